@@ -127,17 +127,6 @@ def is_run(path: Path) -> bool:
     return False
 
 
-def runs_below(path: Path) -> list[Path]:
-    """Return a run directory itself, or those below a folder, by name. Raises InputError where there is none."""
-    runs = [path] if is_run(path) else sorted({one.parent for one in path.rglob("trials") if one.is_dir()})
-    if not runs:
-        raise InputError(
-            "run-incomplete" if path.is_dir() else "path-kind" if path.exists() else "path-missing",
-            f"{path} is not a folder with run directories: give the output of `bertbench throughput`, or several",
-        )
-    return runs
-
-
 def _files(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
     try:
         if not path.exists():

@@ -162,7 +162,7 @@ def implementation(row: Row) -> str:
 
 
 def reference(ratio: Row) -> str:
-    """Return the implementation that a row of within_run.ratios_of compares with, as `implementation` does."""
+    """Return the implementation that a row of runs.ratios_of compares with, as `implementation` does."""
     return implementation_label(ratio["reference"], ratio["reference_levers"])
 
 

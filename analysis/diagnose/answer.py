@@ -13,8 +13,8 @@ from analysis import wording
 from analysis.diagnose.advice import Advice, Context, another, of_machine, ranked, throughput_command
 from analysis.load import Key, LoadedTrial, measurement
 from analysis.metrics.cautions import FASTER_LOADER, disturbance
-from analysis.metrics.comparison.ratio import Ratio, by_key, measured_rate, typical_time
-from analysis.metrics.comparison.winner import Candidate, apart, choose, typical_rate
+from analysis.metrics.comparison.ratio import Candidate, Ratio, apart, choose, measured_rate, typical_rate, typical_time
+from analysis.metrics.comparison.runs import by_key
 from analysis.metrics.speed_of_light import LOSS, NOT_EXPLAINED
 from records.run import RunDirectory
 
@@ -139,7 +139,8 @@ def points(trials: Sequence[LoadedTrial]) -> list[Point]:
     for rounds in by_key(real or measured).values():
         rounds.sort(key=lambda trial: float(trial.row["step_time_ms"]))
         times = typical_time([trial.window_times() for trial in rounds])
-        result.append(Point(rounds[len(rounds) // 2].row, times, measured_rate(rounds), tuple(rounds)))
+        rate = measured_rate([trial.window_work() for trial in rounds])
+        result.append(Point(rounds[len(rounds) // 2].row, times, rate, tuple(rounds)))
     return sorted(result, key=lambda point: wording.order(point.row))
 
 
@@ -168,7 +169,7 @@ def complete_answers(
     Args:
         trials: of the whole run.
         measured: `points` of those that are asked about.
-        ratios: of within_run.ratios_of.
+        ratios: of runs.ratios_of.
         out: the run directory as commands name it.
         profiled: advice from profiles.
     """

@@ -9,8 +9,7 @@ from analysis import wording
 from analysis.load import LoadedRun, LoadedTrial, script_contents
 from analysis.metrics import cautions
 from analysis.metrics.cautions import FROM_DISTURBANCE, Caution
-from analysis.metrics.comparison.ratio import by_key
-from analysis.metrics.comparison.within_run import Side, side_of
+from analysis.metrics.comparison.runs import Side, by_key, side_of
 from records.documents import Request, read_document
 from records.run import RunDirectory
 
@@ -116,7 +115,7 @@ def _left_out(trials: Sequence[LoadedTrial]) -> list[Caution]:
 def cautions_of_scripts(trials: Sequence[LoadedTrial]) -> list[Caution]:
     """Return a caution for each measured script that was edited between its rounds."""
     listed = []
-    for rounds in by_key(trials, kind="measure").values():
+    for rounds in by_key(trials, kinds=("measure",)).values():
         contents = script_contents(rounds)
         if len(contents) > 1:
             message = f"{trial_name(rounds[0])} was edited between its rounds (SHA-256 {', '.join(contents)})"

@@ -10,6 +10,7 @@ from analysis.diagnose.finding import Finding
 from analysis.metrics.classification import Classification
 from analysis.metrics.comparison.trainings import TrainingComparison, VariantRun, compare_trainings
 from analysis.render.columns import columns
+from analysis.render.comparison_tables import comparison_notes, comparison_rows, comparison_table
 from analysis.render.page import (
     Block,
     Cards,
@@ -24,20 +25,20 @@ from analysis.render.page import (
     listed,
     write_page,
 )
-from analysis.render.search_tables import (
+from analysis.render.study import (
     best_facts,
     counts_text,
     importance_text,
     ordered,
     reasons,
     trials_table,
+    tune_figures,
     value_text,
 )
 from analysis.render.tables import Block as TextBlock
 from analysis.render.tables import Facts, Plain, Table, texts, write_csv
 from analysis.render.trace_figures import Figures as FiguresByName
 from analysis.render.training_figures import comparison_figure
-from analysis.render.training_tables import comparison_notes, comparison_rows, comparison_table
 from analysis.sources import Source
 from analysis.wording import Row, percent
 from records.classification import ClassificationResult
@@ -122,8 +123,6 @@ def write_tune_report(study: Row, folder: Path) -> list[Path]:
         study: tune.json, as bench.tune.document makes it.
         folder: folder of the study.
     """
-    from analysis.render.study_figures import tune_figures
-
     answer: list[Block] = ["No trial completed."]
     if study["best"]:
         (_, best), (_, command), *notes = best_facts(study)

@@ -9,7 +9,7 @@ from analysis.diagnose.answer import Answer
 from analysis.diagnose.run import grouped_cautions, joined_disturbance, trial_name
 from analysis.load import LoadedTrial, measurement
 from analysis.metrics.cautions import Caution, quotable
-from analysis.metrics.comparison.regression import Comparison
+from analysis.metrics.comparison.runs import Comparison
 from analysis.metrics.pretraining_cost import PHASES
 from analysis.metrics.speed_of_light import FLOOR, LOSS
 from analysis.render.columns import columns, without_constant
@@ -42,7 +42,7 @@ def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = (), *, page: boo
 
     Args:
         rows: result rows: a trial's fields, status, reason and measured columns.
-        ratios: what within_run.ratios_of returned for the same run.
+        ratios: what runs.ratios_of returned for the same run.
         page: with costs, numbers of steps and the CSV file of all columns; the page names failures itself.
     """
     if not rows:
@@ -222,8 +222,8 @@ def input_tables(inputs: Sequence[Row], gaps: Sequence[Row]) -> list[Table]:
     """Return the tables that have rows.
 
     Args:
-        inputs: what within_run.input_ratios returned.
-        gaps: what within_run.synthetic_gaps returned.
+        inputs: what runs.input_ratios returned.
+        gaps: what runs.synthetic_gaps returned.
     """
     rates = "samples_per_second tokens_per_second shards_read_samples_per_second training_samples_per_second"
     of_input = columns(f"{_CONFIGURATION} {rates} throughput_ratio throughput_ratio~ rounds")

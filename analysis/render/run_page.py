@@ -13,7 +13,7 @@ from analysis.diagnose.answer import Answer, complete_answers, nothing_measured,
 from analysis.diagnose.profiles import open_profile, summary_rows, utilization_by_batch
 from analysis.load import TAKEN_APART, LoadedRun, LoadedTrial, load_run
 from analysis.metrics.communication.links import fitted_links, link_rows, project
-from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
+from analysis.metrics.comparison.runs import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.pretraining_cost import pretraining_costs
 from analysis.metrics.scaling import measured_efficiency
 from analysis.render.link_figures import links_figure

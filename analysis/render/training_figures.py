@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.load import LoadedTrial
-from analysis.metrics.comparison.trainings import TrainingComparison
+from analysis.metrics.comparison.trainings import TrainingComparison, row_names
 from analysis.render.figure import (
     COLOURS,
     CYCLE,
@@ -20,15 +20,16 @@ from analysis.render.figure import (
     short_label,
     whole_ticks,
 )
-from analysis.render.training_tables import row_names
+from analysis.wording import Row
 from common.scores import Score, loss_unit, score, scores_in
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-Row = Mapping[str, Any]
 Array = npt.NDArray[np.float64]
+Lines = Mapping[str, tuple[Numbers, Numbers]]
+Panel = tuple[str, str, Lines, tuple[str, float] | None]
 
 _HELD_OUT = ("vermilion", "orange", "blue", "green")
 _DASHES = ("solid", "dashed", "dotted", "dashdot")
@@ -37,24 +38,28 @@ _SMOOTHED_SHARE = 0.02
 _FEWEST_SMOOTHED = 100
 _MOST_DOTS = 1500
 _MOST_MARKED = 40
+_HALF: Any = {"size": (5.2, 3.2), "half": True}
 
 
 def loss_figure(rows: Sequence[Row], evaluations: Sequence[Row], resumes: Sequence[int], sum_of: str) -> Figure:
     """Return the training loss of every step, a sum of named terms, its running median, and the held-out losses."""
     # Evaluations and resumes count applied steps; a step that overflows in fp16 is not applied.
-    steps, losses = column(rows, "applied_steps"), column(rows, "loss")
-    unit = loss_unit(sum_of)
+    steps, losses, after = column(rows, "applied_steps"), column(rows, "loss"), column(evaluations, "applied_steps")
+    unit, terms = loss_unit(sum_of), f" ({sum_of})" if sum_of else ""
+    known = {name: one for name, one in shown_scores(evaluations).items() if one.unit == "nats"}
+    held_out = {}
+    if "+" in sum_of and len(known) > 1:  # comparable with the training loss
+        held_out[f"held-out loss{terms}"] = np.sum([column(evaluations, name) for name in known], axis=0)
+    held_out |= {f"held-out {one.label}": column(evaluations, name) for name, one in known.items() if one.headline}
 
     def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
         axes.set(xlabel="step", ylabel=f"loss ({unit})" if unit else "loss")
         whole_ticks(axes)
-        raw = f"training loss, every step{_in_brackets(sum_of)}"
-        curve(axes, steps, losses, raw, "pale", linewidth=0.8, alpha=0.6, titled=0)
+        curve(axes, steps, losses, f"training loss, every step{terms}", "pale", linewidth=0.8, alpha=0.6, titled=0)
         curve(axes, steps, running_median(losses), "running median", "blue")
-        after = column(evaluations, "applied_steps")
-        for (label, held_out), colour in zip(_held_out_losses(evaluations, sum_of).items(), _HELD_OUT, strict=False):
-            curve(axes, after, held_out, label, colour, marker="o", markersize=4, linewidth=1)
+        for (label, values), colour in zip(held_out.items(), _HELD_OUT, strict=False):
+            curve(axes, after, values, label, colour, marker="o", markersize=4, linewidth=1)
         _resumed(axes, resumes)
         legend(axes, axes, loc="best")
 
@@ -74,10 +79,8 @@ def learning_rate_figure(rows: Sequence[Row], resumes: Sequence[int]) -> Figure:
         axes.set_ylim(bottom=0)
         _resumed(axes, resumes)
 
-    return Figure(
-        name="learning_rate", title="Learning rate", caption="Learning rate of each step.", draw=draw, size=(5.2, 3.2),
-        half=True,
-    )  # fmt: skip
+    caption = "Learning rate of each step."
+    return Figure(name="learning_rate", title="Learning rate", caption=caption, draw=draw, **_HALF)
 
 
 def evaluation_figure(evaluations: Sequence[Row], best_step: float | None) -> Figure | None:
@@ -103,10 +106,8 @@ def evaluation_figure(evaluations: Sequence[Row], best_step: float | None) -> Fi
             rule(axes, "x", best_step, "best checkpoint", "ink", label="best checkpoint", linestyle="dashed")
         legend(axes, axes, loc="best")
 
-    return Figure(
-        name="evaluation", title="Held-out scores", caption="Scores on held-out data.", draw=draw, size=(5.2, 3.2),
-        half=True,
-    )  # fmt: skip
+    caption = "Scores on held-out data."
+    return Figure(name="evaluation", title="Held-out scores", caption=caption, draw=draw, **_HALF)
 
 
 def throughput_figure(attempts: Sequence[LoadedTrial], pauses: Sequence[Sequence[int]]) -> Figure | None:
@@ -158,34 +159,15 @@ def shown_scores(rows: Sequence[Row]) -> dict[str, Score]:
 
 def running_median(values: Array) -> Array:
     """Return the median over a window around each step, shorter at the ends; robust to single outliers."""
-    half = max(1, round(len(values) * _SMOOTHED_SHARE / 2))
-    padded = np.pad(values, half, constant_values=np.nan)
-    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
-    known = ~np.isnan(windows).all(axis=1)
-    result = np.full(len(values), np.nan)
-    result[known] = np.nanmedian(windows[known], axis=1)
-    return result
+    import pandas as pd
+
+    window = 2 * max(1, round(len(values) * _SMOOTHED_SHARE / 2)) + 1
+    return pd.Series(values).rolling(window, center=True, min_periods=1).median().to_numpy()
 
 
 def _resumed(axes: "Axes", resumes: Sequence[int]) -> None:
     for step in sorted(set(resumes)):
         rule(axes, "x", step, "resumed", "grey", linestyle="dotted", label="resumed")
-
-
-def _in_brackets(text: str) -> str:
-    return f" ({text})" if text else ""
-
-
-def _held_out_losses(evaluations: Sequence[Row], sum_of: str) -> dict[str, Array]:
-    """Return the held-out losses by label: first the one comparable with the training loss, then its parts."""
-    losses = {name: known for name, known in shown_scores(evaluations).items() if known.unit == "nats"}
-    held_out = {}
-    if "+" in sum_of and len(losses) > 1:
-        columns = [column(evaluations, name) for name in losses]
-        held_out[f"held-out loss{_in_brackets(sum_of)}"] = np.sum(columns, axis=0)
-    return held_out | {
-        f"held-out {known.label}": column(evaluations, name) for name, known in losses.items() if known.headline
-    }
 
 
 def comparison_figure(comparison: TrainingComparison, title: str = "", note: str = "") -> Figure | None:
@@ -199,10 +181,12 @@ def comparison_figure(comparison: TrainingComparison, title: str = "", note: str
     if not comparison.curves:
         return None
     unit, scale = clock_unit(max(float(np.nanmax([0.0, *variant.seconds])) for variant in comparison.curves))
-    share = _percent_of(comparison)
-    names = row_names([variant.row for variant in comparison.curves])
+    share, epochs = "percent of the run", comparison.epochs
+    if epochs is not None and epochs > 0.95:
+        share = "percent of the epoch" if epochs < 1.05 else f"percent of {epochs:.3g} epochs"
     progress: dict[str, tuple[Numbers, Numbers]] = {}
     losses: dict[str, tuple[Numbers, Numbers]] = {}
+    names = row_names([variant.row for variant in comparison.curves])
     for name, variant in zip(names, comparison.curves, strict=True):
         smoothed = running_median(variant.loss) if len(variant.loss) >= _FEWEST_SMOOTHED else variant.loss
         progress[name] = (variant.seconds / scale, variant.percent)
@@ -210,18 +194,6 @@ def comparison_figure(comparison: TrainingComparison, title: str = "", note: str
     time = f"time in the loop, with evaluations and checkpoints ({unit})"
     panels = [(time, share, progress, None), (share, "training loss (nats)", losses, None)]
     return lines_figure("comparison", "Comparison of trainings", ". ".join(filter(None, [title, note])), panels)
-
-
-def _percent_of(comparison: TrainingComparison) -> str:
-    if comparison.epochs is None:
-        return "percent of the run"
-    if abs(comparison.epochs - 1) < 0.05:
-        return "percent of the epoch"
-    return f"percent of {comparison.epochs:.3g} epochs" if comparison.epochs > 1 else "percent of the run"
-
-
-Lines = Mapping[str, tuple[Numbers, Numbers]]
-Panel = tuple[str, str, Lines, tuple[str, float] | None]
 
 
 def lines_figure(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Figure:

@@ -110,7 +110,7 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     from analysis.diagnose.profiles import open_profile
     from analysis.diagnose.run import reference
     from analysis.load import load_run
-    from analysis.metrics.comparison.within_run import ratios_of
+    from analysis.metrics.comparison.runs import ratios_of
     from analysis.render.result_tables import answer_lines, results_blocks
     from analysis.render.screen import run_screen, screen_of
     from analysis.render.tables import Block, Plain
@@ -168,8 +168,8 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
 
 
 def _speedrun(path: Path, options: AnalyzeOptions) -> Result:
-    from analysis.metrics.comparison.speedruns import load_speedrun
-    from analysis.render.speedrun_tables import speedrun_blocks
+    from analysis.metrics.comparison.trainings import load_speedrun
+    from analysis.render.comparison_tables import speedrun_blocks
     from analysis.render.tables import write_csv
     from records.schema import SPEEDRUN_COLUMNS
     from records.speedrun import read_speedrun

@@ -261,7 +261,7 @@ def _write_best(options: AutotuneOptions, run: RunDirectory, outcome: Outcome, b
 
 
 def _blocks(run: RunDirectory, document: dict[str, Any], outcome: Outcome) -> list["Block"]:
-    from analysis.render.search_tables import configurations_table
+    from analysis.render.study import configurations_table
     from analysis.render.tables import Facts
     from analysis.wording import fine, size
 

@@ -1,9 +1,10 @@
-"""`bertbench compare A B`: compare two runs or two traces; exit code 1 on a regression, 4 if not conclusive."""
+"""`bertbench compare A B [C ...]`: two runs, traces or speedruns, or runs over time; exit code 1 on a regression."""
 
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -16,87 +17,117 @@ from records.run import RunDirectory
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareOptions(Tables):
     """Compare B (new) with A (old): two run directories, two traces (files, folders of ranks, tars, profiled trials),
-    or two speedruns (folders or their speedrun.json). Exit code 0: no regression. 1: B is slower by more than the
-    threshold, or does not reach the target of a speedrun. 4: the measurements cannot decide for some configuration of a
-    run, or between two speedruns.
+    or two speedruns (folders or their speedrun.json). Three or more run directories are ordered by time, each
+    measurement compared with the previous one on the same kind of machine.
+
+    Exit code 0: no regression. 1: B (of more runs, the newest) is slower by more than the threshold, or does not reach
+    the target of a speedrun. 4: the measurements cannot decide for some configuration of two runs, or between two
+    speedruns.
 
     Examples:
         bertbench compare runs/main runs/change
         bertbench compare old.json.gz new.json.gz --threshold 0.1  # tolerate 10 %
-        bertbench compare runs/speedrun runs/speedrun-bf16  # is the second a new record?
+        bertbench compare runs/nightly/*  # what became slower, with which commit or version
     """
 
-    a: tyro.conf.Positional[Path]
-    """Run directory, trace or speedrun to compare with (old)."""
-    b: tyro.conf.Positional[Path]
-    """Run directory, trace or speedrun to judge (new)."""
+    paths: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="A B [C ...]")]
+    """Run directories, traces or speedruns: the old one, then the new one; of three or more runs in any order."""
     threshold: float | None = None
     """Relative change of the step time that counts as a regression; default 0.02 (2 %) for runs, 0.05 for traces.
     Speedruns have none."""
     undecided_ok: bool = False
-    """Runs and speedruns only: exit with 0 instead of 4 where the measurements cannot decide."""
+    """Two runs or speedruns only: exit with 0 instead of 4 where the measurements cannot decide."""
 
 
 UNDECIDED = 4
 """Exit code if the measurements cannot tell whether there is a regression."""
 _VERDICTS = {0: "no regression", 1: "regression", UNDECIDED: "not conclusive"}
-OPTIONS = {"compare A B": CompareOptions}
+OPTIONS = {"compare A B [C ...]": CompareOptions}
 
 
 def run(options: CompareOptions) -> Result:
     """Compare; exit code 1 on a regression, UNDECIDED if that is not conclusive."""
     from records.speedrun import is_speedrun
 
-    speedruns = any(map(is_speedrun, (options.a, options.b)))
-    found = _speedruns(options) if speedruns else _runs_or_traces(options)
+    if len(options.paths) < 2:
+        raise UsageError("option-missing", "give two paths or more: bertbench compare --help")
+    if len(options.paths) > 2:
+        return _history(options)
+    compare = _speedruns if any(map(is_speedrun, options.paths)) else _runs_or_traces
+    result = compare(options, *options.paths)
     with suppress(OSError):
-        if options.a.samefile(options.b):
-            same = f"{options.a} and {options.b} are the same records, so nothing differs"
-            return replace(found, notes=[same, *found.notes])
-    return found
+        if options.paths[0].samefile(options.paths[1]):
+            same = f"{options.paths[0]} and {options.paths[1]} are the same records, so nothing differs"
+            return replace(result, notes=[same, *result.notes])
+    return result
 
 
-def _runs_or_traces(options: CompareOptions) -> Result:
+def _history(options: CompareOptions) -> Result:
+    from analysis.metrics.comparison.history import history_of
+    from analysis.metrics.comparison.ratio import THRESHOLD
+    from analysis.render.comparison_tables import history_blocks
+
+    for name in ("csv", "undecided_ok"):
+        if getattr(options, name):
+            text = f"--{name.replace('_', '-')} does not apply to three or more runs: use --json"
+            raise UsageError("option-not-applicable", text)
+    for path in options.paths:
+        if not path.exists():
+            raise InputError("path-missing", f"{path} does not exist: give run directories")
+    runs = [RunDirectory(path) for path in dict.fromkeys(path.resolve() for path in options.paths)]
+    history = history_of(runs, THRESHOLD if options.threshold is None else options.threshold)
+    result = Result(
+        document=history.to_json(),
+        blocks=history_blocks(history),
+        problems=history.problems,
+        code=1 if history.regressed else 0,
+    )
+    return _with_markdown(result, options)
+
+
+def _runs_or_traces(options: CompareOptions, a: Path, b: Path) -> Result:
     from analysis.sources import is_run
 
-    runs = [is_run(path) for path in (options.a, options.b)]
+    runs = [is_run(path) for path in (a, b)]
     if any(runs) and not all(runs):
-        other = options.b if runs[0] else options.a
+        other = b if runs[0] else a
         if not os.path.lexists(other):  # of a name that is too long it says no, where Path raises
             raise InputError("path-missing", f"{other} does not exist: give two run directories, or two traces")
-    for path, known in zip((options.a, options.b), runs, strict=True):
+    for path, known in zip((a, b), runs, strict=True):
         if not known and path.name == "trials" and is_run(path.parent):
             raise InputError(
                 "path-kind", f"{path} is the folder of trials of a run: give the run directory, {path.parent}"
             )
-    return _runs(options) if all(runs) else _traces(options)
+    return _runs(options, a, b) if all(runs) else _traces(options, a, b)
 
 
-def _runs(options: CompareOptions) -> Result:
+def _runs(options: CompareOptions, a: Path, b: Path) -> Result:
     if options.csv is not None:
         raise UsageError("option-not-applicable", "--csv is for traces; for two run directories use --json")
-    from analysis.metrics.comparison.regression import THRESHOLD, compare_runs
+    from analysis.metrics.comparison.ratio import THRESHOLD
+    from analysis.metrics.comparison.runs import compare_runs
     from analysis.render.result_tables import comparison_blocks
 
     threshold = THRESHOLD if options.threshold is None else options.threshold
-    comparison = compare_runs(RunDirectory(options.a), RunDirectory(options.b), threshold)
-    remedy = "give runs that measured the same configuration, or two profiled trials (RUN/trials/TRIAL)"
-    if comparison.scripts:
-        remedy = "measure both scripts with the same --name and the same number of ranks"
-    nothing = InputError("run-mismatch", f"{options.a} and {options.b} have no configuration in common: {remedy}")
+    comparison = compare_runs(RunDirectory(a), RunDirectory(b), threshold)
+    nothing = InputError(
+        "run-mismatch",
+        f"{a} and {b} have no configuration in common: measure the same one, scripts with the same --name and number "
+        "of ranks, or give two profiled trials (RUN/trials/TRIAL)",
+    )
     undecided = comparison.undecided and not options.undecided_ok
-    found = Result(
+    result = Result(
         document=comparison.to_json(),
         blocks=comparison_blocks(comparison),
         failure=None if comparison.rows else nothing,
         code=1 if comparison.regressed else UNDECIDED if undecided else 0,
     )
-    return _with_markdown(found, options)
+    return _with_markdown(result, options)
 
 
-def _speedruns(options: CompareOptions) -> Result:
-    from analysis.metrics.comparison.speedruns import compare_speedruns, load_speedrun
-    from analysis.render.speedrun_tables import speedrun_comparison_blocks
+def _speedruns(options: CompareOptions, a: Path, b: Path) -> Result:
+    from analysis.metrics.comparison.trainings import compare_speedruns, load_speedrun
+    from analysis.render.comparison_tables import speedrun_comparison_blocks
     from records.speedrun import read_speedrun
 
     for name in ("threshold", "csv"):
@@ -105,24 +136,24 @@ def _speedruns(options: CompareOptions) -> Result:
                 "option-not-applicable",
                 f"--{name} is for runs and traces: two speedruns are decided by their seeds; use --json",
             )
-    a, b = (load_speedrun(path, read_speedrun(path)) for path in (options.a, options.b))
-    found = compare_speedruns(a, b)
+    old, new = (load_speedrun(path, read_speedrun(path)) for path in (a, b))
+    comparison = compare_speedruns(old, new)
     undecided = 0 if options.undecided_ok else UNDECIDED
     result = Result(
-        document=found | {"a": a["summary"], "b": b["summary"]},
-        blocks=speedrun_comparison_blocks(a, b, found),
-        code={"faster": 0, "cannot decide": undecided}.get(found["verdict"], 1),
+        document=comparison | {"a": old["summary"], "b": new["summary"]},
+        blocks=speedrun_comparison_blocks(old, new, comparison),
+        code={"faster": 0, "cannot decide": undecided}.get(comparison["verdict"], 1),
     )
     return _with_markdown(result, options)
 
 
-def _with_markdown(found: Result, options: CompareOptions) -> Result:
-    verdict = _VERDICTS[found.code] if found.failure is None else "nothing to compare"
-    failure = markdown_into(options.markdown, f"bertbench compare: {verdict}", lambda: found.blocks)
-    return replace(found, failure=found.failure or failure)
+def _with_markdown(result: Result, options: CompareOptions) -> Result:
+    verdict = _VERDICTS[result.code] if result.failure is None else "nothing to compare"
+    failure = markdown_into(options.markdown, f"bertbench compare: {verdict}", lambda: result.blocks)
+    return replace(result, failure=result.failure or failure)
 
 
-def _traces(options: CompareOptions) -> Result:
+def _traces(options: CompareOptions, a: Path, b: Path) -> Result:
     from analysis.diagnose.explain import comparison_findings
     from analysis.metrics.comparison.traces import THRESHOLD, compare_traces
     from analysis.sources import is_run, open_sources, trial_of
@@ -133,8 +164,8 @@ def _traces(options: CompareOptions) -> Result:
             "--undecided-ok is for run directories: comparing two traces has no exit code 4",
         )
     # Trials of a run directory may hold a trace. Open the other path first: it is the one that does not fit.
-    opened = {path: open_sources(path) for path in sorted((options.a, options.b), key=is_run)}
-    sources = [opened[path] for path in (options.a, options.b)]
+    opened = {path: open_sources(path) for path in sorted((a, b), key=is_run)}
+    sources = [opened[path] for path in (a, b)]
     for source in sources:
         if not source.timelines:
             raise InputError(
@@ -143,23 +174,21 @@ def _traces(options: CompareOptions) -> Result:
             )
     before, after = sources
     threshold = THRESHOLD if options.threshold is None else options.threshold
-    found = compare_traces(
-        before.timelines, after.timelines, threshold, trials=(trial_of(options.a), trial_of(options.b))
-    )
-    findings, code = comparison_findings(found), 1 if found.verdict == "slower" else 0
+    comparison = compare_traces(before.timelines, after.timelines, threshold, trials=(trial_of(a), trial_of(b)))
+    findings, code = comparison_findings(comparison), 1 if comparison.verdict == "slower" else 0
     return findings_result(
         findings,
-        [*(f"differs: {difference}" for difference in found.differences), *before.problems, *after.problems],
+        [*(f"differs: {difference}" for difference in comparison.differences), *before.problems, *after.problems],
         options,
         title=f"bertbench compare: {_VERDICTS[code]}",
         code=code,
-        a=str(options.a),
-        b=str(options.b),
-        per=found.per,
-        before_ms=found.before_ms,
-        after_ms=found.after_ms,
-        ratio=found.ratio,
-        verdict=found.verdict,
-        threshold=found.threshold,
-        differences=list(found.differences),
+        a=str(a),
+        b=str(b),
+        per=comparison.per,
+        before_ms=comparison.before_ms,
+        after_ms=comparison.after_ms,
+        ratio=comparison.ratio,
+        verdict=comparison.verdict,
+        threshold=comparison.threshold,
+        differences=list(comparison.differences),
     )

@@ -136,7 +136,7 @@ def _majority(planned: Sequence[PlannedVariant]) -> float:
 def _document(
     options: CompareHeadsOptions, planned: Sequence[PlannedVariant], results: Sequence["HeadResult"]
 ) -> dict[str, Any]:
-    from analysis.render.training_tables import head_summary
+    from analysis.render.comparison_tables import head_summary
 
     first = planned[0]
     settings = first.plan.settings
@@ -184,8 +184,8 @@ def _write(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult
 
 
 def _blocks(document: Mapping[str, Any], results: Sequence["HeadResult"]) -> list["Block"]:
+    from analysis.render.comparison_tables import heads_blocks
     from analysis.render.tables import Facts
-    from analysis.render.training_tables import heads_blocks
 
     machine = [Facts([("machine", document["device_name"])])] if document["device_name"] else []
     return [*heads_blocks(results, document["majority_accuracy"]), *machine]

@@ -232,9 +232,9 @@ def _document(
 
 def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> None:
     from analysis.render.charts import write_png
+    from analysis.render.comparison_tables import comparison_rows
     from analysis.render.tables import write_csv
     from analysis.render.training_figures import comparison_figure
-    from analysis.render.training_tables import comparison_rows
     from records.files import write_record
 
     settings = document["settings"]
@@ -249,7 +249,7 @@ def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparis
 
 def _caption(document: Mapping[str, Any], comparison: "TrainingComparison") -> str:
     """Return the lines below the chart: the machine, shared cores, and communication."""
-    from analysis.render.training_tables import row_names
+    from analysis.metrics.comparison.trainings import row_names
 
     shares = [
         f"{name}: communication takes {100 * row['communication_share']:.1f} % of a profiled step, "
@@ -262,8 +262,9 @@ def _caption(document: Mapping[str, Any], comparison: "TrainingComparison") -> s
 
 
 def _result(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> Result:
+    from analysis.metrics.comparison.trainings import row_names
+    from analysis.render.comparison_tables import comparison_notes, comparison_table
     from analysis.render.tables import Facts
-    from analysis.render.training_tables import comparison_notes, comparison_table, row_names
 
     named = list(zip(row_names(comparison.rows), comparison.rows, strict=True))
     facts = [("note", remark) for remark in document["notes"]]

@@ -53,7 +53,6 @@ COMMANDS: dict[str, str | Group] = {
     "submit": "bench.cli.submit",
     "report": "bench.cli.report",
     "compare": "bench.cli.compare",
-    "history": "bench.cli.history",
 }
 """Commands by name; a module is imported when its command is called."""
 

@@ -19,14 +19,14 @@ from common.errors import BertbenchError
 
 _BEGIN_AGAIN = (
     "doctor", "data csv", "convert", "predict", "eval", "analyze", "core-util", "allreduce", "submit",
-    "report", "compare", "history", "measure",
+    "report", "compare", "measure",
 )  # fmt: skip
 """Commands that do not resume: another call starts again."""
 
 _OUT_OF_MEMORY = "out of memory: free some, raise the limit (`ulimit`, cgroup), or use fewer --workers or --devices"
 # Commands that only read. Python's own limit, hundreds, would search the objects of imported libraries again and again,
 # for a tenth of a short command's time. Those that measure or train keep it: ranks may run in this process.
-_READS = frozenset({"allreduce", "analyze", "compare", "core-util", "history", "report"})
+_READS = frozenset({"allreduce", "analyze", "compare", "core-util", "report"})
 _OBJECTS_PER_COLLECTION = 100_000
 # Why a path cannot be used, wherever a command meets it, and what to do.
 _UNUSABLE: dict[int | None, str] = {
@@ -55,7 +55,7 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
   allreduce                exposed communication
   launch, submit           run on nodes; submit a cluster job
   report                   HTML page of a run, a profile or a classification
-  compare, history         find regressions: between two runs, over many runs
+  compare                  find regressions: between two runs, over many runs
 
 Options and examples: bertbench COMMAND --help. Version: bertbench -V.
 """

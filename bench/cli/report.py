@@ -71,7 +71,7 @@ def _of_run(options: ReportOptions) -> Result:
     from analysis.diagnose.run import cautions_of_scripts, reference
     from analysis.load import load_run
     from analysis.metrics.communication.links import project
-    from analysis.metrics.comparison.within_run import ratios_of
+    from analysis.metrics.comparison.runs import ratios_of
     from analysis.render.link_tables import projection_blocks
     from analysis.render.result_tables import caution_lines, results_blocks
     from analysis.render.run_page import write_report

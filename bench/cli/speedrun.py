@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
-from analysis.metrics.comparison.speedruns import NOT_REACHED, REACHED, SCORE
+from analysis.metrics.comparison.trainings import NOT_REACHED, REACHED, SCORE
 from bench.cli.options import Printed, parse_known, run_folder
 from bench.cli.result import Result
 from bench.cli.train import TrainingsCall, parse_trainings
@@ -159,7 +159,7 @@ def _write(plan: SpeedrunPlan) -> dict[str, Any]:
 
 def _result(place: Speedrun, found: Mapping[str, Any], stop: StopRequest) -> Result:
     from analysis.render.charts import write_png
-    from analysis.render.speedrun_tables import speedrun_blocks
+    from analysis.render.comparison_tables import speedrun_blocks
     from analysis.render.training_figures import column, lines_figure
 
     settings = found["settings"]

@@ -196,7 +196,7 @@ def _measured(
     from analysis.diagnose.answer import advice_of_profiles, complete_answers, points
     from analysis.diagnose.run import reference
     from analysis.load import load_run
-    from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
+    from analysis.metrics.comparison.runs import input_ratios, ratios_of, synthetic_gaps
     from analysis.render.result_tables import answer_lines, caution_lines, input_tables, results_blocks
     from analysis.render.tables import Facts
 

@@ -291,7 +291,7 @@ def _finish(
     options: TuneOptions, study: Study, search: Search, trials: int | None, why: str, stop: StopRequest
 ) -> Result:
     from analysis.render.pages import write_tune_report
-    from analysis.render.search_tables import tune_blocks
+    from analysis.render.study import tune_blocks
     from analysis.render.tables import Facts
 
     found = _write(study, search, trials, options.importance)

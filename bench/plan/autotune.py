@@ -5,7 +5,7 @@ runs out of memory, or until the next one is expected to; then the best is refin
 checkpointing adds work and saves memory: it is tried only if memory ended the growth, from the size that did not fit.
 Buckets change the communication of the best configuration alone and are tried there, in the direction that helps. The
 fastest two are measured again, so that a lucky trial does not win; whatever was faster than they then are is measured
-again too, in turns with the best, until analysis.metrics.comparison.winner tells them apart or the trials for
+again too, in turns with the best, until analysis.metrics.comparison.ratio tells them apart or the trials for
 that are spent.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from analysis.metrics.comparison.winner import Candidate, choose, decided
+from analysis.metrics.comparison.ratio import Candidate, choose, decided
 from analysis.wording import strategy_label
 from bert.model.memory import Memory, predict_memory
 from bert.parallel import devices_per_rank

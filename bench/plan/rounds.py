@@ -14,7 +14,7 @@ from typing import Any
 from analysis import wording
 from analysis.diagnose.answer import points, winners
 from analysis.load import CIRCUMSTANCES, CONFIGURATION, LoadedTrial, load_run
-from analysis.metrics.comparison.within_run import Side, ratios_of, side_of
+from analysis.metrics.comparison.runs import Side, ratios_of, side_of
 from bench.plan.sweep import finished_result
 from bench.plan.trials import Sweep
 from common.errors import UsageError
@@ -31,7 +31,7 @@ class Verdict:
     """The result of the comparison at the fastest configuration of one model."""
 
     row: Mapping[str, Any]
-    """Of within_run.ratios_of."""
+    """Of runs.ratios_of."""
     sentence: str
     """The ratio with its interval and, if it is not conclusive, the reason and the remedy."""
 

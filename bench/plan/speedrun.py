@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from analysis.metrics.comparison.speedruns import SCORE, has_reached, seed_row, summary
+from analysis.metrics.comparison.trainings import SCORE, has_reached, seed_row, summary
 from bench.machine.devices import Devices
 from bench.plan.training import TrainOptions
 from bench.plan.variants import PlannedVariant, check_comparable, plan_variant

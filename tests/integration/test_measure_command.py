@@ -8,7 +8,7 @@ import pytest
 
 from analysis.diagnose.profiles import open_profile
 from analysis.load import load_run
-from analysis.metrics.comparison.regression import compare_runs, describe
+from analysis.metrics.comparison.runs import compare_runs, describe
 from analysis.metrics.ranks import combine
 from bench.cli.dispatch import result_of
 from records.files import read_record

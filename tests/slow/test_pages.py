@@ -18,8 +18,6 @@ from support.rings import Machine, write_collectives
 from support.studies import study
 
 from analysis import wording
-from analysis.metrics.comparison.history import history_of
-from analysis.render.history_tables import write_history_report
 from analysis.render.pages import write_tune_report
 from records.run import RunDirectory
 from records.training import TrainRun
@@ -29,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed"),
 ]
-NAMES = ("run", "projection", "history", "training", "tune")
+NAMES = ("run", "projection", "training", "tune")
 DAY_NS = 86_400 * fake_run.SECOND
 LEAST_CONTRAST = 4.5
 """WCAG 2.2, 1.4.3."""
@@ -58,7 +56,6 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "run": report_page(runs[0]),
         "projection": report_page(RunDirectory(cluster), project_to=(8, 16)),
-        "history": write_history_report(history_of(runs), folder / "history")[0],
         "training": report_page(TrainRun(training.path.parents[1]).run),
         "tune": write_tune_report(study(), folder / "tune")[0],
     }

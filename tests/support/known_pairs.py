@@ -5,8 +5,7 @@ from collections import Counter
 import numpy as np
 from support.known_series import LEVEL, Kind
 
-from analysis.metrics.comparison.ratio import ratio_interval
-from analysis.metrics.comparison.regression import THRESHOLD, judged
+from analysis.metrics.comparison.ratio import THRESHOLD, judged, ratio_interval
 
 CHANGES = ("regression", "slower", "quicker", "improvement")
 SLOWDOWNS = CHANGES[:2]
@@ -32,5 +31,5 @@ def verdicts(kind: Kind, between: float, slowdown: float, rounds: int, count: in
     said: Counter[str] = Counter()
     for _ in range(count):
         old, new = side(LEVEL), side(LEVEL * (1 + slowdown))
-        said[judged(ratio_interval(old, new), rounds, rounds, THRESHOLD, None)["verdict"]] += 1
+        said[judged(ratio_interval(old, new), rounds, rounds, THRESHOLD, None)[0]] += 1
     return said

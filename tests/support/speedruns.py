@@ -6,7 +6,7 @@ from typing import Any
 
 from support.fake_run import START_NS, write_csv, write_events
 
-from analysis.metrics.comparison.speedruns import seed_row, summary
+from analysis.metrics.comparison.trainings import seed_row, summary
 from records.files import write_record
 from records.run import TrialDirectory
 from records.schema import STEP_COLUMNS, TELEMETRY_COLUMNS

@@ -12,8 +12,7 @@ from support.known_pairs import CHANGES
 from support.truth_book import Book
 
 from analysis.load import load_run
-from analysis.metrics.comparison.ratio import FEWEST_PROCESSES, ratio_interval
-from analysis.metrics.comparison.regression import THRESHOLD, judged
+from analysis.metrics.comparison.ratio import FEWEST_PROCESSES, THRESHOLD, judged, ratio_interval
 from records.run import RunDirectory
 
 PROCESSES = 10
@@ -46,7 +45,7 @@ def test_ten_processes_of_one_trial(book: Book, tmp_path: Path) -> None:
         for new in itertools.combinations([each for each in range(PROCESSES) if each not in old], FEWEST_PROCESSES):
             if old < new:
                 ratio = ratio_interval([times[one] for one in old], [times[one] for one in new], resamples=200)
-                said.append(judged(ratio, len(old), len(new), THRESHOLD, None)["verdict"])
+                said.append(judged(ratio, len(old), len(new), THRESHOLD, None)[0])
     wrong = float(np.mean([verdict in CHANGES for verdict in said]))
     book.state(
         "processes", f"three against three others of them ({len(said):,} pairs): said to differ", wrong, "share", 0.0

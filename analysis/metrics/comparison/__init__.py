@@ -1,1 +1,1 @@
-"""Comparing: ratios, winners, runs, traces, trainings, history."""
+"""Comparing: the ratio of two sides; runs, their history, traces, trainings."""

@@ -1,14 +1,14 @@
-"""The ratio of two sides measured in several processes, its interval, and how many processes decide."""
+"""The ratio of two sides measured in several processes, its interval, what it decides, and which side is the fastest.
 
-from collections import defaultdict
+One rule for comparisons, searches, files, the terminal and the page.
+"""
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
-from analysis.load import Key, LoadedTrial, circumstances
-from analysis.metrics.cautions import disturbance
 from analysis.metrics.statistics import (
     CONFIDENCE,
     block_medians,
@@ -26,8 +26,19 @@ from common.errors import UsageError
 FEWEST_PROCESSES = 3
 # Two sides are called equally fast when the whole interval of their ratio is this near to 1.
 EQUIVALENT = 0.05
+# Relative change of the step time above which a change counts, unless another one is asked for.
+THRESHOLD = 0.02
 # With fewer per side a bootstrap over processes is too narrow.
 FEW_PROCESSES = 10
+
+_Level = tuple[
+    Callable[[np.ndarray], Any],
+    Callable[[np.ndarray, int, np.random.Generator], np.ndarray],
+    Callable[[np.ndarray], tuple[float, float]],
+]
+"""How fast a process was, the same of drawn blocks of its steps, and the interval of one process."""
+_STEP_TIME: _Level = (np.median, block_medians, median_interval)
+_TIME_PER_SAMPLE: _Level = (time_per_sample, block_times_per_sample, time_per_sample_interval)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +48,6 @@ class Ratio:
     value: float
     low: float
     high: float
-
-
-class _Level(NamedTuple):
-    """How fast a process was, and the same of drawn blocks of its steps."""
-
-    of: Callable[[np.ndarray], float]
-    of_blocks: Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
-    interval: Callable[[np.ndarray], tuple[float, float]]
-
-
-_STEP_TIME = _Level(lambda times: float(np.median(times)), block_medians, median_interval)
-_TIME_PER_SAMPLE = _Level(time_per_sample, block_times_per_sample, time_per_sample_interval)
 
 
 def ratio_interval(a: Sequence[np.ndarray], b: Sequence[np.ndarray], resamples: int = 2000) -> Ratio:
@@ -79,26 +78,32 @@ def typical_time(processes: Sequence[np.ndarray]) -> Ratio:
     return _estimate(_STEP_TIME, (processes,))
 
 
-def measured_rate(trials: Sequence[LoadedTrial]) -> Ratio:
-    """Return the typical samples per second over rounds with its 95 % interval; see `rate_ratio`."""
-    time = _estimate(_TIME_PER_SAMPLE, ([trial.window_work() for trial in trials],))
+def measured_rate(processes: Sequence[np.ndarray]) -> Ratio:
+    """Return the typical samples per second over processes with its 95 % interval; see `rate_ratio`."""
+    time = _estimate(_TIME_PER_SAMPLE, (processes,))
     return Ratio(1000 / time.value, 1000 / time.high, 1000 / time.low)
 
 
 def _estimate(level: _Level, given: Sequence[Sequence[np.ndarray]], resamples: int = 2000) -> Ratio:
     """The level of the first side, relative to that of the second where there is one."""
+    level_of, drawn_blocks, interval = level
     sides = [[process for process in side if process.size] for side in given]
     if not all(sides):
         raise UsageError("run-incomplete", "a ratio needs measured steps on both sides")
-    levels = [np.array([level.of(process) for process in side]) for side in sides]
+    levels = [np.array([level_of(process) for process in side], dtype=float) for side in sides]
     medians = [float(np.median(side)) for side in levels]
     value = medians[0] / medians[1] if len(sides) == 2 else medians[0]
     if len(sides) == len(sides[0]) == 1:
-        low, high = level.interval(sides[0][0])
+        low, high = interval(sides[0][0])
         return Ratio(value, low, high) if np.isfinite(low) else Ratio(value, value, value)
     random = np.random.default_rng(0)
-    drawn = [_drawn(level, side, resamples, random) for side in sides]
-    low, high = np.percentile(drawn[0] / drawn[1] if len(sides) == 2 else drawn[0], tails())
+    draws = []
+    for side in sides:
+        blocks = np.stack([drawn_blocks(process, resamples, random) for process in side])
+        processes = random.integers(0, len(side), (len(side), resamples))
+        within = random.integers(0, resamples, (len(side), resamples))
+        draws.append(np.median(blocks[processes, within], axis=0))
+    low, high = np.percentile(draws[0] / draws[1] if len(sides) == 2 else draws[0], tails())
     counts = [len(side) for side in sides]
     if min(counts) < FEW_PROCESSES and max(counts) > 1:
         logs = [np.log(side) for side in levels]
@@ -110,63 +115,25 @@ def _estimate(level: _Level, given: Sequence[Sequence[np.ndarray]], resamples: i
     return Ratio(value, min(value, float(low)), max(value, float(high)))
 
 
-def _drawn(level: _Level, processes: Sequence[np.ndarray], resamples: int, random: np.random.Generator) -> np.ndarray:
-    """Return [resamples] medians over drawn processes, each the level of drawn blocks of its steps."""
-    levels = np.stack([level.of_blocks(process, resamples, random) for process in processes])
-    count = len(processes)
-    drawn = random.integers(0, count, (count, resamples))
-    within = random.integers(0, resamples, (count, resamples))
-    return np.asarray(np.median(levels[drawn, within], axis=0))
-
-
-def run_spread(*runs: Sequence[LoadedTrial]) -> float | None:
-    """Return the largest (slowest / quickest - 1) of equal trials repeated at least three times within a run."""
-    repeated = [group for run in runs for group in by_key(run).values() if len(group) >= FEWEST_PROCESSES]
-    times = [[float(trial.row["step_time_ms"]) for trial in group] for group in repeated]
-    return max((max(group) / min(group) - 1 for group in times), default=None)
-
-
-def by_key(
-    trials: Sequence[LoadedTrial], without: Sequence[str] = (), kind: str = "throughput", failed: bool = False
-) -> dict[Key, list[LoadedTrial]]:
-    """Return the trials of a kind that repeat each other, by what they have in common; `failed` ones too."""
-    groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
-    for trial in trials:
-        if trial.trial.kind == kind and (trial.ok or failed):
-            groups[(*circumstances(trial.row), *trial.key(without))].append(trial)
-    return groups
-
-
-def undecidable(a: int, b: int, change: float, spread: float | None) -> str | None:
-    """Return why so few processes cannot decide, or None where they can."""
+def _undecidable(a: int, b: int, ratio: Ratio, spread: float | None) -> str:
+    """Return why so few processes cannot decide, "" where they can."""
     if min(a, b) >= FEWEST_PROCESSES:
-        return None
+        return ""
     rounds = "one round per side" if a == b == 1 else f"{min(a, b)} round(s) on one side"
     if spread is None:
         return f"{rounds} and no known run-to-run spread: run at least three rounds"
-    if change <= spread:
+    if max(ratio.value, 1 / ratio.value) - 1 <= spread:
         return f"{rounds}, and a difference within this machine's run-to-run spread of {100 * spread:.1f} %"
-    return None
-
-
-def disturbed_side(a: Sequence[LoadedTrial], b: Sequence[LoadedTrial]) -> str | None:
-    """Return why two sides cannot be compared: at least half of the rounds of one of them alone were disturbed."""
-    messages = []
-    for side in (a, b):
-        seen = [message for trial in side if (message := disturbance(trial.row.get("cautions") or []))]
-        messages.append(seen[0] if seen and 2 * len(seen) >= len(side) else "")
-    if all(messages) or not any(messages):
-        return None
-    return f"the machine was disturbed on one side only: {messages[0] or messages[1]}; measure both when it is idle"
+    return ""
 
 
 def decision(a: int, b: int, ratio: Ratio, spread: float | None) -> tuple[str, str]:
     """Return what a ratio of two sides of so many processes decides, and why.
 
-    yes: they differ | no: they are within EQUIVALENT of each other | cannot decide.
+    yes: they differ | no: they are within EQUIVALENT of each other | cannot decide. `spread` is the known run-to-run
+    spread of the machine, relative.
     """
-    reason = undecidable(a, b, max(ratio.value, 1 / ratio.value) - 1, spread)
-    if reason is not None:
+    if reason := _undecidable(a, b, ratio, spread):
         return "cannot decide", reason
     if ratio.low > 1 or ratio.high < 1:
         return "yes", "the 95 % interval excludes 1"
@@ -175,6 +142,104 @@ def decision(a: int, b: int, ratio: Ratio, spread: float | None) -> tuple[str, s
     return "cannot decide", f"the 95 % interval, {ratio.low:.2f} to {ratio.high:.2f}, contains 1; run more rounds"
 
 
-def samples_seen(trials: Sequence[LoadedTrial]) -> bool:
-    """Whether the samples of a step are known: those of a script are where its DataLoader shows them."""
-    return all(trial.trial.kind != "measure" or trial.row.get("samples_per_step") for trial in trials)
+def judged(ratio: Ratio, before: int, after: int, threshold: float, spread: float | None) -> tuple[str, str]:
+    """Return verdict and reason of a ratio of step times, new / old, of so many processes before and after.
+
+    regression: the 95 % interval is wholly above 1 + threshold; improvement: wholly below 1 - threshold; no change:
+    wholly between; slower, quicker: it excludes 1 and reaches across the threshold; cannot decide: anything else.
+    """
+    percent = f"{100 * threshold:g} %"
+    if reason := _undecidable(before, after, ratio, spread):
+        return "cannot decide", reason
+    if ratio.low > 1 + threshold:
+        return "regression", f"slower by more than {percent}"
+    if ratio.high < 1 - threshold:
+        return "improvement", f"quicker by more than {percent}"
+    if 1 - threshold <= ratio.low and ratio.high <= 1 + threshold:
+        return "no change", f"within {percent}"
+    if ratio.low > 1 or ratio.high < 1:
+        reason = f"whether by more than {percent} is unknown; run more rounds to narrow the interval"
+        return "slower" if ratio.low > 1 else "quicker", reason
+    span = f"{100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f} %"
+    reason = f"the change in step time, {span}, reaches across the threshold of {percent}; run more rounds"
+    return "cannot decide", reason
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """How fast a configuration was."""
+
+    rates: tuple[float, ...]
+    """Samples per second of each round (process) that ended well; at least one."""
+    low: float
+    """Lower end of the 95 % interval of samples/s, as far as one process shows it."""
+    high: float
+
+    @property
+    def rate(self) -> float:
+        """Typical samples per second, of `typical_rate`."""
+        return typical_rate(self.rates)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen, by its place among the candidates."""
+
+    best: int
+    close: tuple[int, ...]
+    """Others that may be as fast, the fastest first."""
+    undecided: str
+    """Why the choice of `best` is not conclusive; "" where it is."""
+
+
+def typical_rate(rates: Sequence[float]) -> float:
+    """Return the samples per second of the median time per sample, over rounds with these rates (at least one)."""
+    return float(1 / np.median(1 / np.array(rates)))
+
+
+def choose(candidates: Sequence[Candidate]) -> Choice:
+    """Return the fastest candidate of at least one, and those that may be as fast: all that `apart` does not tell from
+    it.
+
+    The best has the highest rate among those with FEWEST_PROCESSES rounds (or as many as any has): a lucky round does
+    not win against three. One with fewer rounds is the best only where the interval of its ratio to that one excludes
+    1. The choice is undecided by the first of the others that `decision` leaves open.
+    """
+    enough = min(FEWEST_PROCESSES, max(len(candidate.rates) for candidate in candidates))
+    places = sorted(range(len(candidates)), key=lambda place: -candidates[place].rate)
+    best = next(place for place in places if len(candidates[place].rates) >= enough)
+    ahead = places[: places.index(best)]
+    best = next((place for place in ahead if apart(candidates[place], candidates[best])), best)
+    close = [place for place in places if place != best and not apart(candidates[place], candidates[best])]
+    others = [place for place in range(len(candidates)) if place != best]
+    repeated = [one.rates for one in candidates if len(one.rates) >= FEWEST_PROCESSES]
+    spread = max((max(rates) / min(rates) - 1 for rates in repeated), default=None)
+    decisions = (_decision(candidates[best], candidates[place], spread) for place in (*close, *others))
+    undecided = next((reason for verdict, reason in decisions if verdict == "cannot decide"), "")
+    return Choice(best, tuple(close), undecided)
+
+
+def apart(one: Candidate, other: Candidate) -> bool:
+    """Return whether two candidates differ: the interval of their ratio over processes excludes 1.
+
+    Of one process each, their own intervals must not overlap and their rates must be further apart than EQUIVALENT.
+    """
+    if len(one.rates) == len(other.rates) == 1:
+        far = max(one.rate, other.rate) > (1 + EQUIVALENT) * min(one.rate, other.rate)
+        return far and (one.high < other.low or other.high < one.low)
+    ratio = _ratio(one, other)
+    return ratio.low > 1 or ratio.high < 1
+
+
+def decided(one: Candidate, other: Candidate) -> bool:
+    """Return whether more rounds of both would say nothing new: they differ, or are equally fast."""
+    return _decision(one, other, None)[0] != "cannot decide"
+
+
+def _decision(one: Candidate, other: Candidate, spread: float | None) -> tuple[str, str]:
+    return decision(len(one.rates), len(other.rates), _ratio(one, other), spread)
+
+
+def _ratio(one: Candidate, other: Candidate) -> Ratio:
+    times = [[np.array([1 / rate]) for rate in side.rates] for side in (one, other)]
+    return ratio_interval(times[0], times[1])

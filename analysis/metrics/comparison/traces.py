@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from analysis.metrics.comparison.regression import differing
+from analysis.metrics.comparison.runs import differing
 from analysis.metrics.kernels.modules import BETWEEN, module_rows
 from analysis.metrics.kernels.tables import kernel_rows, operator_rows
 from analysis.metrics.time.temporal import temporal_breakdown
-from analysis.timeline import Timeline, empty, lost_kernels
+from analysis.timeline import Timeline, lost_kernels
 from common.errors import InputError, UsageError
 from records.trial import Trial
 
@@ -71,12 +71,12 @@ def compare_traces(
     if not threshold > 0:
         raise UsageError("option-value", f"--threshold {threshold} is not above 0: give a fraction such as 0.05")
     families, kernels, places = (trace_diff(before, after, by) for by in ("family", "name", "path"))
-    stepped = all(len(timeline.steps) for timeline in (*before, *after))
+    stepped = _stepped(before, after)
     old, new = (_length_ms(side, stepped) for side in (before, after))
     if not (old > 0 and new > 0):
         raise InputError("trace-without-work", "the steps or the work of a trace have zero duration: record it again")
     known = None not in trials
-    facts = [_facts(side, trial if known else None) for side, trial in zip((before, after), trials, strict=True)]
+    facts = (_facts(side, trial if known else None) for side, trial in zip((before, after), trials, strict=True))
     return TraceComparison(
         per="step" if stepped else "trace",
         before_ms=old,
@@ -103,8 +103,7 @@ def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "
     """
     import pandas as pd
 
-    sides = (before, after)
-    on_gpu = [any(len(timeline.kernels) for timeline in side) for side in sides]
+    on_gpu = [any(len(timeline.kernels) for timeline in side) for side in (before, after)]
     if on_gpu[0] != on_gpu[1]:
         lost = lost_kernels(after if on_gpu[0] else before)
         raise InputError(
@@ -113,18 +112,17 @@ def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "
             f"of operators do not compare; {lost or 'record both on the same kind of device'}",
         )
     keys: list[str] = ["name", "family"] if by == "name" else [by]
-    tables = [_work(side, on_gpu[0], keys) for side in sides]
-    for side, table in zip(("first", "second"), tables, strict=True):
-        if not len(table):
-            text = f"the {side} trace has neither kernels nor operators in its steps: give a trace with work"
-            raise InputError("trace-without-work", text)
-    stepped = all(len(timeline.steps) for side in sides for timeline in side)
-    units = [sum(len(timeline.steps) for timeline in side) if stepped else len(side) for side in sides]
-    joined = pd.merge(tables[0], tables[1], on=keys, how="outer", suffixes=("_before", "_after")).fillna(0)
-    rows = joined[keys].copy()
-    for name, column, scale in (("calls_{}", "calls_{}", 1), ("{}_ms", "ns_{}", 1e6)):
-        for side, number in zip(("before", "after"), units, strict=True):
-            rows[name.format(side)] = joined[column.format(side)] / scale / number
+    stepped, tables = _stepped(before, after), []
+    for number, side in enumerate((before, after)):
+        work = _work(side, on_gpu[0], by).groupby(keys, sort=False)[["calls", "ns"]].sum().reset_index()
+        if not len(work):
+            text = f"the {('first', 'second')[number]} trace has neither kernels nor operators in its steps"
+            raise InputError("trace-without-work", f"{text}: give a trace with work")
+        unit = sum(len(timeline.steps) for timeline in side) if stepped else len(side)
+        tables.append(work[keys].assign(calls=work["calls"] / unit, ms=work["ns"] / 1e6 / unit))
+    rows = pd.merge(tables[0], tables[1], on=keys, how="outer", suffixes=("_before", "_after")).fillna(0)
+    rows = rows.rename(columns={"ms_before": "before_ms", "ms_after": "after_ms"})
+    rows = rows[[*keys, "calls_before", "calls_after", "before_ms", "after_ms"]]
     old, new = rows["before_ms"], rows["after_ms"]
     rows["delta_ms"] = new - old
     rows["ratio"] = (new / old).where(old > 0)
@@ -145,31 +143,30 @@ def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "
     return rows.loc[order].reset_index(drop=True)
 
 
-def _work(side: Sequence[Timeline], on_gpu: bool, keys: list[str]) -> "pd.DataFrame":
+def _stepped(before: Sequence[Timeline], after: Sequence[Timeline]) -> bool:
+    return all(len(timeline.steps) for timeline in (*before, *after))
+
+
+def _work(side: Sequence[Timeline], on_gpu: bool, by: By) -> "pd.DataFrame":
+    """Return calls and time, ns, of each piece of work."""
     import pandas as pd
 
-    if keys == ["path"]:
+    if by == "path":
         places = module_rows(side)
         calls = places["calls"].where(places["calls"] > 0, places["kernels"])
-        whole = (places["own_ms"] * len(side) * 1e6).round().astype("int64")
-        return places[["path"]].assign(calls=calls, ns=whole).groupby(keys, sort=False).sum().reset_index()
-    parts = []
-    for timeline in side:
-        if on_gpu:
-            rows = kernel_rows(timeline)
-            parts.append(rows[["name", "family", "calls"]].assign(ns=(rows["total_ms"] * 1e6).round().astype("int64")))
-        else:
-            parts.append(operator_rows(timeline).rename(columns={"self_ns": "ns"}))
-    joined = pd.concat(parts) if parts else empty({"name": "str", "family": "str", "calls": "int64", "ns": "int64"})
-    return joined.groupby(keys, sort=False)[["calls", "ns"]].sum().reset_index()
+        return places[["path"]].assign(calls=calls, ns=(places["own_ms"] * len(side) * 1e6).round().astype("int64"))
+    if not on_gpu:
+        return pd.concat([operator_rows(timeline) for timeline in side]).rename(columns={"self_ns": "ns"})
+    rows = pd.concat([kernel_rows(timeline)[["name", "family", "calls", "total_ms"]] for timeline in side])
+    return rows.assign(ns=(rows["total_ms"] * 1e6).round().astype("int64"))
 
 
 def _facts(side: Sequence[Timeline], trial: Trial | None) -> dict[str, str]:
     """What has to agree besides the work, by name."""
     values: dict[str, Any] = {
-        "devices": tuple(sorted({name for timeline in side for name in timeline.devices.values()})),
+        "devices": " ".join(sorted({name for timeline in side for name in timeline.devices.values()})),
         "ranks in the trace": len(side),
-        "ranks of the job": tuple(sorted({str(timeline.world_size) for timeline in side})),
+        "ranks of the job": " ".join(sorted({str(timeline.world_size) for timeline in side})),
     }
     if trial is not None:
         alike = (*_NOT_THE_WORK, *(("data",) if trial.data_fingerprint else ()))

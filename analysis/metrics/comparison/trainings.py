@@ -1,30 +1,47 @@
-"""Trainings of the same thing by several strategies or on several devices, compared with each other step by step.
+"""Trainings held against each other: variants step by step, heads by evaluation, speedruns by the time to a target.
 
 A run's time is that of its loop: from the start of the first step to the end of the last one and what follows it, with
 evaluations and checkpoints, without what lies between attempts and steps that were made again. A step takes as long as
-its slowest rank does.
+its slowest rank does. A seed of a speedrun has reached the target at its first evaluation at or below it; its training
+time is that of its steps up to there. docs/explanation/measurement.md derives the test that decides between two.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from analysis.metrics.comparison.ratio import FEWEST_PROCESSES
+from analysis.metrics.comparison.runs import differing
 from analysis.metrics.ranks import combine
-from analysis.wording import strategy_label
+from analysis.metrics.statistics import CONFIDENCE, mean_interval, student_quantile, student_tail, welch_error
+from analysis.metrics.telemetry import energy
+from analysis.wording import UNKNOWN, strategy_label
+from common.errors import InputError
 from common.scores import scores_in
 from records.run import TrialDirectory
-from records.schema import COMPARISON_COLUMNS
+from records.schema import COMPARISON_COLUMNS, SPEEDRUN_COLUMNS
+from records.speedrun import Speedrun
 from records.training import TrainRun, read_events
 
 Array = npt.NDArray[np.float64]
 Row = Mapping[str, Any]
+Steps = dict[int, tuple[float, dict[str, Any]]]
 
 # Of a training that is whole; others have the status of their last attempt.
 FINISHED, STOPPED, NOT_BEGUN = "finished", "stopped", "not begun"
+REACHED, NOT_REACHED = "reached", "not reached"
+SIGNIFICANCE = 0.01
+"""A speedrun is faster or slower where chance alone would show as much less often than this."""
+SCORE = "mlm_loss"
+"""Score of the evaluations that the target of a speedrun is a value of."""
+SUMMARIZED = ("step_seconds", "loop_seconds", "total_seconds", "steps", "samples", "tokens", "samples_per_second",
+              "energy_joules", "cost")  # fmt: skip
+"""Columns with a mean and an interval over the seeds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +54,7 @@ class VariantRun:
     name: str = ""
     """What tables call it; "" for its strategy and devices."""
     implementation: str = "bertbench"
-    profile: Mapping[str, Any] = field(default_factory=dict)
+    profile: Row = field(default_factory=dict)
     """Columns of exposure.all_reduce, or `profile_problem`; empty where no profile was wanted."""
 
 
@@ -52,7 +69,6 @@ class VariantCurve:
     """Of the samples of the whole run, seen at the end of the step."""
     loss: Array
     """Training loss; NaN where it was not finite."""
-    learning_rate: Array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,14 +98,11 @@ def compare_trainings(variants: Sequence[VariantRun], samples_per_epoch: int | N
     for row, curve, seconds in runs:
         if first is not None and curve:
             row |= _against(row, curve, *first)
-            values = {
-                name: np.array([math.nan if _finite(entry[name]) is None else entry[name] for entry in curve], float)
-                for name in ("loss", "learning_rate")
-            }
             samples = np.array([entry["samples"] for entry in curve])
-            percent = 100 * samples / (row["total_steps"] * row["global_batch_size"])
+            losses = [math.nan if _finite(entry["loss"]) is None else entry["loss"] for entry in curve]
             times = np.array([seconds.get(entry["step"], math.nan) for entry in curve])
-            curves.append(VariantCurve(row=row, seconds=times, percent=percent, **values))
+            percent = 100 * samples / (row["total_steps"] * row["global_batch_size"])
+            curves.append(VariantCurve(row=row, seconds=times, percent=percent, loss=np.array(losses, float)))
     totals = [row["total_steps"] * row["global_batch_size"] for row, *_ in runs if row["total_steps"]]
     epochs = max(totals) / samples_per_epoch if totals and samples_per_epoch else None
     return TrainingComparison(rows=tuple(row for row, *_ in runs), curves=tuple(curves), epochs=epochs)
@@ -101,17 +114,16 @@ def _read(
     """Return the row of a training, its curve, and the time in the loop at the end of each step, s."""
     row: dict[str, Any] = dict.fromkeys(COMPARISON_COLUMNS)
     row |= {"strategy": variant.strategy, "devices": variant.devices, "status": NOT_BEGUN, "reason": ""}
-    row |= {"implementation": variant.implementation, "name": variant.name}
-    row |= {"scores": {}, "cautions": []}
+    row |= {"implementation": variant.implementation, "name": variant.name, "scores": {}, "cautions": []}
     row |= {name: value for name, value in variant.profile.items() if name in row}
     attempts = variant.run.attempts()
     if not attempts:
         return row, [], {}
     state, trial, newest = variant.run.read_state() or {}, attempts[-1].read_trial(), attempts[-1]
-    row |= {name: getattr(trial, name) for name in ("device", "precision", "global_batch_size", "micro_batch_size")}
+    names = ("device", "precision", "global_batch_size", "micro_batch_size", "grad_accum_steps")
+    row |= {name: getattr(trial, name) for name in names} | {"attempts": len(attempts), "log": str(newest.log)}
     label = strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing, trial.allocator)
     row["optimisation"] = ", ".join([trial.implementation, label, trial.precision])
-    row |= {"grad_accum_steps": trial.grad_accum_steps, "attempts": len(attempts), "log": str(newest.log)}
     row["total_steps"] = dict(trial.training).get("steps") or trial.max_steps
     row["status"], row["reason"] = status_of(state)
     row["cautions"] = list((newest.read_result() or {}).get("cautions") or [])
@@ -125,7 +137,7 @@ def _read(
     if not curve:
         return row, [], {}
     last = curve[-1]
-    times = {step: entry for step, entry in steps_made(attempts).items() if step <= last["step"]}
+    times = {step: entry for step, entry in _steps_made(attempts).items() if step <= last["step"]}
     row |= {"steps": last["applied_steps"], "samples": last["samples"], "last_loss": _finite(last["loss"])}
     row["epochs"] = last["samples"] / samples_per_epoch if samples_per_epoch else None
     if times:
@@ -146,6 +158,18 @@ def _read(
     return row, curve, {step: seconds for step, (seconds, _) in times.items()}
 
 
+def row_names(rows: Sequence[Row]) -> list[str]:
+    """Return a name for each variant, such as "ddp x 2", with implementation and precision if they differ."""
+    several = len({row["implementation"] for row in rows}) > 1
+    precisions = len({row["precision"] for row in rows if row["precision"]}) > 1
+    return [
+        row.get("name")
+        or f"{row['implementation'] if several else ''} {row['strategy']} x {row['devices']} "
+        f"{row['precision'] or UNKNOWN if precisions else ''}".strip()
+        for row in rows
+    ]
+
+
 def status_of(state: Row) -> tuple[str, str]:
     """Return status and reason of a training by its state (TrainRun.read_state)."""
     if state.get("finished"):
@@ -154,9 +178,9 @@ def status_of(state: Row) -> tuple[str, str]:
     return (STOPPED if status == "ok" else status), str(state.get("reason") or "")
 
 
-def steps_made(attempts: Sequence[TrialDirectory]) -> dict[int, tuple[float, dict[str, Any]]]:
+def _steps_made(attempts: Sequence[TrialDirectory]) -> Steps:
     """Return by step when it ended, in seconds of the loop, and its row of ranks.combine; the last time it was made."""
-    made: dict[int, tuple[float, dict[str, Any]]] = {}
+    made: Steps = {}
     for directory in attempts:
         steps = combine({rank: directory.read_steps(rank) for rank in directory.ranks()})
         steps = [row for row in steps if row["start_ns"] is not None]
@@ -195,14 +219,14 @@ class HeadResult:
     """The training of one head."""
 
     head: str
-    training: Mapping[str, Any]
+    training: Row
     """Its row of TrainingComparison."""
-    evaluations: tuple[Mapping[str, Any], ...]
+    evaluations: tuple[Row, ...]
     """HEAD_COLUMNS, and `scores` by name, in order; one for each evaluation."""
     best_by: str
 
     @property
-    def best(self) -> Mapping[str, Any] | None:
+    def best(self) -> Row | None:
         """The best evaluation, the earliest of several; None without any."""
         return next((row for row in self.evaluations if row["best"]), None)
 
@@ -216,15 +240,27 @@ def compare_heads(
     damaged.
     """
     variants = [VariantRun(strategy=head, devices=1, run=run) for head, run in runs.items()]
-    rows = compare_trainings(variants, samples_per_epoch).rows
     results = []
-    for (head, run), row in zip(runs.items(), rows, strict=True):
-        evaluations = _evaluations(head, run, samples_per_epoch)
+    for variant, row in zip(variants, compare_trainings(variants, samples_per_epoch).rows, strict=True):
+        curve = {entry["applied_steps"]: entry for entry in variant.run.read_curve()}
+        evaluations: list[dict[str, Any]] = []
+        before = 0
+        for steps, event in evaluations_of(variant.run).items():
+            if steps not in curve:
+                continue  # the steps before it were lost, with what it says
+            losses = [one["loss"] for step, one in curve.items() if before < step <= steps and one["loss"] is not None]
+            scores = scores_in(event)
+            evaluations.append({
+                "head": variant.strategy, "epoch": curve[steps]["samples"] / samples_per_epoch, "applied_steps": steps,
+                "training_loss": sum(losses) / len(losses) if losses else None, "best": False, "scores": scores,
+                **{name: scores.get(name) for name in ("log_loss", "accuracy")},
+            })  # fmt: skip
+            before = steps
         known = [one for one in evaluations if one["scores"].get(best_by) is not None]
         if known:
             choose = max if higher_is_better else min
             choose(known, key=lambda one: float(one["scores"][best_by]))["best"] = True
-        results.append(HeadResult(head, row, tuple(evaluations), best_by))
+        results.append(HeadResult(variant.strategy, row, tuple(evaluations), best_by))
     return results
 
 
@@ -235,17 +271,225 @@ def evaluations_of(run: TrainRun) -> dict[int, dict[str, Any]]:
     return dict(sorted(made.items()))
 
 
-def _evaluations(head: str, run: TrainRun, samples_per_epoch: int) -> list[dict[str, Any]]:
-    curve = {row["applied_steps"]: row for row in run.read_curve()}
-    rows: list[dict[str, Any]] = []
-    before = 0
-    for steps, event in evaluations_of(run).items():
-        if steps not in curve:
-            continue  # the steps before it were lost, with what it says
-        losses = [row["loss"] for step, row in curve.items() if before < step <= steps and row["loss"] is not None]
-        row = {"head": head, "epoch": curve[steps]["samples"] / samples_per_epoch, "applied_steps": steps}
-        row |= {"training_loss": sum(losses) / len(losses) if losses else None, "best": False}
-        row["scores"] = scores = scores_in(event)
-        rows.append(row | {name: scores.get(name) for name in ("log_loss", "accuracy")})
-        before = steps
-    return rows
+def has_reached(run: TrainRun, target: float) -> bool:
+    """Return whether a run has reached the target. Raises SchemaError: a record is damaged."""
+    return _deciding(evaluations_of(run), target) is not None
+
+
+def _deciding(evaluations: Mapping[int, Row], target: float) -> int | None:
+    """Updates made at the first evaluation at or below the target; None if there is none."""
+    below = (steps for steps, one in evaluations.items() if one.get(SCORE) is not None and one[SCORE] <= target)
+    return next(below, None)
+
+
+def seed_row(seed: int, run: TrainRun, target: float, price_per_hour: float | None = None) -> dict[str, Any]:
+    """Return what a seed needed: SPEEDRUN_COLUMNS, unknown ({column: why it is None}), and `readings`.
+
+    `readings` are the evaluations up to its end, [{steps, step_seconds, mlm_loss}]; the target is a held-out MLM loss
+    in nats. Raises SchemaError: a record is damaged.
+    """
+    row: dict[str, Any] = {**dict.fromkeys(SPEEDRUN_COLUMNS), "seed": seed, "status": NOT_BEGUN, "reason": ""}
+    row |= {"unknown": {}, "readings": []}
+    attempts, evaluations = run.attempts(), evaluations_of(run)
+    if not attempts:
+        return row
+    end = _deciding(evaluations, target)
+    row["attempts"] = len(attempts)
+    row["status"], row["reason"] = (REACHED, "") if end is not None else _open_status(run, evaluations, target)
+    curve = run.read_curve()
+    last = next((entry for entry in curve if entry["applied_steps"] == end), curve[-1] if curve else None)
+    if last is None:
+        return row
+    row |= {"steps": last["applied_steps"], "samples": last["samples"]}
+    evaluations = {steps: one for steps, one in evaluations.items() if steps <= last["applied_steps"]}
+    row["evaluations"] = len(evaluations)
+    row[SCORE] = [*evaluations.values()][-1].get(SCORE) if evaluations else None
+    made = {number: entry for number, entry in _steps_made(attempts).items() if number <= last["step"]}
+    if not made:
+        row["unknown"]["step_seconds"] = "no step was timed"
+        return row
+    steps = [entry for _, entry in made.values()]
+    row["step_seconds"] = sum(entry["step_time_ms"] for entry in steps) / 1000
+    behind = evaluations.get(last["applied_steps"], {"seconds": 0.0, "time_ns": 0})
+    row["loop_seconds"] = max(at for at, _ in made.values()) + float(behind.get("seconds") or 0.0)
+    if all(entry["real_tokens"] is not None for entry in steps):
+        row["tokens"] = sum(entry["real_tokens"] for entry in steps)
+    row["samples_per_second"] = last["samples"] / row["step_seconds"]
+    numbers = np.array(sorted(made))
+    seconds = np.cumsum([made[number][1]["step_time_ms"] / 1000 for number in numbers])
+    step_of = {entry["applied_steps"]: entry["step"] for entry in reversed(curve)}
+    for applied, one in evaluations.items():
+        place = int(np.searchsorted(numbers, step_of[applied], side="right")) - 1 if applied in step_of else -1
+        if place >= 0:
+            reading = {"steps": applied, "step_seconds": float(seconds[place]), SCORE: one.get(SCORE)}
+            row["readings"].append(reading)
+    unknown, end_ns = row["unknown"], max(*(entry["end_ns"] for entry in steps), int(behind["time_ns"]))
+    row["total_seconds"] = _wall_seconds(attempts, end_ns, unknown)
+    row["energy_joules"] = _energy(attempts, last["step"], unknown)
+    if "total_seconds" in unknown:
+        unknown["cost"] = unknown["total_seconds"]
+    elif price_per_hour is None:
+        unknown["cost"] = "no price was given (--price-per-hour)"
+    else:
+        row["cost"] = price_per_hour / 3600 * row["total_seconds"]
+    return row
+
+
+def _open_status(run: TrainRun, evaluations: Mapping[int, Row], target: float) -> tuple[str, str]:
+    state = run.read_state() or {}
+    status, reason = status_of(state)
+    if status != FINISHED:
+        return status, reason or "the training has not ended"
+    lowest = min((one[SCORE] for one in evaluations.values() if one.get(SCORE) is not None), default=None)
+    best = "no evaluation was finite" if lowest is None else f"its lowest evaluation is {lowest:.4f}"
+    return NOT_REACHED, f"all {state['total_steps']:,} steps were made, and {best}, above {target:g}"
+
+
+def _wall_seconds(attempts: Sequence[TrialDirectory], end_ns: int, unknown: dict[str, str]) -> float | None:
+    """Return the time of all attempts; the first reading of a sensor marks the start of one."""
+    total = 0.0
+    for directory in attempts:
+        times = [int(one["time_ns"]) for one in directory.read_telemetry() if one["time_ns"] is not None]
+        if not times:
+            unknown["total_seconds"] = f"no sensor was read when attempt {directory.path.name} started"
+            return None
+        if min(times) < end_ns:
+            ends = [int(event["time_ns"]) for event in read_events(directory)]
+            total += (min(end_ns, max(times + ends)) - min(times)) / 1e9
+    return total
+
+
+def _energy(attempts: Sequence[TrialDirectory], last_step: int, unknown: dict[str, str]) -> float | None:
+    """Return the energy of the devices that train: per attempt, from its first step to the last one that counts."""
+    total = 0.0
+    for directory in attempts:
+        made = [entry for number, (_, entry) in _steps_made([directory]).items() if number <= last_step]
+        if made:
+            begin, end = min(one["start_ns"] for one in made), max(one["end_ns"] for one in made)
+            unavailable = directory.read_environment().get("telemetry_unavailable")
+            joules, why = energy(directory.read_telemetry(), begin, end, directory.read_trial().device, unavailable)
+            if joules is None:
+                unknown["energy_joules"] = why
+                return None
+            total += joules
+    return total
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return seeds, reached, and for each of SUMMARIZED {mean, low, high} over the seeds that reached the target.
+
+    `low` and `high` are Student's 95 % interval of the mean, None below two seeds. Where a seed has not reached the
+    target each is None, with the reason under `unknown`.
+    """
+    reached = [row for row in rows if row["status"] == REACHED]
+    result: dict[str, Any] = {"seeds": len(rows), "reached": len(reached), "unknown": {}, **dict.fromkeys(SUMMARIZED)}
+    for name in SUMMARIZED:
+        values = [row[name] for row in reached if row.get(name) is not None]
+        if len(reached) < len(rows) or not reached:
+            result["unknown"][name] = f"{len(reached)} of {len(rows)} seeds reached the target"
+        elif len(values) < len(reached):
+            reasons = (row["unknown"][name] for row in reached if name in (row.get("unknown") or {}))
+            result["unknown"][name] = str(next(reasons, "not measured"))
+        else:
+            ends = dict(zip(("mean", "low", "high"), mean_interval(values), strict=True))
+            result[name] = {end: value if math.isfinite(value) else None for end, value in ends.items()}
+    return result
+
+
+def load_speedrun(path: Path, document: Row) -> dict[str, Any]:
+    """Return the document of a speedrun with rows of its seeds as their folders have them now, and its `summary`.
+
+    A copy of speedrun.json without the folders has the rows that were written. Raises SchemaError: a record is damaged.
+    """
+    place, target, price = Speedrun(path), float(document["target"]["value"]), document.get("price_per_hour")
+    rows = [
+        seed_row(row["seed"], place.seed(row["seed"]), target, price)
+        if path.is_dir() and place.seed(row["seed"]).path.is_dir()
+        else dict(row)
+        for row in document["rows"]
+    ]
+    return {**document, "rows": rows, "summary": summary(rows)}
+
+
+def compare_speedruns(a: Row, b: Row) -> dict[str, Any]:
+    """Decide whether speedrun B reaches the target in less training time than A, both as `load_speedrun` returns them.
+
+    Keys: verdict (faster, slower, not reached: B's seeds where A's did, or cannot decide), reason, ratios (B's mean /
+    A's of the columns of SUMMARIZED that both have), differences, `welch`'s (None where untested), significance.
+
+    Raises:
+        InputError: the targets, the training data or the held-out data differ.
+    """
+    targets = [{"target": one["target"]["value"], **{name: one["data"].get(name) for name in _SAME}} for one in (a, b)]
+    if unlike := differing(targets):
+        raise InputError(
+            "run-mismatch",
+            f"the two speedruns differ in {unlike[0]}: compare runs with the same target, training data and held-out "
+            "data",
+        )
+    ratios = {
+        name: b["summary"][name]["mean"] / value["mean"]
+        for name in SUMMARIZED
+        if (value := a["summary"][name]) and value["mean"] and b["summary"][name]
+    }
+    settings = [
+        {name: _shown(value) for name, value in {**one["machine"], **one["settings"]}.items()} for one in (a, b)
+    ]
+    times = [
+        [row["step_seconds"] for row in one["rows"] if row["status"] == REACHED and row.get("step_seconds") is not None]
+        for one in (a, b)
+    ]
+    verdict, reason = "cannot decide", _undecidable(a, b, times)
+    test: dict[str, Any] = dict.fromkeys(("saved_seconds", "saved_low", "saved_high", "p_faster", "p_slower"))
+    reached = [bool(side["rows"]) and all(row["status"] == REACHED for row in side["rows"]) for side in (a, b)]
+    if all(reached) and min(map(len, times)) > 1:
+        test = welch(*times)
+        if not reason:
+            least = min(test["p_faster"], test["p_slower"])
+            decided = least < SIGNIFICANCE
+            verdict = ("faster" if test["p_faster"] == least else "slower") if decided else verdict
+            reason = f"one-sided Welch t test of the training times: p = {least:.2g}, "
+            reason += f"below {SIGNIFICANCE:g}" if decided else f"not below {SIGNIFICANCE:g}; add seeds"
+    elif reached[0] and {row["status"] for row in b["rows"]} in ({REACHED, NOT_REACHED}, {NOT_REACHED}):
+        verdict = "not reached"
+    decision = {"verdict": verdict, "reason": reason, "ratios": ratios, "differences": differing(settings, "not set")}
+    return {**decision, **test, "significance": SIGNIFICANCE}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{name} {_shown(item)}" for name, item in value.items())
+    return "not set" if value in (None, "") else str(value)
+
+
+_SAME = ("fingerprint", "held_out_fingerprint", "held_out_samples")
+"""Fields of the data that have to agree, besides the target."""
+
+
+def _undecidable(a: Row, b: Row, times: Sequence[Sequence[float]]) -> str:
+    """Return why these seeds decide nothing; "" where they do."""
+    for name, side in (("A", a), ("B", b)):
+        missing = [f"seed {row['seed']} {row['status']}" for row in side["rows"] if row["status"] != REACHED]
+        if missing or not side["rows"]:
+            return f"{name} is not a record, which needs every seed to reach the target: {', '.join(missing)}"
+    for name, known in zip("AB", times, strict=True):
+        if len(known) < FEWEST_PROCESSES:
+            return f"{name} has {len(known)} seed(s): train at least {FEWEST_PROCESSES} on each side"
+    return ""
+
+
+def welch(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
+    """Return Welch's one-sided t tests of two samples of training times, each of at least two values.
+
+    Keys: saved_seconds (first mean - second), saved_low, saved_high (95 %), p_faster (probability of times as far apart
+    if the second were not faster), p_slower (if it were not slower).
+    """
+    difference = float(np.mean(first) - np.mean(second))
+    error, degrees = welch_error((first, second))
+    margin = student_quantile(CONFIDENCE, degrees) * error if error else 0.0
+    if error:
+        above = student_tail(difference / error, degrees)
+    else:  # values without any spread: whatever differs is no chance
+        above = 0.5 if difference == 0.0 else float(difference < 0.0)
+    ends = {"saved_low": difference - margin, "saved_high": difference + margin}
+    return {"saved_seconds": difference, **ends, "p_faster": above, "p_slower": 1.0 - above}

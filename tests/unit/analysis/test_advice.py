@@ -22,7 +22,7 @@ from analysis.diagnose.cores import findings as core_findings
 from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.run import cautions_of_run
 from analysis.load import load_run
-from analysis.metrics.comparison.within_run import ratios_of
+from analysis.metrics.comparison.runs import ratios_of
 from analysis.metrics.time.window import analysis_time
 from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline

@@ -13,8 +13,7 @@ from analysis.diagnose.answer import complete_answers, points
 from analysis.load import load_run, measurement
 from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.ratio import Ratio, ratio_interval, typical_time
-from analysis.metrics.comparison.regression import compare_runs
-from analysis.metrics.comparison.within_run import ratios_of
+from analysis.metrics.comparison.runs import compare_runs, ratios_of
 from analysis.metrics.scaling import efficiency
 from analysis.metrics.statistics import median_interval
 from analysis.render.result_tables import comparison_blocks, results_blocks
@@ -312,4 +311,4 @@ def test_steps_with_other_numbers_of_samples_are_judged_by_the_time_per_sample(
     (row,) = compare_runs(script_run(tmp_path / "a", *old), script_run(tmp_path / "b", *new)).rows
     assert row["verdict"] == verdict and row["time_ratio"] == pytest.approx(ratio, rel=0.01)
     (series,) = history_of([RunDirectory(tmp_path / name) for name in "ab"]).series
-    assert [point["verdict"] for point in series.points] == [None, verdict]
+    assert [point["verdict"] for point in series["points"]] == [None, verdict]

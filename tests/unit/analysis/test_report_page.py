@@ -16,8 +16,7 @@ from support.refusals import refused
 from analysis.diagnose.answer import complete_answers, points
 from analysis.diagnose.run import cautions_of_run
 from analysis.load import load_run
-from analysis.metrics.comparison.regression import compare_runs
-from analysis.metrics.comparison.within_run import ratios_of
+from analysis.metrics.comparison.runs import compare_runs, ratios_of
 from analysis.render.run_figures import run_figures
 from records.files import write_record
 from records.run import RunDirectory

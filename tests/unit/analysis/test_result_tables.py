@@ -9,8 +9,7 @@ from support.refusals import refused
 from analysis.diagnose.run import grouped_cautions, joined_disturbance
 from analysis.load import LoadedTrial, load_run
 from analysis.metrics.cautions import Caution
-from analysis.metrics.comparison.regression import compare_runs
-from analysis.metrics.comparison.within_run import ratios_of
+from analysis.metrics.comparison.runs import compare_runs, ratios_of
 from analysis.render.result_tables import caution_lines, comparison_blocks, results_blocks
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial

@@ -14,16 +14,16 @@ from support.timelines import timeline
 from analysis.metrics.communication.exposure import all_reduce
 from analysis.metrics.comparison.trainings import VariantRun, compare_heads, compare_trainings
 from analysis.render import charts
-from analysis.render.pages import trainings_in
-from analysis.render.tables import Table
-from analysis.render.training_figures import comparison_figure, lines_figure
-from analysis.render.training_tables import (
+from analysis.render.comparison_tables import (
     comparison_notes,
     comparison_rows,
     comparison_table,
     head_summary,
     heads_blocks,
 )
+from analysis.render.pages import trainings_in
+from analysis.render.tables import Table
+from analysis.render.training_figures import comparison_figure, lines_figure
 from records.files import write_record
 from records.run import TrialDirectory
 from records.schema import COMPARISON_COLUMNS, STEP_COLUMNS

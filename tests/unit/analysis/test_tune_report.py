@@ -8,8 +8,7 @@ from support.studies import study, trial
 
 from analysis.render import charts
 from analysis.render.pages import write_tune_report
-from analysis.render.search_tables import ordered, tune_blocks
-from analysis.render.study_figures import choice_labels, robust_limits, tune_figures
+from analysis.render.study import choice_labels, ordered, robust_limits, tune_blocks, tune_figures
 
 
 def test_complete_trials_come_first_by_value_then_the_others() -> None:

@@ -13,7 +13,7 @@ from support.refusals import refused
 
 from analysis.diagnose.answer import points, winners
 from analysis.load import load_run
-from analysis.metrics.comparison.winner import Candidate, choose
+from analysis.metrics.comparison.ratio import Candidate, choose
 from bench.cli import profile
 from bench.machine.devices import Devices
 from bench.plan import variants

@@ -10,7 +10,7 @@ from support.page import report_page
 
 from analysis.diagnose.answer import nothing_measured, points
 from analysis.load import load_run
-from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
+from analysis.metrics.comparison.runs import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.scaling import efficiency
 from analysis.render.result_tables import input_tables, results_blocks
 from records.run import RunDirectory

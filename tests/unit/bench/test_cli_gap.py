@@ -15,9 +15,9 @@ from support.refusals import check_refusal, refused
 
 from analysis.metrics.comparison.trainings import HeadResult
 from analysis.render.charts import write_png
+from analysis.render.comparison_tables import head_summary, heads_blocks
 from analysis.render.tables import Table
 from analysis.render.task_figures import gap_figure
-from analysis.render.training_tables import head_summary, heads_blocks
 from bench.cli.main import run
 from bench.plan.options import TaskFlags
 from bert.checkpoints.ours import save_model

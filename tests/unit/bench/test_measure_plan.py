@@ -11,9 +11,9 @@ from analysis.diagnose.answer import script_answer
 from analysis.diagnose.run import cautions_of_scripts
 from analysis.load import load_run, summarize_trial
 from analysis.metrics.comparison.history import history_of
-from analysis.metrics.comparison.regression import compare_runs
+from analysis.metrics.comparison.runs import compare_runs
 from analysis.metrics.throughput import summarize
-from analysis.render.history_tables import history_blocks
+from analysis.render.comparison_tables import history_blocks
 from bench.cli.dispatch import result_of
 from bench.cli.result import Result, show
 from bench.plan.script import name_of, plan_script, script_sha256
@@ -183,7 +183,6 @@ def test_rounds_of_an_edited_script_are_one_measurement_that_says_so(tmp_path: P
     (found,) = cautions_of_scripts(trials)
     assert found.code == "script_changed" and "aa, bb" in found.message
     assert cautions_of_scripts(trials[:2]) == []
-    assert row["differences"] == ["content of the script: aa, bb -> aa, bb"]
 
 
 def test_the_answer_of_scripts_says_what_to_do_first_and_how_much_of_a_step_it_saves(tmp_path: Path) -> None:
@@ -216,13 +215,13 @@ def test_history_knows_a_script_by_its_name(tmp_path: Path) -> None:
             stepped(dataclasses.replace(one, command=(f"/{name}/t.py",)), tmp_path / name, 30, step_ms, name)
     runs = [RunDirectory(tmp_path / name) for name in ("new", "old")]
     (series,) = history_of(runs).series
-    assert series.row["implementation"] == "t.py"
-    assert [Path(point["run"]).name for point in series.points] == ["old", "new"]
-    speeds = [(point["step_time_ms"], point["samples_per_second"]) for point in series.points]
+    assert series["implementation"] == "t.py"
+    assert [Path(point["run"]).name for point in series["points"]] == ["old", "new"]
+    speeds = [(point["step_time_ms"], point["samples_per_second"]) for point in series["points"]]
     assert speeds == [(2.0, 2000.0), (4.0, 1000.0)]
-    assert series.points[1]["verdict"] == "regression" and series.points[1]["time_ratio"] == 2.0
-    assert "command /old/t.py -> /new/t.py" in series.points[1]["changed"]
-    assert any("content" in text for text in series.points[1]["changed"])
+    assert series["points"][1]["verdict"] == "regression" and series["points"][1]["time_ratio"] == 2.0
+    assert "command: /old/t.py -> /new/t.py" in series["points"][1]["changed"]
+    assert any("content" in text for text in series["points"][1]["changed"])
 
 
 def test_history_of_steps_without_samples_has_no_throughput(tmp_path: Path) -> None:
@@ -232,7 +231,7 @@ def test_history_of_steps_without_samples_has_no_throughput(tmp_path: Path) -> N
             row = {"step": number, "step_time_ms": 2.0, "start_ns": number * 2_000_000}
             writer.write({**dict.fromkeys(STEP_COLUMNS), **row})
     found = history_of([RunDirectory(tmp_path)])
-    (point,) = found.series[0].points
+    (point,) = found.series[0]["points"]
     assert (point["step_time_ms"], point["samples_per_second"]) == (2.0, None)
     assert "2.00 ms per step" in str(history_blocks(found)[0])
 

@@ -10,7 +10,7 @@ from support.fake_run import ENVIRONMENT, rank_record, step_rows, write_trial
 from support.refusals import refused
 
 from analysis.load import DAMAGED, load_run
-from analysis.metrics.comparison.regression import compare_runs
+from analysis.metrics.comparison.runs import compare_runs
 from common.errors import BertbenchError
 from records.documents import Environment, RankRecord, Result, wrong_field
 from records.files import typed_rows, write_record
