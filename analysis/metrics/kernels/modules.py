@@ -6,8 +6,7 @@ of a node, it belongs to the module of the forward operator that made the node, 
 is time of the backward pass. All other work is OUTSIDE. Without GPU work, operators with their self time are counted.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,8 +37,6 @@ MODULE_COLUMNS = {
     "backward_ms": "float64",
     "total_share": "float64",
 }
-CLASS_COLUMNS = {"name": "str", "instances": "int64", "calls": "int64", "own_ms": "float64", "own_share": "float64"}
-_CALLS, _KERNELS, _NS, _BACKWARD_NS = range(4)
 
 
 def module_rows(timelines: Sequence[Timeline]) -> "pd.DataFrame":
@@ -53,91 +50,82 @@ def module_rows(timelines: Sequence[Timeline]) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    sums: dict[str, Numbers] = {}
-    totals: dict[str, Numbers] = {}
-    ranks: dict[str, int] = defaultdict(int)
-    for timeline in timelines:
-        own = _by_path(timeline)
-        within: dict[str, Numbers] = defaultdict(lambda: np.zeros(4, dtype=np.int64))
-        for path, numbers in own.items():
-            sums[path] = sums.get(path, 0) + numbers
-            for above in _and_above(path):
-                within[above] += numbers
-        for path, numbers in within.items():
-            totals[path] = totals.get(path, 0) + numbers
-            ranks[path] += int(numbers[_KERNELS] > 0)
-    paths = [path for path in _in_order(totals) if totals[path][_KERNELS]]
-    if not paths:
+    each = pd.concat([_by_path(timeline).assign(rank=place) for place, timeline in enumerate(timelines)])
+    sums = each.groupby("path", sort=False)[["calls", "ns"]].sum()
+    inside = each.assign(path=each["path"].map(_lineage)).explode("path")
+    totals = inside.groupby("path", sort=False)[["kernels", "ns", "backward_ns"]].sum()
+    place = {path: number for number, path in enumerate(totals.index)}
+    order = sorted(totals.index, key=lambda path: [place[above] for above in _lineage(path)])
+    totals = totals.loc[[path for path in order if totals["kernels"][path]]]
+    if not len(totals):
         return empty(MODULE_COLUMNS)
-    each, total = (np.array([table[path] for path in paths]) for table in (sums, totals))
-    everything = int(each[:, _NS].sum())
+    sums = sums.loc[totals.index]
     columns = {
-        "path": paths,
-        "name": [path.rpartition(BETWEEN)[2] for path in paths],
-        "depth": [path.count(BETWEEN) for path in paths],
-        "ranks": [ranks[path] for path in paths],
-        "calls": each[:, _CALLS],
-        "kernels": total[:, _KERNELS],
-        "own_ms": each[:, _NS] / len(timelines) / 1e6,
-        "total_ms": total[:, _NS] / len(timelines) / 1e6,
-        "backward_ms": total[:, _BACKWARD_NS] / len(timelines) / 1e6,
-        "total_share": total[:, _NS] / everything if everything else np.nan,
+        "path": totals.index,
+        "name": [path.rpartition(BETWEEN)[2] for path in totals.index],
+        "depth": [path.count(BETWEEN) for path in totals.index],
+        "ranks": inside[inside["kernels"] > 0].groupby("path")["rank"].nunique(),
+        "calls": sums["calls"],
+        "kernels": totals["kernels"],
+        "own_ms": sums["ns"] / len(timelines) / 1e6,
+        "total_ms": totals["ns"] / len(timelines) / 1e6,
+        "backward_ms": totals["backward_ns"] / len(timelines) / 1e6,
+        "total_share": totals["ns"] / (sums["ns"].sum() or np.nan),
     }
-    return pd.DataFrame(columns).astype(MODULE_COLUMNS)
+    return pd.DataFrame(columns, index=totals.index).astype(MODULE_COLUMNS).reset_index(drop=True)
 
 
 def class_rows(places: "pd.DataFrame") -> "pd.DataFrame":
-    """Return what `module_rows` returned by class of module, the largest own time first: CLASS_COLUMNS."""
+    """Return what `module_rows` returned by class of module, the largest own time first: name, instances, calls,
+    own_ms and own_share."""
     modules = places[places["path"] != OUTSIDE]
-    if not len(modules):
-        return empty(CLASS_COLUMNS)
     grouped = modules.groupby(modules["name"].str.replace(r"_\d+$", "", regex=True), sort=False)
-    rows = grouped[["calls", "own_ms"]].sum()
-    rows.insert(0, "instances", grouped["name"].nunique())
-    whole = float(places["own_ms"].sum())
-    rows["own_share"] = rows["own_ms"] / whole if whole else np.nan
+    rows = grouped.agg(instances=("name", "nunique"), calls=("calls", "sum"), own_ms=("own_ms", "sum"))
+    rows["own_share"] = rows["own_ms"] / (places["own_ms"].sum() or np.nan)
     return rows.reset_index().sort_values("own_ms", ascending=False, kind="stable", ignore_index=True)
 
 
-def _by_path(timeline: Timeline) -> dict[str, Numbers]:
-    """Return calls, kernels, ns and backward ns of one rank by path, a module before what it contains."""
+def _lineage(path: str) -> list[str]:
+    """Return a path after those of all that contain it."""
+    names = path.split(BETWEEN)
+    return [BETWEEN.join(names[:depth]) for depth in range(1, len(names) + 1)]
+
+
+def _by_path(timeline: Timeline) -> "pd.DataFrame":
+    """Return path, calls, kernels, ns and backward_ns of one rank, a module before what it contains."""
+    import pandas as pd
+
     threads: dict[str, int] = {}
     host = timeline.host[named(timeline.host["name"], lambda name: name.startswith(MODULE))]
-    modules = nested_spans(host, threads)
+    modules = _nested_spans(host, threads)
     names = host["name"].astype(str).str.removeprefix(MODULE).tolist()
-    callers, paths = modules.callers().tolist(), [""] * len(names)
-    for row in modules.in_order().tolist():
+    callers, order, paths = modules.callers().tolist(), modules.in_order(), np.array([*names, OUTSIDE], dtype=object)
+    for row in order.tolist():
         paths[row] = f"{paths[callers[row]]}{BETWEEN}{names[row]}" if callers[row] >= 0 else names[row]
-    sums = {paths[row]: np.zeros(4, dtype=np.int64) for row in modules.in_order().tolist()}
-    for row in np.flatnonzero(timeline.inside(host["start"].to_numpy(dtype=np.int64))).tolist():
-        sums[paths[row]][_CALLS] += 1
-    sums[OUTSIDE] = np.zeros(4, dtype=np.int64)
+    calls = np.append(timeline.inside(host["start"].to_numpy(dtype=np.int64))[order], False)
+    table = pd.DataFrame({"path": paths[np.append(order, -1)], "calls": calls.astype(np.int64)})
+    table = table.groupby("path", sort=False).sum()
 
-    thread, moment, ns = _pieces(timeline, threads)
+    if len(timeline.kernels):
+        rows = np.flatnonzero(in_window(timeline)[0])
+        thread, moment = _launches(timeline, rows, threads)
+        ns = timeline.work.end[rows] - timeline.work.start[rows]
+    else:
+        operators = timeline.operators
+        operators = operators[timeline.inside(operators["start"].to_numpy(dtype=np.int64))]
+        moment, ns = (operators[name].to_numpy(dtype=np.int64) for name in ("start", "self_ns"))
+        thread = _thread_numbers(operators, threads)
     module = modules.around(thread, moment)
     evaluations, makers = node_makers(timeline.operators, threads)
     lost = np.flatnonzero(module < 0)
-    evaluated = nested_spans(evaluations, threads).around(thread[lost], moment[lost])
+    evaluated = _nested_spans(evaluations, threads).around(thread[lost], moment[lost])
     lost, evaluated = lost[evaluated >= 0], evaluated[evaluated >= 0]
     module[lost] = modules.around(*makers[evaluated].T)
     backward = np.zeros(len(ns), dtype=np.int64)
     backward[lost] = ns[lost]
-    for row in np.unique(module).tolist():
-        pieces = module == row
-        sums[paths[row] if row >= 0 else OUTSIDE] += (0, pieces.sum(), ns[pieces].sum(), backward[pieces].sum())
-    return sums
-
-
-def nested_spans(table: "pd.DataFrame", threads: dict[str, int]) -> Nested:
-    """Return rows of a table as spans that nest by thread; `threads` numbers the threads and grows."""
-    return Nested(thread_numbers(table, threads), *(table[name].to_numpy(np.int64) for name in ("start", "end")))
-
-
-def thread_numbers(table: "pd.DataFrame", threads: dict[str, int]) -> Numbers:
-    """Return the number of each row's thread, shape (n,)."""
-    codes, names = name_codes(table["thread"])
-    numbers: Numbers = np.array([threads.setdefault(name, len(threads)) for name in names], dtype=np.int64)[codes]
-    return numbers
+    pieces = pd.DataFrame({"path": paths[module], "kernels": 1, "ns": ns, "backward_ns": backward})
+    sums = pieces.groupby("path", sort=False).sum().reindex(table.index, fill_value=0)
+    return table.join(sums).reset_index()
 
 
 def launched_in(timeline: Timeline, spans: "pd.DataFrame", rows: Numbers) -> Numbers:
@@ -148,31 +136,29 @@ def launched_in(timeline: Timeline, spans: "pd.DataFrame", rows: Numbers) -> Num
         spans: rows with thread, start and end, such as operators.
         rows: places of the work in timeline.work, shape (n,).
     """
-    owner, calls = np.full(len(rows), -1, dtype=np.int64), launching_calls(timeline)
-    if calls is not None:
-        threads: dict[str, int] = {}
-        nested, tied = nested_spans(spans, threads), np.flatnonzero(calls[rows] >= 0)
-        call = calls[rows[tied]]
-        moment = timeline.api["start"].to_numpy(dtype=np.int64)[call]
-        owner[tied] = nested.around(thread_numbers(timeline.api, threads)[call], moment)
-    return owner
+    threads: dict[str, int] = {}
+    return _nested_spans(spans, threads).around(*_launches(timeline, rows, threads))
 
 
-def _pieces(timeline: Timeline, threads: dict[str, int]) -> tuple[Numbers, Numbers, Numbers]:
-    """Return of each piece of work in the window the thread that launched it, when, and its length, ns, (n,) each."""
-    if not len(timeline.kernels):
-        table = timeline.operators
-        table = table[timeline.inside(table["start"].to_numpy(dtype=np.int64))]
-        start, own = (table[name].to_numpy(dtype=np.int64) for name in ("start", "self_ns"))
-        return thread_numbers(table, threads), start, own
-    work, calls = timeline.work, launching_calls(timeline)
-    rows = np.flatnonzero(in_window(timeline)[0])
-    thread, moment = np.full(len(rows), threads.setdefault("", len(threads))), work.start[rows]
+def _launches(timeline: Timeline, rows: Numbers, threads: dict[str, int]) -> tuple[Numbers, Numbers]:
+    """Return the thread (-1 unknown) and moment of the call that launched each of n pieces of GPU work."""
+    thread, moment, calls = np.full(len(rows), -1), timeline.work.start[rows], launching_calls(timeline)
     if calls is not None:
         tied = np.flatnonzero(calls[rows] >= 0)
-        thread[tied] = thread_numbers(timeline.api, threads)[calls[rows[tied]]]
+        thread[tied] = _thread_numbers(timeline.api, threads)[calls[rows[tied]]]
         moment[tied] = timeline.api["start"].to_numpy(dtype=np.int64)[calls[rows[tied]]]
-    return thread, moment, work.end[rows] - work.start[rows]
+    return thread, moment
+
+
+def _nested_spans(table: "pd.DataFrame", threads: dict[str, int]) -> Nested:
+    """Return rows of a table as spans that nest by thread; `threads` numbers the threads and grows."""
+    return Nested(_thread_numbers(table, threads), *(table[name].to_numpy(np.int64) for name in ("start", "end")))
+
+
+def _thread_numbers(table: "pd.DataFrame", threads: dict[str, int]) -> Numbers:
+    codes, names = name_codes(table["thread"])
+    numbers: Numbers = np.array([threads.setdefault(name, len(threads)) for name in names], dtype=np.int64)[codes]
+    return numbers
 
 
 def node_makers(operators: "pd.DataFrame", threads: dict[str, int]) -> "tuple[pd.DataFrame, Numbers]":
@@ -190,38 +176,19 @@ def node_makers(operators: "pd.DataFrame", threads: dict[str, int]) -> "tuple[pd
     evaluated, made = numbered[evaluates], numbered[~evaluates & ~nodes]
     begun, wanted, owners = (evaluated[name].to_numpy(np.int64) for name in ("start", "sequence", "forward_thread"))
     start, number = (made[name].to_numpy(np.int64) for name in ("start", "sequence"))
-    thread = thread_numbers(made, threads)
+    thread = _thread_numbers(made, threads)
     makers = np.full(len(wanted), -1, dtype=np.int64)
     for owner in np.unique(owners).tolist():
-        own = np.flatnonzero(owners == owner)
-        best = np.full(len(own), -1, dtype=np.int64)
+        asking = np.flatnonzero(owners == owner)
+        best = np.full(len(asking), -1, dtype=np.int64)
         for candidate in np.unique(thread).tolist():
             rows = np.flatnonzero(thread == candidate)
             rows = rows[np.lexsort((start[rows], number[rows]))]
-            last = np.searchsorted(number[rows], wanted[own], side="right") - 1
+            last = np.searchsorted(number[rows], wanted[asking], side="right") - 1
             maker = rows[last.clip(min=0)]
-            fits = (last >= 0) & (number[maker] == wanted[own]) & (start[maker] < begun[own])
+            fits = (last >= 0) & (number[maker] == wanted[asking]) & (start[maker] < begun[asking])
             if fits.sum() > (best >= 0).sum():
                 best = np.where(fits, maker, -1)
-        makers[own] = best
+        makers[asking] = best
     known = makers >= 0
     return evaluated[known], np.column_stack([thread[makers[known]], start[makers[known]]])
-
-
-def _and_above(path: str) -> Iterator[str]:
-    yield path
-    while BETWEEN in path:
-        path = path.rpartition(BETWEEN)[0]
-        yield path
-
-
-def _in_order(totals: "dict[str, Numbers]") -> Iterator[str]:
-    """Yield the paths, each followed by what it contains, in order of first appearance."""
-    inside: dict[str, list[str]] = defaultdict(list)
-    for path in totals:
-        inside[path.rpartition(BETWEEN)[0]].append(path)
-    stack = inside[""][::-1]
-    while stack:
-        path = stack.pop()
-        yield path
-        stack += inside[path][::-1]

@@ -1,4 +1,4 @@
-"""The roofline of GEMMs and attention from a trace alone, by the sizes and types of their inputs.
+"""The roofline of GEMMs and attention from a trace alone, by the sizes and types of their inputs, and GEMMs by type.
 
 The FLOPs and the least bytes of a call follow from its inputs; its time is that of the kernels that were launched in
 it. docs/explanation/roofline.md derives them.
@@ -15,8 +15,8 @@ import numpy as np
 from analysis.metrics.kernels.devices import device_of
 from analysis.metrics.kernels.modules import launched_in
 from analysis.metrics.time.window import in_window
-from analysis.names import GEMMS, precision
-from analysis.timeline import Mask, Timeline, empty
+from analysis.names import GEMMS, PRECISIONS, family, precision
+from analysis.timeline import Timeline, empty
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,28 +136,26 @@ def operator_roofline(timelines: Sequence[Timeline]) -> "pd.DataFrame":
     import pandas as pd
 
     parts = [_calls(timeline) for timeline in timelines if "inputs" in timeline.operators.columns]
-    parts = [calls for calls in parts if len(calls)]
-    if not parts:
+    if not any(len(calls) for calls in parts):
         return empty(OPERATOR_ROOFLINE_COLUMNS)
     keys = ["operator", "inputs", "tf32", "device"]
     rows = pd.concat(parts).groupby(keys, sort=False)["ns"].agg(["size", "sum"]).reset_index()
     works = [work_of(*key) for key in zip(rows["operator"], rows["inputs"], strict=True)]
-    rows = rows[[work is not None and ns > 0 for work, ns in zip(works, rows["sum"], strict=True)]]
-    table = pd.DataFrame([work for work in works if work is not None], columns=Work._fields, index=rows.index)
+    table = pd.DataFrame([work or Work("", "", math.nan, math.nan) for work in works], columns=Work._fields)
+    rows = rows[(table["sizes"] != "") & (rows["sum"] > 0)]
+    table = table.loc[rows.index]
     table["operator"], table["calls"] = rows["operator"], rows["size"]
     table.loc[rows["tf32"] & (table["dtype"] == "fp32"), "dtype"] = "tf32"
     seconds = rows["sum"] / rows["size"] / 1e9
-    table["time_ms"] = rows["sum"] / 1e6 / len(timelines)
-    table["time_share"] = rows["sum"] / sum(map(_kernel_ns, timelines))
+    everything = sum(int((one.work.end - one.work.start)[_computes(one)].sum()) for one in timelines)
+    table["time_ms"], table["time_share"] = rows["sum"] / 1e6 / len(timelines), rows["sum"] / everything
     table["mean_us"] = seconds * 1e6
     table["achieved_flops"], table["achieved_gb_s"] = table["flop"] / seconds, table["bytes"] / seconds / 1e9
     devices = [device_of(name) for name in rows["device"]]
-    table["peak_of"] = [device.name if device else "" for device in devices]
     kinds = [dtype if dtype == "fp32" else f"tensor_{dtype}" for dtype in table["dtype"]]
-    peaks = [
-        device.flops.get(kind, math.nan) if device else math.nan for device, kind in zip(devices, kinds, strict=True)
-    ]
-    table["peak_flops"] = peaks
+    table["peak_of"] = [device.name if device else "" for device in devices]
+    table["peak_flops"] = [device.flops.get(kind, math.nan) if device else math.nan
+                           for device, kind in zip(devices, kinds, strict=True)]  # fmt: skip
     table["peak_gb_s"] = [((device and device.bytes_per_second) or math.nan) / 1e9 for device in devices]
     compute, memory = table["flop"] / table["peak_flops"], table["bytes"] / table["peak_gb_s"] / 1e9
     known = compute.notna() & memory.notna()
@@ -167,13 +165,8 @@ def operator_roofline(timelines: Sequence[Timeline]) -> "pd.DataFrame":
     return table.sort_values("time_ms", ascending=False, kind="stable", ignore_index=True)
 
 
-def _counted(timeline: Timeline) -> Mask:
+def _computes(timeline: Timeline) -> "np.typing.NDArray[np.bool_]":
     return in_window(timeline)[0] & ~timeline.work.is_kind("memcpy", "memset")
-
-
-def _kernel_ns(timeline: Timeline) -> int:
-    kept = _counted(timeline)
-    return int(timeline.work.end[kept].sum() - timeline.work.start[kept].sum())
 
 
 def _calls(timeline: Timeline) -> "pd.DataFrame":
@@ -181,7 +174,7 @@ def _calls(timeline: Timeline) -> "pd.DataFrame":
     import pandas as pd
 
     work, table = timeline.work, timeline.operators[(timeline.operators["inputs"] != "").to_numpy()]
-    rows = np.flatnonzero(_counted(timeline))
+    rows = np.flatnonzero(_computes(timeline))
     owner = launched_in(timeline, table, rows)
     rows, owner = rows[owner >= 0], owner[owner >= 0]
     tf32 = np.array([precision(name) == "tf32" for name in work.names], dtype=bool)
@@ -192,3 +185,43 @@ def _calls(timeline: Timeline) -> "pd.DataFrame":
     for column, source in (("operator", "name"), ("inputs", "inputs")):
         each[column] = table[source].astype(object).to_numpy()[each.index]
     return each
+
+
+def gemm_time_by_precision(timelines: Sequence[Timeline]) -> dict[str, int]:
+    """Return the ns of the window's GEMMs by type (of names.PRECISIONS), most time first.
+
+    A kernel's name decides; where it does not tell, the input types of the operator that launched it, if the trace has
+    those. On a trace without GPU work, the operators' own time by their inputs' types.
+    """
+    import pandas as pd
+
+    times = pd.Series(0, index=PRECISIONS)
+    for timeline in timelines:
+        work, operators = timeline.work, timeline.operators
+        types = operators["precision"].astype(object).to_numpy() if "precision" in operators else None
+        if len(timeline.kernels):
+            rows = np.flatnonzero(in_window(timeline)[0] & work.is_kind("kernel") & work.is_named(_is_gemm))
+            labels = np.array([precision(work.names[code]) for code in work.name[rows]], dtype=object)
+            if types is not None and len(unknown := np.flatnonzero(labels == "")):
+                typed = np.flatnonzero(types != "")
+                owner = launched_in(timeline, operators.iloc[typed], rows[unknown])
+                labels[unknown[owner >= 0]] = types[typed[owner[owner >= 0]]]
+            length = (work.end - work.start)[rows]
+        else:
+            is_gemm = operators["name"].astype(str).map(_is_gemm).to_numpy(dtype=bool)
+            rows = np.flatnonzero(is_gemm & timeline.inside(operators["start"].to_numpy(dtype=np.int64)))
+            labels = np.full(len(rows), "") if types is None else types[rows]
+            length = operators["self_ns"].to_numpy(dtype=np.int64)[rows]
+        times = times.add(pd.Series(length).groupby(labels).sum(), fill_value=0)
+    times = times.reindex(PRECISIONS).sort_values(ascending=False, kind="stable")
+    return {str(label): int(time) for label, time in times.items() if time}
+
+
+def fp32_share(timelines: Sequence[Timeline]) -> float:
+    """Return the share of the GEMMs' time that runs in fp32, by what names and shapes tell; 0 where nothing does."""
+    times = gemm_time_by_precision(timelines)
+    return times.get("fp32", 0) / (sum(times.values()) or 1)
+
+
+def _is_gemm(name: str) -> bool:
+    return family(name) == "GEMM"

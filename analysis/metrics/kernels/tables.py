@@ -5,7 +5,7 @@ Times are sums over pieces of work: two at once count twice. The window is that 
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from analysis.metrics.time.window import in_window, whole_trace
 from analysis.metrics.time.work import work_sets
 from analysis.names import family
 from analysis.spans import inside_ns
-from analysis.timeline import Timeline, empty, typed
+from analysis.timeline import Timeline, empty
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,14 +29,6 @@ KERNEL_ROW_COLUMNS = {
     "calls": "int64",
     "total_ms": "float64",
     "mean_us": "float64",
-    "kernel_time_share": "float64",
-    "window_share": "float64",
-}
-FAMILY_ROW_COLUMNS = {
-    "rank": "Int64",
-    "family": "str",
-    "calls": "int64",
-    "total_ms": "float64",
     "kernel_time_share": "float64",
     "window_share": "float64",
 }
@@ -85,34 +77,29 @@ def kernel_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
     import pandas as pd
 
     times = kernel_times(timeline, copies)
-    if not times.names:
-        return empty(KERNEL_ROW_COLUMNS)
-    everything = int(times.total_ns.sum())
-    return pd.DataFrame(
-        {
-            "rank": pd.array([timeline.rank] * len(times.names), dtype="Int64"),
-            "name": times.names,
-            "family": [family(name) for name in times.names],
-            "calls": times.calls,
-            "total_ms": times.total_ns / 1e6,
-            "mean_us": times.total_ns / times.calls / 1e3,
-            "kernel_time_share": times.total_ns / everything if everything else np.nan,
-            "window_share": times.total_ns / times.window_ns if times.window_ns else np.nan,
-        }
-    )
+    columns = {
+        "rank": timeline.rank,
+        "name": times.names,
+        "family": [family(name) for name in times.names],
+        "calls": times.calls,
+        "total_ms": times.total_ns / 1e6,
+        "mean_us": times.total_ns / times.calls / 1e3,
+        "kernel_time_share": times.total_ns / (times.total_ns.sum() or np.nan),
+        "window_share": times.total_ns / (times.window_ns or np.nan),
+    }
+    return pd.DataFrame(columns).astype(KERNEL_ROW_COLUMNS)
 
 
 def family_rows(timeline: Timeline) -> "pd.DataFrame":
-    """Return one row per family of kernels of a rank, those that take most first: FAMILY_ROW_COLUMNS.
+    """Return one row per family of kernels of a rank, those that take most first: rank, family, calls, total_ms,
+    kernel_time_share, window_share.
 
     Copies and memsets are no kernels; the family "copy" are kernels that copy or convert.
     """
-    kernels = kernel_rows(timeline, copies=False)
-    if not len(kernels):
-        return empty(FAMILY_ROW_COLUMNS)
     sums = ["calls", "total_ms", "kernel_time_share", "window_share"]
-    grouped = kernels.groupby(["rank", "family"], dropna=False, sort=False)[sums].sum(min_count=1).reset_index()
-    return grouped.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
+    groups = kernel_rows(timeline, copies=False).groupby(["rank", "family"], dropna=False, sort=False)[sums]
+    rows = groups.sum(min_count=1).reset_index()
+    return rows.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
 
 
 def over_ranks(rows: Sequence["pd.DataFrame"], by: str = "name") -> "pd.DataFrame":
@@ -127,25 +114,22 @@ def over_ranks(rows: Sequence["pd.DataFrame"], by: str = "name") -> "pd.DataFram
     import pandas as pd
 
     keys = ["name", "family"] if by == "name" else ["family"]
-    columns = [*keys, "ranks", "calls", "mean_ms", "min_ms", "max_ms", "kernel_time_share"]
     filled = [table for table in rows if len(table)]
     if not filled:
-        return pd.DataFrame({name: [] for name in columns})
-    joined = pd.concat([table.assign(part=index) for index, table in enumerate(filled)])
-    cells = joined.groupby([*keys, "part"], sort=False, observed=True)["total_ms"].sum().unstack("part")
-    calls, zeros = joined.groupby(keys, sort=False, observed=True)["calls"].sum(), cells.fillna(0.0)
-    total = float(zeros.to_numpy().sum())
-    table = pd.DataFrame(
-        {
-            "ranks": cells.notna().sum(axis=1),
-            "calls": calls,
-            "mean_ms": zeros.mean(axis=1),
-            "min_ms": zeros.min(axis=1),
-            "max_ms": zeros.max(axis=1),
-            "kernel_time_share": zeros.sum(axis=1) / total if total else np.nan,
-        }
-    ).reindex(cells.index)
-    return table.reset_index().sort_values("mean_ms", ascending=False, kind="stable", ignore_index=True)[columns]
+        return pd.DataFrame()
+    each = pd.concat([table.assign(part=index) for index, table in enumerate(filled)])
+    cells = each.groupby([*keys, "part"], sort=False)["total_ms"].sum().unstack("part")
+    zeros = cells.fillna(0.0)
+    columns = {
+        "ranks": cells.notna().sum(axis=1),
+        "calls": each.groupby(keys, sort=False)["calls"].sum(),
+        "mean_ms": zeros.mean(axis=1),
+        "min_ms": zeros.min(axis=1),
+        "max_ms": zeros.max(axis=1),
+        "kernel_time_share": zeros.sum(axis=1) / (zeros.to_numpy().sum() or np.nan),
+    }
+    table = pd.DataFrame(columns).reindex(cells.index).reset_index()
+    return table.sort_values("mean_ms", ascending=False, kind="stable", ignore_index=True)
 
 
 COPY_ROW_COLUMNS = {
@@ -165,8 +149,8 @@ def direction(name: str) -> str:
     """Return the direction of a copy by its name: HtoD, DtoH, DtoD, PtoP, HtoH, ..., memset, or "unknown"."""
     if "memset" in name.lower():
         return "memset"
-    found = _DIRECTION.search(name)
-    return f"{found[1].upper()}to{found[2].upper()}" if found else "unknown"
+    match = _DIRECTION.search(name)
+    return f"{match[1].upper()}to{match[2].upper()}" if match else "unknown"
 
 
 def host_memory(name: str) -> str:
@@ -182,61 +166,44 @@ def copy_rows(timeline: Timeline) -> "pd.DataFrame":
     does not give every copy's, and bandwidth_gb_s (10^9 bytes per second of copying) with it; overlapped_share is the
     share of the copies' time in which the same rank computed.
     """
-
     import pandas as pd
 
-    kept = in_window(timeline)[0] & timeline.work.is_kind(*_COPIES)
-    if not kept.any():
+    copies = timeline.kernels[in_window(timeline)[0] & timeline.work.is_kind(*_COPIES)]
+    if not len(copies):
         return empty(COPY_ROW_COLUMNS)
-    copies = timeline.kernels[kept]
-    starts, ends = copies["start"].to_numpy(dtype=np.int64), copies["end"].to_numpy(dtype=np.int64)
+    starts, ends = (copies[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
     names = copies["name"].astype(str)
-    table = pd.DataFrame(
+    size = copies["bytes"].where(copies["bytes"] > 0) if "bytes" in copies.columns else pd.Series(np.nan, copies.index)
+    each = pd.DataFrame(
         {
             "direction": names.map(direction),
             "host_memory": names.map(host_memory),
             "ns": ends - starts,
             "hidden": inside_ns(work_sets(timeline).compute, starts, ends),
-            "bytes": copies["bytes"].to_numpy() if "bytes" in copies.columns else -1,
+            "bytes": size.astype("Int64"),
         }
     )
-    rows: list[dict[str, Any]] = []
-    for (way, memory), group in table.groupby(["direction", "host_memory"]):
-        length = int(group["ns"].sum())
-        size = int(group["bytes"].sum()) if (group["bytes"] > 0).all() else None
-        rows.append(
-            {
-                "rank": timeline.rank,
-                "direction": way,
-                "host_memory": memory,
-                "count": len(group),
-                "bytes": size,
-                "total_ms": length / 1e6,
-                "bandwidth_gb_s": size / length if size is not None and length else None,
-                "overlapped_share": int(group["hidden"].sum()) / length if length else None,
-            }
-        )
-    rows.sort(key=lambda row: -row["total_ms"])
-    return typed(rows, COPY_ROW_COLUMNS)
-
-
-OPERATOR_ROW_COLUMNS = {"name": "str", "family": "str", "calls": "int64", "self_ns": "int64"}
+    groups = each.groupby(["direction", "host_memory"])
+    rows = groups.agg(count=("ns", "size"), ns=("ns", "sum"), hidden=("hidden", "sum"), sized=("bytes", "count"))
+    rows["bytes"] = groups["bytes"].sum().where(rows["sized"] == rows["count"])
+    length = rows["ns"].where(rows["ns"] > 0)
+    rows["rank"], rows["total_ms"] = timeline.rank, rows["ns"] / 1e6
+    rows["bandwidth_gb_s"], rows["overlapped_share"] = rows["bytes"].astype("Float64") / length, rows["hidden"] / length
+    rows = rows.reset_index().sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
+    return rows[list(COPY_ROW_COLUMNS)].astype(COPY_ROW_COLUMNS)
 
 
 def operator_rows(timeline: Timeline) -> "pd.DataFrame":
     """Return one row per operator of a rank's marked steps, or of the whole trace where none is marked.
 
     Returns:
-        OPERATOR_ROW_COLUMNS, in order of first appearance: self_ns is the sum over calls, ns.
+        name, family, calls and self_ns (sum over calls, ns), in order of first appearance.
     """
     table = timeline.operators
     table = table[timeline.inside(table["start"].to_numpy(dtype=np.int64))]
-    if not len(table):
-        return empty(OPERATOR_ROW_COLUMNS)
-    groups = table.groupby("name", sort=False, observed=True)["self_ns"]
+    groups = table.groupby(table["name"].astype(str), sort=False)["self_ns"]
     rows = groups.agg(calls="size", self_ns="sum").reset_index()
-    rows["name"] = rows["name"].astype(str)
-    return rows.assign(family=rows["name"].map(family))[list(OPERATOR_ROW_COLUMNS)]
+    return rows.assign(family=rows["name"].map(family))[["name", "family", "calls", "self_ns"]]
 
 
 def operators_over_ranks(timelines: Sequence[Timeline], by: str = "name") -> "pd.DataFrame":
@@ -248,14 +215,12 @@ def operators_over_ranks(timelines: Sequence[Timeline], by: str = "name") -> "pd
     import pandas as pd
 
     keys = ["name", "family"] if by == "name" else ["family"]
-    parts = [rows for timeline in timelines if len(rows := operator_rows(timeline))]
-    rows = pd.concat(parts or [empty(OPERATOR_ROW_COLUMNS)])
+    rows = pd.concat([operator_rows(timeline) for timeline in timelines])
     sums = rows.groupby(keys, sort=False)[["calls", "self_ns"]].sum().reset_index()
     sums = sums.sort_values("self_ns", ascending=False, kind="stable", ignore_index=True)
-    total = int(sums["self_ns"].sum())
     times = {
         "self_ms": sums["self_ns"] / 1e6,
         "mean_us": sums["self_ns"] / sums["calls"] / 1e3,
-        "self_time_share": sums["self_ns"] / total if total else np.nan,
+        "self_time_share": sums["self_ns"] / (sums["self_ns"].sum() or np.nan),
     }
     return sums.assign(**times).drop(columns="self_ns")

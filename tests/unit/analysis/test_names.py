@@ -8,7 +8,7 @@ from support.kineto_events import event, write
 from support.timelines import timeline
 
 from analysis.diagnose import rules_time
-from analysis.metrics.kernels.gemm_precision import gemm_time_by_precision
+from analysis.metrics.kernels.operator_roofline import gemm_time_by_precision
 from analysis.metrics.kernels.tables import operators_over_ranks
 from analysis.names import COLLECTIVES, PRECISIONS, collective, family, precision
 from analysis.readers.kineto import reader as kineto
