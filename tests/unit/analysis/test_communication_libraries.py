@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from support.kineto_events import event, write
-from support.profiles import NSYS, sqlite_with
 
 from analysis.diagnose.explain import explain
 from analysis.diagnose.finding import Finding
@@ -178,15 +177,3 @@ def test_rccl_kernels_are_what_their_arguments_say(tmp_path: Path) -> None:
     assert {kind: table.loc[kind, "busbw_gb_s"] for kind in rates} == pytest.approx(rates)
     assert {kind: table.loc[kind, "group_size"] for kind in sizes} == dict.fromkeys(sizes, 8)
     assert table.loc[["other"], ["bytes", "busbw_gb_s"]].isna().all(axis=None)
-
-
-def test_an_nsys_export_knows_the_same_kernels(tmp_path: Path) -> None:
-    names = [(1, "combine_heads"), (2, "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)"), (3, "launch")]
-    path = tmp_path / "rank0.sqlite"
-    # Of its 20 kernels every second one has the second name; each takes 50 ns.
-    sqlite_with({**NSYS, "StringIds": ("id INTEGER PRIMARY KEY, value TEXT", names)})(path)
-    (found,) = open_sources(path).timelines
-    assert list(found.collectives["collective"]) == ["dispatch"] * 10
-    assert set(found.collectives["bytes"]) == {-1} and set(found.collectives["end"] - found.collectives["start"]) == {
-        50
-    }

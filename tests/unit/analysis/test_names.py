@@ -9,7 +9,6 @@ from support.timelines import timeline
 
 from analysis.diagnose import rules_time
 from analysis.metrics.kernels.operator_roofline import gemm_time_by_precision
-from analysis.metrics.kernels.tables import operators_over_ranks
 from analysis.names import COLLECTIVES, PRECISIONS, collective, family, precision
 from analysis.readers.kineto import reader as kineto
 from analysis.sources import open_sources
@@ -262,11 +261,3 @@ def test_public_bert_runs_in_bf16_are_not_told_to_use_it(gpu: str) -> None:
     (path,) = (shared_files.TRACES / "kineto" / "tracelens").glob(f"{gpu}__*.json.gz")
     made = open_sources(path).timelines
     assert set(gemm_time_by_precision(made)) == {"bf16"} and set(made[0].operators["precision"]) <= {"", "bf16"}
-
-
-def test_views_are_no_elementwise_work() -> None:
-    """Of 60 us of operators 45 only make views of tensors, and 15 add: 25 % is elementwise."""
-    rows = [(f"aten::{name}", 5 * place, 5 * place + 5) for place, name in enumerate(VIEWS)]
-    made = timeline(operators=[*rows, ("aten::add", 45, 60)])
-    shares = operators_over_ranks([made], "family").set_index("family")["self_time_share"]
-    assert shares.to_dict() == {"other": 0.75, "elementwise": 0.25}

@@ -73,11 +73,6 @@ def test_an_older_version_without_redop_and_root_is_read_with_its_name_from_the_
     assert list(found.table["busbw_gb_s"]) == [30.0, 30.0] and list(found.table["wrong"]) == [1, 0]
 
 
-def test_a_test_that_was_ended_early_says_so(tmp_path: Path) -> None:
-    (found,) = read(log(tmp_path, NEW.partition("# Out of bounds")[0]))
-    assert any("stopped early" in problem for problem in found.problems)
-
-
 def test_a_test_without_a_row_is_an_error_that_says_so(tmp_path: Path) -> None:
     path = log(tmp_path, BEGIN + RANKS + HEADER + "node0: Test NCCL failure common.cu:958 'internal error'\n")
     with refused("tool-failed", path, "nccl-tests"):

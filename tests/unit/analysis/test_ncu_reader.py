@@ -35,18 +35,6 @@ def long_row(kernel: int, metric: str, unit: str, value: str, process: int = 7, 
 # ---- forms ----
 
 
-def test_the_details_page_gives_one_row_per_kernel(tmp_path: Path) -> None:
-    rows = [(0, "gpu__time_duration.sum", "usecond", "2.50"), (0, "gpc__cycles_elapsed.max", "cycle", "4,000"),
-            (0, PIPE, "%", "12.5"), (1, "gpu__time_duration.sum", "nsecond", "1,500"),
-            (1, "gpc__cycles_elapsed.max", "cycle", "2,000.00")]  # fmt: skip
-    found = read(table(tmp_path, LONG, *(long_row(*row) for row in rows)))
-    assert tuple(found.kernels.columns[: len(IDENTITY)]) == IDENTITY
-    assert list(found.kernels["duration_ns"]) == [2500.0, 1500.0] and list(found.kernels["cycles"]) == [4000.0, 2000.0]
-    assert found.kernels[PIPE][0] == 12.5 and math.isnan(found.kernels[PIPE][1])
-    assert (found.units[PIPE], found.units["gpu__time_duration.sum"]) == ("%", "ns")
-    assert found.metrics == ("gpu__time_duration.sum", "gpc__cycles_elapsed.max", PIPE)
-
-
 def test_the_raw_page_is_read_with_its_units_row(tmp_path: Path) -> None:
     path = table(
         tmp_path,
@@ -105,13 +93,6 @@ def test_values_that_are_no_numbers_are_unknown_and_told(tmp_path: Path, text: s
     found = read(table(tmp_path, LONG, *rows))
     assert found.kernels["a__b.sum"].notna().tolist() == [False] * 6 + [True]
     assert any(f"a__b.sum is {text} for some kernels" in problem for problem in found.problems)
-
-
-def test_rows_that_are_cut_short_or_too_long_are_left_out(tmp_path: Path) -> None:
-    long, cut = "1,7,f(int, int, int),1,s,a__b.sum,inst,12,319,469", '"0","7","gemm","1","s","c__d.sum","in'
-    found = read(table(tmp_path, LONG, long_row(0, "a__b.sum", "inst", "5"), long, cut))
-    assert list(found.kernels["kernel_id"]) == [0] and found.metrics == ("a__b.sum",)
-    assert any(problem.startswith("1 lines do not have 9 fields") for problem in found.problems)
 
 
 def test_a_metric_in_two_sections_is_one_column_and_a_label_in_two_sections_is_two(tmp_path: Path) -> None:
@@ -248,12 +229,6 @@ def test_what_is_no_table_is_told(tmp_path: Path, content: bytes, code: Code, fa
         read(path)
 
 
-def test_a_table_without_kernels_gives_an_empty_frame_with_its_columns(tmp_path: Path) -> None:
-    found = read(table(tmp_path, RAW, '"","","","cycle","ns","byte"'))
-    assert found.kernels.empty and tuple(found.kernels.columns) == IDENTITY
-    assert any("has no kernels" in problem for problem in found.problems)
-
-
 # ---- real files ----
 
 
@@ -292,9 +267,3 @@ def test_known_values_of_real_files() -> None:
     assert any("flop_count_hp.sum is n/a" in problem for problem in details.problems)
     (row,) = read(TRACES / "tests__copy_blocked.csv").kernels.to_dict("records")
     assert (row["duration_ns"], row["cycles"]) == (21_058_944.0, 12_319_469.0)
-
-
-@pytest.mark.public
-def test_a_real_file_of_a_failed_run_is_told_in_the_words_of_ncu() -> None:
-    with refused("tool-failed", "Option '--section ", "did not match any section"):
-        read(TRACES / "ERROR_ONLY_raw.csv")

@@ -162,14 +162,6 @@ def test_mpi_s_own_tables_are_communication_too(tmp_path: Path) -> None:
     assert set(found.ranges["thread"]) == {"40/41"}
 
 
-def test_multiprocessors_follow_the_process_s_own_numbers(tmp_path: Path) -> None:
-    gpus = [{"id": number, "cuDevice": number, "name": f"G{number}", "smCount": 100 + number} for number in (0, 1)]
-    mapping = [{"gpuId": 1, "cudaId": 0, "pid": 40}]
-    tables = {"TARGET_INFO_GPU": gpus, "TARGET_INFO_CUDA_DEVICE": mapping, "StringIds": strings("gemm")}
-    found = only(export(tmp_path / "a.sqlite", **tables, CUPTI_ACTIVITY_KIND_KERNEL=[kernel(1, 5, 0, 1)]))
-    assert found.sm_counts == {0: 101} and found.devices == {0: "G1"}
-
-
 @pytest.mark.parametrize("path", samples("nsys/*.sqlite.gz"))
 def test_instances_and_total_time_of_every_kernel_and_call_are_sqlite_s_own(tmp_path: Path, path: Path) -> None:
     plain = tmp_path / "a.sqlite"

@@ -179,27 +179,19 @@ def test_the_domain_is_known_by_the_capture_where_its_creation_was_not_recorded(
     assert any("1 NVTX domains have no name" in problem for problem in found.problems)
 
 
-def test_two_processes_with_one_rank_are_told_and_have_none(tmp_path: Path) -> None:
-    rows = [nvtx(50, 500, process, eventType=60, text="bertbench:capture", int64Value=0) for process in (40, 41)]
-    found = marked(tmp_path, rows)
-    assert [item.rank for item in found] == [None, None] and "rank 0" in found[0].problems[-1]
-
-
-def test_work_without_a_process_goes_to_the_only_one_there_is(tmp_path: Path) -> None:
+def test_records_without_a_process_or_times_and_ranks_that_two_claim(tmp_path: Path) -> None:
     export = Export(tmp_path / "a.sqlite").strings(i3="gemm")
     export.table("NVTX_EVENTS", "start end text globalTid", [{"start": 1, "end": 9, "text": "a", "globalTid": tid(40)}])
-    export.table("CUPTI_ACTIVITY_KIND_KERNEL", "start end demangledName", [{"start": 2, "end": 4, "demangledName": 3}])
+    times = [(2, 4), (9, 5), (3, None), (5, 5)]
+    rows = [{"start": start, "end": end, "demangledName": 3} for start, end in times]
+    export.table("CUPTI_ACTIVITY_KIND_KERNEL", "start end demangledName", rows)
     found = only(read(export.done()))
-    assert (found.process, len(found.kernels), names(found)) == (40, 1, ["a"])
-
-
-def test_records_without_times_are_left_out_and_counted(tmp_path: Path) -> None:
-    export = Export(tmp_path / "a.sqlite").strings(i3="gemm")
-    rows = [kernel(1, 2, 3), kernel(9, 5, 3), {**kernel(3, 4, 3), "end": None}, kernel(5, 5, 3)]
-    export.table("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL_2022, rows)
-    found = only(read(export.done()))
-    assert [(row.start, row.end) for row in found.kernels.itertuples()] == [(1, 2), (5, 5)]
-    assert found.problems == ("2 records of kind kernel without start or end were skipped",)
+    assert (found.process, names(found)) == (40, ["a"])
+    assert found.kernels[["start", "end"]].values.tolist() == [[2, 4], [5, 5]]
+    assert [problem.split()[0] for problem in found.problems if "without start or end" in problem] == ["2"]
+    capture = [nvtx(50, 500, process, eventType=60, text="bertbench:capture", int64Value=0) for process in (40, 41)]
+    (tmp_path / "b").mkdir()
+    assert [one.rank for one in marked(tmp_path / "b", capture)] == [None, None]
 
 
 def test_an_export_without_ranges_or_work_is_refused(tmp_path: Path) -> None:

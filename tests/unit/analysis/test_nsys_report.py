@@ -1,23 +1,18 @@
 """Reports of nsys: exported once into the cache, by whatever process comes first; a failure leaves nothing there."""
 
 import gzip
-import os
-import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from support import fake_nsys
 from support.refusals import refused
 
-from analysis.readers.nsys.reader import read
 from analysis.readers.registry import find_reader, read_head
 from analysis.sources import open_sources
 from common.errors import Code, InputError, MissingToolError, StorageError
-from common.tools import find_tool, run_program
 
 REPORT = b"NVIDIA Tegra Profiler Report 1..\n" + bytes(range(256))
 
@@ -71,30 +66,6 @@ def test_two_processes_at_once_export_once(tmp_path: Path, report: Path, monkeyp
     assert said == [str(exports(tmp_path)[0])] * 2 and calls(tmp_path) == 1
 
 
-def test_an_export_that_is_killed_leaves_no_half_file_and_the_next_one_cleans_up(
-    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_NSYS", "hangs-in-export")
-    program = "import sys; from pathlib import Path; from analysis.readers.nsys.report import exported as e; "
-    program += "p = Path(sys.argv[1]); e(p, p)"
-    for number in (signal.SIGINT, signal.SIGKILL):
-        process = subprocess.Popen([sys.executable, "-c", program, str(report)], stderr=subprocess.DEVNULL)
-        until = time.monotonic() + 30
-        while not (half := list((tmp_path / "cache").rglob(".export-*/export.sqlite"))) and time.monotonic() < until:
-            time.sleep(0.02)
-        assert half and half[0].parent.parent / "export.sqlite" not in exports(tmp_path)
-        process.send_signal(number)
-        assert process.wait(30) != 0
-        assert bool(exports(tmp_path)) == (number == signal.SIGKILL), "interrupted: nothing is left"
-    monkeypatch.setenv("FAKE_NSYS", "ok")
-    assert len(read(report)) == 1
-    assert [path.name for path in exports(tmp_path)] == ["export.sqlite"]
-    for folder in Path("/proc").glob("[0-9]*"):  # the stand-in of the process that was killed
-        words = b"".join([(folder / "cmdline").read_bytes()] if (folder / "cmdline").exists() else [])
-        if str(tmp_path / "bin" / "nsys").encode() in words and b"export" in words:
-            os.kill(int(folder.name), signal.SIGKILL)
-
-
 @pytest.mark.parametrize(
     ("mode", "kind", "code", "fact"),
     [
@@ -141,15 +112,3 @@ def test_a_report_in_a_folder_is_read_unless_its_export_is_there(
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     found = open_sources(report.parent)
     assert len(found.timelines) == 1 and any("other.nsys-rep" in problem for problem in found.problems)
-
-
-def test_a_program_that_hangs_is_killed_and_one_that_is_no_program_is_missing(tmp_path: Path) -> None:
-    began = time.monotonic()
-    with refused("tool-failed", "sleep", "0.2 s"):
-        run_program(["/bin/sleep", "60"], 0.2)
-    assert time.monotonic() - began < 30
-    (tmp_path / "tool").write_text("not a program")
-    with refused("tool-missing", tmp_path / "tool"):
-        run_program([str(tmp_path / "tool"), "x"], 5)
-    with refused("tool-missing", "no-such-tool", "the remedy"):
-        find_tool("no-such-tool", "the remedy")

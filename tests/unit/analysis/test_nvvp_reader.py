@@ -112,16 +112,6 @@ def test_a_generated_file_gives_what_was_written(tmp_path: Path) -> None:
     assert (row["bytes"], row["group_size"], row["correlation_id"]) == (-1, -1, 13)
 
 
-def test_a_range_without_an_end_and_records_without_times_are_said(tmp_path: Path) -> None:
-    file = Nvvp(tmp_path / "a.nvvp", "gemm", "open").kernel(1, 5, 1).kernel(9, 4, 1).range(2, None, 2).range(3, 8, 2)
-    (found,) = read(file.done())
-    assert (
-        len(found.kernels) == 1 and list(found.ranges["end"]) == [8, 8] and list(found.ranges["cut"]) == [True, False]
-    )
-    assert any("1 records of kind kernel" in problem for problem in found.problems)
-    assert any("1 ranges have no end" in problem for problem in found.problems)
-
-
 def test_the_kind_is_told_where_the_tables_are_named_far_into_the_file_and_of_packed_files(tmp_path: Path) -> None:
     path = tmp_path / "a"
     connection = sqlite3.connect(path)

@@ -3,7 +3,6 @@
 The traces are made here in Kineto's form; every expected number is worked out in the comments.
 """
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from analysis.diagnose.finding import Finding
 from analysis.diagnose.profiles import own_tests
 from analysis.diagnose.rules_communication import findings
 from analysis.metrics.communication.exposure import communication_by_group
-from analysis.metrics.communication.matching import match_collectives
 from analysis.metrics.kernels.devices import LinkRates
 from analysis.readers import nccl_tests
 from analysis.readers.kineto.reader import read
@@ -109,21 +107,6 @@ def test_collectives_of_a_group_have_its_ranks_and_links(found: dict[str, Findin
     assert list(table["link_gb_s"]) == [300] * 4 and list(table["link_share"]) == pytest.approx([2 / 300] * 4)
     expert = by_parallelism.loc["expert"]
     assert set(expert["collective"]) == {"all_to_all"} and set(expert["group_ranks"]) == {"0-3"}
-
-
-def test_ranks_of_groups_that_share_a_name_are_not_paired() -> None:
-    """Two tensor groups of one name, which the trace tells apart by their ranks: pairs are 0 and 1, 2 and 3."""
-    ranks = []
-    for rank in range(4):
-        own = timeline(rank, kernels=[(NCCL, 20, 0, 10 + rank)], world_size=4,
-                       collectives=[("all_reduce", 0, 10 + rank, 100, -1, 20, "1", 2, 0)])  # fmt: skip
-        group = ProcessGroup("1", "mesh_tp", 2, (0, 1) if rank < 2 else (2, 3))
-        ranks.append(dataclasses.replace(own, groups={"1": group}))
-    members = match_collectives(ranks)
-    assert members.groupby("match")["member"].apply(list).tolist() == [[0, 1], [2, 3]]
-    # Without the ranks 4 members of a group of 2 cannot be told apart.
-    bare = [dataclasses.replace(one, groups={}) for one in ranks]
-    assert not len(match_collectives(bare))
 
 
 def test_groups_without_a_list_are_what_the_kernels_say(tmp_path: Path) -> None:

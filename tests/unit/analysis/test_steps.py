@@ -6,16 +6,12 @@ from typing import Any
 import pytest
 from support.kineto_events import event, write
 from support.profiles import sqlite_with
-from support.timelines import timeline
 
-from analysis.diagnose.explain import explain
 from analysis.metrics.comparison.traces import compare_traces
 from analysis.metrics.time.idle import launch_queue
 from analysis.metrics.time.temporal import iterations, temporal_breakdown
 from analysis.readers.kineto import reader as kineto
 from analysis.readers.nsys import reader as nsys
-from analysis.readers.steps import without_empty
-from analysis.sources import open_sources
 
 MS = 1000  # us, as Kineto writes
 STEPS = 5
@@ -75,13 +71,6 @@ def test_a_trace_with_it_and_one_without_are_as_fast(tmp_path: Path) -> None:
     assert (compute["before_ms"], compute["after_ms"]) == (57, 57)
 
 
-def test_the_command_s_findings_speak_of_the_real_steps(tmp_path: Path) -> None:
-    found = {one.name: one for one in explain(open_sources(write(tmp_path / "trace-rank0.json", five_steps())))}
-    columns = ["first_step", "last_step", "steps", "span_ms"]
-    assert found["window"].table[columns].to_numpy().tolist() == [[10, 14, 5, 500]]
-    assert found["iterations"].table.set_index("quantity").loc["step_time_ms", "median"] == 100
-
-
 @pytest.mark.parametrize(
     ("last_us", "launched", "kept"),
     [(18, True, True), (18, False, False), (999, False, False), (1001, False, True), (90 * MS, False, True)],
@@ -124,16 +113,3 @@ def test_an_export_of_nsys_leaves_it_out_too(tmp_path: Path) -> None:
     )(path)
     (trace,) = nsys.read(path)
     assert trace.steps["step"].tolist() == [0, 1, 2] and any("step 3 (0.018 ms)" in said for said in trace.problems)
-
-
-def test_launches_are_tied_to_work_and_any_tiny_empty_step_goes() -> None:
-    """Steps of 1000, 1 and 1000 ns; the call in the second one launched nothing that is in the trace."""
-    made = timeline(
-        steps=[(0, 0, 1000), (1, 1000, 1001), (2, 1001, 2001)],
-        kernels=[("sgemm", 7, 100, 200, 1), ("sgemm", 7, 1000, 1100, 2)],
-        api=[("cudaLaunchKernel", 50, 60, 1), ("cudaEventRecord", 1000, 1001, 7), ("cudaLaunchKernel", 1050, 1060, 2)],
-    )
-    steps, said = without_empty(made.steps, made.kernels, made.api)
-    assert steps["step"].tolist() == [0, 2] and "step 1 " in said[0]
-    steps, said = without_empty(made.steps, made.kernels, made.api.iloc[:0])
-    assert len(steps) == 3 and said == []  # without calls, the kernel that begins in it is its work

@@ -57,17 +57,6 @@ def test_a_timeline_is_the_same_on_the_other_side_of_a_pipe(tmp_path: Path, read
     assert_same(pickle.loads(pickle.dumps(found)), read(sample(tmp_path)))
 
 
-def test_replacing_a_field_keeps_the_tables(tmp_path: Path) -> None:
-    found = read(sample(tmp_path))
-    assert found.replace(rank=5).rank == 5
-    assert_same(found.replace(rank=5).replace(rank=found.rank), found)
-    assert_same(dataclasses.replace(found, rank=found.rank), found)
-    shorter = found.replace(kernels=found.kernels[:2])
-    assert len(shorter.work) == 2 and len(found.work) == 7
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        found.rank = 3  # type: ignore[misc]
-
-
 def test_arrays_hold_what_the_table_holds(tmp_path: Path) -> None:
     found = read(sample(tmp_path))
     work, kernels = found.work, found.kernels
