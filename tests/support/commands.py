@@ -1,6 +1,7 @@
 """Commands run in this process: what they come to, and what they print."""
 
 import io
+import shlex
 import signal
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -9,7 +10,7 @@ from typing import Any
 
 from analysis.render.tables import Block, Facts
 from analysis.render.terminal import DEFAULT_WIDTH, blocks_text
-from bench.cli.dispatch import result_of
+from bench.cli.dispatch import Call, find, result_of
 from bench.cli.main import run
 from bench.cli.result import Result
 
@@ -58,3 +59,11 @@ def text(blocks: Sequence[Block], width: int = DEFAULT_WIDTH) -> str:
 def facts(blocks: Sequence[Block]) -> list[tuple[str, str]]:
     """Return every fact of some blocks."""
     return [row for block in blocks if isinstance(block, Facts) for row in block.rows]
+
+
+def parses(command: str) -> None:
+    """Fail for a command that `bertbench` would refuse to parse."""
+    program, *words = shlex.split(command)
+    found = find(words)
+    assert program == "bertbench" and isinstance(found, Call)
+    found.read_words(found.words, found.program)

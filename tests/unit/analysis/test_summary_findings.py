@@ -1,46 +1,45 @@
 """What is said of tables: numbers worked by hand, and fits of times that were made from a known alpha and beta."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.counters import Summary
-from analysis.diagnose.finding import Finding
+from analysis.counters import KernelCounters, Summary
+from analysis.diagnose.explain import counter_endings
+from analysis.diagnose.finding import Finding, distinct_names
 from analysis.diagnose.summaries import communication_share, findings
 from analysis.metrics.communication.links import alpha_beta
+from analysis.names import has_fused_optimizer
+from analysis.sources import Source
 
 
 def only(summary: Summary, name: str) -> Finding:
     return next(finding for finding in findings([summary]) if finding.name == name)
 
 
-def totals(what: str, *rows: tuple[str, int, int], **more: list[int]) -> Summary:
+def totals(what: str, *rows: tuple[str, int, int], **more: list[float]) -> Summary:
     table = pd.DataFrame(rows, columns=["name", "count", "total_ns"]).assign(**more)
     return Summary(what, "A summary", table)
 
 
 def test_kernels_of_one_name_are_added_up_and_shares_are_of_all() -> None:
     summary = totals("kernels", ("sgemm", 2, 3_000_000), ("gelu_kernel", 4, 1_000_000), ("sgemm", 2, 4_000_000))
-    found = only(summary, "kernel_totals").table
-    assert found.to_dict("records") == [
-        {"name": "sgemm", "family": "GEMM", "count": 4, "total_ms": 7.0, "average_us": 1750.0, "share": 0.875,
-         "cumulative_share": 0.875},
-        {"name": "gelu_kernel", "family": "activation", "count": 4, "total_ms": 1.0, "average_us": 250.0,
-         "share": 0.125, "cumulative_share": 1.0},
-    ]  # fmt: skip
-    families = only(summary, "kernel_families")
-    assert list(families.table["family"]) == ["GEMM", "activation"] and list(families.table["count"]) == [4, 4]
+    gemm, gelu = only(summary, "kernel_totals").table.to_dict("records")
+    assert gemm == {"name": "sgemm", "family": "GEMM", "count": 4, "total_ms": 7.0, "average_us": 1750.0,
+                    "share": 0.875, "cumulative_share": 0.875}  # fmt: skip
+    assert (gelu["family"], gelu["share"], gelu["cumulative_share"]) == ("activation", 0.125, 1.0)
+    families = only(summary, "kernel_families").table
+    assert list(families["family"]) == ["GEMM", "activation"] and list(families["count"]) == [4, 4]
 
 
-def test_copies_have_their_bandwidth() -> None:
-    summary = totals("copies", ("HtoD", 2, 1_000_000), ("DtoH", 1, 500_000), total_bytes=[8_000_000, 1_000_000])
-    assert list(only(summary, "copy_totals").table["gb_per_second"]) == [8.0, 2.0]  # 8 MB in 1 ms
-
-
-def test_totals_of_ranges_have_no_shares_as_ranges_nest() -> None:
+def test_copies_have_their_bandwidth_unknown_sizes_have_none_and_totals_of_ranges_no_shares() -> None:
     """epoch holds every step: 60 of 100 ms of totals would be a share of time that was counted twice."""
+    sizes = [8_000_000, 1_000_000, math.nan]
+    summary = totals("copies", ("HtoD", 2, 1_000_000), ("DtoH", 1, 500_000), ("DtoD", 1, 1000), total_bytes=sizes)
+    assert list(only(summary, "copy_totals").table["gb_per_second"].dropna()) == [8.0, 2.0]  # 8 MB in 1 ms
     found = only(totals("ranges", ("epoch", 1, 60_000_000), ("step", 4, 40_000_000)), "range_totals")
     assert list(found.table) == ["name", "count", "total_ms", "average_us"] and found.table["total_ms"].max() == 60
 
@@ -73,22 +72,17 @@ def collectives(busbw: dict[int, float], wrong: int = 0) -> Summary:
 
 def test_peak_and_the_size_of_half_of_it_are_found() -> None:
     busbw = {1024: 1.0, 1 << 20: 49.0, 1 << 21: 51.0, 1 << 28: 99.0, 1 << 30: 100.0}
-    found = only(collectives(busbw), "collective_bandwidth")
-    (row,) = found.table.to_dict("records")
+    (row,) = only(collectives(busbw), "collective_bandwidth").table.to_dict("records")
     assert (row["peak_busbw_gb_s"], row["peak_at_bytes"], row["half_peak_from_bytes"]) == (100.0, 1 << 30, 1 << 21)
     # The times were made with 10 us and 1e5 bytes/us = 100 GB/s.
     assert row["latency_us"] == pytest.approx(10) and row["fitted_algbw_gb_s"] == pytest.approx(100)
     assert row["fit_median_error"] == pytest.approx(0, abs=1e-9)
 
 
-@pytest.mark.parametrize("busbw", [{1024: 1.0, 2048: 2.0}, {1024: 1.0}])
-def test_a_bandwidth_that_still_rises_is_not_called_that_of_the_links(busbw: dict[int, float]) -> None:
-    sentence = only(collectives(busbw), "collective_bandwidth").sentence
-    assert "-e 1G" in sentence and "carry up to" not in sentence
-
-
-def test_wrong_results_come_before_any_bandwidth() -> None:
-    assert "wrong results" in only(collectives({1024: 1.0}, wrong=3), "collective_bandwidth").sentence
+def test_a_bandwidth_that_still_rises_is_not_that_of_the_links_and_wrong_results_come_first() -> None:
+    assert "-e 1G" in only(collectives({1024: 1.0, 2048: 2.0}), "collective_bandwidth").sentence
+    wrong = only(collectives({1024: 1.0}, wrong=3), "collective_bandwidth")
+    assert "wrong results" in wrong.sentence and wrong.advice[0].cause == "machine"
 
 
 def test_no_fit_is_made_of_too_few_sizes_or_of_times_that_fall() -> None:
@@ -101,7 +95,25 @@ def test_no_fit_is_made_of_too_few_sizes_or_of_times_that_fall() -> None:
     assert fit is not None and fit[:2] == (pytest.approx(5), pytest.approx(100))
 
 
-def test_names_are_distinct_and_unknown_kinds_are_shown_as_they_are() -> None:
+def test_names_of_findings_are_distinct_and_unknown_kinds_are_shown_as_they_are() -> None:
     other = Summary("some thing", "t", pd.DataFrame({"a": [1]}))
     names = [found.name for found in findings([totals("api", ("a", 1, 1)), totals("api", ("a", 1, 1)), other])]
     assert names == ["api_totals", "api_totals_2", "some_thing"]
+    assert distinct_names(["a", "a_2", "a", "a"]) == ["a", "a_2", "a_3", "a_4"]
+    files = tuple(Path(name) for name in ("a.csv", "b/a.csv", "a_2.csv", "ÄÖ.csv", f"{'x' * 250}.csv", "A b-c.csv"))
+    nothing = KernelCounters(pd.DataFrame(), {}, None, None, ())
+    endings = counter_endings(Source(path=Path(), counters=(nothing,) * len(files), counter_files=files))
+    assert endings == ["_a", "_a_3", "_a_2", "_table", f"_{'x' * 60}", "_a_b_c"]
+
+
+@pytest.mark.parametrize(
+    ("name", "fused"),
+    [
+        ("void multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>", True),
+        ("lamb_apply", True),
+        ("aten::_foreach_add_", False),
+        ("fused_dropout", False),
+    ],
+)
+def test_a_fused_optimizer_is_not_advised_where_there_is_one(name: str, fused: bool) -> None:
+    assert has_fused_optimizer(["aten::mm", name]) == fused

@@ -12,7 +12,7 @@ from support.timelines import timeline
 from analysis.diagnose.explain import comparison_findings
 from analysis.metrics.comparison.traces import compare_traces, trace_diff
 from analysis.readers.kineto.reader import read
-from analysis.timeline import Timeline
+from analysis.timeline import LostKernels, Timeline
 from bench.cli.main import run
 from records.files import write_record
 from records.trial import Trial
@@ -193,6 +193,12 @@ def test_what_does_not_compare_is_said() -> None:
         trace_diff([cpu], [gpu])
     with refused("trace-without-work", "trace"):
         trace_diff([cpu], [timeline()])
+    lost = dataclasses.replace(cpu, problems=(LostKernels("b.json has no kernels: copy it"),))
+    with refused("run-mismatch", "b.json has no kernels"):
+        compare_traces([gpu], [lost])
+    still = timeline(steps=[(0, 5, 5), (1, 9, 9)], kernels=[("gemm", 7, 6, 8)])
+    with refused("trace-without-work"):
+        compare_traces([still], [still])
 
 
 @pytest.mark.public
