@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.diagnose.profiles import summarize, write_tables
+from analysis.diagnose.answer import profile_answer
+from analysis.diagnose.profiles import summarize, utilization_by_batch, write_tables
+from analysis.metrics.cautions import of_profiles
 from bench.cli.main import run
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
@@ -97,16 +99,12 @@ def test_the_table_of_the_run_is_in_order_of_batch_sizes_and_keeps_earlier_ones(
         assert [row["micro_batch_size"] for row in csv.DictReader(file)] == ["2", "16"]
 
 
-def test_a_trial_without_a_profile_is_a_row_with_its_reason(tmp_path: Path) -> None:
+def test_a_missing_or_damaged_profile_is_a_row_with_its_reason_and_not_the_end(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     directory = trial_of(run, 8, "nsys", profile={"problem": "nsys wrote no report", "files": []})
     (row,) = summarize(directory).compute
     assert row["compute_utilization"] is None and row["reason"] == "nsys wrote no report"
-
-
-def test_a_damaged_file_is_a_problem_and_not_the_end(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    directory = trial_of(run, 8, "nsys", profile={"problem": "", "files": []})
+    directory = trial_of(run, 4, "nsys", profile={"problem": "", "files": []})
     database = directory.profile / "node0.sqlite"
     with sqlite3.connect(database) as connection:
         connection.execute("create table OTHER (a)")
@@ -122,3 +120,24 @@ def test_analyze_of_a_trial_knows_its_window(tmp_path: Path, capsys: pytest.Capt
     rows = json.loads(capsys.readouterr().out)["findings"]["core_utilization"]["rows"]
     (fma,) = [row["in_window_utilization"] for row in rows if row["pipe"] == "fma"]
     assert fma == pytest.approx((3000 * 0.5 + 1000 * 0.1) / 20000), "two steps of 10,000 ns"
+
+
+def test_utilization_is_the_mean_over_ranks_by_batch_size_and_that_of_cores_comes_first() -> None:
+    compute = [
+        {"micro_batch_size": batch, "rank": rank, "compute_utilization": share}
+        for batch, rank, share in ((8, 0, 0.9), (8, 1, 0.7), (4, 0, 0.5), (2, 0, None))
+    ]
+    found = utilization_by_batch({"core": [], "compute": compute})
+    assert found == {"Compute utilization": {4: 0.5, 8: pytest.approx(0.8)}}
+    answer = profile_answer(found)
+    assert [card.label for card in answer.cards] == ["batch 4", "batch 8"] and answer.cards[1].value == "80.0 %"
+    cores = {"micro_batch_size": 16, "tensor_percent": 55.43, "fma_percent": 12.28, "fp16_percent": None}
+    found = utilization_by_batch({"core": [cores], "compute": compute})
+    known = {"Tensor utilization": {16: pytest.approx(0.5543)}, "FMA utilization": {16: pytest.approx(0.1228)}}
+    assert found == known and "Tensor" in profile_answer(found).headline
+
+
+def test_a_profiler_that_slows_steps_much_is_a_caution() -> None:
+    rows = [{"profile": {"step_time_ratio": ratio}} for ratio in (1.2, 19.24)] + [{"profile": None}, {}]
+    assert [caution.code for caution in of_profiles(rows)] == ["profiler_slow"]
+    assert of_profiles(rows[:1]) == of_profiles([]) == []

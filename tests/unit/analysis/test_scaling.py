@@ -5,19 +5,10 @@ import pytest
 from analysis.metrics.scaling import efficiency
 
 BASE = {
-    "status": "ok",
-    "kind": "throughput",
-    "task": "pretrain",
-    "implementation": "bertbench",
-    "strategy": "ddp",
-    "preset": "base",
-    "precision": "bf16",
-    "seq_len": 128,
-    "micro_batch_size": 8,
-    "grad_accum_steps": 1,
-    "world_size": 1,
-    "device": "cuda",
-}
+    "status": "ok", "kind": "throughput", "task": "pretrain", "implementation": "bertbench", "strategy": "ddp",
+    "preset": "base", "precision": "bf16", "seq_len": 128, "micro_batch_size": 8, "grad_accum_steps": 1,
+    "world_size": 1, "device": "cuda",
+}  # fmt: skip
 
 
 def row(world: int, rate: float | None, **changes: Any) -> dict[str, Any]:
@@ -28,20 +19,14 @@ def by_size(rows: list[dict[str, Any]], kind: str) -> dict[int, dict[str, Any]]:
     return {found["world_size"]: found for found in efficiency(rows) if found["scaling"] == kind}
 
 
-def test_weak_scaling_on_gpus_is_per_device() -> None:
+def test_weak_scaling_on_gpus_is_per_device_and_strong_scaling_keeps_the_global_batch() -> None:
     found = by_size([row(1, 100.0), row(2, 190.0), row(4, 300.0)], "weak")
     assert found[2]["efficiency"] == pytest.approx(0.95) and found[4]["efficiency"] == pytest.approx(0.75)
     assert found[4]["ideal_speedup"] == 4 and found[4]["basis"] == "per device"
-
-
-def test_strong_scaling_keeps_the_global_batch() -> None:
     rows = [row(1, 100.0, micro_batch_size=16), row(2, 160.0, micro_batch_size=8), row(2, 190.0, micro_batch_size=16)]
     found = by_size(rows, "strong")
     assert found[2]["efficiency"] == pytest.approx(0.8) and found[2]["global_batch_size"] == 16
     assert by_size(rows, "weak")[2]["efficiency"] == pytest.approx(0.95)
-
-
-def test_on_a_cpu_it_is_against_the_same_total_cores_and_says_so() -> None:
     rows = [row(n, rate, device="cpu", total_threads=4) for n, rate in ((1, 100.0), (2, 95.0))]
     found = by_size(rows, "weak")
     assert found[2]["efficiency"] == pytest.approx(0.95) and found[2]["basis"] == "same total cores"

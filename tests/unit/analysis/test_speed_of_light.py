@@ -1,11 +1,11 @@
 """The floor and the waterfall of parts whose times are known, and what damaged records do."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.commands import text as shown_text
+from support.fake_run import step_rows, write_csv, write_trial
 from support.page import report_page
 
 from analysis.load import load_run
@@ -17,10 +17,9 @@ from analysis.metrics.speed_of_light import (
 )
 from analysis.render.result_tables import light_blocks
 from analysis.wording import floor_sentence
-from records.files import write_record
 from records.kinds import Component, components_csv, write_components
 from records.run import RunDirectory, TrialDirectory
-from records.schema import COMPONENT_COLUMNS, STEP_COLUMNS
+from records.schema import COMPONENT_COLUMNS
 from records.trial import Trial
 
 # 1 GFLOP takes 1 ms, 1 MB takes 1 ms.
@@ -64,12 +63,8 @@ EXPECTED = {
 }
 
 
-def bars() -> list[dict[str, Any]]:
-    return waterfall(PARTS, TIMES, CEILINGS, STEP)
-
-
 def test_parts_of_known_times_give_the_known_waterfall() -> None:
-    found = bars()
+    found = waterfall(PARTS, TIMES, CEILINGS, STEP)
     assert {bar["name"]: bar["ms"] for bar in found} == pytest.approx(EXPECTED)
     assert [bar["name"] for bar in found] == list(EXPECTED)
     assert sum(bar["ms"] for bar in found[:-1]) == pytest.approx(found[-1]["ms"])
@@ -77,6 +72,8 @@ def test_parts_of_known_times_give_the_known_waterfall() -> None:
     layers = next(bar for bar in found if bar["name"] == "GEMMs below the peak")
     assert (layers["ms_low"], layers["ms_high"]) == (pytest.approx(4 * 2), pytest.approx(4 * 4))
     assert (found[-1]["ms_low"], found[-1]["ms_high"]) == (98.0, 103.0)
+    one_round = waterfall(PARTS, {name: times[:1] for name, times in TIMES.items()}, CEILINGS, STEP)
+    assert {(bar["ms_low"], bar["ms_high"]) for bar in one_round[:-1]} == {(None, None)}
 
 
 def test_a_part_reaches_a_share_of_the_ceiling_that_bounds_it() -> None:
@@ -90,93 +87,55 @@ def test_a_part_reaches_a_share_of_the_ceiling_that_bounds_it() -> None:
     assert rows["clipping"]["step_ms"] == 0.0 and rows["clipping"]["time_ms"] == 5.0
 
 
-def test_one_round_has_no_interval() -> None:
-    found = waterfall(PARTS, {name: times[:1] for name, times in TIMES.items()}, CEILINGS, STEP)
-    assert {(bar["ms_low"], bar["ms_high"]) for bar in found[:-1]} == {(None, None)}
-
-
-def write_trial(run: Path, after_ms: float = 100.0, ranks: int = 1, **fields: Any) -> TrialDirectory:
-    """A trial of kind components as bench writes it."""
-    trial = Trial(
-        kind="components", preset="tiny", world_size=ranks, strategy="ddp" if ranks > 1 else "single", **fields
-    )
+def written(run: Path, after_ms: float = 100.0, ranks: int = 1, layer_ms: float = 0.0) -> TrialDirectory:
+    """A trial of kind components as bench writes it; the last rank is the slowest, a fourth round is cut short."""
+    trial = Trial(kind="components", preset="tiny", world_size=ranks, strategy="ddp" if ranks > 1 else "single")
     directory = RunDirectory(run).trial(trial.trial_id)
-    directory.path.mkdir(parents=True)
-    write_record(directory.trial_json, trial.to_json())
-    write_record(directory.result_json, {"trial_id": trial.trial_id, "status": "ok", "reason": ""})
-    write_components(directory, PARTS, {"layout": "padded"})
-    times = [500.0, 100.0, 100.0, *(100.0 for _ in range(3)), after_ms, after_ms]
+    counts = {"real_tokens": 800, "padded_tokens": 1024, "model_flops": 24e9}
+    steps = step_rows([500.0, *[100.0] * 5, after_ms, after_ms], 8, communication=2.5, data_wait=1.5, **counts)
     series = {"warmup": [0, 1], "before": [1, 3], "rounds": [3, 6], "after": [6, 8]}
-    for rank in range(ranks):
-        with components_csv(directory, rank).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(COMPONENT_COLUMNS)
-            for number in range(3):
-                # The last rank is the slowest; a fourth round is cut short.
-                rows = [(number, name, 1, TIMES[name][number] * (rank + 1) / ranks) for name in TIMES]
-                writer.writerows(rows)
-            writer.writerow([3, "layer", 1, 9.0])
-        with directory.steps_csv(rank).open("w", newline="", encoding="utf-8") as file:
-            steps = csv.DictWriter(file, STEP_COLUMNS)
-            steps.writeheader()
-            for number, time in enumerate(times):
-                counts = {"samples": 8, "real_tokens": 800, "padded_tokens": 1024, "model_flops": 24e9}
-                parts = {"data_wait_ms": 1.5, "communication_ms": 2.5}
-                row = {"step": number, "start_ns": 10**9 * number, "step_time_ms": time, **parts, **counts}
-                steps.writerow({**dict.fromkeys(STEP_COLUMNS, ""), **row})
-        ceilings = {
-            "measured_peak": {"before": 9e11, "after": 1e12},
-            "measured_bandwidth": {"before": 1e9, "after": 8e8},
-        }
-        write_record(directory.rank_json(rank), {"rank": rank, "series": series, "steps": len(times), **ceilings})
+    ceilings = {"measured_peak": {"before": 9e11, "after": 1e12}, "measured_bandwidth": {"before": 1e9, "after": 8e8}}
+    records = {rank: {"rank": rank, "series": series, "steps": 8, **ceilings} for rank in range(ranks)}
+    write_trial(RunDirectory(run), trial, dict.fromkeys(records, steps), ranks=records)
+    write_components(directory, PARTS, {"layout": "padded"})
+    for rank in records:
+        rows = [
+            (number, name, 1, (TIMES[name][number] + layer_ms * (name == "layer")) * (rank + 1) / ranks)
+            for number in range(3)
+            for name in TIMES
+        ]
+        named = [dict(zip(COMPONENT_COLUMNS, row, strict=True)) for row in [*rows, (3, "layer", 1, 9.0)]]
+        write_csv(components_csv(directory, rank), list(COMPONENT_COLUMNS), named)
     return directory
 
 
-def summary(directory: TrialDirectory) -> dict[str, Any]:
-    return summarize_components(directory.read_trial(), directory)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_records_give_the_same_waterfall_and_the_slowest_rank_counts(tmp_path: Path, ranks: int) -> None:
-    found = summary(write_trial(tmp_path, ranks=ranks))
+@pytest.mark.parametrize(
+    ("changes", "codes"),
+    [({}, set()), ({"ranks": 2}, set()), ({"after_ms": 130.0}, {"drifted"}), ({"layer_ms": 80.0}, {"not_explained"})],
+)
+def test_records_give_the_same_waterfall_and_the_slowest_rank_counts(
+    changes: dict[str, Any], codes: set[str], tmp_path: Path
+) -> None:
+    directory = written(tmp_path, **changes)
+    found = summarize_components(directory.read_trial(), directory)
+    assert {one["code"] for one in found["cautions"]} & {"drifted", "not_explained"} == codes
+    assert found["drift"]["steps"] == pytest.approx(0.3 if "drifted" in codes else 0.0)
+    if codes:
+        return
     assert {bar["name"]: bar["ms"] for bar in found["waterfall"]} == pytest.approx(EXPECTED)
     assert (found["floor_ms"], found["of_floor"], found["rounds"]) == (pytest.approx(41.0), pytest.approx(0.41), 3)
-    assert found["step_time_ms"] == 100.0 and found["steps_measured"] == 7
-    assert found["mfu"] == pytest.approx(0.24)
-    expected = {"steps": 0.0, "peak": pytest.approx(1 / 9), "bandwidth": pytest.approx(-0.2)}
-    assert found["drift"] == expected
-    assert "drifted" not in {caution["code"] for caution in found["cautions"]}
-
-
-def test_a_machine_that_changes_speed_is_named(tmp_path: Path) -> None:
-    found = summary(write_trial(tmp_path, after_ms=130.0))
-    assert found["drift"]["steps"] == pytest.approx(0.3)
-    (caution,) = [caution for caution in found["cautions"] if caution["code"] == "drifted"]
-    assert "30.0 % longer" in caution["message"]
-
-
-def test_a_large_rest_is_named(tmp_path: Path) -> None:
-    directory = write_trial(tmp_path)
-    path = components_csv(directory, 0)
-    path.write_text(path.read_text().replace("layer,1,1", "layer,1,9"))
-    codes = {caution["code"] for caution in summary(directory)["cautions"]}
-    assert "not_explained" in codes
+    assert (found["step_time_ms"], found["steps_measured"], found["mfu"]) == (100.0, 7, pytest.approx(0.24))
+    assert (found["drift"]["peak"], found["drift"]["bandwidth"]) == (pytest.approx(1 / 9), pytest.approx(-0.2))
 
 
 def test_the_report_shows_table_and_picture(tmp_path: Path) -> None:
-    write_trial(tmp_path)
+    written(tmp_path)
     page = report_page(RunDirectory(tmp_path)).read_text(encoding="utf-8")
     assert "Speed of light" in page and "= floor" in page and "This run breaks down a step" in page
     assert {path.name for path in (tmp_path / "report").iterdir()} >= {
         "waterfall-0.png", "waterfall-0.csv", "components-0.csv"
     }  # fmt: skip
     (trial,) = load_run(RunDirectory(tmp_path))
-    text = shown_text(light_blocks(trial))
-    assert "takes 100 ms per step; the floor is 41.0 ms, 41.0 % of that" in text
-    assert "measured peak 1 TFLOP/s, memory bandwidth 1.00 GB/s" in text
-    assert "-1.00" in text, "a part that is faster than memory stands below 0"
-
-
-def test_a_step_below_its_floor_has_no_share_of_it(tmp_path: Path) -> None:
-    (trial,) = load_run(RunDirectory(write_trial(tmp_path).path.parents[1]))
-    assert "%" not in floor_sentence({**trial.row, "floor_ms": 120.0, "of_floor": 1.2})
+    shown = shown_text(light_blocks(trial))
+    assert "the floor is 41.0 ms, 41.0 % of that" in shown and "-1.00" in shown, "a part may be faster than memory"
+    assert "%" not in floor_sentence({**trial.row, "floor_ms": 120.0, "of_floor": 1.2}), "no share above its floor"
