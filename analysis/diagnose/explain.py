@@ -15,27 +15,12 @@ if TYPE_CHECKING:
 
     from analysis.metrics.comparison.traces import TraceComparison
 
-# Findings in order of importance.
 _FIRST = (
-    "temporal_breakdown",
-    "idle_causes",
-    "idle_gaps",
-    "all_reduce_by_rank",
-    "stragglers",
-    "kernel_families",
-    "operator_families",
-    "phases",
-    "module_classes",
-    "modules",
-    "operator_roofline",
-    "core_utilization",
-    "sampled_utilization",
-    "roofline",
-    "kernel_rules",
-    "memory_levels",
-    "flop_rates",
-    "kernel_limits",
-)
+    "temporal_breakdown", "idle_causes", "idle_gaps", "all_reduce_by_rank", "stragglers", "kernel_families",
+    "operator_families", "phases", "module_classes", "modules", "operator_roofline", "core_utilization",
+    "sampled_utilization", "roofline", "kernel_rules", "memory_levels", "flop_rates", "kernel_limits",
+)  # fmt: skip
+"""Findings in order of importance."""
 
 
 def explain(
@@ -54,37 +39,31 @@ def explain(
         context: the trial that was recorded, where it is known.
         own_tests: measurements of collectives on the same machine, rows of `collectives.by_size`.
     """
-    found: list[Finding] = []
+    from analysis.diagnose import cores
+
+    made: list[Finding] = []
     context = context or Context()
-    if source.timelines:
-        from analysis.diagnose import cores as core_findings
-        from analysis.diagnose import modules as module_findings
-        from analysis.diagnose import rules_communication, rules_time
+    if timelines := source.timelines:
+        from analysis.diagnose import modules, rules_communication, rules_time
         from analysis.metrics.kernels.devices import LinkRates
 
-        found += rules_time.window(source.timelines)
-        found += rules_time.findings(source.timelines, context)
-        found += rules_time.operators(source.timelines, context)
-        found += core_findings.sampled_findings(source.timelines)
-        found += module_findings.findings(source.timelines)
-        found += module_findings.roofline_findings(source.timelines)
-        found += rules_time.ranges(source.timelines)
-        links = LinkRates.of(source.summaries, own_tests)
-        found += rules_communication.findings(source.timelines, context=context, links=links)
-    if source.counters:
-        from analysis.diagnose import cores as core_findings
-
-        for counters, file, ending in zip(source.counters, source.counter_files, counter_endings(source), strict=True):
-            title = f" ({file.name})" if ending else ""
-            found += [
-                dataclasses.replace(one, name=f"{one.name}{ending}", title=f"{one.title}{title}")
-                for one in core_findings.findings(counters, window_ns, measured, context)
-            ]
+        made += rules_time.window(timelines)
+        made += rules_time.findings(timelines, context)
+        made += rules_time.operators(timelines, context)
+        made += cores.sampled_findings(timelines)
+        made += modules.findings(timelines)
+        made += modules.roofline_findings(timelines)
+        made += rules_time.ranges(timelines)
+        made += rules_communication.findings(timelines, context, LinkRates.of(source.summaries, own_tests))
+    for counters, file, ending in zip(source.counters, source.counter_files, counter_endings(source), strict=True):
+        title = f" ({file.name})" if ending else ""
+        for one in cores.findings(counters, window_ns, measured, context):
+            made.append(dataclasses.replace(one, name=f"{one.name}{ending}", title=f"{one.title}{title}"))
     if source.summaries:
-        from analysis.diagnose import summaries as summary_findings
+        from analysis.diagnose import summaries
 
-        found += summary_findings.findings(source.summaries)
-    return distinct(found)
+        made += summaries.findings(source.summaries)
+    return distinct(made)
 
 
 def to_do(source: Source, findings: Sequence[Finding], context: Context | None = None) -> list[Advice]:
@@ -123,40 +102,35 @@ def in_window(source: Source, window: str) -> Source:
 
     if window == STEPS:
         return source
-    kept, said = windowed(source.timelines, window)
-    return dataclasses.replace(source, timelines=kept, problems=(*source.problems, *said))
+    timelines, problems = windowed(source.timelines, window)
+    return dataclasses.replace(source, timelines=timelines, problems=(*source.problems, *problems))
 
 
 def by_weight(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings in the order of _FIRST; others come last, in their own order."""
-
-    def place(finding: Finding) -> int:
-        return next((place for place, name in enumerate(_FIRST) if finding.name.startswith(name)), len(_FIRST))
-
-    return sorted(findings, key=place)
+    return sorted(findings, key=lambda one: [not one.name.startswith(name) for name in _FIRST])
 
 
-def comparison_findings(found: "TraceComparison") -> list[Finding]:
+def comparison_findings(compared: "TraceComparison") -> list[Finding]:
     """Return the kinds of time, the families, the places and the kernels that changed."""
     from analysis.metrics.kernels.modules import OUTSIDE
 
     verdict = (
-        f"{found.before_ms:,.3f} ms before, {found.after_ms:,.3f} ms after: {found.verdict} at a threshold of "
-        f"{percent(found.threshold)}; only `bertbench throughput --rounds 3` is conclusive."
+        f"{compared.before_ms:,.3f} ms before, {compared.after_ms:,.3f} ms after: {compared.verdict} at a threshold of "
+        f"{percent(compared.threshold)}; only `bertbench throughput --rounds 3` is conclusive."
     )
     findings = [
-        Finding("time", f"Time per {found.per} and rank", found.time, verdict),
-        Finding("changed_families", "Kinds of work that changed", found.families),
+        Finding("time", f"Time per {compared.per} and rank", compared.time, verdict),
+        Finding("changed_families", "Kinds of work that changed", compared.families),
     ]
-    if (found.places["path"] != OUTSIDE).any():
+    if (compared.places["path"] != OUTSIDE).any():
         title = "Places in the model that changed, own time"
-        findings.append(Finding("changed_places", title, found.places, _largest(found.places, "path")))
-    changed = _largest(found.kernels[found.kernels["change"] != "same"], "name")
-    return [*findings, Finding("changed_kernels", "Kernels that changed", found.kernels, changed)]
+        findings.append(Finding("changed_places", title, compared.places, _largest(compared.places, "path")))
+    changed = _largest(compared.kernels[compared.kernels["change"] != "same"], "name")
+    return [*findings, Finding("changed_kernels", "Kernels that changed", compared.kernels, changed)]
 
 
 def _largest(rows: "pd.DataFrame", label: str) -> str:
-    rows = rows[rows["delta_ms"] != 0]
-    if not len(rows):
-        return "Nothing changed."
-    return f"{short_name(rows[label].iloc[0])} changed most, by {rows['delta_ms'].iloc[0]:+.3f} ms."
+    for name, delta in rows.loc[rows["delta_ms"] != 0, [label, "delta_ms"]].head(1).itertuples(index=False):
+        return f"{short_name(name)} changed most, by {delta:+.3f} ms."
+    return "Nothing changed."

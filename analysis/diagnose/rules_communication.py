@@ -7,12 +7,7 @@ import pandas as pd
 
 from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding, number
-from analysis.metrics.communication.exposure import (
-    buckets,
-    communication_by_group,
-    communication_by_kind,
-    communication_by_rank,
-)
+from analysis.metrics.communication import exposure
 from analysis.metrics.communication.matching import clock_offsets, match_collectives, stragglers
 from analysis.metrics.kernels.devices import LinkRates
 from analysis.timeline import Timeline, lost_kernels
@@ -37,32 +32,31 @@ def findings(
         all_reduce_by_rank, collectives and buckets; of several ranks stragglers and clock_offsets too; where the trace
         describes or has several process groups process_groups.
     """
-    if not any(len(timeline.collectives) for timeline in timelines):
+    talking = [place for place, timeline in enumerate(timelines) if len(timeline.collectives)]
+    if not talking:
         return []
     matching = match_collectives(timelines)
-    by_rank = communication_by_rank(timelines, matching)
-    by_kind = communication_by_kind(timelines, matching, links)
-    late = stragglers(timelines, matching)
-    found = [exposed(by_rank, late, context or Context()), collectives(by_kind)]
-    found += process_groups(communication_by_group(timelines, matching), by_kind)
-    if len(timelines) > 1:
-        found.append(who_is_late(late))
+    by_rank = exposure.communication_by_rank(timelines, matching)
+    by_kind = exposure.communication_by_kind(timelines, matching, links)
+    groups, late = exposure.communication_by_group(timelines, matching), stragglers(timelines, matching)
     exposed_ms = dict(zip(by_rank["rank"].tolist(), by_rank["exposed_ms"].tolist(), strict=True))
-    talking = [place for place, timeline in enumerate(timelines) if len(timeline.collectives)]
     worst = max(talking, key=lambda place: float(exposed_ms.get(timelines[place].rank, 0.0)))
-    found.append(one_step(buckets(timelines[worst], matching, worst), timelines[worst].rank))
-    if len(timelines) > 1:
-        found.append(rank_clocks(clock_offsets(timelines, matching)))
-    return found
+    several = len(timelines) > 1
+    made = [
+        exposed(by_rank, late, context or Context()),
+        collectives(by_kind),
+        process_groups(groups) if len(groups) > 1 or (by_kind["description"] != "").any() else None,
+        who_is_late(late) if several else None,
+        one_step(exposure.buckets(timelines[worst], matching, worst), timelines[worst].rank),
+        rank_clocks(clock_offsets(timelines, matching)) if several else None,
+    ]
+    return [finding for finding in made if finding is not None]
 
 
 def no_communication(timelines: Sequence[Timeline]) -> str:
     """Return why traces show no communication."""
-    reason = lost_kernels(timelines)
-    if not reason:
-        reason = (
-            "the job has one rank" if {one.world_size for one in timelines} == {1} else "give a run on several devices"
-        )
+    alone = {one.world_size for one in timelines} == {1}
+    reason = lost_kernels(timelines) or ("the job has one rank" if alone else "give a run on several devices")
     return f"no communication in {'this trace' if len(timelines) == 1 else 'these traces'}: {reason}"
 
 
@@ -70,90 +64,70 @@ def exposed(table: "pd.DataFrame", late: "pd.DataFrame", context: Context) -> Fi
     """Return all_reduce_by_rank, with advice: of the rank with most exposed communication, an upper bound.
 
     Advice is about waiting where most of it is that: then less communication would not help.
-
-    Args:
-        table: of `communication_by_rank`.
-        late: of `stragglers`.
-        context: the recorded trial.
     """
     title, shown = "Communication by rank", table.drop(columns="steps")
     if not len(table):
         return Finding("all_reduce_by_rank", title, shown, "Nothing ran in the window.")
     worst = _first(table.nlargest(1, "exposed_share"))
-    share, waiting = float(worst["exposed_share"]), worst["exposed_wait_ms"]
-    sentence = f"Without {number(float(worst['exposed_ms']))} ms of exposed communication "
-    sentence += f"{_rank(worst['rank'])} takes at most {percent(share)} less time"
-    wait = 0.0 if pd.isna(waiting) or not worst["exposed_ms"] else float(waiting / worst["exposed_ms"])
-    sentence += "; all ranks' traces separate waiting." if pd.isna(waiting) else f"; {percent(wait)} is waiting."
-    if share < LEAST:
-        return Finding("all_reduce_by_rank", title, shown, sentence)
-    caused = late["wait_caused_ms"]
+    share, known = float(worst["exposed_share"]), not pd.isna(worst["exposed_wait_ms"])
+    wait = float(worst["exposed_wait_ms"] / worst["exposed_ms"]) if known and worst["exposed_ms"] else 0.0
+    rank = _rank(worst["rank"])
+    sentence = f"Without {number(float(worst['exposed_ms']))} ms of exposed communication {rank} takes at most "
+    sentence += f"{percent(share)} less time; "
+    sentence += f"{percent(wait)} is waiting." if known else "all ranks' traces separate waiting."
     if wait > 0.5:  # less communication would not shorten a wait
+        caused = late["wait_caused_ms"]
         one = caused.sum() > 0 and caused.iloc[0] >= _ONE_RANK * caused.sum()
-        whom = _rank(late["rank"].iloc[0]) if one else "changing ranks"
-        seen = f"waits for {whom} take up to {percent(share * wait)} of a rank's time"
+        cause, saves = "waiting", share * wait
+        seen = (
+            f"{rank} waits for {_rank(late['rank'].iloc[0]) if one else 'changing ranks'} {percent(saves)} of its time"
+        )
         remedy = "find out why ranks arrive late (data, host, GPU clock), and balance the work"
-        advice = Advice(cause="waiting", seen=seen, remedy=remedy, saves=share * wait)
     else:
-        seen = f"communication is exposed {percent(share)} of the time"
+        cause, saves, seen = "communication", share, f"{rank}'s communication is exposed {percent(share)} of its time"
         less = "gradient accumulation" if context.has("bf16-gradients") else "16-bit gradients, gradient accumulation"
         remedy = f"overlap communication with computation, or send less ({less})"
-        advice = Advice(cause="communication", seen=seen, remedy=remedy, saves=share)
-    return Finding("all_reduce_by_rank", title, shown, sentence, (advice,))
+    of = f"time of {rank}" if len(table) > 1 else ""
+    advice = (Advice(cause=cause, seen=seen, remedy=remedy, saves=saves, of=of),) if share >= LEAST else ()
+    return Finding("all_reduce_by_rank", title, shown, sentence, advice)
 
 
 def collectives(table: "pd.DataFrame") -> Finding:
-    """Return collectives: bytes and bandwidths by rank and kind. Args: table: of `communication_by_kind`."""
+    """Return collectives: bytes and bandwidths by rank and kind."""
     known = table[table["bytes"].notna()]
     sentence = "The trace has no message sizes, so bandwidths are unknown."
     if len(known):
         top = _first(known)
+        rate = top["busbw_gb_s"] if pd.isna(top["transfer_busbw_gb_s"]) else top["transfer_busbw_gb_s"]
         sentence = f"{_rank(top['rank']).capitalize()}'s {top['collective']} moves "
         sentence += f"{traffic(top['bytes'] / top['sized'])} per call"
-        rate = top["busbw_gb_s"] if pd.isna(top["transfer_busbw_gb_s"]) else top["transfer_busbw_gb_s"]
         sentence += "" if pd.isna(rate) else f" at a bus bandwidth of {short(float(rate))} GB/s"
-        link = "" if pd.isna(top["link_share"]) else f", {percent(float(top['link_share']))} of the link"
-        sentence += f"{link}."
+        sentence += "." if pd.isna(top["link_share"]) else f", {percent(float(top['link_share']))} of the link."
     return Finding("collectives", "Collectives by rank and kind", _shown(table), sentence)
 
 
-def process_groups(groups: "pd.DataFrame", by_kind: "pd.DataFrame") -> list[Finding]:
-    """Return process_groups; nothing for one group without a description.
-
-    Args:
-        groups: of `communication_by_group`.
-        by_kind: of `communication_by_kind`.
-    """
-    if len(groups) < 2 and not (by_kind["description"] != "").any():
-        return []
+def process_groups(groups: "pd.DataFrame") -> Finding:
+    """Return process_groups."""
     first = _first(groups)
     most = number(float(first["exposed_ms"]))
     sentence = f"Group {first['group'][:_LONGEST_LABEL]} has most exposed communication, {most} ms per rank."
-    return [Finding("process_groups", "Process groups (means over ranks)", _shown(groups), sentence)]
+    return Finding("process_groups", "Process groups (means over ranks)", _shown(groups), sentence)
 
 
 def who_is_late(table: "pd.DataFrame") -> Finding:
-    """Return stragglers. Args: table: of `stragglers`."""
+    """Return stragglers."""
     caused, first = float(table["wait_caused_ms"].sum()), _first(table)
     sentence = "No rank waited for another one."
     if not table["matched"].sum():
         sentence = "No collective matches between ranks."
     elif caused:
-        share = percent(float(first["wait_caused_ms"]) / caused)
-        sentence = (
-            f"{_rank(first['rank']).capitalize()} was last in {int(first['times_last'])} of {int(first['matched'])} "
-        )
-        sentence += f"collectives and caused {share} of the waiting."
+        sentence = f"{_rank(first['rank']).capitalize()} was last in {first['times_last']} of {first['matched']} "
+        sentence += f"collectives and caused {percent(float(first['wait_caused_ms']) / caused)} of the waiting."
     return Finding("stragglers", "Who the others wait for", table, sentence)
 
 
 def one_step(table: "pd.DataFrame", rank: int | None) -> Finding:
-    """Return buckets: of one rank, the last step that has as many collectives as most have.
-
-    Args:
-        table: of `buckets`.
-        rank: whose it is.
-    """
+    """Return buckets: of one rank, the last step that has as many collectives as most have."""
     what = "the trace"
     if table["step"].notna().any():
         counts = table["step"].value_counts()
@@ -161,15 +135,14 @@ def one_step(table: "pd.DataFrame", rank: int | None) -> Finding:
         table, what = table[table["step"] == chosen].reset_index(drop=True), f"step {chosen}"
     sentence = "No collective was launched in a marked step."
     if len(table):
-        longest = _first(table.nlargest(1, "exposed_ms"))
-        bare = int((table["exposed_ms"] > 0).sum())
-        sentence = f"{bare} of {len(table)} collectives of {what} are exposed, number {longest['bucket']} most: "
-        sentence += f"{number(float(longest['exposed_ms']))} ms."
+        longest, bare = _first(table.nlargest(1, "exposed_ms")), int((table["exposed_ms"] > 0).sum())
+        sentence = f"On {_rank(rank)}, {bare} of {len(table)} collectives of {what} are exposed, "
+        sentence += f"number {longest['bucket']} most: {number(float(longest['exposed_ms']))} ms."
     return Finding("buckets", f"Collectives of {what}, {_rank(rank)}", table, sentence)
 
 
 def rank_clocks(table: "pd.DataFrame") -> Finding:
-    """Return clock_offsets. Args: table: of `clock_offsets`."""
+    """Return clock_offsets."""
     known = table["offset_us"].dropna()
     sentence = "The ranks have no collective in common: their clocks are assumed equal."
     if len(known) > 1:
@@ -179,12 +152,8 @@ def rank_clocks(table: "pd.DataFrame") -> Finding:
 
 def _shown(table: "pd.DataFrame") -> "pd.DataFrame":
     """Return the columns that have a value."""
-    known = [
-        name
-        for name in table
-        if name in ("rank", "count") or (table[name].notna() & (table[name].astype(str) != "")).any()
-    ]
-    return table[known]
+    filled = (table.notna() & (table.astype(str) != "")).any() | table.columns.isin(["rank", "count"])
+    return table.loc[:, filled]
 
 
 def _first(table: "pd.DataFrame") -> dict[Any, Any]:
@@ -193,4 +162,4 @@ def _first(table: "pd.DataFrame") -> dict[Any, Any]:
 
 
 def _rank(value: object) -> str:
-    return "a rank" if pd.isna(value) else f"rank {int(value)}"  # type: ignore[call-overload]
+    return "this rank" if pd.isna(value) else f"rank {int(value)}"  # type: ignore[call-overload]

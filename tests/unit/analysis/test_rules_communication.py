@@ -113,5 +113,5 @@ def test_public_ranks_are_not_told_to_look_for_a_late_rank_that_varies(folder: s
     advice = to_do(source, explain(source))
     late = {one.name: one for one in findings(source.timelines)}["stragglers"].table
     varies = late["wait_caused_ms"].iloc[0] < 0.6 * late["wait_caused_ms"].sum()
-    assert not varies or not any(f"rank {rank}" in advice[0].seen for rank in late["rank"])
+    assert not varies or not any(f"waits for rank {rank}" in advice[0].seen for rank in late["rank"])
     assert {"waiting", "communication"} - {one.cause for one in advice}, "one cause has one remedy"
