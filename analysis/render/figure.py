@@ -51,7 +51,7 @@ SMALL = 8.0
 """Size of words beside marks, in points."""
 
 _MOST_TITLED = 40
-"""Most bars of which hovering shows each."""
+"""Most points of a line, and bars, of which hovering shows each."""
 _MOST_CELLS = 300
 _LETTERS, _KEY_LETTERS = 14.0, 7
 """Letters of a legend in an inch; letters that the key of an entry takes."""
@@ -77,7 +77,7 @@ class Figure:
 
 
 def curve(axes: "Axes", x: Iterable[Any], y: Iterable[Any], name: str, colour: str, *, low: Iterable[Any] = (),
-          high: Iterable[Any] = (), shift: float = 0.0, legend: bool = True, titled: int = 40,
+          high: Iterable[Any] = (), shift: float = 0.0, legend: bool = True, titled: int = _MOST_TITLED,
           **look: Any) -> None:  # fmt: skip
     """Draw points joined by a line; None and NaN are gaps.
 
@@ -89,22 +89,24 @@ def curve(axes: "Axes", x: Iterable[Any], y: Iterable[Any], name: str, colour: s
 
     name = name.lstrip("_")  # which would keep it from the legend
     across, up, lows, highs = (np.array([*values], dtype=float) for values in (x, y, low, high))
-    shade, gid, label = COLOURS[colour][0], f"series:{name}", name if legend else "_nolegend_"
-    drawn: list[Any] = [*axes.plot(across, up, gid=gid, label=label, **{"color": shade, "linewidth": 1.8, **look})]
+    look = {"color": COLOURS[colour][0], "linewidth": 1.8, "label": name if legend else "_nolegend_", **look}
+    drawn: list[Any] = [*axes.plot(across, up, **look)]
     if len(lows):
-        ends = np.fmin(lows, up), np.fmax(highs, up)
-        drawn.append(axes.vlines(across, *ends, color=shade, linewidth=1.2, gid=gid))
+        drawn.append(axes.vlines(across, np.fmin(lows, up), np.fmax(highs, up), color=look["color"], linewidth=1.2))
     known = np.flatnonzero(np.isfinite(across) & np.isfinite(up))
     shown = known[np.unique(np.linspace(0, len(known) - 1, min(len(known), titled)).astype(int))]
-    titles = [f"{name}{LINE}{value_text(axes.xaxis, across[n])}{LINE}{value_text(axes.yaxis, up[n])}" for n in shown]
-    if len(lows):
-        titles = [f"{title} ({wording.interval(lows[n], highs[n])})" for title, n in zip(titles, shown, strict=True)]
-    hover = axes.scatter(across[shown], up[shown], s=70, alpha=0, zorder=6, urls=titles, gid=gid)
-    if shift:
-        moved = axes.transData + ScaledTranslation(shift / 72, 0, axes.figure.dpi_scale_trans)
-        hover.set_offset_transform(moved)
-        for one in drawn:
-            one.set_transform(moved)
+    ends = [f" ({wording.interval(lows[n], highs[n])})" if len(lows) else "" for n in shown]
+    titles = [
+        LINE.join((name, value_text(axes.xaxis, across[n]), value_text(axes.yaxis, up[n]) + end))
+        for n, end in zip(shown, ends, strict=True)
+    ]
+    hover = axes.scatter(across[shown], up[shown], s=70, alpha=0, zorder=6, urls=titles)
+    moved = axes.transData + ScaledTranslation(shift / 72, 0, axes.figure.dpi_scale_trans)
+    hover.set_offset_transform(moved)
+    for one in drawn:
+        one.set_transform(moved)
+    for one in (*drawn, hover):
+        one.set_gid(f"series:{name}")
 
 
 def bars(axes: "Axes", at: Numbers, end: Numbers, name: str, colour: str | Sequence[str], *, begin: Numbers = (),
@@ -132,13 +134,13 @@ def bars(axes: "Axes", at: Numbers, end: Numbers, name: str, colour: str | Seque
     look: dict[str, Any] = {"alpha": alpha, "linewidth": 0, "zorder": 2, "gid": f"series:{name}",
             "label": name if legend else "_nolegend_"}  # fmt: skip
     if len(ends) > _MOST_TITLED:
-        total = value_text(value, float(np.nansum(ends - begins)))
+        total = f"{value_text(value, float(np.nansum(ends - begins)))} in all"
         shape = Path.make_compound_path(*(Path(four, closed=False) for four in corners))
-        title = f"{name}{LINE}{value_text(category, places[0])}{LINE}{total} in all"
+        title = LINE.join((name, value_text(category, places[0]), total))
         axes.add_patch(PathPatch(shape, facecolor=COLOURS[roles[0]][0], url=title, **look))
     else:
         titles = [
-            f"{name}{LINE}{value_text(category, place)}{LINE}{value_text(value, last - first)}"
+            LINE.join((name, value_text(category, place), value_text(value, last - first)))
             + (f" ({wording.interval(first, last)})" if first else "")
             for place, first, last in zip(places, begins, ends, strict=True)
         ]
@@ -147,12 +149,12 @@ def bars(axes: "Axes", at: Numbers, end: Numbers, name: str, colour: str | Seque
     axes.autoscale_view()
     for place, first, last, text, role in zip(places, begins, ends, labels, roles, strict=False):
         middle = (first + last) / 2 if inside else max(first, last)
-        where, shift = ((middle, place), (4, 0)) if across else ((place, middle), (0, 2))
+        where = (middle, place) if across else (place, middle)
         if text and inside:
             words(axes, where, text, ha="center", va="center", color=ink_on(role), gid=f"ink-{role}:{name}")
         elif text:
-            words(axes, where, text, shift, ha="left" if across else "center", va="center" if across else "bottom",
-                  gid=f"series:{name}")  # fmt: skip
+            beyond: dict[str, Any] = {"ha": "left", "va": "center"} if across else {"ha": "center", "va": "bottom"}
+            words(axes, where, text, (4, 0) if across else (0, 2), gid=f"series:{name}", **beyond)
 
 
 def cells(axes: "Axes", shares: npt.NDArray[Any], texts: Sequence[Sequence[str]], rows: Sequence[str],
@@ -286,10 +288,9 @@ def value_text(axis: "Axis", value: float) -> str:
     return f"{axis.label.get_text()}: {text}".removeprefix(": ")
 
 
-def short_label(text: str, most: int = 40) -> str:
-    """Return a printable form of an external name with at most so many letters."""
-    clean = "".join(character if character.isprintable() else " " for character in text)
-    return clean if len(clean) <= most else clean[: most - 2] + "…"
+def short_label(text: str) -> str:
+    """Return a printable form of an external name with at most 40 letters."""
+    return wording.shortened("".join(character if character.isprintable() else " " for character in text), 40)
 
 
 def size_ticks(sizes: Iterable[float]) -> list[float]:

@@ -65,7 +65,9 @@ def run_figures(trials: Sequence[LoadedTrial], points: Sequence[Point], scaling:
     """Return every figure for which a run has data."""
     if not points:
         return []
-    colours = colours_of([wording.implementation(trial.row) for trial in trials])
+    # Known implementations have fixed colors, others theirs in alphabetical order.
+    others = sorted({wording.implementation(trial.row) for trial in trials} - set(_NAMED))
+    colours = {**_NAMED, **{name: _OTHERS[number % len(_OTHERS)] for number, name in enumerate(others)}}
     throughput = _against_batch(
         points, colours, "samples per second", lambda point: (point.rate.value, point.rate.low, point.rate.high),
         name="throughput", title="Throughput by batch size",
@@ -76,14 +78,21 @@ def run_figures(trials: Sequence[LoadedTrial], points: Sequence[Point], scaling:
         name="latency", title="Step time by batch size",
         caption=f"Median time of one optimizer step of the slowest rank. {_BARS} Lower is better.",
     )  # fmt: skip
-    efficiency = [scaling_figure(scaling, colours)] if scaling else []
-    return [throughput, latency, *efficiency, phases_figure(points), step_times_figure(points, colours)]
+    efficiency = [_scaling_figure(scaling, colours)] if scaling else []
+    # Of many configurations those with the largest batches.
+    largest = sorted(points, key=lambda point: -int(point.row["micro_batch_size"]))[:_MOST_TRIALS]
+    shown = [(_name(point, points), point) for point in points if point in largest]
+    left_out = f" The largest batches of {len(points)} configurations." if len(largest) < len(points) else ""
+    return [throughput, latency, *efficiency, _phases_figure(shown), _step_times_figure(shown, colours, left_out)]
 
 
-def colours_of(implementations: Sequence[str]) -> dict[str, str]:
-    """Return a color per implementation: fixed for known ones, in alphabetical order for others."""
-    others = sorted(set(implementations) - set(_NAMED))
-    return {**_NAMED, **{name: _OTHERS[index % len(_OTHERS)] for index, name in enumerate(others)}}
+def _name(point: Point, among: Sequence[Point]) -> str:
+    row, rows = point.row, [other.row for other in among]
+    parts = [wording.implementation(row)]
+    parts += [wording.model(row)] if len(set(map(wording.model, rows))) > 1 else []
+    parts += [wording.strategy(row)] if wording.strategies_compete(rows) else []
+    parts += [wording.data(row)] if len(set(map(wording.data, rows))) > 1 else []
+    return ", ".join([*parts, f"batch {wording.batch(row)}", wording.devices(row)])
 
 
 def _against_batch(points: Sequence[Point], colours: Mapping[str, str], label: str, value: Callable[[Point], Interval],
@@ -151,19 +160,35 @@ def _lines_by_batch(
         )  # fmt: skip
 
 
-def scaling_figure(scaling: Sequence[Row], colours: Mapping[str, str]) -> Figure:
-    """Return the efficiency of weak and strong scaling from `measured_efficiency` by devices."""
+def _scaling_figure(scaling: Sequence[Row], colours: Mapping[str, str]) -> Figure:
     kinds = [kind for kind in ("weak", "strong") if any(row["scaling"] == kind for row in scaling)]
     top = 100 * max(_capped(row["efficiency"], row["efficiency_high"] or 0.0) for row in scaling)
 
     def draw(canvas: "Canvas") -> None:
         for axes, kind in zip(canvas.subplots(1, len(kinds), squeeze=False).flat, kinds, strict=True):
+            size = "micro_batch_size" if kind == "weak" else "global_batch_size"
             rows = [row for row in scaling if row["scaling"] == kind]
             axes.set(title=f"{kind} scaling ({'batch per device' if kind == 'weak' else 'global batch'} kept)")
             axes.set(xlabel="devices", ylabel="efficiency (%)", ylim=(0, max(110.0, 1.05 * top)))
             number_ticks(axes, sorted({row["world_size"] for row in rows}))
             rule(axes, "y", 100, "100 %")
-            _efficiency_lines(axes, rows, kind, colours)
+            largest: dict[str, int] = {}
+            for row in rows:
+                name = wording.implementation(row)
+                largest[name] = max(row[size], largest.get(name, 0))
+            lines: dict[tuple[Any, ...], list[Row]] = {}
+            for row in rows:
+                name = wording.implementation(row)
+                if row[size] == largest[name]:
+                    model = (row["preset"], row["precision"], row["seq_len"])
+                    lines.setdefault((name, wording.strategy(row), *model, row[size]), []).append(row)
+            for (name, *_, batch), line in lines.items():
+                middle, low, high = (
+                    [math.nan if row[field] is None else 100 * row[field] for row in line]
+                    for field in ("efficiency", "efficiency_low", "efficiency_high")
+                )
+                label, devices = short_label(f"{name}, batch {batch}"), [row["world_size"] for row in line]
+                curve(axes, devices, middle, label, colours[name], low=low, high=high, marker="o", markersize=5)
             legend(axes, axes, loc="best")
 
     shared = any(row["basis"] == "same total cores" for row in scaling)
@@ -171,26 +196,6 @@ def scaling_figure(scaling: Sequence[Row], colours: Mapping[str, str]) -> Figure
     caption = f"Throughput relative to the smallest device count. {basis}{_BARS} The largest batch."
     size = (10.6 if len(kinds) > 1 else 5.2, 3.3)
     return Figure(name="scaling", title="Scaling efficiency", caption=caption, draw=draw, size=size)
-
-
-def _efficiency_lines(axes: "Axes", rows: Sequence[Row], kind: str, colours: Mapping[str, str]) -> None:
-    """Draw the largest batch of each implementation."""
-    size = "micro_batch_size" if kind == "weak" else "global_batch_size"
-    names = ("preset", "precision", "seq_len")
-    lines: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        label = wording.implementation(row)
-        if row[size] == max(other[size] for other in rows if wording.implementation(other) == label):
-            lines.setdefault((label, wording.strategy(row), *(row[name] for name in names), row[size]), []).append(row)
-    for key, line in lines.items():
-        middle, low, high = (
-            [math.nan if row[name] is None else 100 * row[name] for row in line]
-            for name in ("efficiency", "efficiency_low", "efficiency_high")
-        )
-        curve(
-            axes, [row["world_size"] for row in line], middle, short_label(f"{key[0]}, batch {key[-1]}"),
-            colours[str(key[0])], low=low, high=high, marker="o", markersize=5,
-        )  # fmt: skip
 
 
 def utilization_figure(utilization: Mapping[str, Mapping[int, float]]) -> Figure:
@@ -209,18 +214,20 @@ def utilization_figure(utilization: Mapping[str, Mapping[int, float]]) -> Figure
     return Figure(name="utilization", title=title, caption=caption, draw=draw, size=(5.2, 3.7), half=True)
 
 
-def phases_figure(points: Sequence[Point]) -> Figure:
-    """Return the share of each phase in a step, for every configuration."""
-    shown = _representative(points)
-    parts = {
-        label: (colour, [_phase_share(point.row, column) for point in shown])
-        for column, (label, colour) in _PHASES.items()
-    }
+def _phases_figure(shown: Sequence[tuple[str, Point]]) -> Figure:
+    shares: dict[str, list[float]] = {name: [] for name in _PHASES}
+    for _, point in shown:
+        times = {name: float(point.row.get(name) or 0.0) for name in _PHASES if name != "rest_ms"}
+        step = max(float(point.row["step_time_ms"]), sum(times.values()))
+        times["rest_ms"] = step - sum(times.values())
+        for name, time in times.items():
+            shares[name].append(100 * time / step)
 
     def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
         axes.set(xlabel="share of a step (%)", xlim=(0, 100))
-        categories(axes, [_name(point, points) for point in shown])
+        categories(axes, [name for name, _ in shown])
+        parts = {label: (colour, shares[name]) for name, (label, colour) in _PHASES.items()}
         stacked(axes, parts, _LEAST_LABELED)
         legend(canvas, axes)
 
@@ -229,73 +236,42 @@ def phases_figure(points: Sequence[Point]) -> Figure:
     return Figure(name="phases", title="Step time by phase", caption=caption, draw=draw, size=size)
 
 
-def _phase_share(row: Row, column: str) -> float:
-    total = sum(float(row.get(name) or 0.0) for name in _PHASES if name != "rest_ms")
-    step = max(float(row["step_time_ms"]), total)
-    return 100 * (step - total if column == "rest_ms" else float(row.get(column) or 0.0)) / step
-
-
-def _representative(points: Sequence[Point]) -> list[Point]:
-    """Return the points of the largest batches, in their order."""
-    largest = sorted(points, key=lambda point: -int(point.row["micro_batch_size"]))[:_MOST_TRIALS]
-    return [point for point in points if point in largest]
-
-
-def _name(point: Point, among: Sequence[Point]) -> str:
-    """Return the name of a configuration: the settings in which it differs."""
-    row, rows = point.row, [other.row for other in among]
-    parts = [wording.implementation(row)]
-    parts += [wording.model(row)] if len(set(map(wording.model, rows))) > 1 else []
-    parts += [wording.strategy(row)] if wording.strategies_compete(rows) else []
-    parts += [wording.data(row)] if len(set(map(wording.data, rows))) > 1 else []
-    return ", ".join([*parts, f"batch {wording.batch(row)}", wording.devices(row)])
-
-
-def step_times_figure(points: Sequence[Point], colours: Mapping[str, str]) -> Figure:
-    """Return the time of every step of one round of each configuration."""
-    shown = _representative(points)
+def _step_times_figure(shown: Sequence[tuple[str, Point]], colours: Mapping[str, str], left_out: str) -> Figure:
     columns = min(3, len(shown))
 
     def draw(canvas: "Canvas") -> None:
         panels = grid(canvas, len(shown), columns)
-        for place, (axes, point) in enumerate(zip(panels, shown, strict=True)):
-            axes.set_title(short_label(_name(point, points)), fontsize=8.5)
-            axes.set(xlabel="step", ylabel="" if place % columns else "step time (ms)")
+        for place, (axes, (name, point)) in enumerate(zip(panels, shown, strict=True)):
+            row, records = point.row, point.trials[len(point.trials) // 2].steps
+            colour = colours[wording.implementation(row)]
+            steps = [int(step["step"]) for step in records]
+            times = [float(step["step_time_ms"]) for step in records]
+            start, stop, median = int(row["window_start"]), int(row["window_stop"]), float(row["step_time_ms"])
+            top = max(1.6 * median, 1.1 * float(row["step_time_ms_p95"]))
+            axes.set_title(short_label(name), fontsize=8.5)
+            axes.set(xlabel="step", ylabel="" if place % columns else "step time (ms)", ylim=(0, top))
             whole_ticks(axes)
-            _draw_steps(axes, point, colours[wording.implementation(point.row)])
+            if steps[0] < start:
+                band(axes, "x", steps[0] - 0.5, start - 0.5, "warm-up", "warmup")
+            if steps[-1] >= stop:
+                band(axes, "x", stop - 0.5, steps[-1] + 0.5, "after the window", "grid")
+            curve(axes, steps, times, "step", colour, linewidth=0.9, titled=30)
+            rule(axes, "y", median, "median", "ink", linewidth=0.8)
+            beyond = [step for step, time in zip(steps, times, strict=True) if top < time < math.inf]
+            axes.plot(beyond, [0.96 * top] * len(beyond), "^", color=COLOURS[colour][0], markersize=4.5)
 
-    left_out = f" The largest batches of {len(points)} configurations." if len(shown) < len(points) else ""
     caption = f"Every step of one round. Shaded: warm-up. Dotted: median. Triangles: steps beyond the axis.{left_out}"
     size = (10.6, 0.4 + 1.75 * -(-len(shown) // columns))
     return Figure(name="step_times", title="Step times", caption=caption, draw=draw, size=size)
 
 
-def _draw_steps(axes: "Axes", point: Point, colour: str) -> None:
-    trial = point.trials[len(point.trials) // 2]
-    steps = [int(step["step"]) for step in trial.steps]
-    times = [float(step["step_time_ms"]) for step in trial.steps]
-    start, stop = int(point.row["window_start"]), int(point.row["window_stop"])
-    median = float(point.row["step_time_ms"])
-    top = max(1.6 * median, 1.1 * float(point.row["step_time_ms_p95"]))
-    axes.set_ylim(0, top)
-    if steps[0] < start:
-        band(axes, "x", steps[0] - 0.5, start - 0.5, "warm-up", "warmup")
-    if steps[-1] >= stop:
-        band(axes, "x", stop - 0.5, steps[-1] + 0.5, "after the window", "grid")
-    curve(axes, steps, times, "step", colour, linewidth=0.9, titled=30)
-    rule(axes, "y", median, "median", "ink", linewidth=0.8)
-    beyond = [step for step, time in zip(steps, times, strict=True) if top < time < math.inf]
-    axes.plot(beyond, [0.96 * top] * len(beyond), "^", color=COLOURS[colour][0], markersize=4.5)
-
-
-def taken_apart(trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:
-    """Return the successful trials of kind components."""
-    return [trial for trial in trials if trial.trial.kind == "components" and trial.row["status"] == "ok"]
-
-
 def waterfall_figure(row: Row, name: str = "waterfall") -> Figure:
     """Return the waterfall of a trial of kind components, from the floor of a step to the measured step."""
-    parts, ends = row["waterfall"], spans(row["waterfall"])
+    parts: Sequence[Row] = row["waterfall"]
+    ends: list[tuple[float, float]] = []  # each starts where the last one ends, the total at 0
+    for part in parts:
+        begin = ends[-1][1] if ends and part["kind"] in (FLOOR, LOSS) else 0.0
+        ends.append((begin, begin + part["ms"]))
     floor = max(end for part, (_, end) in zip(parts, ends, strict=True) if part["kind"] == FLOOR)
 
     def draw(canvas: "Canvas") -> None:
@@ -304,12 +280,19 @@ def waterfall_figure(row: Row, name: str = "waterfall") -> Figure:
         axes.set_xlim(min(0.0, *map(min, ends)), 1.2 * max(map(max, ends)))
         categories(axes, [str(part["name"]) for part in parts])
         rule(axes, "x", floor, "floor", "blue")
-        for place, (part, (_, end)) in enumerate(zip(parts[:-1], ends, strict=False)):
-            if part["kind"] != "total":
+        colours, texts = [], []
+        for place, (part, (_, end)) in enumerate(zip(parts, ends, strict=True)):
+            lost, gained = part["kind"] == LOSS, part["ms"] < 0
+            named = {ARITHMETIC: "blue", NOT_EXPLAINED: "pale"}.get(part["name"])
+            kinds = {FLOOR: "sky", LOSS: "green" if gained else "vermilion"}
+            colours.append(named or kinds.get(part["kind"], "grey"))
+            sign = "-" if gained else "+" if lost else ""
+            texts.append(f"{sign}{wording.number(abs(part['ms']))} ms, {wording.percent(part['share'])}")
+            if place < len(parts) - 1:
                 axes.plot([end, end], [place, place + 1], color=COLOURS["note"][0], linewidth=0.7)
         bars(
-            axes, range(len(parts)), [max(pair) for pair in ends], "step", [_waterfall_colour(part) for part in parts],
-            begin=[min(pair) for pair in ends], thickness=0.62, labels=[_bar_text(part) for part in parts],
+            axes, range(len(parts)), [max(pair) for pair in ends], "step", colours,
+            begin=[min(pair) for pair in ends], thickness=0.62, labels=texts,
         )  # fmt: skip
 
     caption = (
@@ -318,24 +301,3 @@ def waterfall_figure(row: Row, name: str = "waterfall") -> Figure:
     )
     title, size = "From the floor of a step to the measured step", (9.6, 1.1 + 0.34 * len(parts))
     return Figure(name=name, title=title, caption=caption, draw=draw, size=size)
-
-
-def spans(parts: Sequence[Row]) -> list[tuple[float, float]]:
-    """Return start and end of each bar in ms: each starts where the last one ends, the total at 0."""
-    ends, reached = [], 0.0
-    for part in parts:
-        begin = reached if part["kind"] in (FLOOR, LOSS) else 0.0
-        reached = begin + part["ms"]
-        ends.append((begin, reached))
-    return ends
-
-
-def _bar_text(part: Row) -> str:
-    sign = "+" if part["kind"] == LOSS and part["ms"] >= 0 else "-" if part["ms"] < 0 else ""
-    return f"{sign}{wording.number(abs(part['ms']))} ms, {wording.percent(part['share'])}"
-
-
-def _waterfall_colour(part: Row) -> str:
-    names, kinds = {ARITHMETIC: "blue", NOT_EXPLAINED: "pale"}, {FLOOR: "sky", LOSS: "vermilion"}
-    lost = part["kind"] == LOSS and part["ms"] < 0
-    return names.get(part["name"]) or ("green" if lost else kinds.get(part["kind"], "grey"))

@@ -43,7 +43,7 @@ from analysis.render.result_tables import (
     results_blocks,
     scaling_tables,
 )
-from analysis.render.run_figures import run_figures, taken_apart, utilization_figure, waterfall_figure
+from analysis.render.run_figures import run_figures, utilization_figure, waterfall_figure
 from analysis.render.tables import Facts, write_csv
 from analysis.render.training import training_part
 from records.run import RunDirectory
@@ -167,7 +167,8 @@ def _waterfalls(everything: LoadedRun) -> Part:
     """Return one section for every broken-down step, and both tables of each as files."""
     sections: list[Section] = []
     files: dict[str, Callable[[Path], None]] = {}
-    for number, trial in enumerate(taken_apart(everything)):
+    measured = [trial for trial in everything if trial.trial.kind == "components" and trial.row["status"] == "ok"]
+    for number, trial in enumerate(measured):
         row = trial.row
         for name in ("waterfall", "components"):
             files[f"{name}-{number}.csv"] = partial(write_csv, rows=row[name])

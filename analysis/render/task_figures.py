@@ -28,13 +28,24 @@ from records.classification import ClassificationResult
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-Floats = npt.NDArray[np.float64]
-
-
 _BINS = 40
 _OUTLIERS = 0.5
 """Percent of the scores at either end that may lie beyond the axis."""
 _RIGHT = {"exact": ("exact match", "blue"), "f1": ("F1", "vermilion"), "oracle": ("every answer right", "grey")}
+_GROUPS = ("blue", "green", "orange", "pink", "pale")
+_SPLITS = {"train": "blue", "validate": "orange", "test": "vermilion"}
+_MOST_BARS = 40
+_MOST_NUMBERS, _MOST_NAMES = 12, 100
+"""Labels up to which the cells of a matrix have numbers, and its axes names."""
+_NUMBERED_CELL, _CELL, _LETTER = 0.62, 0.24, 0.075
+"""Inches: side of a cell with a number, of one without, width of a letter of a name."""
+_FEW = 6
+"""Largest number of labels for two matrices side by side."""
+_SMOOTH, _LEAST_MEAN = 40, 8
+"""Most points of the smoothed loss curve, and fewest updates in the mean of each."""
+
+Group = tuple[str, str, int, float]
+"""Kind of a subset of the rows, its name, its rows, and the accuracy on it, a fraction."""
 
 
 def precision_recall_figure(
@@ -67,22 +78,25 @@ def null_odds_figure(
 
     `best` has the thresholds to mark by the name of the score.
     """
-    low, high = _range(np.asarray([*with_answer, *without_answer], dtype=np.float64))
+    scores = np.asarray([*with_answer, *without_answer], dtype=np.float64)
+    probabilities = scores.min() >= 0 and scores.max() <= 1
+    low, high = (0.0, 1.0) if probabilities else np.percentile(scores, [_OUTLIERS, 100 - _OUTLIERS])
+    margin = 0.0 if probabilities else 0.02 * (high - low) or 1.0
+    low, high = low - margin, high + margin
     edges = np.linspace(low, high, _BINS + 1)
-    beyond = "" if (low, high) == (0.0, 1.0) else "; outermost bars: and beyond"
+    beyond = "" if probabilities else "; outermost bars: and beyond"
 
     def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
         axes.set(title=_titled("No-answer scores", title), xlim=(low, high), ylabel="share of these questions (%)")
         axes.set(xlabel=f"no-answer score (higher: no answer is more likely{beyond})")
         tallest = 0.0
-        for group, scores, colour in (("with an answer", with_answer, "blue"), ("without", without_answer, "orange")):
-            if len(scores):
+        for group, members, colour in (("with an answer", with_answer, "blue"), ("without", without_answer, "orange")):
+            if len(members):
                 # What lies beyond the axis is counted in its first or last bar.
-                inside = np.clip(np.asarray(scores, dtype=np.float64), low, high)
-                share = 100 * np.histogram(inside, edges)[0] / len(scores)
+                share = 100 * np.histogram(np.clip(members, low, high), edges)[0] / len(members)
                 tallest = max(tallest, float(share.max()))
-                name, width = f"{len(scores):,} questions {group}", float(edges[1] - edges[0])
+                name, width = f"{len(members):,} questions {group}", float(edges[1] - edges[0])
                 bars(axes, (edges[:-1] + edges[1:]) / 2, share, name, colour, thickness=width, across=False, alpha=0.5)
         axes.set_ylim(0, 1.25 * tallest)
         for (kind, threshold), dash in zip(best.items(), ("dashed", "dotted"), strict=False):
@@ -96,20 +110,6 @@ def null_odds_figure(
 
 def _titled(what: str, of: str) -> str:
     return f"{what}, {short_label(of)}" if of else what
-
-
-def _range(scores: Floats) -> tuple[float, float]:
-    """Return the limits of the axis: 0 to 1 for probabilities, otherwise without the outermost scores."""
-    if scores.min() >= 0 and scores.max() <= 1:
-        return 0.0, 1.0
-    low, high = (float(end) for end in np.percentile(scores, [_OUTLIERS, 100 - _OUTLIERS]))
-    margin = 0.02 * (high - low) or 1.0
-    return low - margin, high + margin
-
-
-Group = tuple[str, str, int, float]
-"""Kind of a subset of the rows, its name, its rows, and the accuracy on it, a fraction."""
-_GROUPS = ("blue", "green", "orange", "pink", "pale")
 
 
 def gap_figure(counts: npt.NDArray[np.int64], correct: Sequence[str], given: Sequence[str], groups: Sequence[Group],
@@ -148,54 +148,35 @@ def gap_figure(counts: npt.NDArray[np.int64], correct: Sequence[str], given: Seq
     return Figure(name="scores", title="GAP scores", draw=draw, size=(9.6, 4.0))
 
 
-_SPLITS = {"train": "blue", "validate": "orange", "test": "vermilion"}
-_MOST_BARS = 40
-_MOST_NUMBERS = 12
-"""Labels up to which the cells of a matrix have numbers."""
-_MOST_NAMES = 100
-_NUMBERED_CELL, _CELL, _LETTER = 0.62, 0.24, 0.075
-"""Inches: side of a cell with a number, of one without, width of a letter of a name."""
-_FEW = 6
-"""Largest number of labels for two matrices side by side."""
-_SMOOTH, _LEAST_MEAN = 40, 8
-"""Most points of the smoothed loss curve, and fewest updates in the mean of each."""
-
-
 def classification_figures(result: ClassificationResult, scored: Classification) -> list[Figure]:
-    """Return the figures of a classification."""
+    """Return the figures of a classification: texts per label, confusion matrices, losses and scores."""
     distribution, source = result.distribution, "Texts per label and split."
     if not any(distribution.values()):
         distribution = {"test": {row["label"]: row["support"] for row in scored.report}}
         source = "Texts per label, test split."
-    shown = [distribution_figure(distribution, source)]
-    shown += [confusion_figure(scored, normalized) for normalized in (False, True)]
-    if result.curve:
-        shown.append(curves_figure(result.curve, result.evaluations, scored.majority))
-    return shown
+    matrices = [_confusion_figure(scored, normalized) for normalized in (False, True)]
+    curves = [_curves_figure(result, scored.majority)] if result.curve else []
+    return [_distribution_figure(distribution, source), *matrices, *curves]
 
 
-def distribution_figure(distribution: Mapping[str, Mapping[str, int]], caption: str) -> Figure:
-    """Return the number of texts per label and split (split -> label -> texts), the most frequent label first."""
+def _distribution_figure(distribution: Mapping[str, Mapping[str, int]], caption: str) -> Figure:
     totals: Counter[str] = Counter()
     for counts in distribution.values():
         totals.update(counts)
     shown = [label for label, _ in totals.most_common(_MOST_BARS)]
+    parts = {
+        f"{split}: {sum(counts.values()):,} texts": (
+            _SPLITS.get(split, "green"), [counts.get(label, 0) for label in shown]
+        )
+        for split, counts in distribution.items()
+    }  # fmt: skip
 
     def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
         more = f" (the {len(shown)} most frequent)" if len(totals) > len(shown) else ""
         axes.set(title=f"Texts per label, {len(totals)} labels{more}", xlabel="texts")
         categories(axes, shown)
-        stacked(
-            axes,
-            {
-                f"{split}: {sum(counts.values()):,} texts": (
-                    _SPLITS.get(split, "green"),
-                    [counts.get(label, 0) for label in shown],
-                )
-                for split, counts in distribution.items()
-            },
-        )
+        stacked(axes, parts)
         axes.set_xlim(left=0)
         legend(canvas, axes)
 
@@ -203,14 +184,12 @@ def distribution_figure(distribution: Mapping[str, Mapping[str, int]], caption: 
     return Figure(name="label_distribution", title="Labels", caption=caption, draw=draw, size=size)
 
 
-def confusion_figure(scored: Classification, normalized: bool) -> Figure:
-    """Return the confusion matrix, which the predictions must have, as counts or as shares of each row."""
+def _confusion_figure(scored: Classification, normalized: bool) -> Figure:
     count = len(scored.labels)
     numbered, named = count <= _MOST_NUMBERS, count <= _MOST_NAMES
-    # With too many labels, their names would be illegible.
     names = [short_label(label) for label in scored.labels] if named else []
     side = float(np.clip((_NUMBERED_CELL if numbered else _CELL) * count, 2.4, 13 if named else 7.5))
-    beside = _LETTER * max(map(len, names), default=4)
+    side += _LETTER * max(map(len, names), default=4) + 0.6
 
     def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
@@ -220,44 +199,32 @@ def confusion_figure(scored: Classification, normalized: bool) -> Figure:
         values: Float64 = scored.normalized if normalized else scored.confusion.astype(np.float64)
         texts = [["" if np.isnan(value) else f"{100 * value:.1f} %" if normalized else f"{value:,.0f}" for value in row]
                  for row in values.tolist()]  # fmt: skip
-        shares = values if normalized else values / (np.nanmax(values) or 1)
-        cells(axes, shares, texts, names, names, numbered=numbered)
+        cells(axes, values if normalized else values / (np.nanmax(values) or 1), texts, names, names, numbered=numbered)
         axes.tick_params(axis="x", rotation=0 if numbered and max(map(len, names)) <= 7 else 90)
         axes.tick_params(labelsize=7.5 if count > 30 else 8.5)
 
-    kind = "Share of each row" if normalized else "Texts"
-    return Figure(
-        name="confusion_matrix_normalized" if normalized else "confusion_matrix", title="Confusion matrix",
-        caption=f"{kind}; true labels in rows, predictions in columns", draw=draw,
-        size=(side + beside + 0.6, side + beside + 0.6), half=count <= _FEW,
-    )  # fmt: skip
+    name = "confusion_matrix_normalized" if normalized else "confusion_matrix"
+    caption = f"{'Share of each row' if normalized else 'Texts'}; true labels in rows, predictions in columns"
+    look: dict[str, Any] = {"size": (side, side), "half": count <= _FEW}
+    return Figure(name=name, title="Confusion matrix", caption=caption, draw=draw, **look)
 
 
-def curves_figure(
-    losses: Sequence[tuple[int, float]], evaluations: Sequence[Mapping[str, Any]], majority: float
-) -> Figure:
-    """Return training loss, validation loss and validation scores by update.
-
-    Args:
-        losses: (updates, training loss), at least one.
-        evaluations: scores by name, with `applied_steps`.
-        majority: accuracy of always predicting the most frequent label of the test split, from 0 to 1.
-    """
-    steps, values = np.array(losses, dtype=float).T
+def _curves_figure(result: ClassificationResult, majority: float) -> Figure:
+    steps, losses = np.array(result.curve, dtype=float).T
     parts = np.array_split(np.arange(len(steps)), max(1, min(_SMOOTH, len(steps) // _LEAST_MEAN)))
 
     def draw(canvas: "Canvas") -> None:
         left, right = canvas.subplots(1, 2)
         left.set(title="Loss", xlabel="updates", ylabel="loss (nats)")
-        curve(left, steps, values, "training, each update", "pale", linewidth=0.8, alpha=0.6, titled=0)
-        mean_steps, means = ([array[part].mean() for part in parts] for array in (steps, values))
+        curve(left, steps, losses, "training, each update", "pale", linewidth=0.8, alpha=0.6, titled=0)
+        mean_steps, means = ([array[part].mean() for part in parts] for array in (steps, losses))
         curve(left, mean_steps, means, "training, mean", "blue")
         right.set(title="Scores on the validation split", xlabel="updates", ylabel="score (%)", ylim=(0, 102))
         rule(right, "y", 100 * majority, "majority baseline", "note", label="majority baseline")
-        after = column(evaluations, "applied_steps")
+        after = column(result.evaluations, "applied_steps")
         for axes, name, colour in ((left, "log_loss", "vermilion"), (right, "accuracy", "blue"),
                                    (right, "balanced_accuracy", "green")):  # fmt: skip
-            held_out = column(evaluations, name) * (1 if axes is left else 100)
+            held_out = column(result.evaluations, name) * (1 if axes is left else 100)
             label = "validation" if axes is left else score(name).label
             if np.isfinite(held_out).any():
                 curve(axes, after, held_out, label, colour, marker="o", markersize=4.5, linewidth=1.6)
