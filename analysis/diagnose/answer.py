@@ -30,12 +30,6 @@ _SAME_STEP = (*_SAME_TRAINING, "precision", "micro_batch_size")
 _SAME_SPEED = 0.25
 # Bars of a waterfall that other advice covers, or that have no known cause.
 _OTHER_CAUSE = ("waiting for data", "communication", "GEMMs on padding", NOT_EXPLAINED)
-# Bars of a waterfall that torch.compile makes shorter on a GPU.
-_FUSED_BY_COMPILE = ("head and its loss", "elementwise parts", "casts and sums of gradients")
-# Optimizations that torch.compile takes the place of: other kernels of the same operators, and its own casts.
-_REPLACED_BY_COMPILE = frozenset({"fused-elementwise", "bf16-weights"})
-# Optimizations with which advice to compile would be none, or would be refused.
-_NOT_COMPILED = frozenset({"compile", "fp8"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +63,6 @@ class Point:
         """The rates that the choice of the fastest compares."""
         rates = tuple(float(trial.row["samples_per_second"]) for trial in self.trials)
         return Candidate(rates, self.rate.low, self.rate.high)
-
-    @property
-    def optimizations(self) -> frozenset[str] | None:
-        """The optimizations that were on, by the trial or the record of its rank; None where neither says so."""
-        text = self.row.get("levers") or self.trials[0].ranks.get(0, {}).get("levers")
-        return None if not text else frozenset(str(text).split("+")) - {"none"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +307,8 @@ def _of_steps(winner: Winner, every: Sequence[Winner], trials: Sequence[LoadedTr
     padding, shape = row.get("padding_efficiency"), ("micro_batch_size", "world_size", "grad_accum_steps")
     ours = [one for one in winner.group if one.row["implementation"] == "bertbench" and _equal(one.row, row, shape)]
     # What does not say so had a default, which computes real tokens alone.
-    padded = all((levers := one.optimizations) is not None and "unpad" not in levers for one in ours)
+    levers = [point.row.get("levers") or point.trials[0].ranks.get(0, {}).get("levers") for point in ours]
+    padded = all(names and "unpad" not in str(names).split("+") for names in levers)
     if padding is not None and row["implementation"] == "bertbench" and padded:
         seen = f"{wording.percent(1 - padding)} of all computed positions are padding"
         yield advice("padding", seen, "compute real tokens alone", 1 - padding, levers="auto")
@@ -355,29 +344,18 @@ def _equal(one: Row, other: Row, names: Sequence[str]) -> bool:
 def _of_floor(floor: Row, best: Point, trials: Sequence[LoadedTrial], out: str) -> Iterator[Advice]:
     """The loss of a broken-down step that is largest: what a step could save if that part ran at its ceiling."""
     losses = [bar for bar in floor["waterfall"] if bar["kind"] == LOSS and bar["name"] not in _OTHER_CAUSE]
-    if losses:
-        most = max(losses, key=lambda bar: float(bar["ms"]))
-        seen = f'the part "{most["name"]}" takes {wording.number(most["ms"])} ms of each step more than its floor'
-        remedy, command = _remedy(str(most["name"]), best, trials, out)
-        yield Advice(cause="speed", seen=seen, remedy=remedy, command=command, saves=float(most["share"]))
-
-
-def _remedy(bar: str, best: Point, trials: Sequence[LoadedTrial], out: str) -> tuple[str, str]:
-    row = best.row
-    levers = best.optimizations if row["implementation"] == "bertbench" and row["device"] == "cuda" else None
-    if levers is not None and bar in _FUSED_BY_COMPILE and not levers & _NOT_COMPILED:
-        names = "+".join(sorted((levers - _REPLACED_BY_COMPILE) | {"compile"}))
-        return "fuse its operators with torch.compile", throughput_command(row, out, levers=names)
-    if levers is not None and bar == "attention" and "unpad" not in levers:
-        names = "+".join(sorted({*levers, "unpad"}))
-        return "compute real tokens alone", throughput_command(row, out, levers=names)
-    for one in _profiles(best, trials):
-        if one.row.get("status") == "ok":
-            path = shlex.quote(f"{out}/trials/{one.trial.trial_id}")
-            return "see its operators in the profile of this run", f"bertbench analyze {path}"
+    if not losses:
+        return
+    most = max(losses, key=lambda bar: float(bar["ms"]))
+    seen = f'the part "{most["name"]}" takes {wording.number(most["ms"])} ms of each step more than its floor'
+    profile = next((one.trial.trial_id for one in _profiles(best, trials) if one.row.get("status") == "ok"), None)
     # A profile needs a folder of its own beside the sweep; it takes its configuration from it.
-    words = ["bertbench", "profile", row["task"], "--winner-of", out, "--out", f"{out}-profile"]
-    return "find its operators in a profile", shlex.join(words)
+    words = ["profile", best.row["task"], "--winner-of", out, "--out", f"{out}-profile"]
+    remedy = "find its operators in a profile"
+    if profile is not None:
+        remedy, words = "see its operators in the profile of this run", ["analyze", f"{out}/trials/{profile}"]
+    command = shlex.join(["bertbench", *words])
+    yield Advice(cause="speed", seen=seen, remedy=remedy, command=command, saves=float(most["share"]))
 
 
 def _profiles(best: Point, trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:
@@ -412,28 +390,26 @@ def without_measurement(run: RunDirectory, trials: Sequence[LoadedTrial]) -> Ans
 def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
     """Return the answer of a run without any measurement."""
     good = [trial for trial in trials if trial.row["status"] == "ok"]
-    by_kind: dict[str, list[Row]] = defaultdict(list)
-    for trial in good:
-        by_kind[trial.trial.kind].append(trial.row)
-    kinds, rates = {trial.trial.kind for trial in trials}, [row.get("samples_per_second") for row in by_kind["input"]]
+    done = {trial.trial.kind: trial.row for trial in reversed(good)}
+    kinds = {trial.trial.kind for trial in trials}
+    rates = [rate for one in good if one.trial.kind == "input" and (rate := one.row.get("samples_per_second"))]
+    sentences: list[str] = []
     if kinds == {"probe"}:
         headline = "This run only searched for the largest batch. Throughput was not measured."
-    elif any(rates):
-        fastest = wording.number(max(filter(None, rates)))
-        headline = f"This run measured the input pipeline alone: up to {fastest} samples/s."
+    elif rates:
+        headline = f"This run measured the input pipeline alone: up to {wording.number(max(rates))} samples/s."
     elif kinds == {"comm"}:
         headline = f"This run measured collectives alone ({len(good)} of {len(trials)} trials)."
-    elif by_kind["components"]:
-        headline = f"This run breaks down a step: {wording.floor_sentence(by_kind['components'][0])}"
-    elif by_kind["profile"]:
+    elif "components" in done:
+        headline = f"This run breaks down a step: {wording.floor_sentence(done['components'])}"
+    elif "profile" in done:
         headline = "This run contains only profiles. Throughput was not measured."
     else:
         tally = Counter(str(trial.row["status"]) for trial in trials)
         ended = ", ".join(f"{count} {status}" for status, count in tally.items())
-        reasons = [f"First reason: {trial.row['reason']}" for trial in trials if trial.row.get("reason")]
         headline = f"No trial succeeded. Of {len(trials)} trials: {ended}."
-        return Answer(headline=headline, sentences=tuple(reasons[:1]))
-    return Answer(headline=headline)
+        sentences = [f"First reason: {trial.row['reason']}" for trial in trials if trial.row.get("reason")][:1]
+    return Answer(headline=headline, sentences=tuple(sentences))
 
 
 def profile_answer(utilization: Mapping[str, Mapping[int, float]]) -> Answer:

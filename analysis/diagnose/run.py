@@ -64,7 +64,7 @@ def joined_disturbance(groups: Sequence[CautionGroup]) -> list[CautionGroup]:
     if len(caused) < 2:
         return list(groups)
     counts = ", ".join(f"{group.code.replace('_', ' ')} {group.trials}" for group in caused)
-    message, remedy = "the machine was disturbed", "wait until it is idle, then measure again (a new --out)"
+    message, remedy = "the machine was disturbed", "measure again when it is idle"
     one = CautionGroup("disturbed", message, f"trials: {counts}", remedy)
     return [one, *(group for group in groups if group not in caused)]
 

@@ -187,40 +187,25 @@ def test_a_precision_that_was_faster_in_the_run_is_advised_and_a_slower_one_neve
 
 
 @pytest.mark.parametrize(
-    ("device", "bar", "levers", "recorded", "profiled", "command"),
-    [
-        ("cuda", "elementwise parts", "unpad", "", True, "--levers compile+unpad "),
-        ("cuda", "elementwise parts", "", "fused-elementwise+unpad", True, "--levers compile+unpad "),
-        ("cuda", "elementwise parts", "", "", True, "bertbench analyze"),
-        ("cuda", "elementwise parts", "fp8+unpad", "", True, "bertbench analyze"),
-        ("cuda", "attention", "", "fp8", True, "--levers fp8+unpad "),
-        ("cuda", "attention", "", "unpad", True, "bertbench analyze"),
-        ("cpu", "head and its loss", "", "unpad", True, "bertbench analyze"),
-        ("cpu", "head and its loss", "", "", False, "bertbench profile pretrain --winner-of"),
-    ],
+    ("profiled", "command"), [(True, "bertbench analyze"), (False, "bertbench profile pretrain --winner-of")]
 )
-def test_the_largest_loss_beyond_the_floor_gets_a_command_that_the_run_has_not_made(
-    device: str, bar: str, levers: str, recorded: str, profiled: bool, command: str, tmp_path: Path
+def test_the_largest_loss_beyond_the_floor_is_to_be_seen_in_a_profile(
+    profiled: bool, command: str, tmp_path: Path
 ) -> None:
-    """An option that makes the loss smaller and is not on; else the profile at hand; else a profile to record."""
+    """The profile at hand; else a profile to record."""
     (first, *_) = load_run(write_sweep(tmp_path, implementations=("bertbench",), batches=(8,), worlds=(1,), count=15))
-    row = {**first.row, "device": device, "levers": levers, "padding_efficiency": None}
-    waterfall = [
-        {"name": name, "kind": "loss", "ms": ms, "share": ms / 100} for name, ms in ((bar, 30.0), ("optimizer", 9.0))
-    ]
-    floor = {**row, "of_floor": 0.61, "floor_ms": 0.61 * row["step_time_ms"], "waterfall": waterfall}
-    ranks = {0: {**first.ranks[0], **({"levers": recorded} if recorded else {})}}
-    made = [
-        dataclasses.replace(first, row=row, ranks=ranks),
-        dataclasses.replace(first, row=floor, trial=dataclasses.replace(first.trial, kind="components")),
-    ]
+    losses = [("attention", 30.0), ("optimizer", 9.0), ("communication", 40.0)]
+    waterfall = [{"name": name, "kind": "loss", "ms": ms, "share": ms / 100} for name, ms in losses]
+    floor = {**first.row, "of_floor": 0.61, "floor_ms": 0.61 * first.row["step_time_ms"], "waterfall": waterfall}
+    made = [first, dataclasses.replace(first, row=floor, trial=dataclasses.replace(first.trial, kind="components"))]
     if profiled:
-        trial = dataclasses.replace(first.trial, kind="profile", profiler="torch")
-        made.append(dataclasses.replace(first, row={**row, "status": "ok"}, trial=trial))
+        made.append(
+            dataclasses.replace(first, trial=dataclasses.replace(first.trial, kind="profile", profiler="torch"))
+        )
     (said,) = complete_answers(made, points(made[:1]), [], "a run")
     (one,) = [one for one in said.advice if one.cause == "speed"]
-    assert said.numbers["of_floor"] == 0.61 and one.saves == pytest.approx(0.30) and bar in one.seen
-    assert command in f"{one.command} "
+    assert said.numbers["of_floor"] == 0.61 and one.saves == pytest.approx(0.30) and "attention" in one.seen
+    assert one.command.startswith(command)
     parses(one.command)
 
 
