@@ -27,18 +27,15 @@ GLOBAL, LOCAL = "global", "local"
 
 @dataclass(frozen=True, slots=True)
 class KernelRule:
-    """What one rule of Nsight Compute says about one launch."""
+    """What one rule of Nsight Compute says about one launch; links in its text have their address in parentheses."""
 
     row: int
     """Of the launch in `KernelCounters.kernels`."""
     rule: str
-    """The rule's identifier, such as SOLBottleneck."""
     section: str
-    """Identifier of its section, such as SpeedOfLight."""
     kind: str
     """optimization, warning (suggestions too, until 2022), information, error, or ""."""
     text: str
-    """Its message; links are their text, with the address in parentheses."""
     estimate: str = ""
     """GLOBAL or LOCAL; "" where nothing is estimated, as until 2022."""
     speedup: float | None = None
@@ -57,13 +54,11 @@ class KernelCounters:
     units: Mapping[str, str]
     """Unit of each metric column: %, ns, byte, byte/s, hz, inst, ...; "" where the tool names none."""
     device_name: str | None
-    """What the driver calls the GPU; None where the file does not say."""
     compute_capability: tuple[int, int] | None
     """(9, 0) on a GPU of compute capability 9.0; None where the file does not say."""
     problems: tuple[str, ...]
-    """What could not be read and why, one sentence each."""
     rules: tuple[KernelRule, ...] = ()
-    """What ncu's rules say, by launch; the raw page has none."""
+    """By launch; the raw page has none."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -118,13 +113,10 @@ class Summary:
     what: str
     """What a row is: kernels | copies | api | ranges (totals by name), collectives (a benchmark of them, by size)."""
     title: str
-    """Heading, such as the report's own name: "CUDA GPU Kernel Summary"."""
     table: "pd.DataFrame"
     """Columns carry their unit in the name. kernels, copies, api, ranges: name, count, total_ns or total_bytes. Others:
     see the reader. In the order of the file."""
     source: str = ""
-    """What wrote it."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What else the file says: ranks of collectives."""
     problems: tuple[str, ...] = ()
-    """What of it could not be read, one sentence each."""

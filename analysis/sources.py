@@ -45,19 +45,17 @@ class Source:
     """What was read."""
 
     path: Path
-    """What was asked for; of several, the first."""
+    """The first of those that were given."""
     given: int = 1
-    """How many paths were asked for."""
+    """How many paths were given."""
     kinds: tuple[str, ...] = ()
-    """Names in registry.READERS of what was read, each once."""
+    """Names in registry.READERS, each once."""
     timelines: tuple[Timeline, ...] = ()
     """Traces, by rank; ranks are distinct or all unknown."""
     counters: tuple[KernelCounters, ...] = ()
-    """Tables of counters, in the order of `counter_files`."""
     counter_files: tuple[Path, ...] = ()
-    """The files that `counters` were read from."""
+    """The file of each of `counters`."""
     summaries: tuple[Summary, ...] = ()
-    """Tables of totals, readings and events."""
     problems: tuple[str, ...] = ()
     """What could not be read and why, and what was lost: one sentence each."""
 

@@ -6,13 +6,15 @@ unknown for the other. Processes are nsys's globalPid without its lowest 24 bits
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from analysis.readers.nsys.collectives import collectives
 from analysis.readers.sqlite_database import MISSING, Database
-from analysis.readers.steps import CAPTURE, captured_rank, take_steps, without_empty
+from analysis.readers.steps import CAPTURE, captured_rank, empty_steps, launch_moments, take_steps
+from analysis.spans import Integers
 from analysis.timeline import OPERATOR_COLUMNS, Timeline, clip_overlaps, empty
 
 if TYPE_CHECKING:
@@ -196,7 +198,9 @@ def by_process(
     for key in sorted({*tables[0]["process"].unique().tolist(), *tables[2]["process"].unique().tolist()}):
         kernels, api, marked = (_of_process(table, key) for table in tables)
         steps, others, cut = take_steps(marked)
-        steps, left_out = without_empty(steps, kernels, api)
+        number, start, end = (steps[name].to_numpy(dtype=np.int64) for name in ("step", "start", "end"))
+        none, left_out = empty_steps(number, start, end, partial(_launches, kernels, api))
+        steps = steps[~none].reset_index(drop=True)
         cut_off = [f"steps cut off by the end of the recording were skipped: {cut}"] if cut else []
         ends, clipped = clip_overlaps(*(kernels[name].to_numpy() for name in ("device", "stream", "start", "end")))
         kernels = kernels.assign(end=ends)
@@ -224,6 +228,13 @@ def by_process(
             text = f"several processes claim rank {one.rank}: their ranks are unknown"
             timelines[place] = one.replace(rank=None, problems=(*one.problems, text))
     return sorted(timelines, key=lambda one: (one.rank is None, one.rank or 0, one.process or 0))
+
+
+def _launches(kernels: "pd.DataFrame", api: "pd.DataFrame") -> Integers:
+    """Return the starts of calls that are tied to work, or, where none is, the starts of work."""
+    columns = (kernels["correlation_id"], api["correlation_id"], api["start"])
+    moments = launch_moments(*(column.to_numpy(dtype=np.int64) for column in columns))
+    return moments if len(moments) else kernels["start"].to_numpy(dtype=np.int64)
 
 
 def _of_process(frame: "pd.DataFrame", process: int) -> "pd.DataFrame":

@@ -31,53 +31,30 @@ def marked_steps(names: Sequence[str]) -> Integers:
     return np.array([int(match[1]) if match else -1 for match in found], dtype=np.int64)
 
 
-def empty_steps(start: Integers, end: Integers, launches: Callable[[], Integers]) -> Mask:
-    """Return which of n steps launched nothing and are negligibly short beside those that did, shape (n,).
+def empty_steps(
+    number: Integers, start: Integers, end: Integers, launches: Callable[[], Integers]
+) -> tuple[Mask, list[str]]:
+    """Return which of n steps launched nothing and are negligibly short beside those that did, shape (n,), and a note.
 
     `launches` returns the moments of launches, ns, in any order; it is called only where a step is short.
     """
     length = end - start
     none: Mask = np.zeros(len(length), dtype=bool)
     if len(length) < 2 or length.min() >= NEGLIGIBLE * length.max():
-        return none
+        return none, []
     moments = np.sort(launches())
     filled = np.searchsorted(moments, end) > np.searchsorted(moments, start)
     if not filled.any():
-        return none
-    found: Mask = ~filled & (length < NEGLIGIBLE * float(np.median(length[filled])))
-    return found
+        return none, []
+    none = ~filled & (length < NEGLIGIBLE * float(np.median(length[filled])))
+    named = ", ".join(f"step {n} ({ns / 1e6:.3g} ms)" for n, ns in zip(number[none], length[none], strict=True))
+    return none, [f"{named} launched nothing and is left out: opened when the recording ended"] if named else []
 
 
 def launch_moments(work: Integers, calls: Integers, called: Integers) -> Integers:
     """Return the starts of the calls that launched work, ns, by the correlation ids of work and calls."""
     moments: Integers = called[np.isin(calls, work[work > 0]) & (calls > 0)]
     return moments
-
-
-def without_empty(
-    steps: "pd.DataFrame", kernels: "pd.DataFrame", api: "pd.DataFrame"
-) -> "tuple[pd.DataFrame, list[str]]":
-    """Return the real steps of a timeline, and a note on the others.
-
-    A launch is a call that is tied to work, or, where none is, the start of work.
-    """
-
-    def launches() -> Integers:
-        columns = (kernels["correlation_id"], api["correlation_id"], api["start"])
-        moments = launch_moments(*(column.to_numpy(dtype=np.int64) for column in columns))
-        return moments if len(moments) else kernels["start"].to_numpy(dtype=np.int64)
-
-    start, end = (steps[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-    none = empty_steps(start, end, launches)
-    notes = left_out(steps["step"].to_numpy(dtype=np.int64)[none], (end - start)[none])
-    return steps[~none].reset_index(drop=True), notes
-
-
-def left_out(numbers: Integers, lengths: Integers) -> list[str]:
-    """Return one sentence on the steps that were left out; none for none."""
-    pairs = zip(numbers, lengths, strict=True)
-    named = ", ".join(f"step {number} ({length / 1e6:.3g} ms)" for number, length in pairs)
-    return [f"{named} launched nothing and is left out: opened when the recording ended"] if named else []
 
 
 DOMAIN = "bertbench"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from analysis.names import PRECISIONS, family, has_roofline, is_gpu_library, kernel_collective, precision
 from analysis.readers.kineto.collectives import HostCall, collectives, is_host_call
 from analysis.readers.kineto.events import MISSING, Event, nanoseconds, whole_numbers
-from analysis.readers.steps import empty_steps, launch_moments, left_out, marked_steps
+from analysis.readers.steps import empty_steps, launch_moments, marked_steps
 from analysis.spans import Integers, nesting
 from analysis.timeline import EVALUATES, HOST_NS, MODULE, GpuWork, ProcessGroup, clip_overlaps, where
 
@@ -200,8 +200,8 @@ class Tables:
                 self._columns[table] = {name: values[numbers < 0] for name, values in columns.items()}
         steps = np.concatenate(marks)
         steps = steps[np.argsort(steps[:, 1], kind="stable")]
-        empty = empty_steps(steps[:, 1], steps[:, 2], self._launches)
-        return steps[~empty], left_out(steps[empty, 0], (steps[:, 2] - steps[:, 1])[empty])
+        empty, notes = empty_steps(steps[:, 0], steps[:, 1], steps[:, 2], self._launches)
+        return steps[~empty], notes
 
     def _launches(self) -> Integers:
         """When work was launched: calls that are tied to it; else operators; else the work's own starts."""

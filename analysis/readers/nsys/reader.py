@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.readers.cupti import CALLS, by_process, read_calls, read_work
 from analysis.readers.nsys.ranges import read_ranges
-from analysis.readers.nsys.report import REPORT_HEADER, exported, is_report
+from analysis.readers.nsys.report import REPORT_HEADER, exported
+from analysis.readers.packed import read_start
 from analysis.readers.sqlite_database import SQLITE_HEADER, Database, is_of_nvprof, open_database, unpacked
 from analysis.timeline import HOST_NS, LostKernels, Timeline
 from common.errors import InputError
@@ -51,7 +52,7 @@ def read(path: Path) -> list[Timeline]:
     """
     problems: list[str] = []
     with unpacked(path) as plain:
-        plain = exported(plain, path) if is_report(plain) else plain
+        plain = exported(plain, path) if read_start(plain, len(REPORT_HEADER)) == REPORT_HEADER else plain
         with open_database(plain, path) as database:
             if not any(name.startswith(("CUPTI_", "TARGET_INFO_", "NVTX_")) for name in database.tables):
                 raise InputError(

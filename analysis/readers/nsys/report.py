@@ -28,12 +28,6 @@ _NEWER = re.compile(r"\bnewer\b|unsupported\s+(?:\w+\s+){0,2}version|version\b.{
 _SWITCH = re.compile(r"^\s+(?:-\w,\s+)?(--[a-z][a-z-]*)", re.MULTILINE)
 
 
-def is_report(path: Path) -> bool:
-    """Return whether an unpacked file is a report, by its content."""
-    with path.open("rb") as file:
-        return file.read(len(REPORT_HEADER)) == REPORT_HEADER
-
-
 def switches(help_text: str) -> frozenset[str]:
     """Return the long switches that the help of an nsys command names, such as "--cuda-graph-trace"."""
     return frozenset(_SWITCH.findall(help_text))

@@ -4,12 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.commands import document, result
-from support.fake_run import step_rows, write_trial
+from support.commands import document
 from support.kineto_events import event, write
 from support.timelines import timeline
 
@@ -23,8 +19,6 @@ from analysis.metrics.time.window import windowed
 from analysis.timeline import Timeline
 from bench.cli.main import run
 from common.errors import BertbenchError, InputError, UsageError
-from records.run import RunDirectory
-from records.trial import Trial
 
 MS = 1_000_000
 LAUNCH = "cudaLaunchKernel"
@@ -116,27 +110,6 @@ def test_every_table_is_of_the_range_alone() -> None:
     assert (backward["communication_ms"], backward["exposed_ms"]) == (60.0, 30.0)
 
 
-@settings(deadline=None, max_examples=40)
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 15)), min_size=1, max_size=6))
-def test_ranges_that_overlap_count_each_nanosecond_once(spans: list[tuple[int, int]]) -> None:
-    made = timeline(
-        kernels=[("sgemm", 7, 5, 30, 1), (NCCL, 8, 20, 50, 2)],
-        api=[(LAUNCH, 0, 1, 1), (LAUNCH, 10, 11, 2)],
-        ranges=[("part", start, start + length, f"thread {n % 2}") for n, (start, length) in enumerate(spans)],
-    )
-    found = chosen("range:part", made)
-    moments = {t for start, length in spans for t in range(start, start + length)}
-    row = temporal_breakdown(found)
-    assert row is not None
-    compute, talks = set(range(5, 30)) & moments, set(range(20, 50)) & moments
-    assert (row.span_ns, row.compute_ns, row.communication_ns) == (len(moments), len(compute), len(talks))
-    assert (row.exposed_communication_ns, row.busy_ns) == (len(talks - compute), len(talks | compute))
-    lengths = (found.steps["end"] - found.steps["start"]).to_numpy()
-    assert lengths.sum() == len(moments) and (found.steps["start"].diff().dropna() > 0).all()
-    every = np.arange(-2, 90)
-    assert {int(t) for t in every[found.inside(every)]} == moments
-
-
 @pytest.mark.parametrize(
     ("text", "kind", "code", "named"),
     [
@@ -202,21 +175,3 @@ def test_the_command_takes_windows_and_names_them(tmp_path: Path, capsys: pytest
     message = capsys.readouterr().err
     assert "forward" in message and "train" in message and "[trace-without-work]" in message
     assert run(["analyze", str(path), "--window", "yesterday"]) == 2 and "[option-value]" in capsys.readouterr().err
-
-
-def test_a_trial_without_the_window_leaves_the_others_of_its_run(tmp_path: Path) -> None:
-    trials = [Trial(preset="mini", kind="profile", profiler="torch", seed=seed) for seed in (1, 2)]
-    for trial, name in zip(trials, ("forward", "loss"), strict=True):
-        write_trial(RunDirectory(tmp_path), trial, {0: step_rows([90.0] * 6, 8)})
-        folder = RunDirectory(tmp_path).trial(trial.trial_id).profile
-        folder.mkdir()
-        write(
-            folder / "trace-rank0.json",
-            [event(name, 0, 1000, "user_annotation"), event("aten::mm", 0, 700), event("aten::add", 2000, 100)],
-        )
-    found = result("analyze", tmp_path, "--window", "range:forward")
-    (profile,) = found.document["profiles"]
-    assert profile == trials[0].trial_id and found.code == 3
-    assert len(found.problems) == 1 and trials[1].trial_id in found.problems[0] and "loss" in found.problems[0]
-    with pytest.raises(UsageError):
-        result("analyze", tmp_path, "--window", "yesterday")

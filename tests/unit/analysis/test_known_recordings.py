@@ -1,6 +1,5 @@
 """Recordings with known answers: the answers counted anew, and ours."""
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -51,17 +50,6 @@ def test_answers_by_construction_are_those_of_counting_every_unit_of_time(seed: 
         counted = by_brute_force(trace)
         for quantity in ("compute_ms", "communication_ms", "overlapped_ms", "exposed_ms"):
             assert counted[quantity] == pytest.approx(said[quantity, f"rank {trace.rank}"], rel=1e-9), quantity
-
-
-def test_the_cpu_launches_one_call_at_a_time_each_before_its_work_and_within_its_step() -> None:
-    for (trace,), _ in (one_gpu(5), deep_queue(5)):
-        calls = [one.call for one in trace.work]
-        assert all(after - before >= trace.unit for before, after in itertools.pairwise(calls))
-        assert all(one.call + trace.unit <= one.start for one in trace.work)
-        steps = [max(number for number, step in enumerate(trace.steps) if step[0] <= call) for call in calls]
-        assert all(trace.steps[step][1] >= call + trace.unit for step, call in zip(steps, calls, strict=True))
-    (trace,), _ = one_gpu(5)
-    assert all(any(begin <= one.call and one.end <= end for begin, end in trace.steps) for one in trace.work)
 
 
 def test_analyze_and_core_util_give_the_known_answers(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Reports of Nsight Compute through ncu-report: the kernels of ncu's own CSV, its rules, and every kind of damage."""
 
-import gzip
 import importlib
 import shutil
 import sys
@@ -13,7 +12,6 @@ from support.ncu_report_file import DEVICE, Kernel, report
 from support.ncu_reports import CYCLES, GEMM, SOFTMAX, TIME, new_report, old_report
 from support.refusals import refused
 
-from analysis.counters import joined
 from analysis.diagnose.cores import findings, rules
 from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.finding import Finding, plain_rows
@@ -75,18 +73,6 @@ def test_times_are_known_on_a_gpu_that_the_package_does_not_know(tmp_path: Path,
     assert found.kernels["duration_ns"].tolist() == [3000.0] and found.kernels["cycles"].tolist() == [9.0]
 
 
-def test_a_packed_report_is_read_and_a_report_beside_its_csv_is_not_read_again(tmp_path: Path, package: Any) -> None:
-    whole = reader.read(written(tmp_path, old_report()))
-    packed = open_sources(written(tmp_path, gzip.compress(old_report()), "packed.gz")).counters[0]
-    assert packed.kernels.equals(whole.kernels)
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    written(folder, old_report(), "batch_8.ncu-rep")
-    assert len(open_sources(folder).counters) == 1, "alone it is read"
-    shutil.copy(PRINTED_BY_NCU, folder / "batch_8.csv")
-    assert [file.name for file in open_sources(folder).counter_files] == ["batch_8.csv"]
-
-
 # ---- rules, stalls, caches ----
 
 
@@ -126,16 +112,6 @@ def test_the_details_page_gives_the_rules_of_the_report(tmp_path: Path, package:
     found = reader.read(written(tmp_path, new_report()))
     assert printed.rules == found.rules and len(found.rules) == 4
     assert plain_rows(rules(printed).table) == plain_rows(rules(found).table)
-
-
-def test_rules_stay_with_their_launch_when_files_are_joined(tmp_path: Path, package: Any) -> None:
-    old, new = (reader.read(written(tmp_path, content)) for content in (old_report(), new_report()))
-    whole = joined([old, new])
-    for part, start in ((old, 0), (new, len(old.kernels))):
-        for rule in part.rules:
-            assert any(one.row == rule.row + start and one.text == rule.text for one in whole.rules)
-    assert len(whole.rules) == len(old.rules) + len(new.rules)
-    assert {whole.kernels["name"][one.row] for one in whole.rules if one.rule == "UncoalescedAccess"} == {SOFTMAX}
 
 
 def test_stalls_and_hits_are_means_by_time() -> None:

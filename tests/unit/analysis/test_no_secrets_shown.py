@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from support.profiles import NCCL, NCU, NSYS, SAMPLES, kineto, sqlite_with
 
-from analysis.readers.registry import READERS
 from analysis.sources import open_sources
 from bench.cli.main import run
 
@@ -92,8 +91,3 @@ def test_what_a_file_holds_beside_its_measurements_is_in_no_output(
     said = capfd.readouterr()
     shown = said.out + said.err + written(out)
     assert len(shown) > 1000 and "SECRET123" not in shown
-
-
-def test_every_reader_of_texts_with_commands_is_tried() -> None:
-    # The rest are tables whose every cell is a number, a unit, or a name that was recorded to be shown.
-    assert set(READERS) - set(PLANTED) == {"nvvp", "nccl-inspector"}

@@ -52,11 +52,3 @@ def test_a_foreign_file_is_named_with_what_to_do(
     path.write_bytes(content)
     with refused(code, name, fact):
         read(path)
-
-
-def test_a_database_that_is_cut_short_is_refused_with_its_sizes(tmp_path: Path) -> None:
-    path = big(tmp_path / "a.sqlite", 500)
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    with refused("file-truncated", path, f"{len(content) // 2:,} of {len(content):,} bytes"):
-        read(path)

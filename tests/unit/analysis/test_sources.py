@@ -13,7 +13,6 @@ from support.refusals import refused
 
 from analysis.readers.registry import read_head
 from analysis.sources import open_sources
-from bench.cli.main import run
 from common.errors import Code
 
 COUNTERS = (
@@ -162,15 +161,6 @@ def test_a_file_named_twice_is_one_rank_and_not_two(tmp_path: Path) -> None:
     assert len(found.timelines) == 1 and not found.problems
 
 
-def test_a_folder_of_two_runs_says_that_ranks_are_not_distinct_and_what_to_do(tmp_path: Path) -> None:
-    text = sample("kineto", tmp_path / "a0.json").read_text()
-    for name, rank in (("a1", 1), ("b0", 0), ("b1", 1)):
-        (tmp_path / f"{name}.json").write_text(text.replace('{"rank": 0}', f'{{"rank": {rank}}}'))
-    found = open_sources(tmp_path)
-    assert [one.rank for one in found.timelines] == [0, 1, 2, 3]
-    assert "(0, 1, 0, 1)" in found.problems[0] and "give the traces of one run" in found.problems[0]
-
-
 def test_what_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = sample("kineto", tmp_path / "t.json")
 
@@ -184,13 +174,3 @@ def test_what_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "walk", refuse)
     with refused("path-unreadable", tmp_path, "Permission denied", "chmod -R +rX"):
         open_sources(tmp_path)
-
-
-def test_outputs_that_cannot_be_are_one_message(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = str(sample("kineto", tmp_path / "t.json"))
-    (tmp_path / "csv" / "temporal_breakdown.csv").mkdir(parents=True)
-    for out in (path, str(tmp_path / "csv")):
-        assert run(["analyze", path, "--csv", out]) == 2
-    assert run(["report", path, "--out", path]) == 2
-    said = capfd.readouterr().err
-    assert said.count("[write-failed]") == 3 and "Traceback" not in said

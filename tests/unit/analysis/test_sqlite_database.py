@@ -28,15 +28,6 @@ def test_numbers_of_every_kind_are_whole_numbers(tmp_path: Path) -> None:
         assert [len(values) for values in database.integers("other", {"a": 0}).values()] == [0]
 
 
-def test_rows_are_in_the_order_of_the_table_also_beside_an_index(tmp_path: Path) -> None:
-    rows = ", ".join(f"({-place}, 'text {place}')" for place in range(100))
-    script = f"CREATE TABLE t (a, b); CREATE INDEX i ON t (a, b); CREATE INDEX j ON t (b); INSERT INTO t VALUES {rows}"
-    with open_database(write(tmp_path / "a.db", script)) as database:
-        assert database.integers("t", {"a": 0})["a"].tolist() == [-place for place in range(100)]
-        assert database.texts("t", "b") == [f"text {place}" for place in range(100)]
-        assert database.texts("t", "c") == []
-
-
 def test_texts_by_their_ids_leave_out_empty_ones(tmp_path: Path) -> None:
     for table, key in (("StringIds", "id"), ("StringTable", "_id_")):
         script = f"CREATE TABLE {table} ({key}, value); INSERT INTO {table} VALUES (3, 'a'), (5, ''), (9, NULL)"
