@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.metrics.kernels.devices import _DEVICES, device_of, faster_types
+from analysis.metrics.kernels.devices import device_of, devices, faster_types
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,8 @@ def test_a_variant_that_is_not_listed_is_unknown(name: str | None) -> None:
 
 
 def test_rows_are_dense_and_have_a_source() -> None:
-    names = [device.name for _, device in _DEVICES]
-    assert len(names) == len(set(names)) >= 30
-    for _, device in _DEVICES:
+    assert len({device.name for device in devices().values()}) == len(devices()) >= 30
+    for device in devices().values():
         rates = device.flops
         assert device.source.startswith("https://")
         assert not rates or ("fp32" in rates and device.bytes_per_second)
