@@ -32,7 +32,7 @@ def findings(
     context: Context | None = None,
 ) -> list[Finding]:
     """Return core_utilization, ..._by_family, ..._by_phase (where there are ranges), kernels, roofline and, where they
-    were counted, flop_rates, memory_levels, kernel_limits, kernel_rules.
+    were counted, flop_rates, memory_levels, kernel_rules.
 
     Args:
         counters: what a reader returned.
@@ -43,7 +43,7 @@ def findings(
     """
     context, lines = context or Context(), roofline(counters, measured)
     tables = [pipes(counters, window_ns, context), by_family(counters, window_ns)]
-    more = [flop_rates(lines), memory_levels(lines), kernel_limits(lines), rules(counters)]
+    more = [flop_rates(lines), memory_levels(lines), rules(counters)]
     phases = by_phase(counters, window_ns)
     tables += [phases] if len(phases.table) else []
     return [
@@ -181,9 +181,6 @@ def _longest(table: "pd.DataFrame", label: str) -> str:
 # ---- roofline ----
 
 _SHORT_MS = 0.01  # below it launch and tail are most of a kernel
-_LONG_MS = 1.0  # above it no larger batch is needed to fill the GPU
-_CONFLICTS = 0.1  # of the wavefronts of shared memory
-_FEW_WARPS = 0.5  # of those an SM can hold
 _FULL_WIDTH = "use a 16-bit type or tf32 (from Ampere on) on the tensor cores"
 _REMEDIES: Mapping[str, str] = {
     DRAM_LEVEL: "move fewer bytes: fuse elementwise kernels, keep activations in bf16, use flash attention",
@@ -207,27 +204,11 @@ _NARROW_REMEDIES = {
     **dict.fromkeys(("FMA", "fp32"), "use autocast for what still runs in fp32"),
 }
 """The same in a trial that is in a 16-bit type already."""
-_LIMITS: Mapping[str, str] = {
-    "registers": "use fewer registers per thread",
-    "shared memory": "use less shared memory per block (smaller tiles, fewer stages)",
-    "warps per block": "use a block size that divides the warps of an SM",
-    "blocks": "use larger blocks",
-    "barriers": "use fewer barriers per block",
-}
 _RATES = ("fp32_flops", "fp64_flops", "fp16_flops", "tensor_flops")
-# Columns of the roofline that have another name in tables, and those that each table shows.
-_SHOWN = {
-    "achieved_occupancy": "occupancy_share",
-    "theoretical_occupancy": "theoretical_occupancy_share", "bank_conflicts": "bank_conflict_share",
-    "l1_hit": "l1_hit_share", "l2_hit": "l2_hit_share",
-}  # fmt: skip
-_OF_KERNELS = (
+_SHOWN = (
     "name", "bound", "time_share", "compute_fraction", "l1_fraction", "l2_fraction", "dram_fraction",
-    "memory_fraction", "occupancy_share", "occupancy_limit", "bank_conflict_share", "flop_per_byte", "achieved_flops",
-    "dram_gb_s", "attainable_fraction", "waves",
+    "memory_fraction", "occupancy_share", "flop_per_byte", "achieved_flops", "dram_gb_s", "attainable_fraction",
 )  # fmt: skip
-_OF_LIMITS = ("achieved_occupancy_share", "theoretical_occupancy_share", "bank_conflict_share", "l1_hit_share",
-              "l2_hit_share", "occupancy_limit", "waves", "stall", "stall_share")  # fmt: skip
 
 
 def per_kernel(lines: Roofline, context: Context) -> Finding:
@@ -242,8 +223,10 @@ def per_kernel(lines: Roofline, context: Context) -> Finding:
     if len(shares):
         bound = str(shares.idxmax())
         sentence = f"{percent(shares[bound])} of the kernels' time is bound by {bound}."
-        if bound == UNKNOWN and lines.problems:
-            sentence = f"{lines.problems[0][:1].upper()}{lines.problems[0][1:]}."
+        if bound == UNKNOWN and lines.unseen:
+            sentence = (
+                f"Utilization of {', '.join(lines.unseen)} is {NOT_IN_FILE}: collect `ncu --section SpeedOfLight`."
+            )
     busiest = kernels[["compute_fraction", "memory_fraction"]].max(axis=1).fillna(1.0).clip(upper=1.0)
     lost = (kernels["time_share"] * (1 - busiest)).where(kernels["bound"] != UNKNOWN).fillna(0.0)
     savings = lost.groupby(kernels["bound"], sort=False).sum()
@@ -256,12 +239,9 @@ def per_kernel(lines: Roofline, context: Context) -> Finding:
         seen = f"{part} of the kernels' time is bound by {bound}, most of all {most}"
         cause = bound.partition(" (")[0].lower()
         advice = (Advice(cause=cause, seen=seen, remedy=remedy(row, context), saves=saves, of=OF_KERNELS),)
+    names = {"dram_flop_per_byte": "flop_per_byte", "occupancy": "occupancy_share"}
     return Finding(
-        "roofline",
-        "Roofline of each kernel",
-        _shown(kernels.rename(columns={"dram_flop_per_byte": "flop_per_byte"}), _OF_KERNELS),
-        sentence,
-        advice,
+        "roofline", "Roofline of each kernel", _shown(kernels.rename(columns=names), _SHOWN), sentence, advice
     )
 
 
@@ -295,46 +275,20 @@ def memory_levels(lines: Roofline) -> Finding:
     return Finding("memory_levels", "Roofline by level of the memory", _shown(kernels, columns), sentence)
 
 
-def kernel_limits(lines: Roofline) -> Finding:
-    """Return kernel_limits: a row per kernel name, longest first: occupancy and its limit, waves of blocks, what warps
-    wait for most (by ncu's name), hits in the caches, bank conflicts."""
-    kernels = lines.kernels.assign(achieved_occupancy_share=lines.kernels["achieved_occupancy"])
-    table = _shown(kernels, ["name", "bound", "time_share", *_OF_LIMITS])
-    table = table[table[table.columns.intersection([*_OF_LIMITS])].notna().any(axis=1)]
-    sentence = ""
-    for first in table.head(1).to_dict("records"):
-        parts = []
-        if is_known(first.get("achieved_occupancy_share")):
-            parts.append(f"its occupancy is {percent(first['achieved_occupancy_share'])}")
-        if is_known(first.get("stall_share")):
-            parts.append(f"warps wait most for {first['stall']} ({percent(first['stall_share'])})")
-        sentence = f"{short_name(first['name'])}: {', '.join(parts)}." if parts else ""
-    return Finding("kernel_limits", "What limits each kernel", table, sentence)
-
-
 def remedy(row: Mapping[str, Any], context: Context | None = None) -> str:
     """Return what helps a kernel, from one row of Roofline.kernels."""
     bound, narrow = str(row["bound"]), context is not None and bool(context.narrow)
     if bound == LATENCY:
-        each_ms = float(row["time_ms"]) / max(1, int(row["timed"]))
-        if each_ms < _SHORT_MS:
+        if float(row["time_ms"]) < _SHORT_MS * max(1, int(row["timed"])):
             return "give the GPU more work at once: a larger batch, fused kernels, CUDA graphs"
-        if row["waves"] < 1:
-            return "launch more blocks: smaller tiles, split-K" + (", a larger batch" if each_ms < _LONG_MS else "")
-        limits = [_LIMITS[name] for name in str(row["occupancy_limit"]).split(" and ") if name]
-        if limits and row["theoretical_occupancy"] < _FEW_WARPS:
-            return " or ".join(limits)
-        return "see in kernel_limits what its warps wait for" if row["stall"] else "see `ncu --section WarpStateStats`"
-    if bound == L1 and row["bank_conflicts"] >= _CONFLICTS:
-        return "pad or swizzle the layout of shared memory, so that the threads of a warp use different banks"
+        return "launch more blocks, or more warps per SM: see `ncu --section Occupancy --section WarpStateStats`"
     pipe = bound.removeprefix(f"{COMPUTE} (").removesuffix(")")
     remedies = {**_REMEDIES, **(_NARROW_REMEDIES if narrow else {})}
     return next((text for name, text in remedies.items() if pipe.startswith(name)), "do fewer operations")
 
 
 def _shown(kernels: "pd.DataFrame", columns: Sequence[str]) -> "pd.DataFrame":
-    table = kernels.rename(columns=_SHOWN)[[*columns]]
-    return table.replace("", None).dropna(axis="columns", how="all").reset_index(drop=True)
+    return kernels[[*columns]].replace("", None).dropna(axis="columns", how="all").reset_index(drop=True)
 
 
 # ---- ncu's rules ----

@@ -27,8 +27,6 @@ from common.tools import Version, dotted
 from records.run import COLLECTED_FILE
 from records.trial import Trial
 
-_OF_LAUNCH = ("launch__", "sm__maximum_warps")
-
 RULE_SECTIONS = (
     "SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "SchedulerStats", "WarpStateStats",
     "LaunchStats", "Occupancy",
@@ -59,14 +57,8 @@ def known_metrics(query: str) -> frozenset[str]:
 
 
 def available(names: Sequence[str], known: frozenset[str]) -> list[str]:
-    """Return the metrics whose base name (up to the first dot) is known, and those `of_launch`."""
-    found = [name for name in names if of_launch(name) or name.partition(".")[0] in known]
-    return found if not all(map(of_launch, found)) else []
-
-
-def of_launch(name: str) -> bool:
-    """Return whether ncu takes a metric from the launch of a kernel: available on every GPU, but not in chip lists."""
-    return name.startswith(_OF_LAUNCH)
+    """Return the metrics whose base name (up to the first dot) is known."""
+    return [name for name in names if name.partition(".")[0] in known]
 
 
 def switches(help_text: str) -> frozenset[str]:
@@ -225,8 +217,8 @@ class NsightCompute(ToolProfiler):
                 f"ncu {dotted(self._version)} at {self._path} supports no metric of compute capability "
                 f"{dotted(capability)}: {self.REMEDY}",
             )
-        if self._replay == "range":  # a range has no launch, and ncu refuses metrics of patched SASS
-            found = [name for name in found if not of_launch(name) and "__sass_" not in name]
+        if self._replay == "range":  # ncu refuses metrics of patched SASS
+            found = [name for name in found if "__sass_" not in name]
         sections = [("--section", name) for name in self._rule_sections]
         return [("--apply-rules", "yes" if sections else "no"), ("--metrics", ",".join(found)), *sections]
 

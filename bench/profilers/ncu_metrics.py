@@ -42,27 +42,13 @@ _EVERYWHERE: tuple[str, ...] = (
         "fadd", "fmul", "ffma", "hadd", "hmul", "hfma", "dadd", "dmul", "dfma",
     ),
     *_each("sm__sass_thread_inst_executed_op_{}_pred_on.sum.peak_sustained", "ffma", "dfma", "hfma"),
-    # Levels of the memory: throughput, bytes, peaks, clocks, hit rates, bank conflicts.
+    # Levels of the memory: throughput, bytes, peaks, clocks.
     *_each("{}__throughput" + _ELAPSED, "sm", "l1tex", "lts", "dram"),
     f"gpu__compute_memory_throughput{_ELAPSED}",
     *_each("{}__t_bytes.sum", "l1tex", "lts"),
     *_each("{}.sum.peak_sustained", "l1tex__t_bytes", "lts__t_bytes", "dram__bytes"),
     *_each("{}__cycles_elapsed.avg.per_second", "sm", "l1tex", "lts", "dram"),
-    *_each("{}__t_sector_hit_rate.pct", "l1tex", "lts"),
-    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum", "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
-    # What warps wait for.
-    "smsp__average_warp_latency_per_inst_issued.ratio",
-    *_each(
-        "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio",
-        "barrier", "branch_resolving", "dispatch_stall", "drain", "imc_miss", "lg_throttle", "long_scoreboard",
-        "math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected",
-        "short_scoreboard", "sleeping", "tex_throttle", "wait",
-    ),
-    # Occupancy and its limits.
-    "sm__warps_active.avg.pct_of_peak_sustained_active", "sm__maximum_warps_per_active_cycle_pct",
-    *_each("launch__occupancy_limit_{}", "blocks", "registers", "shared_mem", "warps"),
-    *_each("launch__{}", "waves_per_multiprocessor", "registers_per_thread", "block_size"),
-    *_each("launch__shared_mem_per_block_{}", "static", "dynamic", "driver"),
+    "sm__warps_active.avg.pct_of_peak_sustained_active",  # occupancy
 )  # fmt: skip
 
 _BY_ARCHITECTURE: Mapping[str, tuple[int, ...]] = {
@@ -74,7 +60,6 @@ _BY_ARCHITECTURE: Mapping[str, tuple[int, ...]] = {
 NEWER: Mapping[str, tuple[int, ...]] = {
     f"sm__pipe_tensor_cycles_active_v2{_ELAPSED}": (89,),
     f"sm__inst_executed_pipe_tensor_op_gmma{_ELAPSED}": (90,),
-    "smsp__average_warps_issue_stalled_gmma_per_issue_active.ratio": (90,),
     f"sm__pipe_tc_cycles_active{_ELAPSED}": (100,),
     **dict.fromkeys(_each("sm__ops_path_tensor_src_{}_dst_fp32.sum", "fp16", "bf16", "tf32"), (89, 90, 100, 120)),
 }

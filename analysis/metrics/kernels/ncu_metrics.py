@@ -1,5 +1,5 @@
 """Quantities of every kernel from ncu's counters, whatever ncu's version names them: operations by type, bytes,
-utilization of pipes and memory levels, occupancy, cache hits, stalls. What the file does not have is NaN.
+utilization of pipes and memory levels, occupancy. What the file does not have is NaN.
 
 A fused multiply-add is two operations. Metrics and formulas of operations and bytes are those of ncu's roofline
 sections (SpeedOfLight_HierarchicalSingleRooflineChart and its siblings) and of "Hierarchical Roofline Analysis: How to
@@ -277,16 +277,7 @@ _PERCENTS: Mapping[str, tuple[str, ...]] = {
         "Compute Workload Analysis: Issue Slots Busy",
     ),
 }
-_OCCUPANCY: Mapping[str, tuple[str, ...]] = {
-    "achieved_occupancy": (f"sm__warps_active{_ACTIVE}", "Occupancy: Achieved Occupancy"),
-    "theoretical_occupancy": ("sm__maximum_warps_per_active_cycle_pct", "Occupancy: Theoretical Occupancy"),
-    "l1_hit": (
-        "l1tex__t_sector_hit_rate.pct",
-        "Memory Workload Analysis: L1/TEX Hit Rate",
-        "Memory Workload Analysis: L1 Hit Rate",
-    ),
-    "l2_hit": ("lts__t_sector_hit_rate.pct", "Memory Workload Analysis: L2 Hit Rate"),
-}
+_OCCUPANCY = (f"sm__warps_active{_ACTIVE}", "Occupancy: Achieved Occupancy")
 # Together they are the throughput of memory, where that itself is not in the file (its breakdown in ncu).
 _PARTS_OF_MEMORY = (
     (f"gpu__compute_memory_access_throughput{_ELAPSED}", "Memory Workload Analysis: Mem Busy"),
@@ -301,7 +292,7 @@ _CALLED = {
 
 
 def _percents(frame: "pd.DataFrame") -> "dict[str, pd.Series[float]]":
-    """Return the percentages of _PERCENTS and _OCCUPANCY of each kernel, and sm_<pipe> of every pipe in the file.
+    """Return the percentages of _PERCENTS of each kernel, its occupancy, and sm_<pipe> of every pipe in the file.
 
     A pipe has several counts, of the cycles in which it worked and of instructions against the highest rate: the larger
     one says how near it is to its limit. ncu's rule HighPipeUtilization goes by the cycles, for an instruction can take
@@ -310,7 +301,7 @@ def _percents(frame: "pd.DataFrame") -> "dict[str, pd.Series[float]]":
     import pandas as pd
 
     percents = {name: _percent(frame, columns)[0] for name, columns in _PERCENTS.items()}
-    percents |= {name: _first(frame, columns) for name, columns in _OCCUPANCY.items()}
+    percents["occupancy"] = _first(frame, _OCCUPANCY)
     if percents[f"memory_{MEMORY}"].isna().all():
         parts = [_first(frame, names) for names in _PARTS_OF_MEMORY]
         percents[f"memory_{MEMORY}"] = pd.concat(parts, axis=1).max(axis=1, skipna=False)
@@ -321,73 +312,18 @@ def _percents(frame: "pd.DataFrame") -> "dict[str, pd.Series[float]]":
     return percents
 
 
-# ---- launches ----
-
-# Blocks that fit on an SM by each resource: the lowest limits the occupancy (ncu's rule Occupancy).
-_BLOCKS = {
-    "registers": ("launch__occupancy_limit_registers", "Occupancy: Block Limit Registers"),
-    "shared memory": ("launch__occupancy_limit_shared_mem", "Occupancy: Block Limit Shared Mem"),
-    "warps per block": ("launch__occupancy_limit_warps", "Occupancy: Block Limit Warps"),
-    "blocks": ("launch__occupancy_limit_blocks", "Occupancy: Block Limit SM"),
-    "barriers": ("launch__occupancy_limit_barriers", "Occupancy: Block Limit Barriers"),
-}
-_FULL = 99.5  # % of the warps: no resource limits such a kernel
-# What ncu's rule CPIStall divides by.
-_LATENCY = (
-    "smsp__average_warp_latency_per_inst_issued.ratio",
-    "Warp State Statistics: Warp Cycles Per Issued Instruction",
-)
-_STALL = re.compile(
-    r"smsp__average_warp(?:s_issue_stalled_(\w+?)_per_issue_active|_latency_issue_stalled_(\w+?))\.ratio"
-)
-_ISSUING = "selected"
-"""What ncu calls the cycle in which a warp issues its instruction; every other reason is a stall."""
-_SHARED_MEMORY = {
-    "conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared",
-    "wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared",
-}
-
-
-def occupancy_limits(frame: "pd.DataFrame") -> "pd.Series[str]":
-    """Return what limits each kernel's occupancy: "registers", "shared memory", two with " and "; "" unknown, none."""
-    import pandas as pd
-
-    blocks = pd.DataFrame({name: _first(frame, columns) for name, columns in _BLOCKS.items()}, index=frame.index)
-    lowest = blocks.eq(blocks.min(axis=1), axis=0)
-    names = [" and ".join(blocks.columns[row]) for row in lowest.to_numpy()]
-    all_fit = _first(frame, _OCCUPANCY["theoretical_occupancy"]) >= _FULL
-    return pd.Series(names, frame.index, dtype="object").mask(all_fit, "")
-
-
 def launch_table(counters: KernelCounters) -> "pd.DataFrame":
     """Return one row per launch with what the file has of it, so that sums over launches can be divided by each other.
 
     Returns:
-        duration_ns, bytes_<kind of level>, flop_<type>, conflicts and wavefronts of shared memory, waves (of blocks, x
-        time); products of the time with shares of 1: busy_memory_<level>, busy_sm_<pipe>, busy_<occupancy or hits>; and
-        of the time with cycles between two instructions of a warp: cycles (all), stall_<reason>.
+        duration_ns, bytes_<kind of level>, flop_<type>, and products of the time with shares of 1:
+        busy_memory_<level>, busy_sm_<pipe>, busy_occupancy.
     """
     import pandas as pd
 
     frame = counters.kernels
-    time = frame["duration_ns"]
     columns = {f"bytes_{kind}": level_traffic(frame, level)[0] for level, kind in LEVEL_KINDS.items()}
     columns |= {f"flop_{kind}": values for kind, values in _operations(counters).items()}
-    columns |= {f"busy_{name}": time * values / 100 for name, values in _percents(frame).items()}
-    columns["waves"] = time * _first(frame, ("launch__waves_per_multiprocessor", "Launch Statistics: Waves Per SM"))
-    for ends in (("_op_ld", "_op_st"), ("",)):
-        there = [end for end in ends if all(f"{base}{end}.sum" in frame for base in _SHARED_MEMORY.values())]
-        for name, base in _SHARED_MEMORY.items() if there else ():
-            columns[name] = frame[[f"{base}{end}.sum" for end in there]].sum(axis=1, min_count=1)
-    cycles: dict[str, pd.Series[float]] = {}
-    for name in map(str, frame.columns):
-        if match := _STALL.fullmatch(name):
-            cycles.setdefault(match[1] or match[2], time * frame[name])
-    columns |= {f"stall_{reason}": values for reason, values in cycles.items() if reason != _ISSUING}
-    if cycles:
-        latency = _first(frame, _LATENCY)
-        columns["cycles"] = pd.DataFrame(cycles).sum(axis=1) if latency.isna().all() else time * latency
-    table = pd.DataFrame(columns, index=frame.index)
-    table = table[[name for name in table if name == "flop_tensor" or table[name].notna().any()]]
-    table.insert(0, "duration_ns", time)
-    return table
+    columns |= {f"busy_{name}": frame["duration_ns"] * values / 100 for name, values in _percents(frame).items()}
+    known = {name: values for name, values in columns.items() if name == "flop_tensor" or values.notna().any()}
+    return pd.DataFrame({"duration_ns": frame["duration_ns"], **known})

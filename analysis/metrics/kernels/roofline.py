@@ -23,7 +23,6 @@ from analysis.metrics.kernels.ncu_metrics import (
     VOLTA_TENSOR_FLOP,
     launch_table,
     level_traffic,
-    occupancy_limits,
     peak_rate,
     tensor_counters,
     total,
@@ -41,7 +40,6 @@ LATENCY_BOUND_BELOW = 0.6
 draws the line there ("latency_bound_threshold = 60" in SpeedOfLight.py of Nsight Compute 2022.3)."""
 _ACCOUNTS_FOR = 0.9  # of ncu's sum, for sums and parts are measured in different runs of a kernel
 _NEEDED = {"fp32", "tensor"}  # without these the rest is no total
-_MEAN = ("achieved_occupancy", "theoretical_occupancy", "l1_hit", "l2_hit")
 _LEAST_PERCENT = 5.0  # a smaller percentage, rounded to two decimals, implies no peak
 
 
@@ -56,15 +54,12 @@ class Roofline(NamedTuple):
     fraction (of its ceiling); compute_fraction (the highest of the shares of types' ceilings, of pipes and of the SM),
     memory_fraction (the highest of the levels and ncu's own sum), attainable_flops (lowest of flop_type's ceiling and
     every known level's), attainable_by (flop_type or the level of it), attainable_fraction, bound (a level, "memory"
-    where no level accounts for it, "compute (PIPE)", LATENCY or UNKNOWN), achieved_occupancy and theoretical_occupancy
-    (of the warps that an SM can hold), occupancy_limit (of the longest launch; "" unknown or none), l1_hit and l2_hit
-    (of the sectors accessed there), bank_conflicts (of the wavefronts of shared memory), waves (of blocks, mean over
-    time), stall (what warps wait for most, by ncu's name), stall_share (of the cycles between two instructions). NaN is
-    not known."""
+    where no level accounts for it, "compute (PIPE)", LATENCY or UNKNOWN), occupancy (of the warps that an SM can hold).
+    NaN is not known."""
     ceilings: Mapping[str, float]
     """Those that are known, by kind: bytes/s of LEVEL_KINDS, FLOP/s of all others."""
-    problems: tuple[str, ...]
-    """What is not known and why, one sentence each."""
+    unseen: tuple[str, ...]
+    """Levels and SM, whose utilization the file does not have, so that a bound can be UNKNOWN."""
 
 
 def roofline(counters: KernelCounters, measured: Mapping[str, float] | None = None) -> Roofline:
@@ -75,14 +70,12 @@ def roofline(counters: KernelCounters, measured: Mapping[str, float] | None = No
         measured: ceilings that were measured on this device: FLOP/s by type as in Device.flops, bytes/s as "dram".
             They come first, then those that the counters imply, then published ones; an unknown device has no other.
     """
-    frame, work, known = counters.kernels, launch_table(counters), ceilings(counters, measured)
-    names = frame["name"].astype("object")
-    kernels = _by_name(work, names, known)
-    longest = work["duration_ns"].fillna(-1.0).groupby(names, sort=False).idxmax()
-    kernels["occupancy_limit"] = occupancy_limits(frame)[longest[kernels["name"]]].to_numpy()
+    work, known = launch_table(counters), ceilings(counters, measured)
+    kernels = _by_name(work, counters.kernels["name"].astype("object"), known)
     kernels.insert(1, "family", kernels["name"].map(family))
-    problems = ["no kernel was profiled"] if frame.empty else _problems(counters, work, known)
-    return Roofline(kernels, known, tuple(problems))
+    columns = {**{name: f"busy_memory_{name}" for name in (*LEVEL_KINDS, MEMORY)}, SM: f"busy_sm_{SM}"}
+    unseen = _not_counted({name: 0.0 if column in work else math.nan for name, column in columns.items()})
+    return Roofline(kernels, known, tuple(unseen))
 
 
 # ---- ceilings ----
@@ -158,7 +151,6 @@ def _by_name(work: "pd.DataFrame", names: "pd.Series[str]", known: Mapping[str, 
 
     time, seconds = _positive(sums["duration_ns"]), _positive(sums["duration_ns"] / 1e9)
     flops, moved = part("flop_"), part("bytes_").reindex(columns=[*LEVEL_KINDS.values()])
-    stalls, occupancy = part("stall_"), part("busy_").div(time, axis=0).reindex(columns=_MEAN)
     flop = flops.sum(axis=1, skipna=False) if set(flops) >= _NEEDED else nothing
     intensity = moved.rdiv(flop, axis=0).where(moved > 0)
     fractions = pd.DataFrame({kind: flops[kind] / seconds / rate for kind, rate in known.items() if kind in flops})
@@ -201,11 +193,7 @@ def _by_name(work: "pd.DataFrame", names: "pd.Series[str]", known: Mapping[str, 
         "bound": [
             _bound(*rows) for rows in zip(*(table.to_dict("records") for table in (computing, levels)), strict=True)
         ],
-        **{name: occupancy[name] for name in _MEAN},
-        "bank_conflicts": sums.get("conflicts", nothing) / _positive(sums.get("wavefronts", nothing)),
-        "waves": sums.get("waves", nothing) / time,
-        "stall": _highest(stalls.where(stalls > 0)),
-        "stall_share": _positive(stalls.max(axis=1)) / _positive(sums.get("cycles", nothing)),
+        "occupancy": sums.get("busy_occupancy", nothing) / time,
     }
     table = pd.DataFrame({name: pd.Series(values, sums.index) for name, values in columns.items()})
     table = table.rename_axis("name").reset_index()
@@ -242,25 +230,3 @@ def _not_counted(shares: Mapping[str, float]) -> list[str]:
     """What could hold a kernel back unseen: ncu's sum over the memory holds DRAM, and not all of L1/TEX and L2."""
     unknown = [name for name in (*LEVEL_KINDS, SM) if math.isnan(shares.get(name, math.nan))]
     return [name for name in unknown if name != DRAM_LEVEL or math.isnan(shares[MEMORY])]
-
-
-def _problems(counters: KernelCounters, work: "pd.DataFrame", known: Mapping[str, float]) -> list[str]:
-    device = counters.device_name or "the device (the file does not name it)"
-    problems = []
-    timed = int(work["duration_ns"].notna().sum())
-    if 0 < timed < len(work):
-        problems.append(f"{len(work) - timed} of {len(work)} launches have no time and are left out")
-    if "bytes_dram" not in work:
-        problems.append("the file lacks bytes: collect dram__bytes.sum")
-    if DRAM not in known or all(map(is_bandwidth, known)):
-        what = "memory bandwidth" if DRAM not in known else "compute rate"
-        problems.append(f"the peak {what} of {device} is unknown: collect `ncu --section SpeedOfLight_RooflineChart`")
-    if lacking := [kind for kind in (*THREAD_TYPES, "tensor") if f"flop_{kind}" not in work]:
-        without = "so totals are unknown" if set(lacking) & _NEEDED else "totals exclude them"
-        problems.append(f"the file lacks operations ({', '.join(lacking)}), {without}")
-    columns = {**{name: f"busy_memory_{name}" for name in (*LEVEL_KINDS, MEMORY)}, SM: f"busy_sm_{SM}"}
-    if unseen := _not_counted({name: 0.0 if column in work else math.nan for name, column in columns.items()}):
-        problems.append(f"utilization of {', '.join(unseen)} is not in this file: collect `ncu --section SpeedOfLight`")
-    if "flop_tensor" in work and work["flop_tensor"].isna().any():
-        problems.append("the tensor cores' operations are not in this file: the pipe's utilization counts instead")
-    return problems

@@ -13,7 +13,7 @@ import pytest
 from support import shared_files
 
 from analysis.counters import KernelCounters
-from analysis.diagnose.cores import findings, kernel_limits, remedy, rules
+from analysis.diagnose.cores import findings, remedy, rules
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, roofline
 from analysis.readers.ncu.reader import read
 
@@ -69,17 +69,9 @@ def speed_of_light(
     return [*rows, *((SOL, name, "cycle", value) for name, value in named), (SOL, "Duration", "msecond", ms)]
 
 
-def occupancy(achieved: str, theoretical: str, blocks: tuple[str, str, str, str]) -> list[Row]:
-    """Return a section; blocks: by SM, registers, shared memory, warps."""
-    names = ("Block Limit SM", "Block Limit Registers", "Block Limit Shared Mem", "Block Limit Warps")
-    rows = [("Occupancy", name, "block", value) for name, value in zip(names, blocks, strict=True)]
-    shares = [("Theoretical Occupancy", theoretical), ("Achieved Occupancy", achieved)]
-    return [*rows, *(("Occupancy", name, "%", value) for name, value in shares)]
-
-
 # 336,000,000 of 350,000,000 cycles are active, 0.96: L1/TEX at 92.5 % of these is at 88.8 % of all.
 BUSY_L1 = [*speed_of_light("88.80", "92.50", "12.00", "3.00", "41.00", ("336,000,000.00", "350,000,000")),
-           *occupancy("8.30", "8.33", ("32", "8", "1", "16"))]  # fmt: skip
+           ("Occupancy", "Achieved Occupancy", "%", "8.30")]  # fmt: skip
 
 
 def test_a_long_kernel_that_l1_holds_back(tmp_path: Path) -> None:
@@ -87,19 +79,7 @@ def test_a_long_kernel_that_l1_holds_back(tmp_path: Path) -> None:
     assert row["bound"] == "L1/TEX" and row["time_ms"] == 250
     assert row["l1_fraction"] == pytest.approx(0.888) == row["memory_fraction"]
     assert (row["l2_fraction"], row["dram_fraction"]) == (pytest.approx(0.12), pytest.approx(0.03))
-    assert row["occupancy_limit"] == "shared memory"
-    assert (row["achieved_occupancy"], row["theoretical_occupancy"]) == (pytest.approx(0.083), pytest.approx(0.0833))
-
-
-def test_conflicts_are_counted_by_metrics_where_these_are_in_the_file(tmp_path: Path) -> None:
-    whole = {"l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": 30,
-             "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": 120}  # fmt: skip
-    assert only(raw(tmp_path, {"gpu__time_duration.sum": 1, **whole}))["bank_conflicts"] == 0.25
-    parts = {f"{name}_mem_shared_op_{op}.sum": value for name, op, value in (
-        ("l1tex__data_bank_conflicts_pipe_lsu", "ld", 20), ("l1tex__data_bank_conflicts_pipe_lsu", "st", 40),
-        ("l1tex__data_pipe_lsu_wavefronts", "ld", 30), ("l1tex__data_pipe_lsu_wavefronts", "st", 50))}  # fmt: skip
-    assert only(raw(tmp_path, {"gpu__time_duration.sum": 1, **parts}))["bank_conflicts"] == 0.75  # 60 of 80
-    assert math.isnan(only(raw(tmp_path, {"gpu__time_duration.sum": 1, L1: 5}))["bank_conflicts"])
+    assert row["occupancy"] == pytest.approx(0.083)
 
 
 @pytest.mark.parametrize(
@@ -142,49 +122,12 @@ def test_a_pipe_of_active_cycles_is_brought_to_all_cycles(tmp_path: Path) -> Non
     assert math.isnan(only(raw(tmp_path, pipe))["compute_fraction"])  # without the cycles it may be anything
 
 
-# ---- what helps a kernel that keeps nothing busy ----
-
-QUIET = {L1: 20, L2: 10, DRAM: 5, SM: 30}
-NOTHING = {**QUIET, "sm__maximum_warps_per_active_cycle_pct": 100, f"sm__warps_active{ACTIVE}": 90}
-LIMITED = {**QUIET, "sm__maximum_warps_per_active_cycle_pct": 8.33, f"sm__warps_active{ACTIVE}": 8.3,
-           "launch__occupancy_limit_blocks": 32, "launch__occupancy_limit_warps": 16}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("ms", "metrics", "word"),
-    [
-        (0.004, NOTHING, "CUDA graphs"),
-        (0.004, {**NOTHING, "launch__waves_per_multiprocessor": 0.25}, "CUDA graphs"),
-        (0.2, {**NOTHING, "launch__waves_per_multiprocessor": 0.25}, "larger batch"),
-        (250, {**NOTHING, "launch__waves_per_multiprocessor": 0.25}, "split-K"),
-        (250, {**NOTHING, "launch__waves_per_multiprocessor": 4}, "WarpStateStats"),
-        (
-            250,
-            {**LIMITED, "launch__occupancy_limit_shared_mem": 1, "launch__occupancy_limit_registers": 8},
-            "memory",
-        ),
-        (
-            250,
-            {**LIMITED, "launch__occupancy_limit_shared_mem": 2, "launch__occupancy_limit_registers": 2},
-            "fewer",
-        ),
-    ],
-)
-def test_the_remedy_of_a_kernel_that_keeps_nothing_busy(
-    tmp_path: Path, ms: float, metrics: dict[str, float], word: str
-) -> None:
-    counters = raw(tmp_path, {"gpu__time_duration.sum": ms, **metrics})
+@pytest.mark.parametrize(("ms", "word"), [(0.004, "CUDA graphs"), (0.2, "WarpStateStats")])
+def test_the_remedy_of_a_kernel_that_keeps_nothing_busy(tmp_path: Path, ms: float, word: str) -> None:
+    counters = raw(tmp_path, {"gpu__time_duration.sum": ms, L1: 20, L2: 10, DRAM: 5, SM: 30})
     assert only(counters)["bound"] == LATENCY and word in remedy(only(counters))
     (advice,) = next(one for one in findings(counters) if one.name == "roofline").advice
     assert advice.remedy == remedy(only(counters)) and advice.saves == pytest.approx(0.7)
-
-
-def test_the_limit_is_that_of_the_longest_launch_and_none_where_all_warps_fit(tmp_path: Path) -> None:
-    one = {"gpu__time_duration.sum": 1, "launch__occupancy_limit_registers": 2, "launch__occupancy_limit_warps": 4}
-    two = {"gpu__time_duration.sum": 3, "launch__occupancy_limit_registers": 9, "launch__occupancy_limit_warps": 4}
-    assert only(raw(tmp_path, one, two))["occupancy_limit"] == "warps per block"
-    full = {**one, "sm__maximum_warps_per_active_cycle_pct": 100}
-    assert only(raw(tmp_path, full))["occupancy_limit"] == ""
 
 
 def test_shares_of_several_launches_are_weighted_by_their_time(tmp_path: Path) -> None:
@@ -244,25 +187,11 @@ def test_real_files_give_the_verdict_of_the_rule_in_them(name: str, said: str, b
     assert only(read(path))["bound"] == bound
 
 
-@pytest.mark.public
-def test_real_kernels_have_the_limit_of_their_own_blocks() -> None:
-    path = TRACES / "kernel_0001__ncu.details.csv"
-    rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-    assert any("limited by the number of required registers" in (row["Rule Description"] or "") for row in rows)
-    assert only(read(path))["occupancy_limit"] == "registers"
-
-
-def test_hits_stalls_and_occupancy_are_means_by_time(tmp_path: Path) -> None:
-    """1 ms with 10 % and 3 ms with 50 % are 40 %; of 4 cycles between two instructions 3 are waits."""
-    stall = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
-    launch = {**QUIET, stall.format("wait"): 3, stall.format("selected"): 1, "lts__t_sector_hit_rate.pct": 80}
+def test_occupancy_is_the_mean_by_time(tmp_path: Path) -> None:
+    """1 ms with 10 % and 3 ms with 50 % are 40 %."""
     achieved = f"sm__warps_active{ACTIVE}"
-    launches = ({**launch, "gpu__time_duration.sum": ms, achieved: value} for ms, value in ((1, 10), (3, 50)))
-    counters = raw(tmp_path, *launches)
-    (row,) = kernel_limits(roofline(counters)).table.to_dict("records")
-    assert (row["achieved_occupancy_share"], row["l2_hit_share"]) == (pytest.approx(0.4), pytest.approx(0.8))
-    assert (row["stall"], row["stall_share"], row["bound"]) == ("wait", 0.75, LATENCY)
-    assert not len(kernel_limits(roofline(raw(tmp_path, {"gpu__time_duration.sum": 1, L1: 5}))).table)
+    launches = ({"gpu__time_duration.sum": ms, achieved: value} for ms, value in ((1, 10), (3, 50)))
+    assert only(raw(tmp_path, *launches))["occupancy"] == pytest.approx(0.4)
 
 
 @pytest.mark.public

@@ -12,7 +12,7 @@ from support.ncu_report_file import DEVICE, Kernel, report
 from support.ncu_reports import CYCLES, GEMM, SOFTMAX, TIME, new_report, old_report
 from support.refusals import refused
 
-from analysis.diagnose.cores import findings, rules
+from analysis.diagnose.cores import rules
 from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.finding import Finding, plain_rows
 from analysis.readers.ncu import reader
@@ -60,7 +60,7 @@ def test_a_report_gives_the_findings_of_the_csv_and_the_rules(tmp_path: Path, pa
     one, other = (open_sources(path) for path in (written(tmp_path, old_report()), PRINTED_BY_NCU))
     found, printed = explain(one), explain(other)
     more = [finding.name for finding in found if finding.name not in by_name(printed)]
-    assert more == ["kernel_rules"] and {"kernels", "roofline", "kernel_limits"} <= set(by_name(printed))
+    assert more == ["kernel_rules"] and {"kernels", "roofline"} <= set(by_name(printed))
     kept = [finding for finding in found if finding.name != "kernel_rules"]
     assert by_name(kept) == by_name(printed)
     assert [finding.sentence for finding in kept] == [finding.sentence for finding in printed]
@@ -112,18 +112,6 @@ def test_the_details_page_gives_the_rules_of_the_report(tmp_path: Path, package:
     found = reader.read(written(tmp_path, new_report()))
     assert printed.rules == found.rules and len(found.rules) == 4
     assert plain_rows(rules(printed).table) == plain_rows(rules(found).table)
-
-
-def test_stalls_and_hits_are_means_by_time() -> None:
-    """Softmax: 1 us with 36 and 5 us with 6 cycles of waiting, (36 + 30) / 6 = 11, of (40 + 50) / 6 = 15 in all."""
-    found = {one.name: one for one in findings(reader.read(PRINTED_BY_NCU))}
-    softmax, gemm = plain_rows(found["kernel_limits"].table)
-    assert (softmax["name"], softmax["stall"]) == (SOFTMAX, "long_scoreboard")
-    assert (softmax["stall_share"], gemm["stall_share"]) == pytest.approx((11 / 15, (3 * 16 + 56) / 4 / 30))
-    assert [softmax["time_share"], gemm["time_share"]] == pytest.approx([0.6, 0.4])
-    assert softmax["l1_hit_share"] == pytest.approx((0 + 5 * 1.0) / 6)
-    assert gemm["l2_hit_share"] == pytest.approx((3 * 0.5025 + 0.9025) / 4)
-    assert "kernel_rules" not in found
 
 
 @pytest.mark.parametrize(

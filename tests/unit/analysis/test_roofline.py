@@ -206,8 +206,7 @@ def test_what_is_not_in_the_file_is_unknown_with_a_reason_never_0() -> None:
     found = roofline(counters({"dram__bytes.sum": 5.0}))
     (row,) = found.kernels.to_dict("records")
     assert math.isnan(row["flop"]) and math.isnan(row["compute_fraction"]) and row["bound"] == UNKNOWN
-    assert any("fp32" in text and "tensor" in text for text in found.problems)
-    assert any("utilization of L1/TEX" in text and "SM" in text for text in found.problems)
+    assert found.unseen == ("L1/TEX", "L2", "DRAM", "SM")
     lacking = roofline(counters(ONE, {"dram__bytes.sum": 5.0})).kernels
     assert math.isnan(lacking["flop"][0]) and lacking["dram_bytes"][0] == 2005  # a part is no whole
 
@@ -215,7 +214,7 @@ def test_what_is_not_in_the_file_is_unknown_with_a_reason_never_0() -> None:
 def test_no_kernel_gives_empty_tables() -> None:
     empty = KernelCounters(counters(ONE).kernels.head(0), {}, None, None, ())
     found = roofline(empty)
-    assert found.kernels.empty and found.problems == ("no kernel was profiled",)
+    assert found.kernels.empty
     assert not len(core_findings.by_kernel(empty).table) and len(core_findings.findings(empty)) >= 4
 
 
@@ -291,9 +290,5 @@ def test_levels_of_a_real_file_are_those_that_its_rows_add_up_to() -> None:
         assert found[f"{level}_bytes"] == sums[f"{base}.sum"] > 0
         assert found[f"{level}_gb_s"] == pytest.approx(sums[f"{base}.sum"] / seconds / 1e9)
     assert found["l2_flop_per_byte"] == pytest.approx(flop / sums["lts__t_bytes.sum"])
-    conflicts = "l1tex__data_{}_mem_shared.sum"
-    assert found["bank_conflicts"] == pytest.approx(
-        sums[conflicts.format("bank_conflicts_pipe_lsu")] / sums[conflicts.format("pipe_lsu_wavefronts")]
-    )
     table = memory_levels(roofline(read(path))).table
     assert "attainable_by" not in table and len(table) == 12, "no peak is in the file"

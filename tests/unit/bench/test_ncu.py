@@ -183,13 +183,12 @@ def test_range_replay_takes_the_capture_range_and_every_kernel_in_it(machine: Pa
     assert "--nvtx-include" not in told(machine)
 
 
-def test_what_ncu_takes_from_a_launch_is_in_no_list_of_a_chip_and_never_asked_of_a_range(machine: Path) -> None:
-    listed = tuple(name for name in ALL_HOPPER if not ncu.of_launch(name))
-    fake_ncu.install(machine / "bin", "2025.3.1.0", listed)
+def test_a_range_has_no_metrics_of_patched_sass(machine: Path) -> None:
+    fake_ncu.install(machine / "bin", "2025.3.1.0", ALL_HOPPER)
     assert told(machine, "rules=no")["--metrics"].split(",") == HOPPER
     asked = told(machine, "replay=range")["--metrics"].split(",")
     assert "l1tex__throughput.avg.pct_of_peak_sustained_elapsed" in asked
-    assert not [name for name in asked if name.startswith("launch__")]
+    assert not [name for name in asked if "__sass_" in name]
 
 
 def test_the_observer_makes_the_ranges_that_were_asked_for(machine: Path) -> None:
@@ -215,17 +214,9 @@ def test_every_architecture_has_its_own_names(capability: tuple[int, int], numbe
         "sm__inst_executed_pipe_xu",
     } <= bases
     assert {"gpc__cycles_elapsed.max", "gpu__time_duration.sum", "dram__bytes.sum"} <= set(names)
-    # Every level of the memory, the SM, the occupancy with its limits, and bank conflicts.
     levels = {"l1tex__throughput", "lts__throughput", "dram__throughput", "gpu__compute_memory_throughput"}
-    limits = {f"launch__occupancy_limit_{what}" for what in ("blocks", "registers", "shared_mem", "warps")}
     assert {f"{unit}__t_bytes.sum{end}" for unit in ("l1tex", "lts") for end in ("", ".peak_sustained")} <= set(names)
-    assert {
-        "smsp__average_warp_latency_per_inst_issued",
-        "lts__t_sector_hit_rate",
-        "sm__pipe_fp64_cycles_active",
-    } <= bases
-    assert levels | limits | {"sm__throughput", "sm__warps_active", "launch__waves_per_multiprocessor"} <= bases
-    assert {f"l1tex__data_{what}_mem_shared" for what in ("bank_conflicts_pipe_lsu", "pipe_lsu_wavefronts")} <= bases
+    assert levels | {"sm__throughput", "sm__warps_active", "sm__pipe_fp64_cycles_active"} <= bases
     assert ("sm__pipe_tensor_cycles_active_v2" in bases) == (number == 89)
 
 

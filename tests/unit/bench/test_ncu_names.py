@@ -5,7 +5,6 @@ import json
 import pytest
 from support.shared_files import OWN
 
-from bench.profilers.ncu import of_launch
 from bench.profilers.ncu_metrics import NEWER, metrics_of
 
 LISTED = json.loads((OWN / "ncu-metrics.json").read_text())
@@ -34,7 +33,7 @@ LACKING = {
 )
 def test_every_name_is_listed_for_its_chip(version: str, chip: str, listed: list[str]) -> None:
     start = next(start for start in CAPABILITIES if chip.startswith(start))
-    names = {name for name in metrics_of(CAPABILITIES[start])[0] if not of_launch(name)}
+    names = set(metrics_of(CAPABILITIES[start])[0])
     lacking = names - set(listed)
     of_dram = {name for name in names if name.startswith("dram__")} if chip in WITHOUT_DRAM else set()
     assert lacking == of_dram | (names & LACKING.get((version, start), set()))
