@@ -16,8 +16,7 @@ from analysis.metrics.communication.links import fitted_links, link_rows, projec
 from analysis.metrics.comparison.runs import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.pretraining_cost import pretraining_costs
 from analysis.metrics.scaling import measured_efficiency
-from analysis.render.link_figures import links_figure
-from analysis.render.link_tables import collectives_table, links_table, projection_blocks
+from analysis.render.link_tables import collectives_table, links_figure, links_table, projection_blocks
 from analysis.render.page import (
     Block,
     Cards,

@@ -31,10 +31,9 @@ OPTIONS = {"allreduce PATH...": AllreduceOptions}
 
 def run(options: AllreduceOptions) -> Result:
     """Read the traces and break down communication; a trace without any is no error."""
+    from analysis.diagnose import rules_communication, rules_time
     from analysis.diagnose.explain import to_do
     from analysis.diagnose.profiles import own_tests
-    from analysis.diagnose.rules_communication import findings, no_communication
-    from analysis.diagnose.rules_time import window
     from analysis.diagnose.summaries import communication_share
     from analysis.metrics.kernels.devices import LinkRates
     from analysis.sources import open_sources, profile_of
@@ -44,29 +43,21 @@ def run(options: AllreduceOptions) -> Result:
             "option-missing", "allreduce needs an input: give a trace, a folder of ranks, a tar or a run directory"
         )
     source = open_sources(*options.paths)
-    title, page = f"bertbench allreduce {source.path}", f"bertbench report {source.path}"
-    if not source.timelines and (totals := communication_share(source.summaries)):
-        about: dict[str, Any] = {"path": str(source.path), "kinds": list(source.kinds), "ranks": None}
-        return findings_result(totals, source.problems, options, (), title=title, page=page, **about)
-    if not source.timelines:
-        raise InputError(
-            "trace-without-work",
-            f"{source.path} contains {', '.join(source.kinds)} instead of a trace: give a trace, or view it with "
-            "`bertbench analyze`",
-        )
-    about = {"path": str(source.path), "kinds": list(source.kinds), "ranks": len(source.timelines)}
+    timelines, kinds, path = source.timelines, list(source.kinds), str(source.path)
+    about: dict[str, Any] = {"path": path, "kinds": kinds, "ranks": len(timelines) or None}
     trial = profile_of(source.path)
     links = LinkRates.of(source.summaries, own_tests(trial) if trial else ())
-    found = findings(source.timelines, links=links)
-    if not found:
-        said = no_communication(source.timelines)
-        return Result(document=document([], [*source.problems, said], **about), blocks=[said], problems=source.problems)
-    return findings_result(
-        [*window(source.timelines), *found],
-        source.problems,
-        options,
-        to_do(source, found),
-        title=title,
-        page=page,
-        **about,
-    )
+    findings = rules_communication.findings(timelines, links=links)
+    findings = findings if timelines else communication_share(source.summaries)
+    if not findings and not timelines:
+        raise InputError(
+            "trace-without-work",
+            f"{path} contains {', '.join(kinds)} instead of a trace: give a trace, or view it with `bertbench analyze`",
+        )
+    if not findings:
+        reason = rules_communication.no_communication(timelines)
+        problems = [*source.problems, reason]
+        return Result(document=document([], problems, **about), blocks=[reason], problems=source.problems)
+    title, page = f"bertbench allreduce {path}", f"bertbench report {path}"
+    shown, advice = [*rules_time.window(timelines), *findings], to_do(source, findings)
+    return findings_result(shown, source.problems, options, advice, title=title, page=page, **about)
