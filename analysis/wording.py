@@ -188,13 +188,12 @@ def data(row: Row) -> str:
     """Return the name of a trial's data: a data set, a folder or file, or "synthetic like" one of these."""
     if row.get("kind") == "measure":
         return UNKNOWN
-    kind, _, path = str(row.get("data") or "").rpartition(":")
+    text = str(row.get("data") or "")
+    kind, _, path = text.rpartition(":")
     name = path.rstrip("/").rsplit("/", 1)[-1].removesuffix(".safetensors")
     if kind == "synthetic" and row.get("data_fingerprint"):
         text = f"synthetic like {name}"
-    elif kind or path == "synthetic":
-        text = str(row.get("data"))
-    else:
+    elif not kind and path != "synthetic":
         text = name if path.endswith(".safetensors") else f"folder {name}"
     return f"{text}, all padded to {row.get('seq_len')}" if row.get("padding") == "fixed" else text
 
@@ -217,19 +216,10 @@ def status(row: Row) -> str:
 
 def order(row: Row) -> tuple[Any, ...]:
     """Sort key of result rows: model, then batch and devices, so that implementations are adjacent."""
-    return (
-        str(row["preset"]),
-        str(row["precision"]),
-        int(row["seq_len"] or 0),
-        int(row["world_size"]),
-        int(row["micro_batch_size"] or 0),
-        int(row["grad_accum_steps"] or 0),
-        strategy(row),
-        implementation(row),
-        str(row.get("kind") or ""),
-        str(row.get("data") or ""),
-        int(row.get("round") or 0),
-    )
+    numbers = ("seq_len", "world_size", "micro_batch_size", "grad_accum_steps", "round")
+    *sizes, turn = (int(row.get(name) or 0) for name in numbers)
+    kind, source = str(row.get("kind") or ""), str(row.get("data") or "")
+    return (str(row["preset"]), str(row["precision"]), *sizes, strategy(row), implementation(row), kind, source, turn)
 
 
 def floor_sentence(row: Row) -> str:
@@ -243,14 +233,11 @@ def floor_sentence(row: Row) -> str:
 
 def strategy_label(strategy: str, options: str, checkpointing: bool = False, allocator: str = "") -> str:
     """Return a strategy with its options in a few words; longer ones, such as a configuration, as a hash."""
-    named = read_options(options)
-    words = []
-    for name, value in sorted(named.items(), reverse=True):
-        brief = isinstance(value, int | float)
+    words = [strategy]
+    for name, value in sorted(read_options(options).items(), reverse=True):
         hashed = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
-        words.append(f"{name}={value if brief else hashed}")
-    words += ["checkpointing"] * checkpointing + [f"memory={allocator}"] * bool(allocator)
-    return " ".join([strategy, *words])
+        words.append(f"{name}={value if isinstance(value, int | float) else hashed}")
+    return " ".join([*words, *["checkpointing"] * checkpointing, *[f"memory={allocator}"] * bool(allocator)])
 
 
 def implementation_label(implementation: str, levers: str) -> str:
@@ -266,18 +253,13 @@ def bucket_mib(options: str) -> int | None:
 
 
 def read_options(options: str) -> dict[str, object]:
-    """Return the options of a strategy or task as a trial records them; text that is not JSON as one option."""
-    try:
-        return dict(json.loads(options or "{}"))
-    except (ValueError, TypeError):
-        return {"options": options}
+    """Return the options of a strategy or task as a trial records them."""
+    return dict(json.loads(options or "{}"))
 
 
 def inert(value: Any) -> Any:
     """Return a cell of a table that people open: a text that a spreadsheet takes for a formula gets an apostrophe."""
-    if not isinstance(value, str):
-        return value
-    if not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return value
     try:
         float(value)

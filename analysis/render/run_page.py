@@ -258,7 +258,6 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
 
 
 def _count(trials: Sequence[LoadedTrial]) -> str:
-    """Return how many trials ended how, in how many rounds, and how many were probes."""
     others = doubts.without_probes(trials)
     tally = Counter(str(trial.row["status"]) for trial in others)
     ended = ", ".join(f"{count} {status}" for status, count in tally.items())

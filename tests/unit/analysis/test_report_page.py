@@ -18,6 +18,7 @@ from analysis.diagnose.run import cautions_of_run
 from analysis.load import load_run
 from analysis.metrics.comparison.runs import compare_runs, ratios_of
 from analysis.render.run_figures import run_figures
+from analysis.render.run_page import facts
 from records.files import write_record
 from records.run import RunDirectory
 from records.schema import RESULT_COLUMNS
@@ -27,6 +28,11 @@ pytestmark = [pytest.mark.more, pytest.mark.usefixtures("pictures_of_one_pixel")
 
 HOSTILE = "<script>alert(1)<b> & \"quoted' $x^2$ {{ 7 * 7 }}"
 SMALL = {"batches": (8, 16), "worlds": (1,), "count": 15}
+
+
+def text_of(run: RunDirectory, **options: Any) -> str:
+    """The page of a run."""
+    return report_page(run, **options).read_text(encoding="utf-8")
 
 
 class Page(html.parser.HTMLParser):
@@ -90,8 +96,7 @@ def test_names_from_outside_are_escaped_everywhere(tmp_path: Path) -> None:
         )
     failed = dataclasses.replace(base, micro_batch_size=64)
     write_trial(run, failed, status="crashed", reason=HOSTILE)
-    text = report_page(run).read_text(encoding="utf-8")
-    page = Page(text)
+    page = Page(text := text_of(run))
     assert page.tags.count("script") == 1 and "b" not in page.tags
     assert "alert(1)&lt;b&gt;" in text and "{{ 7 * 7 }}" in text
 
@@ -100,7 +105,7 @@ def test_a_run_with_only_failures_says_so_first(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     write_trial(run, Trial(preset="mini"), status="oom", reason="rank 0: out of memory")
     write_trial(run, Trial(preset="mini", seed=2), status=None)
-    text = report_page(run).read_text(encoding="utf-8")
+    text = text_of(run)
     assert "No trial succeeded. Of 2 trials: " in text and "rank 0: out of memory" in text
     assert "interrupted" in text and "<img" not in text
 
@@ -111,27 +116,13 @@ def test_a_profile_shows_its_operators_and_a_damaged_trace_is_named(tmp_path: Pa
     write_trial(run, trial, {0: step_rows([90.0] * 6, 8)})
     folder = run.trial(trial.trial_id).profile
     folder.mkdir()
-    write(
-        folder / "trace-rank0.json.gz",
-        [event("ProfilerStep#3", 0, 1000, "user_annotation"), event("aten::my_operator", 0, 700)],
-    )
+    events = [event("ProfilerStep#3", 0, 1000, "user_annotation"), event("aten::my_operator", 0, 700)]
+    write(folder / "trace-rank0.json.gz", events)
     (folder / "trace-rank1.json.gz").write_bytes(b"\x1f\x8bcut")
-    text = report_page(run).read_text(encoding="utf-8")
-    assert "aten::my_operator" in text and "trace-rank1.json.gz" in text and "damaged or truncated" in text
+    text = text_of(run)
+    assert "aten::my_operator" in text and "trace-rank1.json.gz" in text
     assert (run.report / "profiles" / trial.trial_id / "top_operators.csv").is_file()
-    rows = points(load_run(run))
-    assert all(point.row["kind"] == "throughput" for point in rows)
-
-
-def test_the_answer_names_the_best_configuration_and_holds_it_against_hf(tmp_path: Path) -> None:
-    trials = load_run(write_sweep(tmp_path, batches=(8, 16), worlds=(1,), count=30))
-    (answer,) = complete_answers([], points(trials), ratios_of(trials), "run")
-    assert answer.headline.startswith("bertbench trains BERT-mini fastest: 18")
-    assert "micro batch 16" in answer.headline
-    values = {card.label: card.value for card in answer.cards}
-    assert values["throughput relative to hf"].startswith(("2.5", "2.6"))
-    text = " ".join(answer.sentences)
-    assert "not conclusive yet: one round per side" in text
+    assert all(point.row["kind"] == "throughput" for point in points(load_run(run)))
 
 
 def test_other_data_and_padding_are_curves_of_their_own_and_padded_lengths_are_at_most(tmp_path: Path) -> None:
@@ -146,36 +137,31 @@ def test_other_data_and_padding_are_curves_of_their_own_and_padded_lengths_are_a
     curves = {name: values(throughput, name, 1) for name in titles(throughput)}
     assert len(curves) == 2 and all(batches == [8, 16] for batches in curves.values())
     assert sum("all pad" in name for name in curves) == 1, curves
-    text = report_page(run).read_text(encoding="utf-8")
-    assert "sequences of 384, at most 384" in text
+    assert "sequences of 384, at most 384" in text_of(run)
 
 
-def test_what_is_too_close_to_call_has_no_fastest_in_its_headline(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ours", "rivals"), [(100.0, ["bertbench"]), (133.0, [])], ids=["close", "apart"])
+def test_what_is_too_close_to_call_has_no_fastest_in_its_headline(
+    tmp_path: Path, ours: float, rivals: list[str]
+) -> None:
     """hf 81.6 and bertbench 80 samples/s in one round each are within 5 %; at 60 they are not."""
-    for name, ours, rivals in (("close", 100.0, ["bertbench"]), ("apart", 133.0, [])):
-        run = RunDirectory(tmp_path / name)
-        for implementation, median in (("hf", 98.0), ("bertbench", ours)):
-            trial = Trial(preset="mini", micro_batch_size=8, implementation=implementation)
-            write_trial(run, trial, {0: step_rows([median] * 20, 8)})
-        trials = load_run(run)
-        (said,) = complete_answers([], points(trials), ratios_of(trials), "run")
-        assert said.to_json()["too_close_to_call"] == rivals
-        assert ("too close to call" in said.headline) == bool(rivals)
-        assert said.headline.startswith("hf and bertbench" if rivals else "hf trains BERT-mini fastest: 81.6")
-        assert html.escape(said.headline) in report_page(run).read_text(encoding="utf-8")
-
-
-def test_a_price_adds_cost(tmp_path: Path) -> None:
-    run = write_sweep(tmp_path, **SMALL)
-    assert "million samples cost" in report_page(run, price_per_hour=3.0).read_text(encoding="utf-8")
+    run = RunDirectory(tmp_path)
+    for implementation, median in (("hf", 98.0), ("bertbench", ours)):
+        trial = Trial(preset="mini", micro_batch_size=8, implementation=implementation)
+        write_trial(run, trial, {0: step_rows([median] * 20, 8)})
+    trials = load_run(run)
+    (answer,) = complete_answers([], points(trials), ratios_of(trials), "run")
+    assert answer.to_json()["too_close_to_call"] == rivals
+    assert answer.headline.startswith("hf and bertbench" if rivals else "hf trains BERT-mini fastest: 81.6")
+    assert html.escape(answer.headline) in text_of(run)
 
 
 def test_one_configuration_with_one_step_still_makes_a_page(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     trial = Trial(preset="mini", start_iteration=0, stop_iteration=1)
     write_trial(run, trial, {0: step_rows([100.0], 8)}, environment={}, ranks={0: {"peak_memory_bytes": None}})
-    text = report_page(run).read_text(encoding="utf-8")
-    assert "80.0 samples/s" in text and "rank 0 measured no peak" in text
+    text = text_of(run, price_per_hour=3.0)
+    assert "80.0 samples/s" in text and "rank 0 measured no peak" in text and "million samples cost" in text
 
 
 def test_no_run_is_an_input_error(tmp_path: Path) -> None:
@@ -185,10 +171,10 @@ def test_no_run_is_an_input_error(tmp_path: Path) -> None:
 
 def test_stragglers_and_peaks_reach_the_page(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    trial = Trial(preset="mini", world_size=2)
     steps = {0: step_rows([100.0] * 20, 8, communication=20.0), 1: step_rows([100.0] * 20, 8, communication=1.0)}
-    write_trial(run, trial, steps, ranks={0: rank_record(peak=1e9), 1: rank_record(peak=1e9)})
-    text = report_page(run).read_text(encoding="utf-8")
+    ranks = {0: rank_record(peak=1e9), 1: rank_record(peak=1e9)}
+    write_trial(run, Trial(preset="mini", world_size=2), steps, ranks=ranks)
+    text = text_of(run)
     assert ">straggler<" in text and "which was measured too low" in text
 
 
@@ -200,33 +186,23 @@ def test_a_run_of_several_versions_is_read_with_care(tmp_path: Path) -> None:
     assert "mixed" in [one.code for one in cautions_of_run(load_run(run), [], [])]
 
 
-FOUND = {
-    "implementation": HOSTILE,
-    "preset": "mini",
-    "precision": "fp32",
-    "seq_len": 32,
-    "world_size": 2,
-    "micro_batch_size": 48,
-    "fails_at": 49,
-    "failure": "oom: rank 1: out of memory",
-    "proved": True,
-    "tried": [[32, "ok"], [64, "oom"], [48, "ok"]],
-}
+SEARCH = {"implementation": HOSTILE, "preset": "mini", "precision": "fp32", "seq_len": 32, "world_size": 2,
+          "micro_batch_size": 48, "fails_at": 49, "failure": "oom: rank 1: out of memory", "proved": True,
+          "tried": [[32, "ok"], [64, "oom"], [48, "ok"]]}  # fmt: skip
 
 
 def test_the_largest_batch_has_its_section_and_its_probes_are_in_no_other(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     write_trial(run, Trial(kind="probe", preset="mini", micro_batch_size=64), status="oom", reason="no memory left")
-    ended = {**FOUND, "fails_at": None, "failure": "the limit of 4096 was reached", "micro_batch_size": 4096}
-    write_record(run.path / "max_batch.json", {"found": [FOUND, ended]})
-    text = report_page(run).read_text(encoding="utf-8")
-    assert "This run only searched for the largest batch" in text and "Largest batch</h2>" in text
-    assert "mini fp32 seq 32" in text and ">48<" in text and ">49<" in text and "oom: rank 1: out of memory" in text
-    assert "32 ok, 64 oom, 48 ok" in text and "the limit of 4096 was reached" in text and ">4,096<" in text
-    assert "<script>alert" not in text and "Trials without a result" not in text
+    ended = {**SEARCH, "fails_at": None, "failure": "the limit of 4096 was reached", "micro_batch_size": 4096}
+    write_record(run.path / "max_batch.json", {"found": [SEARCH, ended]})
+    text = text_of(run)
+    assert "Largest batch</h2>" in text and "<script>alert" not in text and "Trials without a result" not in text
+    for cell in ("48", "49", "oom: rank 1: out of memory", "32 ok, 64 oom, 48 ok", "4,096"):
+        assert f">{cell}<" in text
     assert "only probes, and 1 probe of" in text
     write_trial(run, Trial(preset="mini"), {0: step_rows([9.0] * 20, 8)})
-    text = report_page(run).read_text(encoding="utf-8")
+    text = text_of(run)
     assert "1 (1 ok), 1 round, and 1 probe of the largest batch" in text and "no memory left" not in text
 
 
@@ -234,26 +210,19 @@ def test_the_run_beside_a_profile_is_no_probe_of_the_largest_batch(tmp_path: Pat
     run, window = RunDirectory(tmp_path), {"preset": "mini", "start_iteration": 3, "stop_iteration": 6}
     for trial in (Trial(kind="probe", **window), Trial(kind="profile", profiler="torch", **window)):  # type: ignore[arg-type]
         write_trial(run, trial, {0: step_rows([9.0] * 6, 8)})
-    text = report_page(run).read_text(encoding="utf-8")
-    assert "1 (1 ok), 1 round, and 1 probe beside a profile" in text and "of the largest batch" not in text
-
-
-def test_rounds_are_counted_from_one_on_the_page_as_on_the_terminal(tmp_path: Path) -> None:
-    run = write_sweep(tmp_path, **{**SMALL, "rounds": 2})
-    text = report_page(run).read_text(encoding="utf-8")
-    (table,) = [part for part in re.findall("<table.*?</table>", text, re.DOTALL) if ">round<" in part]
-    assert ">1<" in table and ">2<" in table and ">0<" not in table
+    assert ("trials", "1 (1 ok), 1 round, and 1 probe beside a profile") in facts(load_run(run))
 
 
 def test_a_damaged_trial_costs_neither_the_report_nor_the_comparison(tmp_path: Path) -> None:
-    run = write_sweep(tmp_path / "a", rounds=3, **SMALL)
-    other = write_sweep(tmp_path / "b", rounds=3, **SMALL)
+    run, other = (write_sweep(tmp_path / name, rounds=2, **SMALL) for name in ("a", "b"))
     damaged = run.trials()[0]
     damaged.trial_json.write_text('{"schema_version": 1, "kind"')
-    text = report_page(run).read_text(encoding="utf-8")
+    text = text_of(run)
     assert f"skipped trial {damaged.path.name}" in text and "trains BERT-mini" in text
-    found = compare_runs(run, other)
-    assert len(found.rows) == 4 and any(damaged.path.name in text for text in found.differences)
+    (table,) = [part for part in re.findall("<table.*?</table>", text, re.DOTALL) if ">round<" in part]
+    assert ">1<" in table and ">2<" in table and ">0<" not in table, "rounds are counted from one"
+    comparison = compare_runs(run, other)
+    assert len(comparison.rows) == 4 and any(damaged.path.name in text for text in comparison.differences)
 
 
 def test_a_report_removes_what_a_killed_one_left_and_leaves_no_lock(tmp_path: Path) -> None:
@@ -266,13 +235,14 @@ def test_a_report_removes_what_a_killed_one_left_and_leaves_no_lock(tmp_path: Pa
     assert not [path for path in names if path.name.startswith(".")]
 
 
-def test_the_page_says_which_peak_mfu_is_of(tmp_path: Path) -> None:
-    for name, levers, dtype in (("bf16", "unpad", "bfloat16"), ("fp8", "fp8+unpad", "float8_e4m3fn")):
-        run = RunDirectory(tmp_path / name)
-        record = rank_record(peak=4e11)
-        record["measured_peak"] |= {"dtype": dtype, "products": dtype}
-        trial = Trial(preset="mini", levers=levers, precision="bf16")
-        write_trial(run, trial, {0: step_rows([100.0] * 20, 8)}, ranks={0: record})
-        text = report_page(run).read_text(encoding="utf-8")
-        # 8 sequences of 1e9 FLOPs in 0.1 s are a fifth of 400 GFLOP/s.
-        assert "20.0 %" in text and "measured" in text and ("measured in FP8" in text) == (name == "fp8")
+@pytest.mark.parametrize(
+    ("levers", "dtype", "fp8"), [("unpad", "bfloat16", False), ("fp8+unpad", "float8_e4m3fn", True)]
+)
+def test_the_page_says_which_peak_mfu_is_of(tmp_path: Path, levers: str, dtype: str, fp8: bool) -> None:
+    run, record = RunDirectory(tmp_path), rank_record(peak=4e11)
+    record["measured_peak"] |= {"dtype": dtype, "products": dtype}
+    trial = Trial(preset="mini", levers=levers, precision="bf16")
+    write_trial(run, trial, {0: step_rows([100.0] * 20, 8)}, ranks={0: record})
+    text = text_of(run)
+    # 8 sequences of 1e9 FLOPs in 0.1 s are a fifth of 400 GFLOP/s.
+    assert "20.0 %" in text and "measured" in text and ("measured in FP8" in text) == fp8
