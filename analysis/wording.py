@@ -253,8 +253,11 @@ def bucket_mib(options: str) -> int | None:
 
 
 def read_options(options: str) -> dict[str, object]:
-    """Return the options of a strategy or task as a trial records them."""
-    return dict(json.loads(options or "{}"))
+    """Return the options of a strategy or task as a trial records them; text that is not JSON as one option."""
+    try:
+        return dict(json.loads(options or "{}"))
+    except (ValueError, TypeError):
+        return {"options": options}
 
 
 def inert(value: Any) -> Any:
