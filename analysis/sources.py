@@ -72,7 +72,7 @@ def open_sources(*paths: Path) -> Source:
         InputError: a path does not exist, nothing of it can be used (the reason of the first file is given), or a run
             directory has several profiled trials, which are named.
         MissingToolError: the only file is a report that a tool must read, and the tool is not installed.
-        StorageError: the export of a report cannot be kept.
+        StorageError: there is no space for the export of a report.
     """
     problems: list[str] = []
     with tempfile.TemporaryDirectory(prefix="bertbench-") as scratch:

@@ -6,12 +6,13 @@ and by an NVTX range on a CPU. Its switches follow its --help, so that versions 
 
 import contextlib
 import re
+import sqlite3
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from analysis.readers.nsys.report import EXPORT_SECONDS, export_arguments, forget_environment, switches
+from analysis.readers.nsys.report import EXPORT_SECONDS, export_arguments, switches
 from bench.profilers.base import Scope, written
 from bench.profilers.ranges import CAPTURE, DOMAIN, check_ranges
 from bench.profilers.tool import ToolProfiler, run_tool
@@ -102,7 +103,7 @@ class NsightSystems(ToolProfiler):
         help_text = run_tool([nsys, "export", "--help"], timeout_seconds=60, any_exit_code=True)
         run_tool([nsys, *export_arguments(help_text, report, database)], EXPORT_SECONDS)
         written([database], "SQLite export", scope.directory)
-        forget_environment(database)
+        _forget_environment(database)
         return [report, database, *self._summaries(database)]
 
     def _summaries(self, database: Path) -> list[Path]:
@@ -119,6 +120,14 @@ class NsightSystems(ToolProfiler):
             if file.exists() and file.stat().st_size == 0:
                 file.unlink()
         return [file for file in files if file.exists()]
+
+
+def _forget_environment(database: Path) -> None:
+    """Remove the environment variables of the program from an export."""
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute("DROP TABLE IF EXISTS TARGET_INFO_SYSTEM_ENV")
+        connection.commit()
+        connection.execute("VACUUM")
 
 
 def traceable(help_text: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """A stand-in for Nsight Systems: enough of its command line to run a program under it, and ways to fail.
 
 What it does is set by FAKE_NSYS: ok, refuses (starts nothing), no-report, empty-report, hangs (after the program's
-end), bad-export, needs-newer (the report is of a newer version), hangs-in-export, slow-export, full-disk,
+end), bad-export, needs-newer (the report is of a newer version), full-disk,
 foreign-export (no nsys tables). Under every one a daemon of its own is left behind, as real ones can be.
 """
 
@@ -65,20 +65,11 @@ elif words[0] == "export":
     if mode == "needs-newer":
         print("Exportation error: the report was created by a newer version\\nof Nsight Systems", file=sys.stderr)
         sys.exit(1)
-    if mode == "hangs-in-export":
-        (output,) = [word.split("=", 1)[1] for word in words if word.startswith("--output=")]
-        open(output, "wb").write(b"SQLite format 3")
-        time.sleep(300)
-    if mode == "slow-export":
-        time.sleep(1)
     if mode == "full-disk":  # as 2022.4 ends there
         (output,) = [word.split("=", 1)[1] for word in words if word.startswith("--output=")]
         open(output, "wb").close()
         print("Failed to close: what: RuntimeException\\n = database or disk is full", file=sys.stderr)
         sys.exit(0)
-    if "FAKE_NSYS_LOG" in os.environ:
-        with open(os.environ["FAKE_NSYS_LOG"], "a") as log:
-            log.write(words[-1] + "\\n")
     if mode == "bad-export":
         print("the report is truncated", file=sys.stderr)
         sys.exit(1)

@@ -7,6 +7,7 @@ are ns since the recording began.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +49,13 @@ def read(path: Path) -> list[Timeline]:
         InputError: not an export of nsys, one that is cut short, or one that holds none of these; the message says why
             nothing was recorded, in the words of nsys.
         MissingToolError: a report, and nsys is not on PATH.
-        StorageError: a report whose export cannot be kept.
+        StorageError: a report for whose export there is no space.
     """
     problems: list[str] = []
-    with unpacked(path) as plain:
-        plain = exported(plain, path) if read_start(plain, len(REPORT_HEADER)) == REPORT_HEADER else plain
+    with ExitStack() as stack:
+        plain = stack.enter_context(unpacked(path))
+        if read_start(plain, len(REPORT_HEADER)) == REPORT_HEADER:
+            plain = stack.enter_context(exported(plain, path))
         with open_database(plain, path) as database:
             if not any(name.startswith(("CUPTI_", "TARGET_INFO_", "NVTX_")) for name in database.tables):
                 raise InputError(
