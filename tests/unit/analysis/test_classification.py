@@ -78,18 +78,12 @@ def test_the_page_holds_its_pictures_and_escapes_labels(tmp_path: Path, count: i
     assert {"confusion_matrix.csv", "classification_report.csv", "loss_and_accuracy.png"} <= files
 
 
-def test_a_label_without_texts_has_no_shares_in_the_terminal(
-    tmp_path: Path,
-) -> None:
-    content = document(labels=["ham", "spam", "never met"])
-    (tmp_path / "a_train_test_stats.json").write_text(json.dumps(content))
-    said = text(command("report", tmp_path / "a_train_test_stats.json").blocks)
+def test_labels_without_texts_have_no_shares_and_are_not_the_hardest(tmp_path: Path) -> None:
+    path = tmp_path / "a_train_test_stats.json"
+    path.write_text(json.dumps(document(labels=["ham", "spam", "never met"])))
+    said = text(command("report", path).blocks)
     assert "nan" not in said and "2 (66.7 %)" in said
-
-
-def test_the_hardest_labels_are_such_as_occur(tmp_path: Path) -> None:
     names = [f"label-{number:02}" for number in range(30)]
-    pairs = [[name, name, 1] for name in names[25:]]
-    (tmp_path / "a_train_test_stats.json").write_text(json.dumps(document(labels=names, test={"confusion": pairs})))
-    said = text(command("report", tmp_path / "a_train_test_stats.json").blocks)
+    path.write_text(json.dumps(document(labels=names, test={"confusion": [[name, name, 1] for name in names[25:]]})))
+    said = text(command("report", path).blocks)
     assert "the 5 of 30 labels" in said and "label-00" not in said and "label-25" in said

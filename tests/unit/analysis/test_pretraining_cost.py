@@ -1,5 +1,6 @@
 """Days and cost of the two phases of pretraining from measured rates, compared with the arithmetic of the paper."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,10 @@ def test_configurations_are_kept_apart(name: str) -> None:
 def test_a_report_has_the_days_and_with_a_price_the_cost(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, implementations=("bertbench",), batches=(4, 8), worlds=(1,), seq_len=128)
     write_sweep(tmp_path, implementations=("bertbench",), batches=(4,), worlds=(1,), seq_len=512)
-    page = report_page(run).read_text(encoding="utf-8")
-    assert "days of phase 1" in page and "real tokens at 128" in page and "cost of phase 1" not in page
+    assert "cost of phase 1" not in report_page(run).read_text(encoding="utf-8")
     assert "cost of phase 2" in report_page(run, price_per_hour=2.0).read_text(encoding="utf-8")
-    written = (run.report / "tables" / "pretraining.csv").read_text(encoding="utf-8").splitlines()
+    with (run.report / "tables" / "pretraining.csv").open(encoding="utf-8") as file:
+        (row, *_) = csv.DictReader(file)
     best = max(float(one.row["samples_per_second"]) for one in load_run(run) if one.row["seq_len"] == 128)
-    values = dict(zip(written[0].split(","), written[1].split(","), strict=True))
-    assert float(values["phase_1_days"]) == pytest.approx(230.4e6 / best / 86400, rel=1e-6)
-    assert float(values["cost"]) == pytest.approx(float(values["days"]) * 48, rel=1e-6)
+    assert float(row["phase_1_days"]) == pytest.approx(230.4e6 / best / 86400, rel=1e-6)
+    assert float(row["cost"]) == pytest.approx(float(row["days"]) * 48, rel=1e-6)

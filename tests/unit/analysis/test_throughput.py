@@ -85,20 +85,24 @@ def test_gemms_in_fp8_have_an_mfu_of_a_peak_in_fp8_alone(
     assert ("mfu" in result["unknown"]) == ("measured_peak_flops" in result["unknown"]) == (mfu is None)
 
 
-def test_a_missing_peak_gives_no_mfu_and_says_which_rank() -> None:
-    trial = dataclasses.replace(TRIAL, world_size=2)
-    steps = {rank: step_rows(TIMES, 8) for rank in (0, 1)}
-    result = summarize(trial, steps, {0: rank_record()}, ENVIRONMENT)
-    assert result["mfu"] is None and result["measured_peak_flops"] is None
-    assert result["unknown"]["mfu"] == result["unknown"]["measured_peak_flops"] == "rank 1 measured no peak"
-
-
-def test_cost_by_hand_and_a_price_of_nothing_is_refused() -> None:
+def test_what_is_missing_is_unknown_and_says_why() -> None:
     steps = {0: step_rows(TIMES, 8)}
+    two = dataclasses.replace(TRIAL, world_size=2)
+    result = summarize(two, {**steps, 1: steps[0]}, {0: rank_record()}, ENVIRONMENT)
+    assert result["unknown"]["mfu"] == result["unknown"]["measured_peak_flops"] == "rank 1 measured no peak"
     assert summarize(TRIAL, steps, {}, ENVIRONMENT)["cost_per_million_samples"] is None
     for price in (0.0, -1.0, float("nan")):
         with refused("option-value", f"--price-per-hour {price}"):
             summarize(TRIAL, steps, {}, ENVIRONMENT, price_per_hour=price)
+    nothing = summarize(TRIAL, {}, {}, {})
+    for name in {*MEASURED_COLUMNS} - {"steps_measured", "steps_warmup"}:
+        assert nothing[name] is None and nothing["unknown"][name]
+    short = summarize(TRIAL, {0: step_rows(TIMES[:2], 8)}, {}, {})
+    assert "only 2 steps" in short["unknown"]["samples_per_second"]
+    one = summarize(dataclasses.replace(TRIAL, stop_iteration=3), {0: step_rows(TIMES[:3], 8)}, {0: rank_record()}, {})
+    assert one["step_time_ms"] == 100 and one["step_time_ms_low"] is None and one["step_time_ms_std"] is None
+    assert "one measured step" in one["unknown"]["step_time_ms_low"]
+    json.dumps(one, allow_nan=False)
 
 
 def test_a_first_step_that_compiles_is_in_neither_steps_nor_energy() -> None:
@@ -115,23 +119,6 @@ def test_a_first_step_that_compiles_is_in_neither_steps_nor_energy() -> None:
     assert (result["steps_warmup"], result["window_start"], result["steps_measured"]) == (1, 1, 20)
     assert result["energy_joules"] == pytest.approx(700 * sum(steps) / 1000)
     assert result["joules_per_sample"] == pytest.approx(700 * sum(steps) / 1000 / 160)
-
-
-def test_no_finished_step_gives_none_with_a_reason_everywhere() -> None:
-    result = summarize(TRIAL, {}, {}, {})
-    for name in MEASURED_COLUMNS:
-        if name not in ("steps_measured", "steps_warmup"):
-            assert result[name] is None and result["unknown"][name]
-    short = summarize(TRIAL, {0: step_rows(TIMES[:2], 8)}, {}, {})
-    assert "only 2 steps" in short["unknown"]["samples_per_second"]
-
-
-def test_one_step_has_no_spread_and_the_result_is_plain_json() -> None:
-    trial = dataclasses.replace(TRIAL, start_iteration=0, stop_iteration=1)
-    result = summarize(trial, {0: step_rows([100.0], 8)}, {0: rank_record()}, {})
-    assert result["step_time_ms"] == 100 and result["step_time_ms_low"] is None and result["step_time_ms_std"] is None
-    assert "one measured step" in result["unknown"]["step_time_ms_low"]
-    json.dumps(result, allow_nan=False)
 
 
 def test_own_work_shows_the_straggler_that_equal_step_times_hide() -> None:
