@@ -163,30 +163,27 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
 
 def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float | None) -> LoadedTrial:
     row = {**trial.row(), "trial_id": trial.trial_id}
+    steps: dict[int, list[dict[str, Any]]] = {}
+    ranks: dict[int, dict[str, Any]] = {}
+    environment: dict[str, Any] = {}
     try:
         result = directory.read_result()
+        if result is None:
+            result = {"status": "interrupted", "reason": "no result.json: the trial was stopped, or is still running"}
         steps = {rank: directory.read_steps(rank) for rank in directory.ranks()}
         ranks, environment = directory.read_ranks(), directory.read_environment()
-    except NewerSchemaError:
-        raise
-    except (InputError, OSError, ValueError) as error:
-        return LoadedTrial(trial, directory, {**row, "status": DAMAGED, "reason": str(error)}, [], {}, {})
-    if result is None:
-        result = {"status": "interrupted", "reason": "no result.json: the trial was stopped, or is still running"}
-    row |= {name: result.get(name) for name in ("status", "reason", "wall_seconds")}
-    # CPU threads of all ranks together; None where a rank did not write its number down.
-    threads = [record["threads"] for record in ranks.values() if isinstance(record.get("threads"), int)]
-    row["total_threads"] = sum(threads) if len(threads) == trial.ranks else None
-    if row["status"] == "ok":
-        try:
-            if trial.kind in TAKEN_APART:
-                row |= summarize_trial(trial, directory, price_per_hour)
-            else:
-                row |= summarize(trial, steps, ranks, environment, directory.read_telemetry(), price_per_hour)
-        except NewerSchemaError:
-            raise
-        except (InputError, UsageError, OSError, ValueError) as error:
-            row |= {"status": DAMAGED, "reason": str(error)}
+        row |= {name: result.get(name) for name in ("status", "reason", "wall_seconds")}
+        # CPU threads of all ranks together; None where a rank did not write its number down.
+        threads = [record["threads"] for record in ranks.values() if isinstance(record.get("threads"), int)]
+        row["total_threads"] = sum(threads) if len(threads) == trial.ranks else None
+        if row["status"] == "ok" and trial.kind in TAKEN_APART:
+            row |= summarize_trial(trial, directory, price_per_hour)
+        elif row["status"] == "ok":
+            row |= summarize(trial, steps, ranks, environment, directory.read_telemetry(), price_per_hour)
         if trial.kind == "profile":
             row["profile"] = result.get("profile")
+    except NewerSchemaError:
+        raise
+    except (InputError, UsageError, OSError, ValueError) as error:
+        row |= {"status": DAMAGED, "reason": str(error)}
     return LoadedTrial(trial, directory, row, combine(steps), environment, ranks)

@@ -33,7 +33,7 @@ def answer_lines(answers: Sequence[Answer]) -> list[str]:
     lines = []
     for answer in answers:
         badge = " [machine disturbed]" if answer.badge else ""
-        lines += [f"{answer.headline.removesuffix('.')}{badge}.", *answer.good, *advice_lines(answer.advice)]
+        lines += [f"{answer.headline}{badge}", *answer.good, *advice_lines(answer.advice)]
     return lines
 
 
