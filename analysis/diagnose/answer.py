@@ -325,7 +325,8 @@ def _of_steps(winner: Winner, every: Sequence[Winner], trials: Sequence[LoadedTr
     groups = [other.group for other in every if other is not winner]
     others = [[one for one in group if _equal(one.row, row, (*_SAME_TRAINING, "data"))] for group in groups]
     if any(others):
-        rate, ahead = best.samples_per_second, [one for group in others for one in group]
+        rate = best.samples_per_second
+        ahead = [max(group, key=lambda point: point.samples_per_second) for group in others if group]
         ahead = [one for one in ahead if one.samples_per_second > rate and apart(one.candidate, best.candidate)]
         top = max(ahead, key=lambda point: point.samples_per_second, default=best)
         rates = f"{wording.number(top.samples_per_second)} and {wording.number(rate)} samples/s"
