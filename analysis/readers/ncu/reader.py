@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.counters import GLOBAL, LABELS, LOCAL, KernelCounters, KernelRule, rules_file
-from analysis.readers.ncu.report import MAGIC, read_report
-from analysis.readers.ncu.table import base_unit, counters, is_metric, number
+from analysis.readers.ncu.report import MAGIC, base_unit, counters, is_metric, number, read_report
 from analysis.readers.packed import log_lines, read_start
 from analysis.readers.registry import Head
 from analysis.readers.sqlite_database import unpacked
