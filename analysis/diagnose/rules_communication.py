@@ -21,17 +21,8 @@ _ONE_RANK = 0.6
 def findings(
     timelines: Sequence[Timeline], context: Context | None = None, links: LinkRates | None = None
 ) -> list[Finding]:
-    """Return what there is to say about communication; nothing where no rank communicates.
-
-    Args:
-        timelines: what readers returned, one per rank.
-        context: the recorded trial, where it is known.
-        links: measured rates of the links; None: published ones only.
-
-    Returns:
-        all_reduce_by_rank, collectives and buckets; of several ranks stragglers and clock_offsets too; where the trace
-        describes or has several process groups process_groups.
-    """
+    """Return all_reduce_by_rank, collectives and buckets; of several ranks stragglers and clock_offsets too; where the
+    trace describes or has several process groups process_groups; nothing where no rank communicates."""
     talking = [place for place, timeline in enumerate(timelines) if len(timeline.collectives)]
     if not talking:
         return []

@@ -7,19 +7,8 @@ import numpy as np
 
 from analysis import wording
 from analysis.metrics.communication.links import Link, link_rows
+from analysis.render import figure
 from analysis.render.columns import columns, without_constant
-from analysis.render.figure import (
-    COLOURS,
-    CYCLE,
-    Figure,
-    curve,
-    legend,
-    logarithmic,
-    number_ticks,
-    rule,
-    short_label,
-    size_ticks,
-)  # fmt: skip
 from analysis.render.tables import Block, Table, plain
 from analysis.wording import Row
 
@@ -72,31 +61,33 @@ def projection_blocks(rows: Sequence[Row]) -> list[Block]:
     return blocks if rows else ["no measured throughput to project"]
 
 
-def links_figure(links: Sequence[Link]) -> Figure:
+def links_figure(links: Sequence[Link]) -> figure.Figure:
     """Return time by size with the fitted lines, and their residuals; at least one link."""
     lines = [(link, ranks) for link in links for ranks in link.ranks]
+    ticks = figure.size_ticks({point.size_bytes for link in links for point in link.points})
 
     def draw(canvas: "Canvas") -> None:
         times, residuals = canvas.subplots(1, 2, width_ratios=(1.35, 1))
         times.set(title="measured (points) and fitted (lines)", xlabel="size", ylabel="time of one operation (µs)")
-        logarithmic(times, "y")
+        figure.logarithmic(times, "y")
         residuals.set(title="residuals", xlabel="size", ylabel="fitted / measured - 1 (%)")
         for axes in (times, residuals):
-            number_ticks(axes, size_ticks({point.size_bytes for link in links for point in link.points}), wording.size)
-        rule(residuals, "y", 0, "no error")
+            figure.number_ticks(axes, ticks, wording.size)
+        figure.rule(residuals, "y", 0, "no error")
         for number, (link, ranks) in enumerate(lines[:_MOST_LINES]):
             pairs = [(point, off) for point, off in zip(link.points, link.errors, strict=True) if point.ranks == ranks]
             sizes = [point.size_bytes for point, _ in pairs]
             where = f" on {link.nodes} nodes" if link.nodes > 1 else ""
-            name, colour = short_label(f"all_reduce {link.dtype}{where}, {ranks} ranks"), CYCLE[number % len(CYCLE)]
+            name = figure.short_label(f"all_reduce {link.dtype}{where}, {ranks} ranks")
+            colour = figure.CYCLE[number % len(figure.CYCLE)]
             look: dict[str, Any] = {"marker": _MARKERS[number % len(_MARKERS)], "markersize": 4.5}
-            curve(times, sizes, [point.time_us for point, _ in pairs], name, colour, linestyle="none", **look)
+            figure.curve(times, sizes, [point.time_us for point, _ in pairs], name, colour, linestyle="none", **look)
             if not link.reason:
                 along = np.geomspace(min(sizes), max(sizes), 100)
                 fitted = [link.time_us(size, ranks) for size in along]
-                times.plot(along, fitted, color=COLOURS[colour][0], linewidth=1.3, gid=f"series:{name}")
-                curve(residuals, sizes, [100 * off for _, off in pairs], name, colour, linewidth=1, **look)
-        legend(canvas, times, residuals)
+                times.plot(along, fitted, color=figure.COLOURS[colour][0], linewidth=1.3, gid=f"series:{name}")
+                figure.curve(residuals, sizes, [100 * off for _, off in pairs], name, colour, linewidth=1, **look)
+        figure.legend(canvas, times, residuals)
 
     left_out = f" The first {_MOST_LINES} of {len(lines)} are shown." if len(lines) > _MOST_LINES else ""
     caption = (
@@ -104,4 +95,4 @@ def links_figure(links: Sequence[Link]) -> Figure:
         f"begins.{left_out}"
     )
     title = "All-reduce: time by message size"
-    return Figure(name="collectives", title=title, caption=caption, draw=draw, size=(10.6, 4.2))
+    return figure.Figure(name="collectives", title=title, caption=caption, draw=draw, size=(10.6, 4.2))

@@ -52,10 +52,7 @@ def collective_table(timeline: Timeline, matching: "pd.DataFrame | None" = None,
     Columns: rank, collective, group, group_size (-1 unknown), bytes, device, step (marked one that launched it),
     counted (launched in the window), start_ns, end_ns, transfer_ns (NaN where it is not matched), exposed_ns.
 
-    Args:
-        timeline: what a reader returned.
-        matching: which collectives of the ranks belong together, of `match_collectives`.
-        member: the timeline's place among those matched.
+    The matching is that of `match_collectives`, the member the timeline's place among those matched.
     """
     import pandas as pd
 
@@ -89,11 +86,9 @@ def _compute(timeline: Timeline, device: int) -> Intervals:
 
 
 def communication_by_rank(timelines: Sequence[Timeline], matching: "pd.DataFrame | None" = None) -> "pd.DataFrame":
-    """Return one row per rank, times means over its GPUs: RANK_COLUMNS; a rank without work has no row.
+    """Return one row per rank with work, times means over its GPUs: RANK_COLUMNS.
 
-    Args:
-        timelines: what readers returned, one per rank.
-        matching: of `match_collectives`; it splits the exposed time into transfer and wait.
+    The matching of `match_collectives` splits the exposed time into transfer and wait.
     """
     rows = []
     for member, timeline in enumerate(timelines):
@@ -181,10 +176,7 @@ def communication_by_kind(
 ) -> "pd.DataFrame":
     """Return one row per rank, kind of collective and group, those that take most first: KIND_COLUMNS.
 
-    Args:
-        timelines: what readers returned, one per rank.
-        matching: of `match_collectives`, for transfer_busbw_gb_s.
-        links: measured rates of the links; None: published ones only.
+    Without measured rates of the links, published ones are compared with.
     """
     rows = []
     for timeline, (kind, name, size), values in _sums(timelines, matching, "collective", "group", "group_size"):
@@ -243,12 +235,8 @@ def _about(group: ProcessGroup) -> dict[str, Any]:
 def buckets(timeline: Timeline, matching: "pd.DataFrame | None" = None, member: int = 0) -> "pd.DataFrame":
     """Return the bucket timeline: one row per collective launched in each step in order of start, BUCKET_COLUMNS.
 
-    Where no step is marked the whole trace is one, with step <NA>. Times count from the step's start.
-
-    Args:
-        timeline: what a reader returned.
-        matching: of `match_collectives`, for wait_ms, which is missing without it.
-        member: the timeline's place among those matched.
+    Where no step is marked the whole trace is one, with step <NA>. Times count from the step's start. wait_ms needs the
+    matching; see `collective_table`.
     """
     whole, table = communication_window(timeline), collective_table(timeline, matching, member)
     if whole is None:

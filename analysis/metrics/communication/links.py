@@ -182,12 +182,7 @@ class Backward(NamedTuple):
 
 
 def backward_pass(record: Mapping[str, Any], bucket_mib: int | None = None) -> Backward:
-    """Return the buckets of a measured pass.
-
-    Args:
-        record: what bench.run.measure.backward_timeline wrote: bytes, ready_ms, backward_ms.
-        bucket_mib: cap of every bucket in MiB; None: PyTorch's, of which the first is smaller.
-    """
+    """Return the buckets of what bench.run.measure.backward_timeline wrote; without a cap in MiB they are PyTorch's."""
     sizes, ready = record["bytes"], record["ready_ms"]
     first, others = (FIRST_BUCKET_BYTES, BUCKET_BYTES) if bucket_mib is None else (bucket_mib << 20, bucket_mib << 20)
     bounds = bucket_ends(sizes, first, others)
@@ -211,19 +206,10 @@ def bucket_ends(sizes: Sequence[int], first_bytes: int, bucket_bytes: int) -> li
 def project(trials: Sequence[LoadedTrial], world_sizes: Sequence[int]) -> list[dict[str, Any]]:
     """Return what the model gives for every measured configuration, under weak scaling: a device keeps its batch.
 
-    Args:
-        trials: of a run that holds trials of kind comm too.
-        world_sizes: numbers of devices to project to.
-
-    Returns:
-        Rows with the configuration, strategy, global_batch_size, world_size, base_world_size (the most devices
-        measured), link_nodes (nodes of the sweep), reason (why there is no projection; else ""), and step_time_ms,
-        samples_per_second, work_ms, all_reduce_ms (all buckets, hidden or not), exposed_ms and buckets of the model;
-        on measured devices measured_step_time_ms and error (modelled / measured - 1), on others efficiency (measured
-        step on the base / modelled one).
-
-    Raises:
-        UsageError: a number of devices below 2.
+    Rows have the configuration, strategy, global_batch_size, world_size, base_world_size (the most devices measured),
+    link_nodes (nodes of the sweep), reason (why there is no projection; else ""), and step_time_ms, samples_per_second,
+    work_ms, all_reduce_ms (all buckets, hidden or not), exposed_ms and buckets of the model; on measured devices
+    measured_step_time_ms and error (modelled / measured - 1), on others efficiency (base / modelled step time).
     """
     if world_sizes and min(world_sizes) < 2:
         raise UsageError("option-value", f"--project {min(world_sizes)}: a projection is to 2 devices or more")

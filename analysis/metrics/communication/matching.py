@@ -101,10 +101,6 @@ def stragglers(timelines: Sequence[Timeline], matching: "pd.DataFrame") -> "pd.D
 
     matched counts those that split; unmatched ones no other rank has. wait_caused_ms is the mean wait of the other
     ranks in the collectives where this one arrived last.
-
-    Args:
-        timelines: what readers returned, one per rank.
-        matching: of `match_collectives`.
     """
     split = matching[matching["transfer_ns"].notna()]
     by_match = split.groupby("match")

@@ -138,10 +138,6 @@ def idle_causes(timeline: Timeline, gaps: "pd.DataFrame") -> "pd.DataFrame":
     start_up and tear_down are of time before the first and after the last kernel, whatever the CPU did. Times are means
     over GPUs. repeating_ms is what the steps usually have, without launch-bound gaps of LONG_NS or more; long_ms is in
     gaps of LONG_NS or more.
-
-    Args:
-        timeline: what a reader returned.
-        gaps: of `idle_gaps`.
     """
     whole, devices = work_time(timeline), max(1, gaps["device"].nunique())
     span, lengths = total_ns(whole) if whole is not None else 0, gaps["end_ns"] - gaps["start_ns"]
@@ -187,11 +183,6 @@ def largest_gaps(timeline: Timeline, gaps: "pd.DataFrame", count: int = 5) -> "p
     """Return the longest gaps of one rank, the longest first.
 
     Columns: rank, start_ms (since the begin of the window), length_ms, idle_time_share, part, step, cause, call.
-
-    Args:
-        timeline: what a reader returned.
-        gaps: of `idle_gaps`.
-        count: how many.
     """
     whole, lengths = work_time(timeline), gaps["end_ns"] - gaps["start_ns"]
     largest = gaps.loc[lengths.nlargest(count).index]

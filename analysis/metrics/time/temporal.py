@@ -68,13 +68,7 @@ def _sums(timeline: Timeline, begins: Numbers, ends: Numbers) -> list[Numbers]:
 
 
 def temporal_breakdown(timeline: Timeline, window: Window = "steps") -> Temporal | None:
-    """Return where the time of one rank goes; None for a trace without work, such as nsys' of a run on a CPU.
-
-    Args:
-        timeline: what a reader returned.
-        window: "steps": the marked steps, work outside cut off, or the kernels' window where no step is marked;
-            "kernels": from the first start to the last end of any GPU work, as Holistic Trace Analysis has it.
-    """
+    """Return where the time of one rank goes in the window of `work_time`; None for a trace without work."""
     whole = work_time(timeline, window)
     if whole is None:
         return None

@@ -33,9 +33,7 @@ _NEVER = np.iinfo(np.int64).min
 def work_time(timeline: Timeline, window: Window = "steps") -> Intervals | None:
     """Return the window as a set; None for a trace without work, or without time between its first and last.
 
-    Args:
-        timeline: what a reader returned.
-        window: "kernels": of a GPU from the first start to the last end of work, whatever is marked.
+    "kernels" is from the first start to the last end of GPU work, whatever is marked (as Holistic Trace Analysis).
     """
     work, busy = timeline.work, work_sets(timeline).busy
     if not len(work) and not len(busy):
@@ -112,10 +110,8 @@ def step_places(timeline: Timeline, moments: npt.NDArray[Any]) -> Numbers:
 def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, ...], tuple[str, ...]]:
     """Return the timelines with a window, and a sentence each on ranks without it and on time outside the recording.
 
-    Args:
-        timelines: what readers returned, one per rank.
-        text: "steps": unchanged; "kernels": no step is marked, so that everything counts; "step:N", "step:N..M";
-            "range:NAME", in which * stands for any text; a time, "1.2s..3.4s", counted from `origin_ns`.
+    The text is "steps": unchanged; "kernels": no step is marked, so that everything counts; "step:N", "step:N..M";
+    "range:NAME", in which * stands for any text; or a time, "1.2s..3.4s", counted from `origin_ns`.
     """
     choice = parse_window(text)
     if text == STEPS:

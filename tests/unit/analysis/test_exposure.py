@@ -20,6 +20,7 @@ from analysis.names import bus_factor
 from analysis.timeline import Timeline
 
 LAUNCH, MS = "cudaLaunchKernel", 1_000_000
+SPLIT = ("all_gather", "reduce_scatter", "all_to_all")
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
 
 
@@ -128,31 +129,28 @@ def test_a_rank_with_two_gpus_has_the_mean_of_both() -> None:
     assert collective_table(trace)["exposed_ns"].tolist() == [10 * MS, 30 * MS]
 
 
-def test_bandwidth_is_unknown_without_size_or_group_and_of_the_sized_ones() -> None:
-    def row(*calls: tuple[object, ...]) -> "pd.Series[float]":
-        kernels = [(NCCL, 7, start, end) for _, start, end, *_ in calls]
-        return communication_by_kind([timeline(kernels=kernels, collectives=calls)]).iloc[0]
-
-    assert row(("all_reduce", 0, 10))[["algbw_gb_s", "busbw_gb_s"]].isna().all()
-    alone = row(("all_reduce", 0, 10, 100))
-    assert alone["algbw_gb_s"] == 10 and pd.isna(alone["busbw_gb_s"])
-    mixed = row(("all_reduce", 0, 1000, 8_000_000, -1, 7, "g", 2), ("all_reduce", 2000, 3000, -1, -1, 7, "g", 2))
-    assert mixed[["count", "sized", "bytes"]].tolist() == [2, 1, 8_000_000]
-    whole = row(("all_reduce", 5, 5, 1 << 62, 1), ("all_reduce", 6, 9, 8))
-    assert whole["count"] == 2 and whole["algbw_gb_s"] == 8 / 3
-
-
 @pytest.mark.parametrize(
-    ("kind", "factor"),
-    [("all_reduce", 14 / 8), ("all_gather", 7 / 8), ("reduce_scatter", 7 / 8), ("all_to_all", 7 / 8), ("broadcast", 1),
-     ("reduce", 1)],
-)  # fmt: skip
-def test_a_group_of_eight_has_the_bus_factors_of_nccl_tests(kind: str, factor: float) -> None:
-    """8 MB in 1 ms: algbw 8 GB/s."""
-    trace = timeline(kernels=[(NCCL, 7, 0, MS)], collectives=[(kind, 0, MS, 8 * 10**6, -1, 7, "g", 8, 1)])
-    row = communication_by_kind([trace]).iloc[0]
-    assert row["algbw_gb_s"] == 8 and row["busbw_gb_s"] == pytest.approx(8 * factor)
-    assert bus_factor(kind, 8) == factor and bus_factor("barrier", 8) is bus_factor("all_reduce", -1) is None
+    ("calls", "count", "size", "algbw", "busbw"),
+    [
+        ([("all_reduce", 0, 10)], 1, None, None, None),
+        ([("all_reduce", 0, 10, 100)], 1, 100, 10, None),
+        ([("all_reduce", 0, 1000, 8000, -1, 7, "g", 2), ("all_reduce", 2000, 3000, -1, -1, 7, "g", 2)], 2, 8000, 8, 8),
+        ([("all_reduce", 5, 5, 1 << 40, 1), ("all_reduce", 6, 9, 8)], 2, (1 << 40) + 8, 8 / 3, None),
+        # 8 MB in 1 ms by eight ranks, with the factors of nccl-tests.
+        *(
+            ([(kind, 0, MS, 8_000_000, -1, 7, "g", 8, 1)], 1, 8_000_000, 8, 8 * factor)
+            for kind, factor in [("all_reduce", 14 / 8), *((name, 7 / 8) for name in SPLIT), ("reduce", 1)]
+        ),
+    ],
+)
+def test_bandwidths_are_of_calls_with_a_size_and_unknown_without_group(
+    calls: list[tuple[object, ...]], count: int, size: int | None, algbw: float | None, busbw: float | None
+) -> None:
+    kernels = [(NCCL, 7, call[1], call[2]) for call in calls]
+    (row,) = communication_by_kind([timeline(kernels=kernels, collectives=calls)]).to_dict("records")
+    expected = {"count": count, "bytes": size, "algbw_gb_s": algbw, "busbw_gb_s": busbw}
+    known = {name: None if pd.isna(row[name]) else row[name] for name in expected}
+    assert known == {**expected, "busbw_gb_s": None if busbw is None else pytest.approx(busbw)}
 
 
 @pytest.mark.public

@@ -33,12 +33,9 @@ def test_kernels_are_tied_to_calls_by_correlation_and_a_graph_s_share_one() -> N
     )
     calls = launching_calls(trace)
     assert calls is not None and calls.tolist() == [1, 1, -1, -1, 0]
-
-
-def test_without_calls_or_ids_nothing_is_tied() -> None:
-    kernels = [("a", 7, 10, 20, 5)]
-    for trace in (timeline(kernels=kernels), timeline(kernels=kernels, api=[(LAUNCH, 1, 2, 6)])):
-        assert launching_calls(trace) is None and not len(launch_queue([trace]))
+    for api in ([], [(LAUNCH, 1, 2, 6)]):
+        bare = timeline(kernels=[("a", 7, 10, 20, 5)], api=api)
+        assert launching_calls(bare) is None and not len(launch_queue([bare]))
 
 
 def test_delays_and_depth_by_hand() -> None:

@@ -12,8 +12,8 @@ from analysis.timeline import Timeline
 SPANS = [(1000 * i, 1000 * i + 100 + 37 * (i % 7)) for i in range(20)]
 
 
-def rank(number: int, spans: list[tuple[int, int]], kind: str = "all_reduce") -> Timeline:
-    return timeline(number, collectives=[(kind, start, end) for start, end in spans])
+def rank(number: int, spans: list[tuple[int, int]]) -> Timeline:
+    return timeline(number, collectives=[("all_reduce", start, end) for start, end in spans])
 
 
 def shifted(spans: list[tuple[int, int]], by: int, seed: int = 0) -> list[tuple[int, int]]:
@@ -55,22 +55,15 @@ def test_numbers_win_over_order() -> None:
     assert unmatched(ranks) == [1, 1]
 
 
-def test_sizes_kinds_and_groups_keep_collectives_apart() -> None:
-    calls = [("all_reduce", 0, 10, 8), ("all_reduce", 20, 30, 16), ("all_gather", 40, 50, 8)]
-    matching = match_collectives([timeline(n, collectives=calls) for n in (0, 1)])
+def test_sizes_kinds_and_groups_keep_collectives_apart_and_what_may_end_early_is_never_split() -> None:
+    calls = [("all_reduce", 0, 10, 8), ("all_reduce", 20, 30, 16), ("send_recv", 40, 50, 8)]
+    ranks = [timeline(n, collectives=calls) for n in (0, 1)]
+    matching = match_collectives(ranks)
     assert len(matching) == 6 and matching.groupby("match")["collective"].nunique().max() == 1
-
-
-def test_groups_of_one_size_without_a_name_are_not_matched() -> None:
+    sent = matching[matching["collective"] == "send_recv"]
+    assert sent["transfer_ns"].isna().all() and not sent["last"].any() and unmatched(ranks) == [0, 0]
     ambiguous = [timeline(n, collectives=[("all_reduce", 0, 10, 8, -1, -1, "", 2, -1)]) for n in range(4)]
     assert not len(match_collectives(ambiguous)) and unmatched(ambiguous) == [1] * 4
-
-
-def test_send_and_receive_are_matched_and_never_split() -> None:
-    ranks = [rank(n, SPANS, kind="send_recv") for n in (0, 1)]
-    matching = match_collectives(ranks)
-    assert matching["transfer_ns"].isna().all() and not matching["last"].any()
-    assert stragglers(ranks, matching)["times_last"].sum() == 0 and unmatched(ranks) == [0, 0]
 
 
 def test_transfer_and_wait_add_up_to_the_duration() -> None:

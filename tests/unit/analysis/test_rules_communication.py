@@ -45,6 +45,7 @@ def test_one_late_rank_is_the_advice_where_others_wait_for_it() -> None:
     assert (one.cause, one.saves) == ("waiting", pytest.approx(0.2)) and "rank 1" in one.seen
     (alone,) = rules(late(0))["all_reduce_by_rank"].advice  # one rank does not say what is waiting
     assert (alone.cause, alone.saves) == ("communication", pytest.approx(0.25))
+    assert ("rank 0" in one.of, alone.of) == (True, "")  # whose time it is a share of
 
 
 def test_ranks_that_are_late_by_turns_are_no_straggler_but_exposed_communication() -> None:

@@ -94,18 +94,15 @@ def test_on_a_cpu_gloo_is_communication_and_outermost_operators_compute() -> Non
     assert breakdown(named).communication_ns == 20
 
 
-def test_a_trace_in_which_nothing_ran_has_no_breakdown() -> None:
+def test_a_trace_in_which_nothing_ran_has_no_breakdown_and_what_is_unknown_is_missing() -> None:
+    frame = temporal_frame([breakdown(timeline(None, kernels=work(("gemm", 0, 2 * MS))))])
+    assert frame["rank"].isna().all() and frame["overlap_share"].isna().all()
+    assert frame.loc[0, ["span_ms", "compute_ms", "compute_share", "idle_share"]].tolist() == [2.0, 2.0, 1.0, 0.0]
     assert temporal_breakdown(timeline()) is None
     assert temporal_breakdown(timeline(kernels=work(("gemm", 5, 5)))) is None
     empty = iterations(timeline())
     assert len(empty) == len(iteration_spread(empty)) == 0
     assert iterations(timeline(steps=[(0, 0, 10)]))["compute_ms"].isna().all()
-
-
-def test_frames_have_units_and_missing_values() -> None:
-    frame = temporal_frame([breakdown(timeline(None, kernels=work(("gemm", 0, 2 * MS))))])
-    assert frame["rank"].isna().all() and frame["overlap_share"].isna().all()
-    assert frame.loc[0, ["span_ms", "compute_ms", "compute_share", "idle_share"]].tolist() == [2.0, 2.0, 1.0, 0.0]
 
 
 def test_the_spread_is_over_steps() -> None:
