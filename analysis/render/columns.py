@@ -72,11 +72,9 @@ _COMPUTED: dict[str, tuple[Callable[[Row], str], str]] = {
 
 
 def columns(names: str | Iterable[str], **headings: str) -> list[Column]:
-    """Return columns by their names.
+    """Return columns by the names of their fields, a list or separated by blanks; "NAME~" is the 95 % interval of one.
 
-    Args:
-        names: of fields, or separated by blanks; "NAME~" is the 95 % interval of a number.
-        headings: field -> heading, where a table calls it otherwise.
+    `headings` are those of fields that a table calls otherwise.
     """
     return [_column(name, headings) for name in (names.split() if isinstance(names, str) else names)]
 

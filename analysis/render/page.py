@@ -108,11 +108,7 @@ def advice_blocks(advice: Sequence[Advice]) -> list[Block]:
 def finding_panel(finding: Finding, figures: Sequence[Figure], prefix: str = "", folder: str = "") -> Section:
     """Return a finding as a section: its sentence, its figures, and at most MOST_ROWS rows of its table.
 
-    Args:
-        finding: finding to show.
-        figures: of it.
-        prefix: begins the anchor, where a page shows several sources.
-        folder: of the files of figures and tables, below that of the page.
+    `prefix` begins the anchor, where a page shows several sources; `folder` has its files, below that of the page.
     """
     blocks: list[Block] = [finding.sentence] if finding.sentence else []
     blocks += [Figures(figures, folder)] if figures else []

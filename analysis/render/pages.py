@@ -56,9 +56,7 @@ _MOST_COLUMNS = 6
 def source_figures(source: Source, measured: Mapping[str, float] | None = None) -> FiguresByName:
     """Return every figure for which a source has data, by the name of its finding.
 
-    Args:
-        source: what was read.
-        measured: measured ceilings, as roofline takes them.
+    `measured` are measured ceilings, as roofline takes them.
     """
     from analysis.render.kernel_figures import kernel_figures
     from analysis.render.trace_figures import trace_figures
@@ -117,11 +115,9 @@ def _source_facts(source: Source) -> list[tuple[str, str]]:
 
 
 def write_tune_report(study: Row, folder: Path) -> list[Path]:
-    """Write report.html, its figures and trials.csv; return the files, the page first. Raises StorageError.
+    """Write the page of a study, its figures and trials.csv into its folder; return the files, the page first.
 
-    Args:
-        study: tune.json, as bench.tune.document makes it.
-        folder: folder of the study.
+    `study` is tune.json, as bench.tune.document makes it. Raises StorageError.
     """
     answer: list[Block] = ["No trial completed."]
     if study["best"]:
@@ -169,9 +165,7 @@ def trainings_in(folder: Path) -> list[TrainRun]:
 def write_trainings_report(folder: Path, runs: Sequence[TrainRun], out: Path | None) -> tuple[Path, TrainingComparison]:
     """Write the page of several trainings into `out`, or into `report` of their folder; return it with the comparison.
 
-    Raises:
-        SchemaError: a record is damaged.
-        StorageError: the page cannot be written.
+    Raises SchemaError for a damaged record, and StorageError.
     """
     comparison = compare_trainings([_variant(run) for run in runs])
     figure = comparison_figure(comparison)
@@ -229,10 +223,7 @@ def classification_blocks(
 ) -> list[TextBlock]:
     """Return the result in one sentence, scores, each label, the confusion matrix of a few labels, frequent errors.
 
-    Args:
-        result: what a training left.
-        scores: its scores on the test split.
-        page: with all labels, not only those with the lowest F1, and more of the errors.
+    A page has all labels, not only those with the lowest F1, and more of the errors.
     """
     gain = 100 * (scores.accuracy - scores.majority)
     headline = (

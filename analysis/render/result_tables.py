@@ -38,12 +38,9 @@ def answer_lines(answers: Sequence[Answer]) -> list[str]:
 
 
 def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = (), *, page: bool = False) -> list[Block]:
-    """Return the table of trials, why some have no result, and what the ratios can decide.
+    """Return the table of trials, why some have no result, and what runs.ratios_of can decide of the same run.
 
-    Args:
-        rows: result rows: a trial's fields, status, reason and measured columns.
-        ratios: what runs.ratios_of returned for the same run.
-        page: with costs, numbers of steps and the CSV file of all columns; the page names failures itself.
+    For a page with costs, numbers of steps and the CSV file of all columns; it names failures itself.
     """
     if not rows:
         return ["no trials"]
@@ -57,9 +54,16 @@ def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = (), *, page: boo
     left_out = dict.fromkeys(
         f"{name} ({why})" for row in shown for name, why in (row.get("levers_left_out") or {}).items()
     )
+    same = len(set(map(wording.model, shown))) == 1
+    failed = [] if page else [row for row in shown if row["status"] != "ok"]
+    failures = (
+        f"{row['status']} {_place(row, '' if same else f' {wording.model(row)}')}: "
+        f"{row.get('reason') or 'no reason was recorded'}"
+        for row in failed
+    )
     return [
         table,
-        *([] if page else _failures(shown)),
+        *dict.fromkeys(failures),
         *([f"left out of --levers: {', '.join(left_out)}"] if left_out else []),
         *_decisions(ratios),
     ]
@@ -112,10 +116,7 @@ def _of_scripts(rows: Sequence[Row]) -> bool:
 def caution_lines(trials: Sequence[LoadedTrial], of_run: Sequence[Caution] = (), *, joined: bool = False) -> list[str]:
     """Return the cautions about their run, then about the trials, equal ones together; failures are not repeated.
 
-    Args:
-        trials: of one run.
-        of_run: cautions about all of it.
-        joined: with one line for all that a disturbed machine explains.
+    If `joined`, one line has all that a disturbed machine explains.
     """
     groups = grouped_cautions([trial for trial in trials if trial.row["status"] == "ok"], of_run)
     lines = []
@@ -124,18 +125,6 @@ def caution_lines(trials: Sequence[LoadedTrial], of_run: Sequence[Caution] = (),
         of_mfu = "MFU: " if group.code in _OF_MFU else ""
         lines.append(f"caution: {of_mfu}{group.message}{where}; {group.remedy}")
     return lines
-
-
-def _failures(rows: Sequence[Row]) -> list[str]:
-    """Return one line per trial without a result, with its reason; equal ones once."""
-    same = len(set(map(wording.model, rows))) == 1
-    lines = [
-        f"{row['status']} {_place(row, '' if same else f' {wording.model(row)}')}: "
-        f"{row.get('reason') or 'no reason was recorded'}"
-        for row in rows
-        if row["status"] != "ok"
-    ]
-    return list(dict.fromkeys(lines))
 
 
 def _place(row: Row, model: str = "") -> str:
@@ -219,12 +208,7 @@ def scaling_tables(scaling: Sequence[Row]) -> list[Table]:
 
 
 def input_tables(inputs: Sequence[Row], gaps: Sequence[Row]) -> list[Table]:
-    """Return the tables that have rows.
-
-    Args:
-        inputs: what runs.input_ratios returned.
-        gaps: what runs.synthetic_gaps returned.
-    """
+    """Return the tables of runs.input_ratios and runs.synthetic_gaps that have rows."""
     rates = "samples_per_second tokens_per_second shards_read_samples_per_second training_samples_per_second"
     of_input = columns(f"{_CONFIGURATION} {rates} throughput_ratio throughput_ratio~ rounds")
     of_gap = columns(

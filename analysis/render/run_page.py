@@ -78,16 +78,12 @@ def write_report(
 ) -> tuple[Path, list[Answer]]:
     """Write report.html, its figures and its CSV tables; return the page and the answers about speed that it shows.
 
-    Args:
-        run: the run directory.
-        price_per_hour: price of the machine, for the cost columns.
-        out: folder to write into instead of the run's report folder.
-        project_to: numbers of devices to project to.
+    It goes into `out`, or into the run's report folder; `project_to` are numbers of devices.
 
     Raises:
         InputError: no run directory, or one without trials.
         SchemaError: the run was written by another version of bertbench.
-        UsageError: price_per_hour is not above 0, or a projection is asked for that is none.
+        UsageError: price_per_hour is not above 0, or the run cannot be projected.
         StorageError: the report folder cannot be written.
     """
     everything = load_run(run, price_per_hour)
@@ -300,13 +296,10 @@ def environment(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
 
 
 def _flat(name: str, value: Any) -> str:
-    if name == "memory_bytes":
-        return wording.size(value)
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key.replace('_', ' ')}: {_flat(key, one)}" for key, one in value.items() if one is not None)
+    if isinstance(value, list | tuple):
+        return ", ".join(_flat("", one) for one in value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, Mapping):
-        known = {key: item for key, item in value.items() if item is not None}
-        return "; ".join(f"{key.replace('_', ' ')}: {_flat(key, item)}" for key, item in known.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(_flat("", item) for item in value)
-    return wording.number(value) if isinstance(value, float) else str(value)
+    return wording.size(value) if name == "memory_bytes" else f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -57,12 +57,7 @@ class Screen:
 def screen_of(findings: Sequence[Finding], advice: Sequence[Advice] = (), rest: str = "") -> Screen:
     """Return the screen of findings: the sentence of the weightiest is the answer.
 
-    Further findings are those whose advice saves most, then the weightiest.
-
-    Args:
-        findings: findings to show.
-        advice: the largest gain first.
-        rest: where everything else is.
+    Further findings are those whose advice saves most, then the weightiest. `rest` says where everything else is.
     """
     weighty = by_weight(findings)
     answer = next((one for one in weighty if one.sentence), None)
@@ -87,11 +82,8 @@ def run_screen(
 ) -> Screen:
     """Return the screen of a run directory: the answer about the model measured most, and the table of results.
 
-    Args:
-        answers: one per model, the one measured most first.
-        results: the table of trials first, then what it leaves out.
-        notes: a sentence for each profile, or the cautions; the first stands before the sentences of the answer.
-        rest: where everything else is.
+    `results` has the table of trials first, then what it leaves out; `notes` are the cautions, or a sentence for each
+    profile, of which the first stands before the sentences of the answer.
     """
     first = answers[0] if answers else None
     table = next((block for block in results if isinstance(block, Table)), None)

@@ -114,15 +114,9 @@ def _titled(what: str, of: str) -> str:
 
 def gap_figure(counts: npt.NDArray[np.int64], correct: Sequence[str], given: Sequence[str], groups: Sequence[Group],
                overall: float, heading: str = "") -> Figure:  # fmt: skip
-    """Return a confusion matrix, and the accuracy on subsets of the rows.
+    """Return a confusion matrix (rows by correct and given answer), and the accuracy on groups of the rows.
 
-    Args:
-        counts: rows by correct and given answer; at least one line.
-        correct: names of the lines.
-        given: names of the columns.
-        groups: at least one; those of a kind stand next to each other.
-        overall: accuracy on all rows, a fraction.
-        heading: above both panels.
+    Groups of a kind stand next to each other; `overall` is the accuracy on all rows, a fraction.
     """
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     order = list(dict.fromkeys(kind for kind, *_ in groups))

@@ -18,9 +18,7 @@ _ACTIVE = re.compile(r"([\\`*_{}\[\]<>|~#&$!])")
 def blocks_text(blocks: Sequence[tables.Block], width: int = DEFAULT_WIDTH) -> str:
     """Return blocks as lines of text, a blank line before each but sentences, which follow what they are about.
 
-    Args:
-        blocks: what to show, in this order.
-        width: characters per line, which Plain and the values of Facts may exceed.
+    Lines have at most `width` characters, but for Plain and the values of Facts.
     """
     return "\n".join(block_texts(blocks, width))
 
