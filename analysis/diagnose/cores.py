@@ -14,7 +14,7 @@ from analysis.metrics.kernels.roofline import COMPUTE, LATENCY, UNKNOWN, Rooflin
 from analysis.metrics.kernels.utilization import sampled_utilization
 from analysis.names import family, precision
 from analysis.timeline import Timeline
-from analysis.wording import flops, is_known, percent, short
+from analysis.wording import flops, is_known, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,15 +41,14 @@ def findings(
         measured: measured ceilings, as for `roofline`.
         context: the profiled trial, where it is known.
     """
-    context, lines = context or Context(), roofline(counters, measured)
-    tables = [pipes(counters, window_ns, context), by_family(counters, window_ns)]
+    lines, phases = roofline(counters, measured), by_phase(counters, window_ns)
     more = [flop_rates(lines), memory_levels(lines), rules(counters)]
-    phases = by_phase(counters, window_ns)
-    tables += [phases] if len(phases.table) else []
     return [
-        *tables,
+        pipes(counters, window_ns, context),
+        by_family(counters, window_ns),
+        *([phases] if len(phases.table) else []),
         by_kernel(counters, window_ns),
-        per_kernel(lines, context),
+        per_kernel(lines),
         *(one for one in more if len(one.table)),
     ]
 
@@ -62,28 +61,27 @@ def pipes(counters: KernelCounters, window_ns: float | None = None, context: Con
     import pandas as pd
 
     use = core_use(counters, window_ns)
-    table = pd.DataFrame(
-        {
-            "pipe": use.index,
-            "utilization": use["percent"].to_numpy() / 100,
-            "in_window_utilization": use["in_window_percent"].to_numpy() / 100,
-            "metric": use["metric"].to_numpy(),
-            "note": use["reason"].where(use["metric"].notna(), f"{NOT_IN_FILE}: " + use["reason"]).to_numpy(),
-        }
+    columns = {
+        "utilization": use["percent"] / 100,
+        "in_window_utilization": use["in_window_percent"] / 100,
+        "metric": use["metric"],
+        "note": use["reason"].where(use["metric"].notna(), f"{NOT_IN_FILE}: " + use["reason"]),
+    }
+    if use["in_window_percent"].isna().all():
+        del columns["in_window_utilization"]
+    table = pd.DataFrame(columns).rename_axis("pipe").reset_index()
+    four = ", ".join(
+        f"{label} {use['percent'][name]:.2f} %" for name, label in FOUR.items() if use["percent"][name] >= 0
     )
-    table = table if table["in_window_utilization"].notna().any() else table.drop(columns="in_window_utilization")
-    four = [
-        f"{label} {percent_text(use['percent'][name])}" for name, label in FOUR.items() if use["percent"][name] >= 0
-    ]
-    sentence = f"While kernels run: {', '.join(four)}."
+    sentence = f"While kernels run: {four}."
     if not four:
         sentence = "No pipe was counted: collect them as `bertbench profile --profiler ncu` does."
-    families = by_family(counters).table
     advice: tuple[Advice, ...] = ()
-    gemms = float(families.loc[families["family"] == "GEMM", _share_of(families)].sum()) if len(families) else 0.0
+    families = by_family(counters).table
+    gemms = float(families.loc[families["family"] == "GEMM", _share_of(families)].sum())
     remedy = faster_gemms([counters.device_name] if counters.device_name else [])
-    names = [str(name) for name in counters.kernels["name"].unique() if family(str(name)) == "GEMM"]
-    narrow = any(precision(name) not in ("", "fp32", "fp64") for name in names) or (context and context.narrow)
+    types = {precision(name) for name in counters.kernels["name"].unique() if family(name) == "GEMM"}
+    narrow = types - {"", "fp32", "fp64"} or (context and context.narrow)
     if use["percent"]["tensor"] < _IDLE and gemms >= LEAST and remedy and not narrow:
         seen = f"the tensor cores are idle while GEMMs take {percent(gemms)} of the kernels' time"
         advice = (Advice(cause="precision", seen=seen, remedy=remedy, saves=gemms, of=OF_KERNELS),)
@@ -131,67 +129,53 @@ def by_phase(counters: KernelCounters, window_ns: float | None = None) -> Findin
 def by_kernel(counters: KernelCounters, window_ns: float | None = None) -> Finding:
     """Return kernels: a row per kernel name, longest first, or in order of their first run without times."""
     table = _table(core_use_by(counters, counters.kernels["name"], window_ns), "name", counters, window_ns)
-    share = float(table[_share_of(table)].head(5).sum()) if len(table) else 0.0
+    share = float(table[_share_of(table)].head(5).sum())
     sentence = f"{min(5, len(table))} of {len(table)} kernels take {percent(share)} of the time."
     return Finding("kernels", "Kernels that take longest", table, sentence if share else _NO_TIMES)
-
-
-def percent_text(value: float) -> str:
-    """Return "12.34 %", or NOT_IN_FILE for NaN."""
-    return NOT_IN_FILE if math.isnan(value) else f"{value:.2f} %"
 
 
 def _table(groups: "pd.DataFrame", label: str, counters: KernelCounters, window_ns: float | None) -> "pd.DataFrame":
     """Return a row per group without the pipes that are not in the file; timed where launches lack a time."""
     import pandas as pd
 
-    if not len(groups):
-        return pd.DataFrame()
-    lengths, whole = groups["kernel_time_ms"].fillna(0.0), counters.kernels["duration_ns"].sum() / 1e6
-    times = bool(counters.kernels["duration_ns"].notna().any())
-    if not times:
-        lengths, whole = groups["cycles"], counters.kernels["cycles"].sum()
-    kind = "utilization" if window_ns is None else "window_utilization"
-    source = "percent" if window_ns is None else "in_window_percent"
-    shares = {f"{name}_{kind}": groups[f"{name}_{source}"] / 100 for name in FOUR}
+    frame, times = counters.kernels, bool(counters.kernels["duration_ns"].notna().any())
     columns = {"launches": groups["kernels"], "timed": groups["timed"], "time_ms": groups["kernel_time_ms"]}
-    if not times or (groups["timed"] == groups["kernels"]).all():
-        del columns["timed"]
-    # With a window names would have no room on a terminal.
-    columns = {name: values for name, values in columns.items()
-               if name == "timed" or (window_ns is None and (times or name == "launches"))}  # fmt: skip
-    columns["time_share" if times else "cycle_share"] = lengths / (whole or math.nan)
-    columns |= {name: values for name, values in shares.items() if values.notna().any()}
-    return pd.DataFrame(columns).rename_axis(label).reset_index()
+    if times:
+        columns["time_share"] = groups["kernel_time_ms"].fillna(0.0) * 1e6 / (frame["duration_ns"].sum() or math.nan)
+    else:
+        columns["cycle_share"] = groups["cycles"] / (frame["cycles"].sum() or math.nan)
+    kind, source = ("", "percent") if window_ns is None else ("_window", "in_window_percent")
+    columns |= {f"{name}{kind}_utilization": groups[f"{name}_{source}"] / 100 for name in FOUR}
+    unknown = [name for name, values in columns.items() if values.isna().all() and "utilization" in name]
+    unknown += [] if times else ["time_ms"]
+    unknown += [] if times and (groups["timed"] < groups["kernels"]).any() else ["timed"]
+    return pd.DataFrame(columns).drop(columns=unknown).rename_axis(label).reset_index()
 
 
 def _share_of(table: "pd.DataFrame") -> str:
-    return "time_share" if "time_share" in table else "cycle_share"
+    return "cycle_share" if "cycle_share" in table else "time_share"
 
 
 def _longest(table: "pd.DataFrame", label: str) -> str:
-    if not len(table) or not is_known(table[_share_of(table)].iloc[0]):
-        return _NO_TIMES
-    first = table.iloc[0]
-    tensor = next((first[str(name)] for name in table if str(name).startswith("tensor_")), None)
-    with_tensor = f", with tensor cores at {percent(tensor)}" if is_known(tensor) else ""
-    return f"{first[label]} takes {percent(first[_share_of(table)])} of the time{with_tensor}."
+    for row in table.head(1).to_dict("records"):
+        tensor = next((value for name, value in row.items() if str(name).startswith("tensor_")), None)
+        with_tensor = f", with tensor cores at {percent(tensor)}" if is_known(tensor) else ""
+        if is_known(row.get(_share_of(table))):
+            return f"{row[label]} takes {percent(row[_share_of(table)])} of the time{with_tensor}."
+    return _NO_TIMES
 
 
 # ---- roofline ----
 
 _SHORT_MS = 0.01  # below it launch and tail are most of a kernel
-_FULL_WIDTH = "use a 16-bit type or tf32 (from Ampere on) on the tensor cores"
 _REMEDIES: Mapping[str, str] = {
-    DRAM_LEVEL: "move fewer bytes: fuse elementwise kernels, keep activations in bf16, use flash attention",
+    DRAM_LEVEL: "move fewer bytes: fuse elementwise kernels, use flash attention",
     L2: "reuse more in shared memory and registers (larger tiles, fusion) and coalesce accesses",
-    L1: "make fewer and wider accesses (vectors, coalescing), keep values in registers",
+    L1: "make fewer and wider accesses (vectors, coalescing), avoid bank conflicts, keep values in registers",
     MEMORY: "see `ncu --section MemoryWorkloadAnalysis`: no level accounts for it alone",
     "tensor": "only fewer operations (no padding) or a lower precision help",
-    "FMA": _FULL_WIDTH,
-    "fp32": _FULL_WIDTH,
-    "FP64": "use fp32, which is much faster",
-    "fp64": "use fp32, which is much faster",
+    **dict.fromkeys(("FMA", "fp32"), "run what is still in fp32 in a 16-bit type or tf32, on the tensor cores"),
+    **dict.fromkeys(("FP64", "fp64"), "use fp32, which is much faster"),
     "SFU": "use fewer exponentials, roots and conversions, or faster approximations",
     "ALU": "use simpler indices, several elements per thread",
     "LSU": "make fewer and wider loads and stores (vectors, values kept in registers)",
@@ -199,11 +183,6 @@ _REMEDIES: Mapping[str, str] = {
     "SM": "see `ncu --section ComputeWorkloadAnalysis`, which names the pipe",
 }
 """What helps by the bound, or by how the name of its pipe begins."""
-_NARROW_REMEDIES = {
-    DRAM_LEVEL: "move fewer bytes: fuse elementwise kernels, use flash attention",
-    **dict.fromkeys(("FMA", "fp32"), "use autocast for what still runs in fp32"),
-}
-"""The same in a trial that is in a 16-bit type already."""
 _RATES = ("fp32_flops", "fp64_flops", "fp16_flops", "tensor_flops")
 _SHOWN = (
     "name", "bound", "time_share", "compute_fraction", "l1_fraction", "l2_fraction", "dram_fraction",
@@ -211,7 +190,7 @@ _SHOWN = (
 )  # fmt: skip
 
 
-def per_kernel(lines: Roofline, context: Context) -> Finding:
+def per_kernel(lines: Roofline) -> Finding:
     """Return roofline: a row per kernel name, longest first.
 
     The advice is for the bound whose kernels would save most if the busiest unit of each were always busy: the sum of
@@ -238,7 +217,7 @@ def per_kernel(lines: Roofline, context: Context) -> Finding:
         part, most = percent(shares[bound]), short_name(str(row["name"]))
         seen = f"{part} of the kernels' time is bound by {bound}, most of all {most}"
         cause = bound.partition(" (")[0].lower()
-        advice = (Advice(cause=cause, seen=seen, remedy=remedy(row, context), saves=saves, of=OF_KERNELS),)
+        advice = (Advice(cause=cause, seen=seen, remedy=remedy(row), saves=saves, of=OF_KERNELS),)
     names = {"dram_flop_per_byte": "flop_per_byte", "occupancy": "occupancy_share"}
     return Finding(
         "roofline", "Roofline of each kernel", _shown(kernels.rename(columns=names), _SHOWN), sentence, advice
@@ -251,11 +230,11 @@ def flop_rates(lines: Roofline) -> Finding:
     attainable_fraction is of the lowest roof above the kernel, attainable_by what that roof is.
     """
     kernels = lines.kernels[lines.kernels[[*_RATES]].gt(0).any(axis=1)]
-    sentence = ""
-    for first in kernels.head(1).to_dict("records"):
-        known = ", ".join(f"{flops(first[name])} in {name[:-6]}" for name in _RATES if first[name] > 0)
-        sentence = f"{short_name(first['name'])} reaches {known}."
     table = _shown(kernels, ["name", "time_share", *_RATES, "attainable_fraction", "attainable_by"])
+    sentence = ""
+    for row in kernels.head(1).to_dict("records"):
+        rate, name = max((row[name], name) for name in _RATES if row[name] > 0)
+        sentence = f"{short_name(row['name'])} reaches {flops(rate)} in {name.removesuffix('_flops')}."
     return Finding("flop_rates", "Floating-point rates by type", table, sentence)
 
 
@@ -267,24 +246,18 @@ def memory_levels(lines: Roofline) -> Finding:
     kernels = lines.kernels[lines.kernels[["l1_bytes", "l2_bytes"]].notna().any(axis=1)]
     columns = ["name", "bound", "time_share", *(f"{kind}_gb_s" for kind in LEVEL_KINDS.values())]
     columns += [*(f"{kind}_flop_per_byte" for kind in LEVEL_KINDS.values()), "attainable_flops", "attainable_by"]
-    sentence = ""
-    for first in kernels[kernels["dram_bytes"] > 0].head(1).to_dict("records"):
-        moved = {level: first[f"{LEVEL_KINDS[level]}_bytes"] / first["dram_bytes"] for level in (L2, L1)}
-        parts = " and ".join(f"{short(ratio)} in {level}" for level, ratio in moved.items() if ratio >= 0)
-        sentence = f"{short_name(first['name'])} moves {parts} for each byte of DRAM."
-    return Finding("memory_levels", "Roofline by level of the memory", _shown(kernels, columns), sentence)
+    return Finding("memory_levels", "Roofline by level of the memory", _shown(kernels, columns))
 
 
-def remedy(row: Mapping[str, Any], context: Context | None = None) -> str:
+def remedy(row: Mapping[str, Any]) -> str:
     """Return what helps a kernel, from one row of Roofline.kernels."""
-    bound, narrow = str(row["bound"]), context is not None and bool(context.narrow)
+    bound = str(row["bound"])
     if bound == LATENCY:
         if float(row["time_ms"]) < _SHORT_MS * max(1, int(row["timed"])):
             return "give the GPU more work at once: a larger batch, fused kernels, CUDA graphs"
         return "launch more blocks, or more warps per SM: see `ncu --section Occupancy --section WarpStateStats`"
     pipe = bound.removeprefix(f"{COMPUTE} (").removesuffix(")")
-    remedies = {**_REMEDIES, **(_NARROW_REMEDIES if narrow else {})}
-    return next((text for name, text in remedies.items() if pipe.startswith(name)), "do fewer operations")
+    return next((text for name, text in _REMEDIES.items() if pipe.startswith(name)), "do fewer operations")
 
 
 def _shown(kernels: "pd.DataFrame", columns: Sequence[str]) -> "pd.DataFrame":
@@ -306,46 +279,39 @@ def rules(counters: KernelCounters) -> Finding:
     """
     import pandas as pd
 
-    frame, title = counters.kernels, "Rules of Nsight Compute"
-    messages = pd.DataFrame([one for one in counters.rules if one.kind in _KINDS])
-    if not len(messages):
-        return Finding("kernel_rules", title, pd.DataFrame())
+    frame, title, keys = counters.kernels, "Rules of Nsight Compute", ["name", "rule", "place"]
+    each = pd.DataFrame([one for one in counters.rules if one.kind in _KINDS])
+    if not len(each):
+        return Finding("kernel_rules", title, each)
     lengths = frame["duration_ns" if frame["duration_ns"].notna().any() else "cycles"].fillna(0.0)
-    messages["name"] = frame["name"].to_numpy()[messages["row"]]
-    messages["time_share"] = (lengths / (lengths.sum() or math.nan)).to_numpy()[messages["row"]]
-    messages["place"] = messages.groupby(["row", "rule"]).cumcount()
-    messages["speedup"] = messages["speedup"].astype(float)
-    messages["weight"] = messages["time_share"].where(messages["speedup"].notna())
-    messages["saved"] = messages["time_share"] * messages["speedup"]
-    messages["estimate"] = messages["estimate"].where(messages["speedup"].notna())
-    groups = messages.groupby(["name", "rule", "place"], sort=False)
-    longest = messages.loc[groups["time_share"].transform(lambda part: part.fillna(0.0)).groupby(
-        [messages[name] for name in ("name", "rule", "place")], sort=False).idxmax()]  # fmt: skip
+    each = each.rename(columns={"text": "message"}).astype({"speedup": "float64"})
+    each["name"] = frame["name"].to_numpy()[each["row"]]
+    each["time_share"] = (lengths / (lengths.sum() or math.nan)).to_numpy()[each["row"]]
+    each["place"] = each.groupby(["row", "rule"]).cumcount()
+    each["weight"] = each["time_share"].where(each["speedup"].notna())
+    each["saved"] = each["time_share"] * each["speedup"]
+    groups = each.groupby(keys, sort=False)
     sums = groups[["time_share", "weight", "saved"]].sum()
-    table = pd.DataFrame(
-        {
-            "rule": longest["rule"].to_numpy(),
-            "name": longest["name"].to_numpy(),
-            "launches": groups.size(),
-            "time_share": sums["time_share"],
-            "estimate": groups["estimate"].first().fillna(""),
-            "estimate_share": sums["saved"] / sums["weight"].where(sums["weight"] > 0),
-            "saves_share": sums["saved"].where(groups["estimate"].first() == GLOBAL),
-            "kind": longest["kind"].to_numpy(),
-            "section": longest["section"].to_numpy(),
-            "message": longest["text"].to_numpy(),
-        }
-    )
-    suggests = table["kind"].isin(_SUGGESTS)
+    estimate = each[each["speedup"].notna()].groupby(keys)["estimate"].first().reindex(sums.index).fillna("")
+    longest = each.sort_values("time_share", ascending=False, kind="stable").groupby(keys).head(1).set_index(keys)
+    columns = {
+        "launches": groups.size(),
+        "time_share": sums["time_share"],
+        "estimate": estimate,
+        "estimate_share": sums["saved"] / sums["weight"].where(sums["weight"] > 0),
+        "saves_share": sums["saved"].where(estimate == GLOBAL),
+        **{name: longest[name] for name in ("kind", "section", "message")},
+    }
+    table = pd.DataFrame(columns).reindex(sums.index).reset_index()
+    table["suggests"] = table["kind"].isin(_SUGGESTS)
+    suggestions = int(table["suggests"].sum())
     order = ["saves_share", "estimate_share", "suggests", "time_share"]
-    table = (
-        table.assign(suggests=suggests).sort_values(order, ascending=False, ignore_index=True).drop(columns="suggests")
-    )
+    table = table.sort_values(order, ascending=False, ignore_index=True)[["rule", "name", *columns]]
     first = table.iloc[0]
     if not (table["estimate"] != "").any():
         table = table.drop(columns=["estimate", "estimate_share", "saves_share"])
     if not math.isfinite(first["saves_share"]):
-        sentence = f"{suggests.sum()} of {len(table)} messages suggest a change; none estimates the time it saves."
+        sentence = f"{suggestions} of {len(table)} messages suggest a change; none estimates the time it saves."
         return Finding("kernel_rules", title, table, sentence)
     seen = f"{first['rule']} estimates {percent(first['estimate_share'])} less time for {short_name(first['name'])}"
     advice = Advice(

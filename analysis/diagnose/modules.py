@@ -10,7 +10,6 @@ from analysis.wording import number, percent
 
 _LEAST = 0.001
 """Share of the time from which a module is shown."""
-_INDENT = "  "
 _TOP = 30
 
 
@@ -20,27 +19,22 @@ def findings(timelines: Sequence[Timeline]) -> list[Finding]:
     classes = class_rows(places)
     if not len(classes) or not float(places["own_ms"].sum()):
         return []
-    first, share = classes.iloc[0], percent(classes["own_share"].iloc[0])
-    own = places.iloc[int(places["own_ms"].to_numpy().argmax())]
+    first, largest = classes.iloc[0], places.iloc[int(places["own_ms"].to_numpy().argmax())]
     outside = float(places.loc[places["path"] == OUTSIDE, "total_share"].sum())
-    on_gpu = any(len(timeline.kernels) for timeline in timelines)
     shown = places[places["total_share"] >= _LEAST].reset_index(drop=True)
-    shown["name"] = [f"{_INDENT * depth}{name}" for depth, name in zip(shown["depth"], shown["name"], strict=True)]
+    shown["name"] = ["  " * depth + name for depth, name in zip(shown["depth"], shown["name"], strict=True)]
     columns = ["name", "total_ms", "total_share", "own_ms", "backward_ms", "calls", "kernels", "depth", "ranks"]
-    what = "GPU" if on_gpu else "Operator"
+    what = "GPU"
+    if not any(len(timeline.kernels) for timeline in timelines):
+        what = "Operator"
+        columns.remove("kernels")
+    share, time = percent(first["own_share"]), number(largest["own_ms"])
+    by_class = f"{first['name']} has the largest own time: {share} of all work, in {first['instances']} instances."
+    by_module = f"{largest['name']} has the largest own time, {time} ms; {percent(outside)} is outside."
+    title = f"{what} time by module, mean per rank (modules with {percent(_LEAST)} or more)"
     return [
-        Finding(
-            "module_classes",
-            "Own time by class of module, mean per rank",
-            classes,
-            f"{first['name']} has the largest own time: {share} of all work, in {first['instances']} instances.",
-        ),
-        Finding(
-            "modules",
-            f"{what} time by module, mean per rank (modules with {percent(_LEAST)} or more)",
-            shown[columns] if on_gpu else shown[columns].drop(columns="kernels"),
-            f"{own['name']} has the largest own time, {number(own['own_ms'])} ms; {percent(outside)} is outside.",
-        ),
+        Finding("module_classes", "Own time by class of module, mean per rank", classes, by_class),
+        Finding("modules", title, shown[columns], by_module),
     ]
 
 

@@ -35,14 +35,12 @@ def core_use(counters: KernelCounters, window_ns: float | None = None) -> "pd.Da
 
     frame = counters.kernels
     whole = core_use_by(counters, pd.Series("all", frame.index), window_ns)
-    weight, late, rows = _weight(frame), "", {}
+    weight, late, table = _weight(frame), "", {}
     if window_ns is not None and frame["duration_ns"].isna().any():
         late = "the share of the window needs the duration of every kernel"
-    elif window_ns is not None and (busy := float(frame["duration_ns"].sum())) > _windows_ns(frame, window_ns):
-        late = (
-            f"the kernels took {busy / 1e6:,.3f} ms under ncu, more than the window of "
-            f"{_windows_ns(frame, window_ns) / 1e6:,.3f} ms: profile with --with clock-control=none"
-        )
+    elif window_ns is not None and frame["duration_ns"].sum() > _windows_ns(frame, window_ns):
+        busy, window = (f"{ns / 1e6:,.3f} ms" for ns in (frame["duration_ns"].sum(), _windows_ns(frame, window_ns)))
+        late = f"kernels took {busy} under ncu, the window {window}: profile with --with clock-control=none"
     for pipe in PIPES:
         metrics = metrics_of(pipe, counters.compute_capability)
         values, metric = pipe_percent(frame, metrics)
@@ -59,8 +57,8 @@ def core_use(counters: KernelCounters, window_ns: float | None = None) -> "pd.Da
             unknown = "the share of the window needs a value of every kernel" if values.isna().any() else ""
             reasons = [partly, late or (unknown if window_ns is not None else "")]
         percents = [next(iter(whole[f"{pipe}{end}"]), float("nan")) for end in ("_percent", "_in_window_percent")]
-        rows[pipe] = [*percents, metric, ", ".join(filter(None, reasons))]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=["percent", "in_window_percent", "metric", "reason"])
+        table[pipe] = [*percents, metric, ", ".join(filter(None, reasons))]
+    return pd.DataFrame.from_dict(table, orient="index", columns=["percent", "in_window_percent", "metric", "reason"])
 
 
 def core_use_by_family(counters: KernelCounters, window_ns: float | None = None) -> "pd.DataFrame":
@@ -116,7 +114,7 @@ def rows(by_batch: Mapping[int, KernelCounters], windows_ns: Mapping[int, float]
         frame, use = by_batch[size].kernels, core_use(by_batch[size], (windows_ns or {}).get(size))
         time = frame["duration_ns"].sum(min_count=1) / 1e6
         row: dict[str, Any] = {"micro_batch_size": size, "device": by_batch[size].device_name, "kernels": len(frame)}
-        row |= {"kernel_time_ms": time, "weight": WEIGHTS.get(_weight(frame) or "")}
+        row |= {"kernel_time_ms": time, "weight": (_weight(frame) or "").removesuffix("_ns") or None}
         for pipe, percent, in_window in use[["percent", "in_window_percent"]].itertuples():
             row |= {f"{pipe}_percent": percent, f"{pipe}_in_window_percent": in_window}
         row = {name: None if value != value else value for name, value in row.items()}  # NaN
@@ -126,12 +124,9 @@ def rows(by_batch: Mapping[int, KernelCounters], windows_ns: Mapping[int, float]
     return table
 
 
-WEIGHTS = {"cycles": "cycles", "duration_ns": "duration"}
-
-
 def _weight(frame: "pd.DataFrame") -> str | None:
     """Return the column that weights the kernels: one unit for all, cycles unless more kernels have a duration."""
-    known = {column: int(frame[column].count()) for column in WEIGHTS}
+    known = {column: int(frame[column].count()) for column in ("cycles", "duration_ns")}
     best = max(known, key=lambda column: known[column])  # cycles first when equal
     return best if known[best] else None
 

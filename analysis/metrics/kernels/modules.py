@@ -15,7 +15,7 @@ import numpy.typing as npt
 from analysis.metrics.time.window import in_window
 from analysis.metrics.time.work import launching_calls
 from analysis.spans import Nested
-from analysis.timeline import EVALUATES, MODULE, Timeline, empty, name_codes, named
+from analysis.timeline import EVALUATES, MODULE, Timeline, name_codes, named
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,25 +25,13 @@ Numbers = npt.NDArray[np.int64]
 OUTSIDE = "(outside of modules)"
 BETWEEN = " > "
 """Between the names of a path."""
-MODULE_COLUMNS = {
-    "path": "str",
-    "name": "str",
-    "depth": "int64",
-    "ranks": "int64",
-    "calls": "int64",
-    "kernels": "int64",
-    "own_ms": "float64",
-    "total_ms": "float64",
-    "backward_ms": "float64",
-    "total_share": "float64",
-}
 
 
 def module_rows(timelines: Sequence[Timeline]) -> "pd.DataFrame":
     """Return one row per module that has time, a module before what it contains, in order of first appearance.
 
     Returns:
-        MODULE_COLUMNS. path: names from the outermost to this one, which is `name`. depth: 0 outermost. ranks: that
+        path: names from the outermost to this one, which is `name`. depth: 0 outermost. ranks: that
         have it. calls (in the window) and kernels (pieces of work, within it too): sums over ranks. Times are means
         over ranks: own_ms is outside of what it contains, total_ms with it, of that backward_ms in the backward pass.
         total_share: of the time of all work.
@@ -57,8 +45,6 @@ def module_rows(timelines: Sequence[Timeline]) -> "pd.DataFrame":
     place = {path: number for number, path in enumerate(totals.index)}
     order = sorted(totals.index, key=lambda path: [place[above] for above in _lineage(path)])
     totals = totals.loc[[path for path in order if totals["kernels"][path]]]
-    if not len(totals):
-        return empty(MODULE_COLUMNS)
     sums = sums.loc[totals.index]
     columns = {
         "path": totals.index,
@@ -72,7 +58,8 @@ def module_rows(timelines: Sequence[Timeline]) -> "pd.DataFrame":
         "backward_ms": totals["backward_ns"] / len(timelines) / 1e6,
         "total_share": totals["ns"] / (sums["ns"].sum() or np.nan),
     }
-    return pd.DataFrame(columns, index=totals.index).astype(MODULE_COLUMNS).reset_index(drop=True)
+    table = pd.DataFrame(columns, index=totals.index).reset_index(drop=True)
+    return table.astype({"path": "str", "name": "str"})
 
 
 def class_rows(places: "pd.DataFrame") -> "pd.DataFrame":

@@ -139,8 +139,8 @@ def total(frame: "pd.DataFrame", base: str) -> "pd.Series[float]":
 
 def peak_rate(frame: "pd.DataFrame", base: str) -> "pd.Series[float]":
     """Return a counter's highest rate per second at the clock of each kernel, as ncu's rooflines have it."""
-    unit = {"derived__l1tex": "l1tex", "derived__lts": "lts", "l1tex__m_xbar2l1tex_read_bytes": "lts"}
-    clock = next((clock for start, clock in unit.items() if base.startswith(start)), base.partition("__")[0])
+    unit = base.removeprefix("derived__").partition("__")[0]
+    clock = "lts" if base == "l1tex__m_xbar2l1tex_read_bytes" else unit
     return _first(frame, (f"{base}.sum.peak_sustained",)) * _first(frame, (f"{clock}__cycles_elapsed.avg.per_second",))
 
 
@@ -278,11 +278,6 @@ _PERCENTS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 _OCCUPANCY = (f"sm__warps_active{_ACTIVE}", "Occupancy: Achieved Occupancy")
-# Together they are the throughput of memory, where that itself is not in the file (its breakdown in ncu).
-_PARTS_OF_MEMORY = (
-    (f"gpu__compute_memory_access_throughput{_ELAPSED}", "Memory Workload Analysis: Mem Busy"),
-    (f"gpu__compute_memory_request_throughput{_ELAPSED}", "Memory Workload Analysis: Max Bandwidth"),
-)
 _PIPE = re.compile(r"(sm__(?:inst_executed_)?pipe_(\w+?)(?:_cycles_active(?:_v\d)?)?)\.avg\.pct_of_peak_sustained_\w+")
 # How names of pipes begin, the longest first, and what the pipe is called.
 _CALLED = {
@@ -302,9 +297,6 @@ def _percents(frame: "pd.DataFrame") -> "dict[str, pd.Series[float]]":
 
     percents = {name: _percent(frame, columns)[0] for name, columns in _PERCENTS.items()}
     percents["occupancy"] = _first(frame, _OCCUPANCY)
-    if percents[f"memory_{MEMORY}"].isna().all():
-        parts = [_first(frame, names) for names in _PARTS_OF_MEMORY]
-        percents[f"memory_{MEMORY}"] = pd.concat(parts, axis=1).max(axis=1, skipna=False)
     for match in filter(None, map(_PIPE.fullmatch, map(str, frame.columns))):
         called = next((name for start, name in _CALLED.items() if match[2].startswith(start)), match[2].upper())
         counts = [pipe_percent(frame, [match[1]])[0], percents.get(f"sm_{called}", _first(frame, ()))]

@@ -16,29 +16,15 @@ from analysis.metrics.kernels.devices import device_of
 from analysis.metrics.kernels.modules import launched_in
 from analysis.metrics.time.window import in_window
 from analysis.names import GEMMS, PRECISIONS, family, precision
-from analysis.timeline import Timeline, empty
+from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OPERATOR_ROOFLINE_COLUMNS = {
-    "operator": "str",
-    "sizes": "str",
-    "dtype": "str",
-    "calls": "int64",
-    "time_ms": "float64",
-    "achieved_flops": "float64",
-    "achieved_gb_s": "float64",
-    "attainable_fraction": "float64",
-    "bound": "str",
-    "time_share": "float64",
-    "mean_us": "float64",
-    "flop": "float64",
-    "bytes": "float64",
-    "peak_flops": "float64",
-    "peak_gb_s": "float64",
-    "peak_of": "str",
-}
+_SHOWN = (
+    "operator", "sizes", "dtype", "calls", "time_ms", "achieved_flops", "achieved_gb_s", "attainable_fraction", "bound",
+    "time_share", "mean_us", "flop", "bytes", "peak_flops", "peak_gb_s", "peak_of",
+)  # fmt: skip
 # Place of is_causal among the inputs of _scaled_dot_product_..._attention and of its backward pass.
 _CAUSAL = {"flash": (4, 11), "efficient": (6, 11), "cudnn": (6, 14)}
 _SIZE_BYTES = {
@@ -127,17 +113,17 @@ def operator_roofline(timelines: Sequence[Timeline]) -> "pd.DataFrame":
     """Return GEMMs and attention by operator, sizes and type, the longest first; none where the trace has no sizes.
 
     Returns:
-        OPERATOR_ROOFLINE_COLUMNS. calls: over all ranks, those that launched kernels of the window. time_ms: of their
-        kernels, mean over ranks; time_share: of all kernels. mean_us, flop and bytes: of a call. achieved_flops
-        (FLOP/s) and achieved_gb_s: of the kernels' time. attainable_fraction: the least time by the peaks over this
-        time; bound: "compute" or "memory", what takes that time, "" unknown. peak_flops (of this type) and peak_gb_s:
-        the published peaks of peak_of, "" for a GPU that is not in the table of devices.
+        operator, sizes and dtype as in Work. calls: over all ranks, those that launched kernels of the window. time_ms:
+        of their kernels, mean over ranks; time_share: of all kernels. mean_us, flop and bytes: of a call.
+        achieved_flops (FLOP/s) and achieved_gb_s: of the kernels' time. attainable_fraction: the least time by the
+        peaks over this time; bound: "compute" or "memory", what takes that time, "" unknown. peak_flops (of this type)
+        and peak_gb_s: the published peaks of peak_of, "" for a GPU that is not in the table of devices.
     """
     import pandas as pd
 
     parts = [_calls(timeline) for timeline in timelines if "inputs" in timeline.operators.columns]
     if not any(len(calls) for calls in parts):
-        return empty(OPERATOR_ROOFLINE_COLUMNS)
+        return pd.DataFrame()
     keys = ["operator", "inputs", "tf32", "device"]
     rows = pd.concat(parts).groupby(keys, sort=False)["ns"].agg(["size", "sum"]).reset_index()
     works = [work_of(*key) for key in zip(rows["operator"], rows["inputs"], strict=True)]
@@ -161,8 +147,7 @@ def operator_roofline(timelines: Sequence[Timeline]) -> "pd.DataFrame":
     known = compute.notna() & memory.notna()
     table["bound"] = np.where(known, np.where(compute >= memory, "compute", "memory"), "")
     table["attainable_fraction"] = compute.where(compute >= memory, memory).where(known) / seconds
-    table = table[list(OPERATOR_ROOFLINE_COLUMNS)].astype(OPERATOR_ROOFLINE_COLUMNS)
-    return table.sort_values("time_ms", ascending=False, kind="stable", ignore_index=True)
+    return table[[*_SHOWN]].sort_values("time_ms", ascending=False, kind="stable", ignore_index=True)
 
 
 def _computes(timeline: Timeline) -> "np.typing.NDArray[np.bool_]":

@@ -14,7 +14,7 @@ from analysis.metrics.time.window import in_window, whole_trace
 from analysis.metrics.time.work import work_sets
 from analysis.names import family
 from analysis.spans import inside_ns
-from analysis.timeline import Timeline, empty
+from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,16 +22,6 @@ if TYPE_CHECKING:
 
 Numbers = npt.NDArray[np.int64]
 
-KERNEL_ROW_COLUMNS = {
-    "rank": "Int64",
-    "name": "str",
-    "family": "str",
-    "calls": "int64",
-    "total_ms": "float64",
-    "mean_us": "float64",
-    "kernel_time_share": "float64",
-    "window_share": "float64",
-}
 _COPIES = ("memcpy", "memset")
 
 
@@ -68,7 +58,8 @@ def kernel_times(timeline: Timeline, copies: bool = True, window: Literal["steps
 
 
 def kernel_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
-    """Return one row per kernel name of a rank, those that take most first: KERNEL_ROW_COLUMNS.
+    """Return one row per kernel name of a rank, those that take most first: rank, name, family, calls, total_ms,
+    mean_us, kernel_time_share and window_share.
 
     Args:
         timeline: what a reader returned.
@@ -87,7 +78,7 @@ def kernel_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
         "kernel_time_share": times.total_ns / (times.total_ns.sum() or np.nan),
         "window_share": times.total_ns / (times.window_ns or np.nan),
     }
-    return pd.DataFrame(columns).astype(KERNEL_ROW_COLUMNS)
+    return pd.DataFrame(columns).astype({"rank": "Int64", "name": "str", "family": "str"})
 
 
 def family_rows(timeline: Timeline) -> "pd.DataFrame":
@@ -132,45 +123,33 @@ def over_ranks(rows: Sequence["pd.DataFrame"], by: str = "name") -> "pd.DataFram
     return table.sort_values("mean_ms", ascending=False, kind="stable", ignore_index=True)
 
 
-COPY_ROW_COLUMNS = {
-    "rank": "Int64",
-    "direction": "str",
-    "host_memory": "str",
-    "count": "int64",
-    "bytes": "Int64",
-    "total_ms": "float64",
-    "bandwidth_gb_s": "float64",
-    "overlapped_share": "float64",
-}
 _DIRECTION = re.compile(r"\b([hdap])(?:ost|evice|rray|eer)?to([hdap])", re.IGNORECASE)
 
 
 def direction(name: str) -> str:
     """Return the direction of a copy by its name: HtoD, DtoH, DtoD, PtoP, HtoH, ..., memset, or "unknown"."""
-    if "memset" in name.lower():
-        return "memset"
     match = _DIRECTION.search(name)
-    return f"{match[1].upper()}to{match[2].upper()}" if match else "unknown"
+    named = f"{match[1].upper()}to{match[2].upper()}" if match else "unknown"
+    return "memset" if "memset" in name.lower() else named
 
 
 def host_memory(name: str) -> str:
     """Return "pageable" or "pinned" where the name of a copy says which the CPU's side is, "" where it does not."""
-    lower = name.lower()
-    return "pageable" if "pageable" in lower else "pinned" if "pinned" in lower else ""
+    return next((kind for kind in ("pageable", "pinned") if kind in name.lower()), "")
 
 
 def copy_rows(timeline: Timeline) -> "pd.DataFrame":
-    """Return one row per direction and kind of host memory, longest first: COPY_ROW_COLUMNS.
+    """Return one row per direction and kind of host memory of the copies and memsets in the window, longest first.
 
-    Of copies and memsets of the window (see window.in_window). bytes is missing where the trace
-    does not give every copy's, and bandwidth_gb_s (10^9 bytes per second of copying) with it; overlapped_share is the
-    share of the copies' time in which the same rank computed.
+    Returns:
+        rank, direction, host_memory, count, bytes (missing where the trace does not give every copy's), total_ms,
+        bandwidth_gb_s (10^9 bytes per second of copying), overlapped_share (of their time, in which the rank computed).
     """
     import pandas as pd
 
     copies = timeline.kernels[in_window(timeline)[0] & timeline.work.is_kind(*_COPIES)]
     if not len(copies):
-        return empty(COPY_ROW_COLUMNS)
+        return pd.DataFrame()
     starts, ends = (copies[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
     names = copies["name"].astype(str)
     size = copies["bytes"].where(copies["bytes"] > 0) if "bytes" in copies.columns else pd.Series(np.nan, copies.index)
@@ -190,7 +169,8 @@ def copy_rows(timeline: Timeline) -> "pd.DataFrame":
     rows["rank"], rows["total_ms"] = timeline.rank, rows["ns"] / 1e6
     rows["bandwidth_gb_s"], rows["overlapped_share"] = rows["bytes"].astype("Float64") / length, rows["hidden"] / length
     rows = rows.reset_index().sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
-    return rows[list(COPY_ROW_COLUMNS)].astype(COPY_ROW_COLUMNS)
+    shown = ["rank", "direction", "host_memory", "count", "bytes", "total_ms", "bandwidth_gb_s", "overlapped_share"]
+    return rows[shown].astype({"rank": "Int64", "bandwidth_gb_s": "float64"})
 
 
 def operator_rows(timeline: Timeline) -> "pd.DataFrame":

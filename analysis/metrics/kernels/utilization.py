@@ -24,7 +24,7 @@ import numpy as np
 from analysis.metrics.time.window import analysis_time
 from analysis.metrics.time.work import cpu_computation
 from analysis.spans import Intervals, inside_ns, levels, merged, total_ns, within
-from analysis.timeline import Timeline, empty, is_communication, lost_kernels, named
+from analysis.timeline import Timeline, is_communication, lost_kernels, named
 from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
 
 if TYPE_CHECKING:
@@ -36,27 +36,24 @@ _COMPUTING = ("kernel", "graph")
 
 
 class Utilization(NamedTuple):
-    """Compute utilization of one rank; None is unknown."""
+    """Compute utilization of one rank; None is unknown.
+
+    steps: in the window, 0 where none is marked. busy_ms: time in the window in which something was being computed, the
+    mean over devices. compute_utilization: its share, 0 to 1, and without communication. sm_weighted_utilization: each
+    kernel weighted with the share of the SMs that its blocks can fill. devices: GPUs, None on a CPU. counted:
+    GPU_KERNELS, CPU_OPERATORS or "". reason: why a number is not known.
+    """
 
     rank: int | None = None
     steps: int = 0
-    """Steps in the window, 0 where none is marked."""
     window_ms: float | None = None
-    """Length of the window, None for a trace without any event."""
     busy_ms: float | None = None
-    """Time in the window in which something was being computed; the mean over devices where the rank used several."""
     compute_utilization: float | None = None
-    """busy_ms / window_ms, 0 to 1."""
     compute_utilization_without_communication: float | None = None
-    """The same of computation alone."""
     sm_weighted_utilization: float | None = None
-    """Each kernel weighted with the share of the SMs that its blocks can fill."""
     devices: int | None = None
-    """GPUs that the rank computed on, None on a CPU."""
     counted: str = ""
-    """What was counted: GPU_KERNELS, CPU_OPERATORS, or empty for nothing."""
     reason: str = ""
-    """Why a number is not known; empty where all are."""
 
 
 def compute_utilization(timeline: Timeline) -> Utilization:
@@ -77,11 +74,10 @@ def compute_utilization(timeline: Timeline) -> Utilization:
         busy = alone = float(total_ns(within(cpu_computation(timeline.operators), whole)))
         weighted, counted = None, nothing._replace(counted=CPU_OPERATORS)
     else:
-        reason = "the trace has copies but no kernels: no computation was recorded" if len(timeline.kernels) else (
-            lost_kernels([timeline])
-            or "the trace has ranges, but neither kernels nor operators: nsys records no operators of a CPU run; "
-            "--profiler torch does"
-        )  # fmt: skip
+        reason = "the trace has ranges, but neither kernels nor operators: use --profiler torch for a CPU run"
+        if len(timeline.kernels):
+            reason = "the trace has copies but no kernels: no computation was recorded"
+        reason = lost_kernels([timeline]) or reason
         return nothing._replace(reason=reason)
     return counted._replace(
         busy_ms=busy / 1e6,
@@ -136,14 +132,6 @@ def _sm_weighted(kernels: "pd.DataFrame", sm_counts: Mapping[int, int], whole: I
     return float(np.mean(shares)) / total_ns(whole), ""
 
 
-SAMPLED_COLUMNS = {
-    "rank": "Int64",
-    "part": "int64",
-    "begin_ms": "float64",
-    "samples": "int64",
-    "sm_utilization": "float64",
-    "tensor_utilization": "float64",
-}
 _COUNTERS = {
     "sm_utilization": r"sm__(?:cycles_active|throughput)\b.*pct_of_peak_sustained",
     "tensor_utilization": r"sm__\w*pipe_tensor.*pct_of_peak_sustained",
@@ -152,7 +140,8 @@ _PARTS = 20
 
 
 def sampled_utilization(timeline: Timeline) -> "pd.DataFrame":
-    """Return means over the samples of each part of a trace: SAMPLED_COLUMNS, utilization as a fraction of the peak.
+    """Return means over the samples of each part of a trace: rank, part, begin_ms, samples, sm_utilization and
+    tensor_utilization (fractions of the peak). Empty without such samples.
 
     Parts are the marked steps, by their number, or else _PARTS equal times from the first sample to the last; begin_ms
     counts from the first part. NaN where a part has no sample of the counter.
@@ -164,7 +153,7 @@ def sampled_utilization(timeline: Timeline) -> "pd.DataFrame":
         kind[timeline.samples["name"].astype(str).str.match(pattern)] = name
     samples = timeline.samples.assign(kind=kind, value=timeline.samples["value"] / 100)
     if not samples["kind"].notna().any():
-        return empty(SAMPLED_COLUMNS)
+        return pd.DataFrame()
     start, steps = samples["start"].to_numpy(dtype=np.int64), timeline.steps
     if len(steps):
         numbers, begins, ends = (steps[name].to_numpy(dtype=np.int64) for name in ("step", "start", "end"))
@@ -176,4 +165,4 @@ def sampled_utilization(timeline: Timeline) -> "pd.DataFrame":
     frame = pd.DataFrame({"rank": timeline.rank, "part": numbers, "begin_ms": (begins - begins[0]) / 1e6})
     frame["samples"] = samples["place"].value_counts().reindex(frame.index, fill_value=0)
     means = samples.pivot_table("value", "place", "kind").reindex(index=frame.index, columns=[*_COUNTERS])
-    return frame.join(means).astype(SAMPLED_COLUMNS)
+    return frame.join(means).astype({"rank": "Int64"})
