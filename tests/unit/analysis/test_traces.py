@@ -115,9 +115,9 @@ def test_settings_that_differ_are_named_however_a_profile_is_given(
     trial = Trial(kind="profile", profiler="torch", data="/one/squad", data_fingerprint="d", micro_batch_size=8)
     other = dataclasses.replace(trial, data="/two/squad", micro_batch_size=4, profiler_options=("memory",), round=1)
     other = dataclasses.replace(other, threads_per_rank=2)
-    cycles = profiled(tmp_path / "old/trials/a", trial, 100) / "profile/tensorboard/cycles"
-    cycles.mkdir(parents=True)
-    write(cycles / "rank0.json", 100)
+    profile = profiled(tmp_path / "old/trials/a", trial, 100) / "profile"
+    (profile / "tensorboard/cycles").mkdir(parents=True)
+    (profile / "tensorboard/cycles/rank0.json").hardlink_to(profile / "rank0.json")  # as `profile` links its copies
     profiled(tmp_path / "new/trials/a", other, 300)
     assert run(["compare", str(tmp_path / "old" / given), str(tmp_path / "new/trials/a"), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["differences"] == [
