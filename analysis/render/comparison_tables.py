@@ -116,13 +116,10 @@ def comparison_notes(comparison: TrainingComparison) -> list[str]:
 def comparison_rows(comparison: TrainingComparison) -> list[Row]:
     """Return a row of a CSV file per variant: COMPARISON_COLUMNS, score_<name> of the last evaluation; no lists."""
     names = dict.fromkeys(name for row in comparison.rows for name in row["scores"])
-    rows: list[Row] = []
-    for row in comparison.rows:
-        values = {name: row[name] for name in COMPARISON_COLUMNS}
-        values |= {name: " ".join("" if one is None else str(one) for one in value)
-                   for name, value in values.items() if isinstance(value, list)}  # fmt: skip
-        rows.append(values | {f"score_{name}": row["scores"].get(name) for name in names})
-    return rows
+    return [
+        {name: row[name] for name in COMPARISON_COLUMNS} | {f"score_{name}": row["scores"].get(name) for name in names}
+        for row in comparison.rows
+    ]
 
 
 def heads_blocks(results: Sequence[HeadResult], majority: float | None = None) -> list[Block]:

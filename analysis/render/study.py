@@ -13,8 +13,6 @@ from analysis.metrics.comparison.ratio import typical_rate
 from analysis.render.columns import columns
 from analysis.render.figure import (
     Figure,
-    bars,
-    categories,
     curve,
     grid,
     legend,
@@ -36,7 +34,6 @@ _FEW = 20
 _MOST_ROWS = 20
 _STATES = ("complete", "pruned", "failed", "running", "waiting")
 _MOST_PANELS, _COLUMNS = 9, 3
-_MOST_SHARES = 12
 _LONGEST_CHOICE = 18
 _POINTS: dict[str, Any] = {"linestyle": "none", "marker": "o", "alpha": 0.85, "markersize": 5}
 
@@ -197,12 +194,8 @@ def tune_figures(study: Row) -> list[Figure]:
     shown = []
     if any(row["value"] is not None for row in study["trials"]):
         shown.append(_history(study))
-    if study["importance"]["shares"]:
-        shown.append(_importance(study))
     if _of_state(study, "complete"):
         shown.append(_parameters(study))
-    if any(len(row["readings"]) > 1 for row in study["trials"] if row["state"] != "failed"):
-        shown.append(_courses(study))
     return shown
 
 
@@ -269,22 +262,6 @@ def _history(study: Row) -> Figure:
     return Figure(name="history", title="Objective by trial", caption=caption, draw=draw)
 
 
-def _importance(study: Row) -> Figure:
-    shares = dict(list(study["importance"]["shares"].items())[:_MOST_SHARES])
-
-    def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots()
-        axes.set(xlabel="share of the variation (%)", xlim=(0, 120 * max(shares.values()) or 1.0))
-        categories(axes, [name.replace("_", " ") for name in shares])
-        texts = [wording.percent(share) for share in shares.values()]
-        bars(axes, range(len(shares)), [100 * share for share in shares.values()], "importance", "blue", labels=texts)
-
-    complete, evaluator = len(_of_state(study, "complete")), study["importance"]["evaluator"]
-    caption = f"Share of the variation between {complete} complete trials by option, by Optuna's {evaluator}."
-    size = (5.2, 1.0 + 0.42 * len(shares))
-    return Figure(name="importance", title="Parameter importance", caption=caption, draw=draw, size=size, half=True)
-
-
 def _parameters(study: Row) -> Figure:
     names = (list(study["importance"]["shares"]) or list(study["space"]))[:_MOST_PANELS]
     columns = min(_COLUMNS, len(names))
@@ -338,26 +315,3 @@ def choice_labels(choices: Sequence[str]) -> list[str]:
     if len(set(labels)) == len(labels):
         return labels
     return [f"{place}: {label}" for place, label in enumerate(labels, start=1)]
-
-
-def _courses(study: Row) -> Figure:
-    best = (study["best"] or {}).get("number")
-    rows = [row for row in study["trials"] if row["readings"] and row["state"] != "failed"]
-    rows.sort(key=lambda row: row["number"] == best)
-
-    def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots()
-        axes.set_xlabel("tenth of the run" if study["objective"]["name"] == "loss" else "evaluation")
-        whole_ticks(axes)
-        _objective(axes, study)
-        for row in rows:
-            name = "best" if row["number"] == best else str(row["state"])
-            colour = {"best": "vermilion", "complete": "blue", "pruned": "grey"}.get(name, "pale")
-            look: dict[str, Any] = {"linewidth": 2.2} if name == "best" else {"linewidth": 1, "alpha": 0.55}
-            numbers, values = zip(*row["readings"], strict=True)
-            x, y = [number + 1 for number in numbers], _values(study, values)
-            curve(axes, x, y, name, colour, marker="o", markersize=3, **look)
-        legend(canvas, axes)
-
-    caption = "One line per trial; pruned trials are gray."
-    return Figure(name="courses", title="Readings during training", caption=caption, draw=draw)

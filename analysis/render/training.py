@@ -1,10 +1,10 @@
 """The part of a report about a training run: its answer, its attempts and evaluations, its figures."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from analysis.diagnose.answer import Answer, Card
 from analysis.load import LoadedTrial
 from analysis.render.columns import columns
 from analysis.render.page import Figures, Section, Text
-from analysis.render.tables import Column, Table, computed, measured, write_csv
+from analysis.render.tables import Table, computed, measured, write_csv
 from analysis.render.training_figures import (
     column,
     evaluation_figure,
@@ -22,31 +22,36 @@ from analysis.render.training_figures import (
     shown_scores,
     throughput_figure,
 )
-from analysis.wording import Row
 from common.errors import InputError
 from common.scores import Score, in_words, loss_unit
 from records.training import TrainRun, read_events
+
+T = TypeVar("T")
 
 _LAST_STEPS = 10
 """The answer shows the median training loss of this many steps; the loss of one step is mostly noise."""
 _BEST = ("checkpoint", "applied_steps", "score", "value")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class _Records:
-    """What the curve and the events of a training record."""
+    """What the curve and the events of a training record; those of `best` are of the best checkpoint."""
 
     loss: str
-    """Terms of the training loss; empty if unknown."""
     curve: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     resumes: list[int] = field(default_factory=list)
     attempts: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
-    """Best checkpoint of the run: applied_steps, score, value, checkpoint; empty if there is none."""
-    pauses: list[list[int]] = field(default_factory=list)
-    """For each attempt: times at which evaluations and checkpoints ended, Unix time in ns."""
+
+    def readable(self, read: Callable[[], Sequence[T]]) -> list[T]:
+        """Return what can be read; a damaged record is a problem."""
+        try:
+            return list(read())
+        except InputError as error:
+            self.problems.append(str(error))
+            return []
 
 
 def training_part(
@@ -60,17 +65,27 @@ def training_part(
     if not attempts:
         return [], [], {}
     records = _read(run, attempts)
-    shown = [Section("Attempts", [_attempts_table(records.attempts)])]
+    curve, evaluations = records.curve, records.evaluations
+    names = "attempt from_step steps global_batch_size world_size samples_per_second wall_seconds last_checkpoint"
+    status = computed("status", wording.status)
+    table = Table("attempts", [*columns(names), status], records.attempts, csv="attempts.csv")
+    shown = [Section("Attempts", [table])]
     files: dict[str, Callable[[Path], None]] = {"attempts.csv": partial(write_csv, rows=records.attempts)}
-    if records.evaluations:
-        shown.append(Section("Evaluations", [_evaluations_table(records.evaluations)]))
-        files["evaluations.csv"] = partial(write_csv, rows=records.evaluations)
-    best = records.best.get("applied_steps")
+    if evaluations:
+        units = {"nats": " (nats)", "percent": " (%)"}
+        scores = [measured(known.label + units.get(known.unit, ""), name, _form(known))
+                  for name, known in shown_scores(evaluations).items()]  # fmt: skip
+        best = (
+            columns("checkpoint", checkpoint="best checkpoint") if any(row["checkpoint"] for row in evaluations) else []
+        )
+        parts = [*columns("applied_steps"), *scores, *columns("samples"), *best]
+        shown.append(Section("Evaluations", [Table("evaluations", parts, evaluations, csv="evaluations.csv")]))
+        files["evaluations.csv"] = partial(write_csv, rows=evaluations)
     drawn = [
-        *([loss_figure(records.curve, records.evaluations, records.resumes, records.loss)] if records.curve else []),
-        *([learning_rate_figure(records.curve, records.resumes)] if records.curve else []),
-        evaluation_figure(records.evaluations, None if best is None else float(best)),
-        throughput_figure(attempts, records.pauses),
+        *([loss_figure(curve, evaluations, records.resumes, records.loss)] if curve else []),
+        *([learning_rate_figure(curve)] if curve else []),
+        evaluation_figure(evaluations, records.best.get("applied_steps")),
+        throughput_figure(attempts),
     ]
     figures = Figures([figure for figure in drawn if figure is not None])
     problems = [Text(problem, "decides") for problem in records.problems]
@@ -78,67 +93,31 @@ def training_part(
 
 
 def _read(run: TrainRun, attempts: Sequence[LoadedTrial]) -> _Records:
-    records = _Records(run.loss_label())
-    try:
-        records.curve.extend(run.read_curve())
-    except InputError as error:
-        records.problems.append(str(error))
+    records = _Records(loss=run.loss_label())
+    records.curve = records.readable(run.read_curve)
     evaluations: dict[int, dict[str, Any]] = {}
     for attempt in attempts:
-        events: Sequence[Mapping[str, Any]] = []
-        try:
-            events = read_events(attempt.directory)
-        except InputError as error:
-            records.problems.append(str(error))
+        events = records.readable(partial(read_events, attempt.directory))
         resumed = [event["applied_steps"] for event in events if event["event"] == "resumed" and not event["new_phase"]]
-        records.resumes.extend(resumed)
+        records.resumes += resumed
         # Steps repeated after a resume replace the earlier ones.
         evaluations = {step: row for step, row in evaluations.items() if not resumed or step <= resumed[0]}
         evaluations |= {event["applied_steps"]: dict(event) for event in events if event["event"] == "evaluated"}
         saved = [event for event in events if event["event"] == "saved"]
-        done = [event.get("time_ns") for event in events if event["event"] in ("evaluated", "saved")]
-        records.pauses.append([when for when in done if isinstance(when, int)])
         if saved:
-            records.best.clear()
-            if saved[-1].get("best_checkpoint") is not None:
-                records.best.update({name: saved[-1].get(f"best_{name}") for name in _BEST})
-        records.attempts.append(
-            {
-                "attempt": attempt.trial.round + 1,
-                "status": attempt.row["status"],
-                "from_step": resumed[0] if resumed else 0,
-                "steps": len(attempt.steps),
-                "wall_seconds": attempt.row.get("wall_seconds"),
-                "samples_per_second": attempt.row.get("samples_per_second"),
-                "world_size": attempt.trial.world_size,
-                "global_batch_size": attempt.trial.global_batch_size,
-                "last_checkpoint": saved[-1]["path"] if saved else "",
-                "reason": attempt.row.get("reason") or "",
-            }
-        )
+            known = saved[-1].get("best_checkpoint") is not None
+            records.best = {name: saved[-1].get(f"best_{name}") for name in _BEST} if known else {}
+        row = {"attempt": attempt.trial.round + 1, "status": attempt.row["status"]}
+        row |= {"from_step": resumed[0] if resumed else 0, "steps": len(attempt.steps)}
+        row |= {name: attempt.row.get(name) for name in ("wall_seconds", "samples_per_second")}
+        row |= {name: getattr(attempt.trial, name) for name in ("world_size", "global_batch_size")}
+        row |= {"last_checkpoint": saved[-1]["path"] if saved else "", "reason": attempt.row.get("reason") or ""}
+        records.attempts.append(row)
     for step, row in sorted(evaluations.items()):
         scores = {name: value for name, value in row.items() if name not in ("event", "time_ns", "seconds", "best")}
         is_best = step == records.best.get("applied_steps")
         records.evaluations.append({**scores, "checkpoint": records.best["checkpoint"] if is_best else ""})
     return records
-
-
-def _attempts_table(rows: Sequence[Row]) -> Table:
-    names = "attempt from_step steps global_batch_size world_size samples_per_second wall_seconds last_checkpoint"
-    return Table("attempts", [*columns(names), computed("status", wording.status)], rows, csv="attempts.csv")
-
-
-def _evaluations_table(rows: Sequence[Row]) -> Table:
-    scores = [_score_column(known, name) for name, known in shown_scores(rows).items()]
-    best = columns("checkpoint", checkpoint="best checkpoint") if any(row["checkpoint"] for row in rows) else []
-    shown = [*columns("applied_steps"), *scores, *columns("samples"), *best]
-    return Table("evaluations", shown, rows, csv="evaluations.csv")
-
-
-def _score_column(known: Score, name: str) -> Column:
-    """Return a column of a score, with its unit unless the numbers include it."""
-    units = {"nats": " (nats)", "percent": " (%)"}
-    return measured(known.label + units.get(known.unit, ""), name, _form(known))
 
 
 def _form(known: Score) -> str:
@@ -150,20 +129,18 @@ def _answer(attempts: Sequence[LoadedTrial], records: _Records) -> Answer:
     total = int(dict(last.training).get("steps") or last.max_steps)
     made = int(records.curve[-1]["applied_steps"]) if records.curve else 0
     sizes = sorted({one.trial.global_batch_size for one in attempts if one.steps} or {last.global_batch_size})
-    batch = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    batch = " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))
     name = last.preset if last.model else f"BERT-{last.preset}"
     sentences = []
-    ended = records.attempts[-1]
+    ended, best = records.attempts[-1], records.best
     if ended["status"] != "ok":
         reason = ended["reason"] or "no reason recorded"
         sentences.append(f"The last attempt ended with status {ended['status']}: {reason}.")
     if count > 1:
         again = len(records.resumes) or "none"
         sentences.append(f"It took {count} attempts, {again} of which resumed from a checkpoint.")
-    best = records.best
     if best and best["value"] is not None:
-        reached = in_words(str(best["score"]), float(best["value"]))
-        step = f"{best['applied_steps']:,}"
+        reached, step = in_words(str(best["score"]), float(best["value"])), f"{best['applied_steps']:,}"
         sentences.append(f"The best checkpoint is {best['checkpoint']}: {reached} after step {step}.")
     headline = f"{name} was trained for {made:,} of {total:,} steps of {batch} samples."
     return Answer(headline=headline, cards=tuple(_cards(records)), sentences=tuple(sentences))
@@ -172,12 +149,11 @@ def _answer(attempts: Sequence[LoadedTrial], records: _Records) -> Answer:
 def _cards(records: _Records) -> list[Card]:
     cards: list[Card] = []
     if records.curve:
-        losses = column(records.curve, "loss")
-        last = losses[-_LAST_STEPS:]
-        over = filter(None, [loss_unit(records.loss), records.loss, f"median of the last {len(last)} steps"])
-        finite = bool(np.isfinite(losses[-1]))
+        last = column(records.curve, "loss")[-_LAST_STEPS:]
+        over = ", ".join(filter(None, [loss_unit(records.loss), records.loss, f"median of the last {len(last)} steps"]))
+        finite = bool(np.isfinite(last[-1]))
         value = wording.fine(np.nanmedian(last)) if finite else "not finite"
-        cards.append(Card("training loss", value, ", ".join(over) if finite else "in the last step"))
+        cards.append(Card("training loss", value, over if finite else "in the last step"))
     for evaluation in records.evaluations[-1:]:
         after = f"after step {evaluation['applied_steps']:,}"
         for name, known in shown_scores([evaluation]).items():

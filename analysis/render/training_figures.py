@@ -24,7 +24,6 @@ from analysis.wording import Row
 from common.scores import Score, loss_unit, score, scores_in
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
 Array = npt.NDArray[np.float64]
@@ -38,7 +37,6 @@ _SMOOTHED_SHARE = 0.02
 _FEWEST_SMOOTHED = 100
 _MOST_DOTS = 1500
 _MOST_MARKED = 40
-_HALF: Any = {"size": (5.2, 3.2), "half": True}
 
 
 def loss_figure(rows: Sequence[Row], evaluations: Sequence[Row], resumes: Sequence[int], sum_of: str) -> Figure:
@@ -60,7 +58,8 @@ def loss_figure(rows: Sequence[Row], evaluations: Sequence[Row], resumes: Sequen
         curve(axes, steps, running_median(losses), "running median", "blue")
         for (label, values), colour in zip(held_out.items(), _HELD_OUT, strict=False):
             curve(axes, after, values, label, colour, marker="o", markersize=4, linewidth=1)
-        _resumed(axes, resumes)
+        for step in sorted(set(resumes)):
+            rule(axes, "x", step, "resumed", "grey", linestyle="dotted", label="resumed")
         legend(axes, axes, loc="best")
 
     caption = "One curve over all attempts: steps repeated after a resume replace the earlier ones."
@@ -68,19 +67,10 @@ def loss_figure(rows: Sequence[Row], evaluations: Sequence[Row], resumes: Sequen
     return Figure(name="loss", title="Loss", caption=caption, draw=draw)
 
 
-def learning_rate_figure(rows: Sequence[Row], resumes: Sequence[int]) -> Figure:
-    """Return the learning rate of every step; dotted lines mark resumes."""
-
-    def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots()
-        axes.set(xlabel="step", ylabel="learning rate")
-        whole_ticks(axes)
-        curve(axes, column(rows, "applied_steps"), column(rows, "learning_rate"), "learning rate", "green")
-        axes.set_ylim(bottom=0)
-        _resumed(axes, resumes)
-
-    caption = "Learning rate of each step."
-    return Figure(name="learning_rate", title="Learning rate", caption=caption, draw=draw, **_HALF)
+def learning_rate_figure(rows: Sequence[Row]) -> Figure:
+    """Return the learning rate of every step."""
+    line = {"learning rate": (column(rows, "applied_steps"), column(rows, "learning_rate"))}
+    return lines_figure("learning_rate", "Learning rate", "", [("step", "learning rate", line, None)])
 
 
 def evaluation_figure(evaluations: Sequence[Row], best_step: float | None) -> Figure | None:
@@ -106,30 +96,21 @@ def evaluation_figure(evaluations: Sequence[Row], best_step: float | None) -> Fi
             rule(axes, "x", best_step, "best checkpoint", "ink", label="best checkpoint", linestyle="dashed")
         legend(axes, axes, loc="best")
 
-    caption = "Scores on held-out data."
-    return Figure(name="evaluation", title="Held-out scores", caption=caption, draw=draw, **_HALF)
+    return Figure(name="evaluation", title="Held-out scores", draw=draw, size=(5.2, 3.2), half=True)
 
 
-def throughput_figure(attempts: Sequence[LoadedTrial], pauses: Sequence[Sequence[int]]) -> Figure | None:
-    """Return samples per second of every step by time in the training loop; None if there is no step.
-
-    `pauses` are times at which evaluations and checkpoints of each attempt ended, Unix time in ns.
-    """
-    times, rates, breaks, before = [np.zeros(0)], [np.zeros(0)], [np.zeros(0, dtype=int)], 0.0
-    for attempt, done in zip(attempts, pauses, strict=True):
+def throughput_figure(attempts: Sequence[LoadedTrial]) -> Figure | None:
+    """Return samples per second of every step by time in the training loop; None if there is no step."""
+    times, rates = [np.zeros(0)], [np.zeros(0)]
+    for attempt in attempts:
         rows = [row for row in attempt.steps if row["end_ns"] is not None and row["samples"] is not None]
-        if rows:
-            # An event written before a step ended before that step began; an attempt follows a gap too.
-            starts = np.searchsorted([row["start_ns"] for row in rows], [*done, rows[0]["start_ns"]])
-            breaks.append(sum(map(len, times)) + starts)
-            times.append(before + np.array([(row["end_ns"] - rows[0]["start_ns"]) / 1e9 for row in rows]))
-            rates.append(np.array([1000 * row["samples"] / row["step_time_ms"] for row in rows]))
-            before = times[-1][-1]
-    every, rate, gaps = np.concatenate(times), np.concatenate(rates), np.unique(np.concatenate(breaks))
+        before = np.concatenate(times).max(initial=0.0)
+        times.append(before + np.array([(row["end_ns"] - rows[0]["start_ns"]) / 1e9 for row in rows]))
+        rates.append(np.array([1000 * row["samples"] / row["step_time_ms"] for row in rows]))
+    every, rate = np.concatenate(times), np.concatenate(rates)
     if not len(every):
         return None
-    unit, scale = clock_unit(before)
-    inner = gaps[(gaps > 0) & (gaps < len(every))]
+    unit, scale = clock_unit(every[-1])
 
     def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
@@ -137,12 +118,11 @@ def throughput_figure(attempts: Sequence[LoadedTrial], pauses: Sequence[Sequence
         dots = slice(None, None, -(-len(every) // _MOST_DOTS))
         look: dict[str, Any] = {"color": COLOURS["grey"][0], "alpha": 0.6, "markersize": 3, "gid": "series:every step"}
         axes.plot(every[dots] / scale, rate[dots], ".", label="every step", **look)
-        x, y = (np.insert(values, inner, np.nan) for values in (every / scale, running_median(rate)))
-        curve(axes, x, y, "running median", "blue", linewidth=1.5)
+        curve(axes, every / scale, running_median(rate), "running median", "blue", linewidth=1.5)
         axes.set_ylim(bottom=0)
         legend(canvas, axes)
 
-    caption = "Every step and the running median. Gaps: evaluations, checkpoints and new attempts."
+    caption = "Every step and the running median."
     name, title = "training_throughput", "Throughput over time"
     return Figure(name=name, title=title, caption=caption, draw=draw, size=(10.6, 3.2))
 
@@ -163,11 +143,6 @@ def running_median(values: Array) -> Array:
 
     window = 2 * max(1, round(len(values) * _SMOOTHED_SHARE / 2)) + 1
     return pd.Series(values).rolling(window, center=True, min_periods=1).median().to_numpy()
-
-
-def _resumed(axes: "Axes", resumes: Sequence[int]) -> None:
-    for step in sorted(set(resumes)):
-        rule(axes, "x", step, "resumed", "grey", linestyle="dotted", label="resumed")
 
 
 def comparison_figure(comparison: TrainingComparison, title: str = "", note: str = "") -> Figure | None:
@@ -203,7 +178,7 @@ def lines_figure(name: str, title: str, caption: str, panels: Sequence[Panel]) -
         drawn = [*canvas.subplots(1, len(panels), squeeze=False).flat]
         for axes, (x_label, y_label, lines, level) in zip(drawn, panels, strict=True):
             axes.set(xlabel=x_label, ylabel=y_label)
-            if x_label in ("epoch", "run"):
+            if x_label in ("epoch", "run", "step"):
                 whole_ticks(axes)
             for number, (line, (x, y)) in enumerate(lines.items()):
                 again, place = divmod(number, len(CYCLE))

@@ -18,7 +18,7 @@ from analysis.metrics.comparison.runs import (
     environment_of,
     paired,
     run_spread,
-    samples_seen,
+    samples_per_step,
     time_ratio,
 )
 from common.errors import InputError
@@ -139,7 +139,7 @@ def _series(places: Sequence[_Place], machine: str, threshold: float) -> dict[st
 
 def _point(place: _Place, before: _Place | None, first: _Place | None, threshold: float) -> dict[str, Any]:
     run, good, row = place.run, place.good, place.rounds[0].row
-    rate = measured_rate([trial.window_work() for trial in good]) if good and samples_seen(good) else None
+    rate = measured_rate([trial.window_work() for trial in good]) if good and samples_per_step(good) else None
     point: dict[str, Any] = {
         "run": str(run.path),
         "began": datetime.fromtimestamp(run.began_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -12,7 +12,6 @@ from analysis import wording
 from analysis.load import (
     CIRCUMSTANCES,
     CONFIGURATION,
-    DAMAGED,
     Key,
     LoadedTrial,
     circumstances,
@@ -58,11 +57,6 @@ def run_spread(*runs: Rounds) -> float | None:
     repeated = [group for run in runs for group in by_key(run).values() if len(group) >= FEWEST_PROCESSES]
     times = [[float(trial.row["step_time_ms"]) for trial in group] for group in repeated]
     return max((max(group) / min(group) - 1 for group in times), default=None)
-
-
-def samples_seen(trials: Rounds) -> bool:
-    """Whether the samples of a step are known: those of a script are where its DataLoader shows them."""
-    return all(trial.trial.kind != "measure" or trial.row.get("samples_per_step") for trial in trials)
 
 
 def disturbed_side(a: Rounds, b: Rounds) -> str:
@@ -276,7 +270,8 @@ def _compare_row(old: Rounds, new: Rounds, threshold: float, spread: float | Non
     if row["time_ratio"] is not None:
         row |= {"step_time_ms_a": _median(before, "step_time_ms"), "step_time_ms_b": _median(after, "step_time_ms")}
         row["time_saved"] = 1 - row["time_ratio"]
-        if samples_seen(before) == samples_seen(after):  # where neither side's are known, steps are compared
+        # Where neither side's are known, steps are compared.
+        if (samples_per_step(before) is None) == (samples_per_step(after) is None):
             row["throughput_ratio"] = _rate_ratio(before, after).value
     return row
 
@@ -304,7 +299,7 @@ def time_ratio(before: Rounds, after: Rounds) -> tuple[Ratio, str]:
 
     It is that of the step times; where steps hold different numbers of samples that of the times per sample.
     """
-    old, new = _samples_per_step(before), _samples_per_step(after)
+    old, new = samples_per_step(before), samples_per_step(after)
     if old and new and abs(new / old - 1) >= _SAME_SAMPLES:
         rate = _rate_ratio(before, after)
         return Ratio(1 / rate.value, 1 / rate.high, 1 / rate.low), ""
@@ -316,9 +311,9 @@ def _rate_ratio(before: Rounds, after: Rounds) -> Ratio:
     return rate_ratio([trial.window_work() for trial in before], [trial.window_work() for trial in after])
 
 
-def _samples_per_step(trials: Rounds) -> float | None:
-    """Samples of a step of all ranks, the median over the rounds; None where a script shows none."""
-    if not samples_seen(trials):
+def samples_per_step(trials: Rounds) -> float | None:
+    """Return the samples of a step of all ranks, the median over the rounds; None of a script that shows none."""
+    if not all(trial.trial.kind != "measure" or trial.row.get("samples_per_step") for trial in trials):
         return None
     return float(np.median([t.row.get("samples_per_step") or t.trial.global_batch_size for t in trials]))
 
@@ -328,22 +323,16 @@ def _count(samples: float | None) -> str:
 
 
 def _status_verdict(old: Rounds, new: Rounds) -> tuple[str, str]:
-    was, now = _ending(old[0]), _ending(new[0])
+    was, now = old[0].row["status"], new[0].row["status"]
     if any(trial.ok for trial in old) and now in _FAILED:
         return "regression", f"it ran, and now ends as {now}"
     if any(trial.ok for trial in new) and was in _FAILED:
         return "improvement", f"it ended as {was}, and now runs"
     if was == now and now in _FAILED:
         return "no change", f"it ends as {now} in both"
-    return "cannot decide", f"no measurement on both sides: {was}, now {now}"
-
-
-def _ending(trial: LoadedTrial) -> str:
-    if trial.row["status"] == DAMAGED:
-        return f"{DAMAGED} ({trial.row.get('reason')})"
-    if trial.row["status"] == "ok" and not trial.ok:
-        return f"ok, but without steps ({trial.directory.path})"
-    return str(trial.row["status"])
+    endings = [f"{side[0].row['status']}: {side[0].row.get('reason') or 'without steps'}" for side in (old, new)
+               if not any(trial.ok for trial in side)]  # fmt: skip
+    return "cannot decide", f"no measurement on both sides; {'; '.join(endings)}"
 
 
 def changed_settings(old: Rounds, new: Rounds) -> list[str]:
@@ -354,17 +343,14 @@ def changed_settings(old: Rounds, new: Rounds) -> list[str]:
         names.remove("data")  # the same by fingerprint, or by name where there is none, wherever they lie
     sides = []
     for side in (old, new):
-        values = {name: ", ".join(sorted({_text(getattr(trial.trial, name)) for trial in side})) for name in names}
+        values = {name: ", ".join(sorted({str(getattr(trial.trial, name)) for trial in side})) for name in names}
+        values["command"] = ", ".join(sorted({shlex.join(trial.trial.command) for trial in side}))
         good = [trial for trial in side if trial.ok]
-        values |= {"samples per step": _count(_samples_per_step(good))} if good else {}
+        values |= {"samples per step": _count(samples_per_step(good))} if good else {}
         contents = ", ".join(script_contents(side))
         sides.append(values | ({"content of the script": contents} if contents else {}))
     shared = sides[0].keys() & sides[1].keys()
     return differing({name: value for name, value in side.items() if name in shared} for side in sides)
-
-
-def _text(value: Any) -> str:
-    return shlex.join(value) if isinstance(value, tuple) else str(value)
 
 
 def environment_of(trials: Rounds) -> dict[str, str]:

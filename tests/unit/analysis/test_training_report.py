@@ -69,18 +69,7 @@ def test_the_training_loss_is_a_median_of_several_steps_not_the_last_one(attempt
         run_of(attempt).curve_csv, [curve_row(step, step + 1, 5.0 if step < 39 else 500.0) for step in range(40)]
     )
     assert cards(attempt)["training loss"] == "5.000"
-
-
-def test_the_running_median_ends_in_a_median_of_the_last_steps(attempt: TrialDirectory) -> None:
-    losses = [5.0] * 399 + [500.0]
-    write_curve(run_of(attempt).curve_csv, [curve_row(step, step + 1, loss) for step, loss in enumerate(losses)])
-    assert set(values(drawn(attempt, "loss"), "running median")) == {5.0}
-
-
-def test_a_last_loss_that_is_not_finite_is_said(attempt: TrialDirectory) -> None:
-    write_curve(
-        run_of(attempt).curve_csv, [curve_row(step, step + 1, 5.0 if step < 39 else math.nan) for step in range(40)]
-    )
+    write_curve(run_of(attempt).curve_csv, [curve_row(step, step + 1, math.nan) for step in range(40)])
     assert cards(attempt)["training loss"] == "not finite"
 
 
@@ -103,16 +92,6 @@ def test_a_batch_that_changed_between_attempts_is_said(attempt: TrialDirectory) 
     for directory in (attempt, second):
         directory.steps_csv(0).write_text("step,start_ns,step_time_ms,samples\n0,1000,5.0,8\n")
     assert part(attempt).answer.headline == "BERT-tiny was trained for 40 of 40 steps of 8 to 32 samples."
-
-
-def test_a_rate_names_the_attempt_that_it_is_of(attempt: TrialDirectory) -> None:
-    steps_at(attempt, [0.0, 1.0, 2.0])
-    write_record(attempt.result_json, {"trial_id": attempt.path.name, "status": "ok", "reason": ""})
-    (rate,) = [card for card in part(attempt).answer.cards if card.label == "samples per second"]
-    assert rate.note == "after the warm-up of the last attempt"
-    second_attempt(attempt)  # it was interrupted, and has no rate
-    (rate,) = [card for card in part(attempt).answer.cards if card.label == "samples per second"]
-    assert rate.note == "after the warm-up of attempt 1"
 
 
 def test_attempts_that_did_not_resume_are_not_counted_as_resumed(attempt: TrialDirectory) -> None:
@@ -138,12 +117,6 @@ def test_a_damaged_event_is_named_and_the_rest_is_shown(attempt: TrialDirectory,
         read_events(attempt)
     page = report_page(run_of(attempt).run).read_text()
     assert "events.jsonl line 1" in page and "BERT-tiny was trained for 40 of 40 steps" in page
-
-
-def test_losses_that_were_not_finite_and_events_of_later_versions_are_no_damage(attempt: TrialDirectory) -> None:
-    write_events(attempt, {"event": "danced"}, EVALUATED | {"mlm_loss": None})
-    assert [event["event"] for event in read_events(attempt)] == ["evaluated"]
-    assert cards(attempt)["held-out MLM loss"] == "–"  # noqa: RUF001
 
 
 HEADING = "step,applied_steps,samples,loss,learning_rate\n"
@@ -174,38 +147,9 @@ def test_the_best_checkpoint_is_marked_in_table_picture_and_words(attempt: Trial
     assert not any("best" in sentence for sentence in part(attempt).answer.sentences)
 
 
-def steps_at(attempt: TrialDirectory, starts_s: list[float]) -> None:
-    lines = [f"{number},{int(start * 1e9)},1000.0,8" for number, start in enumerate(starts_s)]
-    attempt.steps_csv(0).write_text("\n".join(["step,start_ns,step_time_ms,samples", *lines]) + "\n")
-
-
-def test_the_line_of_throughput_stops_where_it_was_evaluated_or_saved(attempt: TrialDirectory) -> None:
-    steps_at(attempt, [0, 1, 2, 12, 13, 14])
-    saved = {"event": "saved", "applied_steps": 5, "path": "step-5", "seconds": 0.1, "size_bytes": 9}
-    # The last one follows the last step: no line is left to break.
-    write_events(attempt, *(event | {"time_ns": int(at * 1e9)} for event, at in
-                    ((EVALUATED, 11), (saved, 11.5), (saved, 13.9), (EVALUATED, 20))))  # fmt: skip
-    dots, line = charts.drawn(drawn(attempt, "training_throughput")).axes[0].lines
-    assert dots.get_xdata().tolist() == [1, 2, 3, 13, 14, 15]
-    gaps = [math.isnan(at) for at in line.get_xdata()]
-    assert gaps == [False, False, False, True, False, False, True, False]
-
-
 def test_steps_are_counted_in_whole_numbers(attempt: TrialDirectory) -> None:
     write_events(attempt, EVALUATED | {"applied_steps": 2}, EVALUATED | {"applied_steps": 3})
     axes = {figure.name: charts.drawn(figure).axes[0] for figure in part(attempt).figures}
     assert list(axes) == ["loss", "learning_rate", "evaluation"]
     for one in axes.values():
         assert one.get_xlabel() == "step" and all(float(tick).is_integer() for tick in one.get_xticks())
-
-
-def test_the_facts_of_a_run_name_the_options_of_its_task(attempt: TrialDirectory) -> None:
-    from analysis.render.run_page import facts
-
-    options = '{"head": "mul", "sample_limit": 640, "train_on_all": false}'
-    trial = Trial(kind="train", preset="tiny", round=2, task="gap", task_options=options)
-    directory = run_of(attempt).run.trial(trial.trial_id)
-    directory.path.mkdir(parents=True)
-    write_record(directory.trial_json, trial.to_json())
-    found = dict(facts([one for one in load_run(run_of(attempt).run) if one.trial.task == "gap"]))
-    assert found["task"].startswith("gap head=mul sample_limit=640, data:")

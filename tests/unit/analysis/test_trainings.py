@@ -15,7 +15,6 @@ from analysis.metrics.communication.exposure import all_reduce
 from analysis.metrics.comparison.trainings import VariantRun, compare_heads, compare_trainings
 from analysis.render import charts
 from analysis.render.comparison_tables import (
-    comparison_notes,
     comparison_rows,
     comparison_table,
     head_summary,
@@ -108,21 +107,19 @@ def test_time_rate_and_what_is_saved_are_those_worked_by_hand(pair: list[Variant
     assert behind == pytest.approx(0.55 + 1.5 + 0.25), "with what came behind the last step"
     assert (one["samples_per_second"], two["samples_per_second"]) == (pytest.approx(80), pytest.approx(160))
     assert (one["speedup"], two["speedup"]) == (1, pytest.approx(2))
-    assert (two["seconds_saved"], two["time_saved"]) == (pytest.approx(0.2), pytest.approx(0.5))
+    assert two["time_saved"] == pytest.approx(0.5)
     assert (one["step_time_ms"], two["step_time_ms"]) == (100, 50)
     assert (one["threads_per_rank"], two["threads_per_rank"], two["peak_memory_bytes"]) == (2, 1, 1001)
     assert (two["global_batch_size"], two["micro_batch_size"], two["steps"], two["samples"]) == (8, 4, 4, 32)
-
-
-def test_the_greatest_difference_of_the_losses_is_found_step_by_step(pair: list[VariantRun]) -> None:
-    one, two = compare_trainings(pair).rows
     assert two["greatest_loss_difference"] == 0.25 and two["greatest_loss_difference_step"] == 1
     assert one["greatest_loss_difference"] == 0 and two["compared_steps"] == 4 and two["last_loss"] == 1.9
+    assert two["scores"] == {"exact": 70.0, "f1": 80.5} and two["evaluation_samples"] == 64
 
 
 def test_epochs_follow_from_the_samples_of_the_data(pair: list[VariantRun]) -> None:
     found = compare_trainings(pair, samples_per_epoch=16)
     assert found.epochs == 2 and [row["epochs"] for row in found.rows] == [2, 2]
+    assert found.rows[1]["epoch_seconds"] == pytest.approx(16 / 160)
     assert compare_trainings(pair).epochs is None
 
 
@@ -147,13 +144,6 @@ def test_a_variant_that_failed_is_named_and_the_others_are_compared(tmp_path: Pa
     assert row["speedup"] == pytest.approx(2) and row["time_saved"] is None, "it saw fewer samples"
     assert found.rows[1]["speedup"] == pytest.approx(2)
     assert "2 of 4" in shown([comparison_table(found)]) and "oom" in shown([comparison_table(found)])
-
-
-def test_scores_are_those_of_the_last_evaluation(pair: list[VariantRun]) -> None:
-    found = compare_trainings(pair)
-    assert found.rows[1]["scores"] == {"exact": 70.0, "f1": 80.5} and found.rows[1]["evaluation_samples"] == 64
-    text = shown([comparison_table(found)])
-    assert "80.00" in text and "80.50" in text and "all-reduce" not in text
 
 
 def test_the_table_has_a_row_per_variant_with_every_column(pair: list[VariantRun]) -> None:
@@ -227,39 +217,6 @@ def test_no_two_of_many_lines_look_the_same() -> None:
     lines = {str(number): ([0, 1], [0, 1]) for number in range(32)}
     (axes,) = charts.drawn(lines_figure("many", "many", "", [("x", "y", lines, None)])).axes
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 32
-
-
-def test_nothing_is_drawn_where_nothing_was_trained(tmp_path: Path) -> None:
-    absent = VariantRun(strategy="single", devices=1, run=TrainRun(tmp_path / "gone"))
-    assert comparison_figure(compare_trainings([absent])) is None
-    assert "not begun" in shown([comparison_table(compare_trainings([absent]))])
-
-
-def test_each_ranks_own_loss_of_the_last_step_is_recorded(pair: list[VariantRun]) -> None:
-    (directory,) = pair[1].run.attempts()
-    for rank, loss in enumerate((1.75, 2.05)):
-        rows = directory.read_steps(rank)
-        with directory.steps_csv(rank).open("w", newline="") as file:
-            table = csv.DictWriter(file, STEP_COLUMNS)
-            table.writeheader()
-            table.writerows({**{k: "" if v is None else v for k, v in row.items()}, "loss": loss} for row in rows)
-    found = compare_trainings(pair, samples_per_epoch=64)
-    one, two = found.rows
-    assert one["loss_per_rank"] is None and two["loss_per_rank"] == [1.75, 2.05] and two["last_loss"] == 1.9
-    assert two["epoch_seconds"] == pytest.approx(64 / 160)
-    assert comparison_rows(found)[1]["loss_per_rank"] == "1.75 2.05"
-
-
-def test_more_variants_than_fit_beside_each_other_have_a_line_each(tmp_path: Path, pair: list[VariantRun]) -> None:
-    more = [VariantRun(strategy="ddp", devices=2, run=pair[1].run, implementation=name) for name in ("a", "b", "c")]
-    comparison = compare_trainings([*pair, *more])
-    table, (notes,) = comparison_table(comparison), comparison_notes(comparison)
-    assert {"time, s", "ratio", "last loss", "F1"} <= set(table.headings) and len(table.rows) == 5
-    assert [row[0] for row in table.texts()][::4] == ["bertbench single x 1", "c ddp x 2"]
-    assert "global batch" in notes and not {"parameters", "batch", "peak memory"} & set(table.headings)
-    columns = zip(table.headings[1:], list(zip(*table.texts(), strict=True))[1:], strict=True)
-    widths = [max(len(heading), *map(len, cells)) for heading, cells in columns]
-    assert sum(widths) + 2 * len(widths) <= 76  # names of 24 characters beside them fill a terminal of 100
 
 
 def test_a_folder_of_trainings_is_a_page_with_the_names_of_its_folders(tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ def test_files_that_the_command_replaces_are_named_beside_it(tmp_path: Path) -> 
 
 def test_the_page_escapes_names_and_holds_every_picture(tmp_path: Path) -> None:
     written = write_tune_report(study(), tmp_path)
-    assert [path.name for path in written[2:]] == ["history.png", "importance.png", "parameters.png", "courses.png"]
+    assert [path.name for path in written[2:]] == ["history.png", "parameters.png"]
     page = written[0].read_text()
-    assert page.count('<div class="chart"') == 4 and "<b>a" not in page
+    assert page.count('<div class="chart"') == 2 and "<b>a" not in page
 
 
 def test_a_study_without_results_has_a_page_too(tmp_path: Path) -> None:

@@ -116,30 +116,6 @@ def test_terminal_file_and_page_name_one_winner_and_what_is_close_to_it(
         assert "Too close to call" in html
 
 
-def tuned(
-    out: Path, rates: dict[int, Sequence[float]], monkeypatch: pytest.MonkeyPatch, *more: str
-) -> tuple[dict[str, Any], str]:
-    """best.json of a search on the machine of these rates, and what the terminal shows."""
-    monkeypatch.setattr(variants, "run_trials", measured_as(rates))
-    words = ["pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precision", "fp32"]
-    words += ["--last-batch", "4", "--memory-limit-gib", "64", "--out", str(out), *more]
-    called = result("autotune", *words)
-    assert called.code == 0
-    return json.loads((out / "best.json").read_text()), text(called.blocks)
-
-
-def test_rate_and_interval_of_the_best_are_of_the_same_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {1: (50.0,) * 9, 2: (110.0, 99.0, 101.0), 3: (40.0,) * 9, 4: (60.0, 60.0, 60.0)}
-    best, _ = tuned(tmp_path / "out", rates, monkeypatch, "--decide-trials", "0")
-    assert best["samples_per_second"] == pytest.approx(101.0) and best["rounds"] == pytest.approx([110.0, 99.0, 101.0])
-    low, high = best["interval"]
-    # The first round alone was 110 without any spread: 101 is not inside of that.
-    assert low < 99.5 and high > 103 and low < best["samples_per_second"] < high
-    (page,) = winners(points(load_run(RunDirectory(tmp_path / "out"))))
-    assert (low, high) == pytest.approx((page.best.rate.low, page.best.rate.high))
-    assert len(best["trial_ids"]) == 3 and best["peak_memory_bytes"] == 2**30
-
-
 PROFILE = ["pretrain", "--device", "cpu", "--start", "3", "--stop", "6"]
 
 

@@ -65,15 +65,6 @@ def test_the_input_of_other_data_or_settings_is_held_against_nothing(tmp_path: P
     assert [row["throughput_ratio"] for row in input_ratios(load_run(run))] == [None]
 
 
-def test_windows_and_samples_of_a_step_may_differ_between_input_and_training(tmp_path: Path) -> None:
-    run = write_sweep(tmp_path, **SMALL, **REAL, start_iteration=2, stop_iteration=10)
-    write_input(run, samples=4)
-    trials = load_run(run)
-    (training,) = (trial.row["samples_per_second"] for trial in trials if trial.trial.kind == "throughput")
-    (found,) = input_ratios(trials)
-    assert found["throughput_ratio"] == pytest.approx(found["samples_per_second"] / training)
-
-
 def test_input_trials_are_in_no_number_of_training(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, rounds=3, **{**SMALL, "worlds": (1, 2), "implementations": ("bertbench", "hf")}, **REAL)
     before = load_run(run)

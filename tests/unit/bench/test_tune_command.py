@@ -109,10 +109,10 @@ def test_a_study_ends_with_the_best_trial_its_command_and_a_page(
     options = parse(TrainOptions, command[2:], "bertbench train")
     assert options.learning_rate == best["values"]["learning_rate"] and options.eval_every == 2
     assert [path.parent.name for path in out.glob("trial-*/checkpoints")] == [f"trial-{best['number']:04d}"]
-    for name in ("report.html", "trials.csv", "history.png", "importance.png", "parameters.png", "courses.png"):
+    for name in ("report.html", "trials.csv", "history.png", "parameters.png"):
         assert (out / name).stat().st_size > 100, name
     page = (out / "report.html").read_text()
-    assert "--learning-rate" in page and page.count('<div class="chart"') == 4
+    assert "--learning-rate" in page and page.count('<div class="chart"') == 2
     shown = dict(facts(ended.blocks))
     assert shown["best"].startswith(f"trial {best['number']}") and shown["command"] == found["best"]["command"]
 
