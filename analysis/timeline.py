@@ -55,8 +55,8 @@ COLLECTIVE_COLUMNS = {
 """Numbers that a trace does not say are -1, texts ""."""
 
 
-_TEXTS = {"collective", "group", "description", "parallelism", "group_ranks", "link_source", "cause", "phase"}
-_MAY_BE_MISSING = {"rank", "step", "bytes", "group_size"}
+_TEXTS = {"window", "collective", "group", "description", "parallelism", "group_ranks", "link_source", "cause", "phase"}
+_MAY_BE_MISSING = {"rank", "step", "first_step", "last_step", "bytes", "group_size"}
 
 
 def columns(names: str) -> dict[str, str]:

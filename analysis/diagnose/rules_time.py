@@ -18,7 +18,7 @@ from analysis.metrics.time import idle, phases, temporal
 from analysis.metrics.time.window import analysis_time, origin_ns
 from analysis.names import MOVES_MEMORY, family, has_fused_optimizer
 from analysis.spans import total_ns
-from analysis.timeline import Timeline, lost_kernels, typed
+from analysis.timeline import Timeline, columns, lost_kernels, typed
 from analysis.wording import percent
 from records.schema import COMPUTE_COLUMNS
 
@@ -32,10 +32,7 @@ _FIRST = (
     "rank", "steps", "span_ms", "compute_share", "exposed_communication_share", "exposed_memory_share", "idle_share",
     "overlap_share",
 )  # fmt: skip
-_WINDOW_COLUMNS = {
-    "rank": "Int64", "window": "str", "first_step": "Int64", "last_step": "Int64", "steps": "int64",
-    "start_ms": "float64", "span_ms": "float64",
-}  # fmt: skip
+_WINDOW_COLUMNS = columns("rank window first_step last_step steps start_ms span_ms")
 _WAITS = {
     "start_up": "before the first kernel",
     "tear_down": "after the last kernel",
@@ -164,16 +161,12 @@ def _idle_advice(shares: "pd.DataFrame", context: Context) -> tuple[Advice, ...]
     launch = f"try {context.fewer_launches}"
     if pauses > repeating["launch_bound"]:
         launch = "find out what the CPU does in the largest idle gaps"
+    blocking = "remove .item(), .cpu() and prints from the loop"
     allocation = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use equal shapes"
     saves, cause, what, remedy = max(
         (max(repeating["launch_bound"], pauses), "host", "work", launch),
         (data, "data", "data", "use more loader workers, prefetching, or prepared inputs"),
-        (
-            repeating["synchronization"],
-            "synchronization",
-            "the CPU, which synchronizes,",
-            "remove .item(), .cpu() and prints from the loop",
-        ),
+        (repeating["synchronization"], "synchronization", "the CPU, which synchronizes,", blocking),
         (repeating["allocator"], "allocator", "memory to be allocated", allocation),
     )
     return _advised(cause, f"the GPU waits for {what} {percent(saves)} of the time", remedy, saves)

@@ -1,18 +1,10 @@
 """The alpha-beta line of measured all-reduces, and what it says of training on more devices.
 
-Hockney's model, T = alpha + bytes x beta, for the ring that reduces and then gathers: with n ranks it has 2(n-1) steps,
-each with a message of bytes/n,
-
-    T(n, bytes) = 2(n-1) x alpha + 2(n-1)/n x bytes / bandwidth
-
-(Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations in MPICH", IJHPCA 19(1);
-Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2): no
-algorithm moves fewer bytes). The time to add numbers up is in the bandwidth.
-
-The projection is a model of data-parallel training: step(N) = work + exposed(N). work is the measured step on the most
-devices less its exposed communication. exposed(N) is how long after the backward pass the last bucket of gradients has
-been reduced: buckets are ready at the measured moments, and their all-reduces take, one after another, what the line
-gives for N ranks. It has equally fast ranks, the links of the sweep, and all-reduces that slow nothing else down.
+docs/explanation/scaling.md derives both. The line is Hockney's model for the ring that reduces and then gathers, with n
+ranks T(n, bytes) = 2(n-1) x alpha + 2(n-1)/n x bytes / bandwidth. The projection is a model of data-parallel training:
+step(N) = work + exposed(N), where work is the measured step on the most devices less its exposed communication, and
+exposed(N) is how long after the backward pass the last bucket of gradients has been reduced: buckets are ready at the
+measured moments, and their all-reduces take, one after another, what the line gives for N ranks.
 """
 
 import math

@@ -1,10 +1,9 @@
 """Which collectives of the ranks are one: then what of each is transfer and what is waiting for the last rank.
 
 A collective cannot transfer before its last rank arrives, so the shortest of its durations is the transfer, and what a
-rank has beyond it the wait; the rank with the shortest duration is the one that arrived last, the straggler. Durations
-need no common clock. It holds for collectives in which everyone waits for everyone. In an all_to_all ranks may send
-different amounts: the shortest duration is then a lower bound of the transfer. The root of a broadcast or reduce, and a
-sender, may leave early: broadcast, reduce, gather, scatter and send_recv are matched for counting and never split.
+rank has beyond it the wait; the rank with the shortest duration arrived last. That needs no common clock. It holds
+where everyone waits for everyone; in an all_to_all it is a lower bound, as ranks may send different amounts. Others
+(the root of a broadcast may leave early) are matched for counting and never split.
 """
 
 from collections.abc import Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.time.window import in_window, whole_trace
+from analysis.metrics.time.window import in_window
 from analysis.metrics.time.work import work_sets
 from analysis.names import family
 from analysis.spans import inside_ns
@@ -44,7 +44,7 @@ def kernel_times(timeline: Timeline, copies: bool = True, window: Literal["steps
             Analysis has it.
     """
     work = timeline.work
-    kept, window_ns = whole_trace(work) if window == "kernels" else in_window(timeline)
+    kept, window_ns = in_window(timeline, window)
     if not copies:
         kept = kept & ~work.is_kind(*_COPIES)
     codes, length = work.name[kept].astype(np.intp), (work.end - work.start)[kept]

@@ -1,14 +1,8 @@
 """Time by phase of the step (data, forward, backward, communication, optimizer), and by named range.
 
-Host time is the union of a phase's ranges over all threads, cut to the window, each moment counted once (of nested
-phases the one that stands first in `_FIRST`). GPU time is the sum of the kernels, copies and memsets launched in the
-window, each attributed by what launched it:
-
-1. communication kernels are of the phase "communication";
-2. the call that launched it lies in a phase's range on the same thread: the innermost one (autograd's own thread:
-   `autograd::engine::evaluate_function` is backward; `Optimizer.step#...` is optimizer);
-3. else the call lies in a phase's range, not an operator, of any thread;
-4. else, and where the launching call is not in the trace, "other".
+docs/explanation/timeline.md defines both. Host time is the union of a phase's ranges over all threads, each moment
+counted once (of nested phases the first of `_FIRST`). GPU time is of what is launched in the innermost phase open on
+the calling thread, else, in a range, on any thread; kernels of communication are of that phase, unknown ones "other".
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,8 @@
 """Where the time of a rank goes: computing, communicating, copying, idle; as a whole and step by step.
 
-On unions of intervals, as measurement.md defines them. With K computation, C communication, M copies and memsets:
-
-    overlapped communication = |C and K|          exposed communication = |C| - |C and K|
-    busy = |K or C or M| = |K| + exposed communication + exposed memory, with exposed memory = |M minus (K or C)|
-    idle = window - busy
-
-Times of a rank with several GPUs are means over its GPUs.
+On unions of intervals, as docs/explanation/timeline.md defines them: overlapped communication is computation and
+communication at once, exposed what has no computation beside it; exposed memory is copies and memsets alone. Busy is
+computation + exposed communication + exposed memory. Times of a rank with several GPUs are means over its GPUs.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +27,7 @@ class Temporal:
 
     rank: int | None
     window: str
-    """"steps": first marked step's start to last one's end; "kernels": first start to last end of work; a window that
-    was chosen: its label."""
+    """"steps" or "kernels", see `work_time`; a window that was chosen: its label."""
     steps: int
     """Marked steps in the window; 0 where the window is that of the kernels."""
     devices: int

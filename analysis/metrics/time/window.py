@@ -1,11 +1,9 @@
-"""The window: the part of a trace that is analyzed, and the two ways to count in it.
+"""The window: the part of a trace that is analyzed, and the two ways to count in it (docs/explanation/timeline.md).
 
 Time is cut at the window's edges. Counts, and sums over kernels and collectives, are of what the host launched in the
 window (see `launched_at`), with all its length: a GPU may run behind its CPU, and so the work of each step counts once.
-
 The window is the marked steps, or all work where none is marked, or what was asked for: steps, a named range, a time.
-A range that occurs several times is analyzed as all its occurrences together, each counted as a step; the time between
-them is not in the window. Occurrences that overlap are one.
+Occurrences of a range are steps; those that overlap are one, and the time between them is not in the window.
 """
 
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ import numpy.typing as npt
 
 from analysis.metrics.time.work import Numbers, calls_with, launching_calls, work_sets
 from analysis.spans import Intervals, merged, total_ns
-from analysis.timeline import STEP_COLUMNS, ChosenWindow, GpuWork, Mask, Timeline, empty, named
+from analysis.timeline import STEP_COLUMNS, ChosenWindow, Mask, Timeline, empty, named
 from analysis.window_choice import KERNELS, STEPS, WindowChoice, parse_window
 from analysis.wording import number
 from common.errors import InputError, UsageError
@@ -86,17 +84,12 @@ def collectives_at(timeline: Timeline) -> Numbers:
     return np.where(calls >= 0, np.append(begins, 0)[calls], table["start"].to_numpy(dtype=np.int64))
 
 
-def in_window(timeline: Timeline) -> tuple[Mask, int]:
-    """Return which rows of `kernels` are launched in the window, and the window's length in ns."""
-    spans = timeline.spans
-    if not len(timeline.work) or spans is None:
-        return whole_trace(timeline.work)
+def in_window(timeline: Timeline, window: Window = "steps") -> tuple[Mask, int]:
+    """Return which rows of `kernels` are launched in the window, see `work_time`, and the window's length in ns."""
+    spans, work = timeline.spans, timeline.work
+    if window == "kernels" or spans is None or not len(work):
+        return np.ones(len(work), dtype=bool), int(work.end.max() - work.start.min()) if len(work) else 0
     return timeline.inside(launched_at(timeline)), total_ns(spans)
-
-
-def whole_trace(work: GpuWork) -> tuple[Mask, int]:
-    """Return all pieces of work as those of the window, and the time from the first start to the last end, ns."""
-    return np.ones(len(work), dtype=bool), int(work.end.max() - work.start.min()) if len(work) else 0
 
 
 def step_places(timeline: Timeline, moments: npt.NDArray[Any]) -> Numbers:
