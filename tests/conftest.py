@@ -124,5 +124,5 @@ def pictures_of_one_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
         return path
 
     if not DRAWS_ALL:
-        monkeypatch.setattr("analysis.render.charts.write_png", write)
-        monkeypatch.setattr("analysis.render.charts.figure_html", lambda figure: '<div class="chart"></div>')
+        monkeypatch.setattr("analysis.render.figure.write_png", write)
+        monkeypatch.setattr("analysis.render.figure.figure_html", lambda figure: '<div class="chart"></div>')

@@ -11,8 +11,7 @@ from analysis.load import CIRCUMSTANCES
 from analysis.metrics.comparison.history import History
 from analysis.metrics.comparison.runs import describe
 from analysis.metrics.comparison.trainings import SIGNIFICANCE, SUMMARIZED, HeadResult, TrainingComparison, row_names
-from analysis.render.columns import columns
-from analysis.render.tables import Block, Facts, Table, computed, measured, plain, texts
+from analysis.render.tables import Block, Facts, Table, columns, computed, measured, plain, texts
 from analysis.wording import FORMS, UNKNOWN, Row
 from common.scores import score
 from records.schema import COMPARISON_COLUMNS, SPEEDRUN

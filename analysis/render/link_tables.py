@@ -8,8 +8,7 @@ import numpy as np
 from analysis import wording
 from analysis.metrics.communication.links import Link, link_rows
 from analysis.render import figure
-from analysis.render.columns import columns, without_constant
-from analysis.render.tables import Block, Table, plain
+from analysis.render.tables import Block, Table, columns, plain, without_constant
 from analysis.wording import Row
 
 if TYPE_CHECKING:

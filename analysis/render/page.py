@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 from analysis.diagnose.advice import Advice
 from analysis.diagnose.finding import Finding, distinct_names
-from analysis.render import charts, tables
+from analysis.render import figure as charts
+from analysis.render import tables
 from analysis.render.figure import Figure
 from common.atomic import remove_left_overs, write_text
 from common.locks import locked

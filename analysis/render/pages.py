@@ -9,7 +9,6 @@ from analysis.diagnose.explain import by_weight, counter_endings, to_do
 from analysis.diagnose.finding import Finding
 from analysis.metrics.classification import Classification
 from analysis.metrics.comparison.trainings import TrainingComparison, VariantRun, compare_trainings
-from analysis.render.columns import columns
 from analysis.render.comparison_tables import comparison_notes, comparison_rows, comparison_table
 from analysis.render.page import (
     Block,
@@ -36,7 +35,7 @@ from analysis.render.study import (
     value_text,
 )
 from analysis.render.tables import Block as TextBlock
-from analysis.render.tables import Facts, Plain, Table, texts, write_csv
+from analysis.render.tables import Facts, Plain, Table, columns, texts, write_csv
 from analysis.render.trace_figures import Figures as FiguresByName
 from analysis.render.training_figures import comparison_figure
 from analysis.sources import Source

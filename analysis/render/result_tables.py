@@ -12,8 +12,17 @@ from analysis.metrics.cautions import Caution, quotable
 from analysis.metrics.comparison.runs import Comparison
 from analysis.metrics.pretraining_cost import PHASES
 from analysis.metrics.speed_of_light import FLOOR, LOSS
-from analysis.render.columns import columns, without_constant
-from analysis.render.tables import Block, Column, Table, advice_lines, computed, measured, plain
+from analysis.render.tables import (
+    Block,
+    Column,
+    Table,
+    advice_lines,
+    columns,
+    computed,
+    measured,
+    plain,
+    without_constant,
+)
 from analysis.wording import Row
 
 NOT_MEASURED = ("profile", "probe", "comm", "components")

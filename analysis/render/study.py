@@ -10,7 +10,6 @@ import numpy as np
 
 from analysis import wording
 from analysis.metrics.comparison.ratio import typical_rate
-from analysis.render.columns import columns
 from analysis.render.figure import (
     Figure,
     curve,
@@ -21,7 +20,7 @@ from analysis.render.figure import (
     short_label,
     whole_ticks,
 )
-from analysis.render.tables import Block, Column, Facts, Table, computed, plain
+from analysis.render.tables import Block, Column, Facts, Table, columns, computed, plain
 from analysis.wording import Row
 from common.scores import in_words, score
 

@@ -11,9 +11,8 @@ import numpy as np
 from analysis import wording
 from analysis.diagnose.answer import Answer, Card
 from analysis.load import LoadedTrial
-from analysis.render.columns import columns
 from analysis.render.page import Figures, Section, Text
-from analysis.render.tables import Table, computed, measured, write_csv
+from analysis.render.tables import Table, columns, computed, measured, write_csv
 from analysis.render.training_figures import (
     column,
     evaluation_figure,

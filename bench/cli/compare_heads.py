@@ -163,7 +163,7 @@ def _without_head(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult"], majority: float) -> None:
-    from analysis.render.charts import write_png
+    from analysis.render.figure import write_png
     from analysis.render.tables import write_csv
     from analysis.render.training_figures import column, lines_figure
     from records.files import write_record

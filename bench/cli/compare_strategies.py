@@ -231,8 +231,8 @@ def _document(
 
 
 def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> None:
-    from analysis.render.charts import write_png
     from analysis.render.comparison_tables import comparison_rows
+    from analysis.render.figure import write_png
     from analysis.render.tables import write_csv
     from analysis.render.training_figures import comparison_figure
     from records.files import write_record

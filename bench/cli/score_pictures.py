@@ -24,7 +24,7 @@ def draw_scores(task: str, document: Mapping[str, Any], drawn: Any, out: Path) -
 
 def _draw_squad(document: Mapping[str, Any], found: "SquadScores", out: Path) -> list[Path]:
     from analysis.render import task_figures as figures
-    from analysis.render.charts import write_png
+    from analysis.render.figure import write_png
 
     analysis, title = found.analysis, Path(document["predictions"]).name
     if analysis is None or not analysis.null_odds:
@@ -40,7 +40,7 @@ def _draw_squad(document: Mapping[str, Any], found: "SquadScores", out: Path) ->
 
 
 def _draw_gap(document: Mapping[str, Any], drawn: "tuple[GapScores, Sequence[Slice]]", out: Path) -> list[Path]:
-    from analysis.render.charts import write_png
+    from analysis.render.figure import write_png
     from analysis.render.task_figures import gap_figure
     from bert.tasks.gap.commands import slice_name, used_answers
     from bert.tasks.gap.scores import ANSWERS, OVERALL

@@ -166,7 +166,7 @@ def _of_winner(options: SpeedOfLightOptions, devices: Devices) -> Trial:
 
 def _measured(run: RunDirectory, trial: Trial) -> Result:
     from analysis.load import load_run
-    from analysis.render.charts import write_png
+    from analysis.render.figure import write_png
     from analysis.render.result_tables import light_blocks
     from analysis.render.run_figures import waterfall_figure
     from analysis.render.tables import Facts

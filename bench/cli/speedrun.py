@@ -158,8 +158,8 @@ def _write(plan: SpeedrunPlan) -> dict[str, Any]:
 
 
 def _result(place: Speedrun, found: Mapping[str, Any], stop: StopRequest) -> Result:
-    from analysis.render.charts import write_png
     from analysis.render.comparison_tables import speedrun_blocks
+    from analysis.render.figure import write_png
     from analysis.render.training_figures import column, lines_figure
 
     settings = found["settings"]

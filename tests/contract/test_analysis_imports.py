@@ -34,7 +34,7 @@ IMPORTED = [
     "analysis.metrics.throughput",
     "analysis.readers.ncu.reader",
     "analysis.readers.nsys.report",
-    "analysis.render.charts",
+    "analysis.render.figure",
     "analysis.render.comparison_tables",
     "analysis.render.link_tables",
     "analysis.render.pages",

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
 
-from analysis.render.charts import figure_html
-from analysis.render.figure import Figure
+from analysis.render.figure import Figure, figure_html
 
 
 class Opened:

@@ -14,7 +14,7 @@ import pytest
 from support.charts import SVG, contrast, svg_of, titles, values
 
 from analysis.metrics.speed_of_light import ARITHMETIC, FLOOR, LOSS, NOT_EXPLAINED
-from analysis.render import charts
+from analysis.render import figure as charts
 from analysis.render.figure import (
     COLOURS,
     Figure,
@@ -43,7 +43,7 @@ def figure(mark: Callable[[Any], None], **look: Any) -> Figure:
 
 
 def test_a_figure_needs_neither_matplotlib_nor_torch() -> None:
-    code = "import sys, analysis.render.charts; sys.exit(not {'matplotlib', 'torch'}.isdisjoint(sys.modules))"
+    code = "import sys, analysis.render.figure; sys.exit(not {'matplotlib', 'torch'}.isdisjoint(sys.modules))"
     assert run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -11,8 +11,7 @@ from analysis.metrics.kernels.core_utilization import core_use_by, core_use_by_f
 from analysis.metrics.kernels.ncu_metrics import DRAM
 from analysis.metrics.kernels.roofline import roofline
 from analysis.readers.ncu.reader import read
-from analysis.render.charts import write_png
-from analysis.render.figure import Figure
+from analysis.render.figure import Figure, write_png
 from analysis.render.kernel_figures import core_utilization_figure, roofline_figure
 
 

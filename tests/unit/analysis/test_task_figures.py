@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.charts import titles, values
 
-from analysis.render import charts
+from analysis.render import figure as charts
 from analysis.render import task_figures as figures
 
 BEST = {"exact match": -0.5, "F1": 0.25}

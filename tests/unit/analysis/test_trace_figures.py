@@ -10,7 +10,7 @@ from support.timelines import timeline
 
 from analysis.metrics.time.window import windowed
 from analysis.readers.kineto.reader import read
-from analysis.render import charts
+from analysis.render import figure as charts
 from analysis.render.figure import Figure
 from analysis.render.trace_figures import trace_figures
 from analysis.timeline import Timeline

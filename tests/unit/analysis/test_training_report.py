@@ -12,7 +12,7 @@ from support.page import report_page
 from support.refusals import refused
 
 from analysis.load import load_run
-from analysis.render import charts
+from analysis.render import figure as charts
 from analysis.render.figure import Figure
 from analysis.render.page import Figures, Section, Text
 from analysis.render.tables import Table

@@ -13,7 +13,7 @@ from support.timelines import timeline
 
 from analysis.metrics.communication.exposure import all_reduce
 from analysis.metrics.comparison.trainings import VariantRun, compare_heads, compare_trainings
-from analysis.render import charts
+from analysis.render import figure as charts
 from analysis.render.comparison_tables import (
     comparison_rows,
     comparison_table,

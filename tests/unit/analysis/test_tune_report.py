@@ -6,7 +6,7 @@ import pytest
 from support.commands import facts, text
 from support.studies import study, trial
 
-from analysis.render import charts
+from analysis.render import figure as charts
 from analysis.render.pages import write_tune_report
 from analysis.render.study import choice_labels, ordered, robust_limits, tune_blocks, tune_figures
 

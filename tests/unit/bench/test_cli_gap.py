@@ -14,8 +14,8 @@ from support.gap_files import COLUMNS, learnable, prepared, vocabulary, write
 from support.refusals import check_refusal, refused
 
 from analysis.metrics.comparison.trainings import HeadResult
-from analysis.render.charts import write_png
 from analysis.render.comparison_tables import head_summary, heads_blocks
+from analysis.render.figure import write_png
 from analysis.render.tables import Table
 from analysis.render.task_figures import gap_figure
 from bench.cli.main import run
