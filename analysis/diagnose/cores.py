@@ -6,9 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.counters import GLOBAL, KernelCounters
+from analysis.counters import joined as joined_counters
 from analysis.diagnose.advice import LEAST, Advice, Context, faster_gemms
 from analysis.diagnose.finding import OF_KERNELS, Finding, joined, short_name
-from analysis.metrics.kernels.core_utilization import FOUR, core_use, core_use_by, core_use_by_family, kernel_phases
+from analysis.metrics.kernels.core_utilization import (
+    FOUR,
+    core_use,
+    core_use_by,
+    core_use_by_family,
+    kernel_phases,
+    rows,
+)
 from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, LEVEL_KINDS, MEMORY
 from analysis.metrics.kernels.roofline import COMPUTE, LATENCY, UNKNOWN, Roofline, roofline
 from analysis.metrics.kernels.utilization import sampled_utilization
@@ -132,6 +140,16 @@ def by_kernel(counters: KernelCounters, window_ns: float | None = None) -> Findi
     share = float(table[_share_of(table)].head(5).sum())
     sentence = f"{min(5, len(table))} of {len(table)} kernels take {percent(share)} of the time."
     return Finding("kernels", "Kernels that take longest", table, sentence if share else _NO_TIMES)
+
+
+def by_batch(counters: Sequence[KernelCounters], sizes: Sequence[int], window_ns: float | None) -> Finding:
+    """Return core_utilization_by_batch: a row per micro batch size, of tables of counters and the size of each."""
+    import pandas as pd
+
+    parts = {size: [part for part, of in zip(counters, sizes, strict=True) if of == size] for size in sizes}
+    windows = None if window_ns is None else dict.fromkeys(parts, window_ns)
+    table = pd.DataFrame(rows({size: joined_counters(each) for size, each in parts.items()}, windows))
+    return Finding("core_utilization_by_batch", "Core utilization by batch size", table.dropna(axis=1, how="all"))
 
 
 def _table(groups: "pd.DataFrame", label: str, counters: KernelCounters, window_ns: float | None) -> "pd.DataFrame":

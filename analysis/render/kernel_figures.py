@@ -27,7 +27,6 @@ _FAMILIES = {
     "dropout": "sky", "softmax and loss": "purple", "embedding": "brown", "copy": "grey",
     "activation": "yellow", "reduction and sort": "wine", "communication": "ink",
 }  # fmt: skip
-_MOST_GROUPS = 12
 _MOST_KERNELS = 200
 _LARGEST, _SMALLEST = 420.0, 14.0
 """Areas of kernels in square points."""
@@ -39,13 +38,12 @@ _SHAPES = "Circle: bytes of DRAM; square: of L2; triangle: of L1/TEX."
 
 def kernel_figures(counters: KernelCounters, ending: str = "", measured: Mapping[str, float] | None = None) -> Figures:
     """Return every figure for which the counters have data, by the name of its finding."""
+    groups, lines = core_use_by_family(counters), roofline(counters, measured)
     figures: Figures = {}
-    groups = core_use_by_family(counters)
     if groups.filter(like="_percent").notna().any(axis=None):
-        figures[f"core_utilization_by_family{ending}"] = [core_utilization_figure(groups, name=f"cores{ending}")]
-    lines = roofline(counters, measured)
-    if len(lines.kernels) and lines.kernels["achieved_flops"].notna().any():
-        figures[f"roofline{ending}"] = [roofline_figure(lines, name=f"roofline{ending}")]
+        figures[f"core_utilization_by_family{ending}"] = [core_utilization_figure(groups, f"cores{ending}")]
+    if lines.kernels["achieved_flops"].notna().any():
+        figures[f"roofline{ending}"] = [roofline_figure(lines, f"roofline{ending}")]
     return figures
 
 
@@ -55,7 +53,6 @@ def core_utilization_figure(groups: "pd.DataFrame", name: str = "cores") -> Figu
     A pale bar behind FMA and tensor cores is the share of cycles in which the pipe worked at all. A pipe that is not in
     the file is named in the caption; a bar of 0 has its number.
     """
-    groups = groups.head(_MOST_GROUPS)
     known = [pipe for pipe in FOUR if groups[f"{pipe}_percent"].notna().any()]
     missing = [FOUR[pipe] for pipe in FOUR if pipe not in known]
 
@@ -96,11 +93,7 @@ def roofline_figure(lines: Roofline, name: str = "roofline") -> Figure:
     table = lines.kernels.head(_MOST_KERNELS)
     columns = [f"{kind}_flop_per_byte" for kind in LEVEL_KINDS.values()]
     placed = table[table[columns].gt(0).any(axis=1) & (table["achieved_flops"] > 0)]
-    drawn = {
-        *placed["flop_type"],
-        DRAM,
-        *(kind for kind in LEVEL_KINDS.values() if (placed[f"{kind}_bytes"] > 0).any()),
-    }
+    drawn = {*placed["flop_type"], DRAM, *(k for k in LEVEL_KINDS.values() if (placed[f"{k}_bytes"] > 0).any())}
     peaks = {kind: rate for kind, rate in lines.ceilings.items()
              if kind in drawn or not (len(placed) or is_bandwidth(kind))}  # fmt: skip
 
@@ -116,9 +109,7 @@ def roofline_figure(lines: Roofline, name: str = "roofline") -> Figure:
     parts = ["Memory limits kernels near a slope, cores those near the roof; latency those far below both."]
     parts += [_SHAPES] if placed[columns[:-1]].gt(0).any(axis=None) else []
     if left := len(lines.kernels) - len(placed):
-        share = float(lines.kernels["time_share"].sum() - placed["time_share"].sum(skipna=False))
-        of_time = f" ({100 * share:.0f} % of the time)" if math.isfinite(share) else ""
-        parts.append(f"{left} of {len(lines.kernels)} kernels{of_time} have no counted operations and no place.")
+        parts.append(f"{left} of {len(lines.kernels)} kernels have no counted operations and no place.")
     parts += ["The memory peak is unknown."] if DRAM not in lines.ceilings else []
     parts += ["The compute peak is unknown."] if all(map(is_bandwidth, lines.ceilings)) else []
     return Figure(name=name, title="Roofline", caption=" ".join(parts), draw=draw, size=(8.2, 4.6))

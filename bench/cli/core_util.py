@@ -12,8 +12,7 @@ import tyro
 from analysis.counters import KernelCounters, joined
 from analysis.diagnose import cores
 from analysis.diagnose.explain import explain, to_do
-from analysis.diagnose.finding import Finding
-from analysis.metrics.kernels.core_utilization import FOUR, core_use, rows
+from analysis.metrics.kernels.core_utilization import FOUR, core_use
 from analysis.metrics.kernels.ncu_metrics import metrics_of
 from analysis.render.screen import Screen
 from analysis.render.tables import Plain, Table, of_frame
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 _MOST_FILES = 3  # a screen has no room for the lines of many
 _SIZE = re.compile(r"batch[_-]?(?:size[_-]?)?(\d{1,9})(?!\d)")
-_BY = {"kernel": "kernels", "family": "core_utilization_by_family", "phase": "core_utilization_by_phase",
-       "batch": "core_utilization_by_batch"}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,13 +54,9 @@ class CoreUtilOptions(Tables):
     def __post_init__(self) -> None:
         """Check what belongs together."""
         if not self.files:
-            raise UsageError(
-                "option-missing", "core-util needs files: give the output of `ncu --csv`, as in core-util FILE.csv"
-            )
+            raise UsageError("option-missing", "core-util needs the output of `ncu --csv`: core-util FILE.csv")
         if self.window_ms is not None and not 0 < self.window_ms < 1e15:
-            raise UsageError(
-                "option-value", f"--window-ms {self.window_ms}: give the length of the steps in ms, above 0"
-            )
+            raise UsageError("option-value", f"--window-ms {self.window_ms}: give the length of the steps in ms")
 
 
 OPTIONS = {"core-util FILE.csv...": CoreUtilOptions}
@@ -90,9 +83,10 @@ def run(options: CoreUtilOptions) -> Result:
     findings = explain(source, window_ns)
     advice = to_do(source, findings)
     if by == "batch" or (sized and len(set(sizes)) > 1):
-        findings.append(_by_batch(counters, sizes, window_ns))
+        findings.append(cores.by_batch(counters, sizes, window_ns))
     if by is not None:
-        findings = [one for one in findings if one.name.startswith(_BY[by])]
+        name = "kernels" if by == "kernel" else f"core_utilization_by_{by}"
+        findings = [one for one in findings if one.name.startswith(name)]
         findings = findings or [cores.by_phase(counters[0])]  # which says why there is none
     problems = []
     for file, part, use in zip(files, counters, uses, strict=True):
@@ -102,11 +96,9 @@ def run(options: CoreUtilOptions) -> Result:
     result = findings_result(findings, list(dict.fromkeys(problems)), options, advice, title="bertbench core-util")
     if by is not None:
         return result
-    blocks = ["\n".join(_lines(use)) for use in uses]
-    if len(blocks) > 1:
-        blocks = [f"{file}\n{lines}" for file, lines in zip(files, blocks, strict=True)]
+    blocks = [_block(use, str(file) if len(files) > 1 else "") for file, use in zip(files, uses, strict=True)]
     if whole is not None:
-        blocks[_MOST_FILES:] = ["\n".join([f"all {len(counters)} files", *_lines(core_use(whole, window_ns))])]
+        blocks[_MOST_FILES:] = [_block(core_use(whole, window_ns), f"all {len(counters)} files")]
     screen = Screen(advice=advice, details=_kernels(whole or counters[0], window_ns), rest=REST)
     height = sum(block.count("\n") + 2 for block in blocks)
     rest = result.blocks if options.full else on_screen(screen, result.problems, height)
@@ -143,23 +135,12 @@ def _kernels(counters: KernelCounters, window_ns: float | None) -> Table:
     return of_frame(kernels.name, table, "Utilization of the pipes by kernel")
 
 
-def _lines(use: "pd.DataFrame") -> list[str]:
-    """Return a line for each pipe: unknown is one that was counted without a result."""
-    lines = []
+def _block(use: "pd.DataFrame", title: str) -> str:
+    """Return a line for each pipe; unknown is one that was counted without a result."""
+    lines = [title] if title else []
     for name in FOUR:
         percent, in_window = (float(use[column][name]) for column in ("percent", "in_window_percent"))
         unknown = "unknown" if isinstance(use["metric"][name], str) else cores.NOT_IN_FILE
         text = f"{percent:.2f} %" if percent >= 0 else unknown
         lines.append(f"{name} {text}" + (f" ({in_window:.2f} % of the window)" if in_window >= 0 else ""))
-    return lines
-
-
-def _by_batch(counters: Sequence[KernelCounters], sizes: Sequence[int], window_ns: float | None) -> Finding:
-    import pandas as pd
-
-    by_size: dict[int, list[KernelCounters]] = {}
-    for size, part in zip(sizes, counters, strict=True):
-        by_size.setdefault(size, []).append(part)
-    windows = None if window_ns is None else dict.fromkeys(by_size, window_ns)
-    table = pd.DataFrame(rows({size: joined(parts) for size, parts in by_size.items()}, windows))
-    return Finding("core_utilization_by_batch", "Core utilization by batch size", table.dropna(axis=1, how="all"))
+    return "\n".join(lines)

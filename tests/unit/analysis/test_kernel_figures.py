@@ -75,7 +75,7 @@ def test_each_level_has_its_own_place_and_slope(tmp_path: Path) -> None:
 
 def test_what_cannot_be_placed_is_counted_in_the_caption(tmp_path: Path) -> None:
     caption = roofline_figure(roofline(example(tmp_path))).caption
-    assert "3 of 3 kernels (100 % of the time)" in caption and "peak is unknown" in caption
+    assert "3 of 3 kernels" in caption and "peak is unknown" in caption
 
 
 @pytest.mark.parametrize("measured", [{DRAM: 1e300}, {DRAM: 1e-3, "fp32": 1e3}])

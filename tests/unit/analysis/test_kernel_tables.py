@@ -1,20 +1,14 @@
 """Tables of kernels, copies, operators and ranges, worked by hand."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support import shared_files
 from support.kineto_events import event, write
-from support.profiles import sqlite_with
 from support.timelines import timeline
 
-from analysis.diagnose.explain import explain
 from analysis.metrics.kernels.tables import (
     copy_rows,
     direction,
@@ -29,7 +23,6 @@ from analysis.metrics.time.phases import range_rows
 from analysis.names import OTHER, family
 from analysis.readers.kineto.reader import read
 from analysis.sources import open_sources
-from analysis.spans import own_times
 from analysis.timeline import is_communication, name_codes
 
 
@@ -138,9 +131,6 @@ def test_unknown_sizes_give_no_bandwidth() -> None:
     assert partly["bytes"].isna().to_dict() == {"HtoD": True, "DtoH": False, "memset": False}
 
 
-MS = 1_000_000
-
-
 def test_own_time_adds_up_inside_the_steps_alone(tmp_path: Path) -> None:
     events = [
         event("ProfilerStep#3", 0, 1000, "user_annotation"),
@@ -169,49 +159,6 @@ def test_ranges_are_counted_by_name_inside_the_steps() -> None:
     assert (table.loc[0, "min_ms"], table.loc[0, "max_ms"]) == pytest.approx((0.1, 0.3))
     # In one's steps b (10..20,010) lies within a (0..300,000): a's own are 280,000 and other's 100,000.
     assert table["self_ms"].tolist() == pytest.approx([0.38, 0.02])
-
-
-NESTED = [("run", 0, 100, 1), ("train", 10, 90, 1), ("fwd.0", 20, 50, 1), ("bwd.0", 50, 80, 1), ("load", 30, 70, 2)]
-
-
-def nested_kineto(path: Path) -> Path:
-    rows = [event(n, b * 1000, (e - b) * 1000, "user_annotation") | {"tid": thread} for n, b, e, thread in NESTED]
-    return write(path / "trace-rank0.json", rows)
-
-
-def nested_nsys(path: Path) -> Path:
-    columns = "start INTEGER, end INTEGER, eventType INTEGER, globalTid INTEGER, text TEXT, domainId INTEGER"
-    rows = [(b * MS, e * MS, 59, (40 << 24) | thread, name, 0) for name, b, e, thread in NESTED]
-    sqlite_with({"NVTX_EVENTS": (columns, rows)})(path / "export.sqlite")
-    return path / "export.sqlite"
-
-
-@pytest.mark.parametrize("recorded", [nested_kineto, nested_nsys])
-def test_nested_ranges_are_counted_once_in_all(tmp_path: Path, recorded: Callable[[Path], Path]) -> None:
-    """run 0..100 ms holds train 10..90, which holds fwd 20..50 and bwd 50..80; a loader's thread has 30..70.
-
-    Inclusive 100 + 80 + 30 + 30 + 40 = 280; own times 20 + 20 + 30 + 30 + 40 = 140: 100 of one thread, 40 of the other.
-    """
-    found = {one.name: one for one in explain(open_sources(recorded(tmp_path)))}["ranges"]
-    table = found.table.set_index("name")
-    assert table["total_ms"].to_dict() == {"run": 100, "train": 80, "fwd.0": 30, "bwd.0": 30, "load": 40}
-    assert table["self_ms"].to_dict() == {"run": 20, "train": 20, "fwd.0": 30, "bwd.0": 30, "load": 40}
-
-
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(0, 20)), min_size=1, max_size=12))
-def test_own_times_are_those_of_a_clock_that_asks_every_moment(spans: list[tuple[int, int, int]]) -> None:
-    """At each tick of a thread the open span that began last has it; of equal starts the shorter one."""
-    thread, start, length = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))
-    end = start + length
-    place = np.empty(len(start), dtype=np.int64)
-    place[np.lexsort((-end, start, thread))] = np.arange(len(start))
-    expected = np.zeros(len(start), dtype=np.int64)
-    for tick in range(60):
-        for number in (0, 1):
-            open_ = [n for n in range(len(start)) if thread[n] == number and start[n] <= tick < end[n]]
-            if open_:
-                expected[max(open_, key=place.__getitem__)] += 1
-    assert own_times(thread, start, end).tolist() == expected.tolist()
 
 
 # An MPI example's own kernel: its name is no library's, and "other" is the truth about it.
@@ -246,8 +193,3 @@ def recordings() -> list[Path]:
 def test_in_every_real_recording_less_than_two_percent_is_other() -> None:
     shares = {path.name: max(found) for path in recordings() if (found := shares_of_other(path))}
     assert max(shares.values()) < 0.02 and len(shares) >= 30, shares
-
-
-@pytest.mark.public
-def test_a_kernel_of_no_library_is_called_other() -> None:
-    assert shares_of_other(shared_files.TRACES / "nsys" / NO_FRAMEWORK) == [1.0]

@@ -58,14 +58,6 @@ def test_intensity_rates_and_the_attainable_rate_worked_by_hand() -> None:
     assert row["compute_fraction"] == pytest.approx(0.1) and row["bound"] == LATENCY
 
 
-@pytest.mark.parametrize(
-    ("dram", "fp32", "bound"),
-    [(3e9, 1e12, "DRAM"), (1e12, 12e9, "compute (fp32)"), (1e12, 1e12, LATENCY), (3.2e9, 11e9, "compute (fp32)")],
-)
-def test_what_holds_a_kernel_back(dram: float, fp32: float, bound: str) -> None:
-    assert only(counters({**ONE, **IDLE}), {DRAM: dram, "fp32": fp32})["bound"] == bound
-
-
 # Peaks of every level, at 1 GHz: 40 GB/s of L1/TEX, 6 of L2 and 4 of DRAM; 2 x 50 = 100 GFLOP/s of fp32.
 PEAKS = {
     "l1tex__t_bytes.sum.peak_sustained": 40, "lts__t_bytes.sum.peak_sustained": 6, "dram__bytes.sum.peak_sustained": 4,
@@ -86,12 +78,6 @@ def test_every_level_has_its_intensity_and_the_lowest_roof_counts() -> None:
     assert math.isnan(row["l1_fraction"]), "half of the bytes says nothing of the other limits of L1/TEX"
     found = roofline(counters({**ONE, **PEAKS, "l1tex__t_bytes.sum": 20_000.0, "lts__t_bytes.sum": 4000.0}))
     assert found.ceilings == pytest.approx({"l1": 40e9, "l2": 6e9, "dram": 4e9, "fp32": 100e9})
-
-
-def test_a_kernel_that_needs_no_dram_has_no_ratio_to_it() -> None:
-    found = memory_levels(roofline(counters({**ONE, "dram__bytes.sum": 0.0, "lts__t_bytes.sum": 4000.0})))
-    (row,) = found.table.to_dict("records")
-    assert found.sentence == "" and (row["l2_gb_s"], row["dram_gb_s"]) == (4.0, 0.0)
 
 
 def test_a_compute_roof_counts_where_it_is_the_lowest() -> None:
