@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from analysis.metrics.communication.collectives import summarize_collective
-from analysis.metrics.ranks import combine
 from analysis.metrics.speed_of_light import summarize_components
-from analysis.metrics.throughput import check_price, summarize
+from analysis.metrics.throughput import check_price, combine, summarize
 from common.errors import Code, InputError, UsageError
 from records.files import NewerSchemaError
 from records.run import RunDirectory, TrialDirectory

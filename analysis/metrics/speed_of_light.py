@@ -20,8 +20,7 @@ import numpy as np
 
 from analysis.metrics import statistics
 from analysis.metrics.cautions import Caution
-from analysis.metrics.ranks import combine, median_of
-from analysis.metrics.throughput import summarize
+from analysis.metrics.throughput import combine, median_of, summarize
 from analysis.wording import percent
 from common.errors import SchemaError
 from records.kinds import GROUPS, Component, read_components, read_rounds

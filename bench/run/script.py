@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from analysis.metrics.ranks import combine, median_of
+from analysis.metrics.throughput import combine, median_of
 from bench.run import processes
 from bench.run.script_hook import on_path
 from bench.run.script_hook.on_path.sitecustomize import NOTES, VARIABLE

@@ -9,7 +9,7 @@ import pytest
 from analysis.diagnose.profiles import open_profile
 from analysis.load import load_run
 from analysis.metrics.comparison.runs import compare_runs, describe
-from analysis.metrics.ranks import combine
+from analysis.metrics.throughput import combine
 from bench.cli.dispatch import result_of
 from records.files import read_record
 from records.run import RunDirectory

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from analysis.metrics.comparison.ratio import FEWEST_PROCESSES
 from analysis.metrics.comparison.runs import differing
-from analysis.metrics.ranks import combine
 from analysis.metrics.statistics import CONFIDENCE, mean_interval, student_quantile, student_tail, welch_error
 from analysis.metrics.telemetry import energy
+from analysis.metrics.throughput import combine
 from analysis.wording import UNKNOWN
 from common.errors import InputError
 from common.scores import scores_in

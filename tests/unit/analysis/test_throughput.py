@@ -9,8 +9,7 @@ from support.refusals import refused
 
 from analysis.diagnose.run import mixed
 from analysis.metrics.cautions import of_scaling
-from analysis.metrics.ranks import combine, per_rank
-from analysis.metrics.throughput import summarize
+from analysis.metrics.throughput import combine, per_rank, summarize
 from records.schema import MEASURED_COLUMNS
 from records.trial import Trial
 
