@@ -87,7 +87,7 @@ def compare_traces(
         families=families,
         kernels=kernels,
         places=places,
-        differences=tuple(differing(facts)),
+        differences=tuple(differing(facts, "none")),
     )
 
 
@@ -164,15 +164,18 @@ def _work(side: Sequence[Timeline], on_gpu: bool, by: By) -> "pd.DataFrame":
 def _facts(side: Sequence[Timeline], trial: Trial | None) -> dict[str, str]:
     """What has to agree besides the work, by name."""
     values: dict[str, Any] = {
-        "devices": " ".join(sorted({name for timeline in side for name in timeline.devices.values()})),
+        "devices": sorted({name for timeline in side for name in timeline.devices.values()}),
         "ranks in the trace": len(side),
-        "ranks of the job": " ".join(sorted({str(timeline.world_size) for timeline in side})),
+        "ranks of the job": sorted({str(timeline.world_size) for timeline in side}),
     }
     if trial is not None:
         alike = (*_NOT_THE_WORK, *(("data",) if trial.data_fingerprint else ()))
         values |= {field.name: getattr(trial, field.name) for field in fields(Trial) if field.name not in alike}
-    texts = {name: " ".join(map(str, value)) if isinstance(value, tuple) else value for name, value in values.items()}
-    return {name: "none" if text in (None, "") else str(text) for name, text in texts.items()}
+    return {
+        name: " ".join(map(str, value if isinstance(value, list | tuple) else [value])) or "none"
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def _length_ms(side: Sequence[Timeline], stepped: bool) -> float:

@@ -9,6 +9,7 @@ time is that of its steps up to there. docs/explanation/measurement.md derives t
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +99,10 @@ def compare_trainings(variants: Sequence[VariantRun], samples_per_epoch: int | N
     for row, curve, seconds in runs:
         if first is not None and curve:
             row |= _against(row, curve, *first)
-            samples = np.array([entry["samples"] for entry in curve])
-            losses = [math.nan if _finite(entry["loss"]) is None else entry["loss"] for entry in curve]
+            percent = [100 * entry["samples"] / (row["total_steps"] * row["global_batch_size"]) for entry in curve]
+            losses = np.array([_finite(entry["loss"]) for entry in curve], dtype=float)
             times = np.array([seconds.get(entry["step"], math.nan) for entry in curve])
-            percent = 100 * samples / (row["total_steps"] * row["global_batch_size"])
-            curves.append(VariantCurve(row=row, seconds=times, percent=percent, loss=np.array(losses, float)))
+            curves.append(VariantCurve(row=row, seconds=times, percent=np.array(percent), loss=losses))
     totals = [row["total_steps"] * row["global_batch_size"] for row, *_ in runs if row["total_steps"]]
     epochs = max(totals) / samples_per_epoch if totals and samples_per_epoch else None
     return TrainingComparison(rows=tuple(row for row, *_ in runs), curves=tuple(curves), epochs=epochs)
@@ -289,7 +289,14 @@ def seed_row(seed: int, run: TrainRun, target: float, price_per_hour: float | No
         return row
     end = _deciding(evaluations, target)
     row["attempts"] = len(attempts)
-    row["status"], row["reason"] = (REACHED, "") if end is not None else _open_status(run, evaluations, target)
+    if end is None:
+        row["status"], row["reason"] = status_of(run.read_state() or {})
+    else:
+        row["status"] = REACHED
+    if row["status"] == FINISHED:
+        losses = [one[SCORE] for one in evaluations.values() if one.get(SCORE) is not None]
+        lowest = f"its lowest evaluation is {min(losses):.4f}" if losses else "no evaluation was finite"
+        row["status"], row["reason"] = NOT_REACHED, f"it made all its steps, and {lowest}, above {target:g}"
     curve = run.read_curve()
     last = next((entry for entry in curve if entry["applied_steps"] == end), curve[-1] if curve else None)
     if last is None:
@@ -309,14 +316,15 @@ def seed_row(seed: int, run: TrainRun, target: float, price_per_hour: float | No
     if all(entry["real_tokens"] is not None for entry in steps):
         row["tokens"] = sum(entry["real_tokens"] for entry in steps)
     row["samples_per_second"] = last["samples"] / row["step_seconds"]
-    numbers = np.array(sorted(made))
-    seconds = np.cumsum([made[number][1]["step_time_ms"] / 1000 for number in numbers])
+    ordered = sorted(made)
+    ends = accumulate(made[step][1]["step_time_ms"] / 1000 for step in ordered)
+    seconds = dict(zip(ordered, ends, strict=True))
     step_of = {entry["applied_steps"]: entry["step"] for entry in reversed(curve)}
-    for applied, one in evaluations.items():
-        place = int(np.searchsorted(numbers, step_of[applied], side="right")) - 1 if applied in step_of else -1
-        if place >= 0:
-            reading = {"steps": applied, "step_seconds": float(seconds[place]), SCORE: one.get(SCORE)}
-            row["readings"].append(reading)
+    row["readings"] = [
+        {"steps": applied, "step_seconds": seconds[step_of[applied]], SCORE: one.get(SCORE)}
+        for applied, one in evaluations.items()
+        if step_of.get(applied) in seconds
+    ]
     unknown, end_ns = row["unknown"], max(*(entry["end_ns"] for entry in steps), int(behind["time_ns"]))
     row["total_seconds"] = _wall_seconds(attempts, end_ns, unknown)
     row["energy_joules"] = _energy(attempts, last["step"], unknown)
@@ -327,16 +335,6 @@ def seed_row(seed: int, run: TrainRun, target: float, price_per_hour: float | No
     else:
         row["cost"] = price_per_hour / 3600 * row["total_seconds"]
     return row
-
-
-def _open_status(run: TrainRun, evaluations: Mapping[int, Row], target: float) -> tuple[str, str]:
-    state = run.read_state() or {}
-    status, reason = status_of(state)
-    if status != FINISHED:
-        return status, reason or "the training has not ended"
-    lowest = min((one[SCORE] for one in evaluations.values() if one.get(SCORE) is not None), default=None)
-    best = "no evaluation was finite" if lowest is None else f"its lowest evaluation is {lowest:.4f}"
-    return NOT_REACHED, f"all {state['total_steps']:,} steps were made, and {best}, above {target:g}"
 
 
 def _wall_seconds(attempts: Sequence[TrialDirectory], end_ns: int, unknown: dict[str, str]) -> float | None:

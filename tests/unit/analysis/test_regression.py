@@ -28,6 +28,12 @@ def processes(median: float, count: int, seed: int, between: float = 0.0, within
     return [level * (1 + within * random.standard_normal(40)) for level in levels]
 
 
+def test_the_ratio_is_that_of_the_medians_and_its_interval_holds_it() -> None:
+    ratio = ratio_interval(processes(100, 3, 1), processes(150, 3, 2))
+    assert ratio.value == pytest.approx(1.5, rel=0.02)
+    assert ratio.low <= ratio.value <= ratio.high and ratio.high - ratio.low < 0.05
+
+
 @pytest.mark.parametrize("count", [3, 5])
 def test_few_equal_processes_exclude_one_in_hardly_more_than_one_case_of_twenty(count: int) -> None:
     excluded = 0
@@ -85,6 +91,8 @@ def compare(tmp_path: Path, scale: float, rounds: int = 3, **changes: object) ->
     [(1.2, "regression"), (0.8, "improvement"), (1.0, "no change"), (1.02, "slower"), (0.98, "quicker")],
 )
 def test_each_verdict_has_its_cause(tmp_path: Path, scale: float, verdict: str) -> None:
+    (once,) = compare(tmp_path / "once", 2.0, rounds=1)
+    assert once["verdict"] == "cannot decide", "one round per side never fails a build"
     (row,) = compare(tmp_path, scale)
     assert row["verdict"] == verdict, row
     assert row["time_ratio"] == pytest.approx(scale, rel=0.02)

@@ -1,7 +1,6 @@
 """Which configuration is the fastest: by hand, and said alike by the terminal, best.json and the page."""
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,18 +101,12 @@ def test_terminal_file_and_page_name_one_winner_and_what_is_close_to_it(
 
     (page,) = winners(points(load_run(RunDirectory(out))))
     assert page.best.row["micro_batch_size"] == winner and page.best.samples_per_second == pytest.approx(rate)
-    result("report", str(out))
-    html = (out / "report" / "report.html").read_text()
-    (heading,) = re.findall(r"bertbench trains BERT-tiny: (\S+) samples/s with micro batch (\d+)", html)[:1]
-    assert (float(heading[0]), int(heading[1])) == (rate, winner)
-
     close = [row["micro_batch_size"] for row in best["close"]]
     assert close == [point.row["micro_batch_size"] for point in page.close] and best["decided"] is (not close)
     marked = {line.split("micro batch ")[1].split()[0] for line in shown.splitlines() if line.lstrip().startswith("~")}
     assert marked == set(map(str, close))
     if not allowed:
         assert close[0] == 1 and best["close"][0]["rounds"] == [pytest.approx(100.0)]
-        assert "Too close to call" in html
 
 
 PROFILE = ["pretrain", "--device", "cpu", "--start", "3", "--stop", "6"]
