@@ -77,7 +77,7 @@ def test_the_depth_agrees_with_counting_at_every_nanosecond(launches: list[tuple
     assert row["empty_share"] == pytest.approx(depth.count(0) / len(depth) if depth else 0.0)
 
 
-def deep() -> Timeline:
+def test_the_work_of_each_step_counts_once_where_the_gpu_runs_behind() -> None:
     """Steps of 90 ms; the GPU runs 50 ms behind. A step launches 10 GEMMs of 8 ms and an all-reduce of 26 ms.
 
     The calls of the step before the first are not recorded; of its 10 GEMMs 5 begin in the first step (at 0, 8, ...
@@ -87,20 +87,13 @@ def deep() -> Timeline:
     for step in (-1, 0, 1, 2):
         for number in range(11):
             place, last = 100 * (step + 2) + number, number == 10
-            begin = 90 * step + (114 if last else 50 + 8 * number)
-            length, stream = (26, 20) if last else (8, 7)
-            kernels.append((NCCL if last else "sgemm", stream, begin * MS, (begin + length) * MS, place))
-            if step >= 0:
-                api.append((LAUNCH, (90 * step + number) * MS, (90 * step + number) * MS + 5000, place))
-    return timeline(steps=[(n, 90 * n * MS, 90 * (n + 1) * MS) for n in range(3)], kernels=kernels, api=api)
-
-
-def test_the_work_of_each_step_counts_once_where_the_gpu_runs_behind() -> None:
-    """3 steps x 10 x 8 ms of GEMM and 3 all-reduces of 26 ms; the GPU is busy from -40 to 320 ms."""
-    trace = deep()
-    rows = family_rows(trace).set_index("family")
-    assert rows["calls"].to_dict() == {"GEMM": 30, "communication": 3}
-    assert rows["total_ms"].to_dict() == {"GEMM": 240, "communication": 78}
+            begin, length = 90 * step + (114 if last else 50 + 8 * number), 26 if last else 8
+            about = (NCCL, 20) if last else ("sgemm", 7)
+            kernels.append((*about, begin * MS, (begin + length) * MS, place))
+            api += [(LAUNCH, (90 * step + number) * MS, (90 * step + number) * MS + 5000, place)] * (step >= 0)
+    trace = timeline(steps=[(n, 90 * n * MS, 90 * (n + 1) * MS) for n in range(3)], kernels=kernels, api=api)
+    rows = family_rows(trace).set_index("family")[["calls", "total_ms"]].T.to_dict("list")
+    assert rows == {"GEMM": [30, 240], "communication": [3, 78]}
     assert iterations(trace)["kernels"].tolist() == [11, 11, 11]
 
 

@@ -64,14 +64,10 @@ def test_what_no_line_fits_is_refused_with_what_to_do(
     assert row["alpha_us"] is row["bandwidth_gb_s"] is None and named in row["reason"]
 
 
-def test_times_of_wrong_results_count_for_nothing(tmp_path: Path) -> None:
-    write_collectives(tmp_path, 2, 12.0, 20.0, wrong=3)
-    assert measured(tmp_path) == []
-
-
-def test_relative_errors_count_alike_at_every_size(tmp_path: Path) -> None:
+def test_relative_errors_count_alike_at_every_size_and_wrong_results_for_nothing(tmp_path: Path) -> None:
     """Times 10 % too long at every size: so are latency and time per byte, whatever the sizes."""
     write_collectives(tmp_path, 4, 11.0, 20.0 / 1.1, noise=0.0)
+    write_collectives(tmp_path, 2, 99.0, 20.0, wrong=3)
     (link,) = measured(tmp_path)
     assert (link.alpha_us, link.bandwidth_gb_s) == (pytest.approx(11.0), pytest.approx(20.0 / 1.1))
     assert abs(link.errors).max() < 1e-5

@@ -53,12 +53,8 @@ def test_the_step_of_median_length_is_shown_from_each_ranks_own_start() -> None:
     assert ranks(iteration) == ["rank 0", "rank 1"]
     assert values(iteration, "computation") == pytest.approx([40, 40], abs=0.1)
     assert values(iteration, "exposed communication") == pytest.approx([20, 20], abs=0.1)
+    assert sum(sum(values(breakdown, name)) for name in titles(breakdown)) == pytest.approx(200, abs=0.2)
     assert all("(40.00–60.00)" in lines[2] for lines in titles(iteration)["exposed communication"])  # noqa: RUF001
-
-
-def test_the_shares_of_a_rank_add_up_to_the_window() -> None:
-    _, breakdown = of_time(rank_timeline(0))
-    assert sum(values(breakdown, name)[0] for name in titles(breakdown)) == pytest.approx(100, abs=0.1)
 
 
 def test_the_caption_names_the_window_that_was_chosen_and_long_times_have_no_exponent() -> None:
@@ -89,17 +85,11 @@ def test_without_a_step_that_all_have_the_whole_trace_is_shown(timelines: list[T
     assert "the whole trace" in of_time(*timelines)[0].title
 
 
-def test_a_step_in_which_nothing_ran_is_idle() -> None:
-    iteration, _ = of_time(timeline(0, steps=[(0, 0, 10)], kernels=[("sgemm", 7, 500, 600)]))
-    assert set(titles(iteration)) == {"idle"}
-
-
-def test_many_ranks_are_cut_and_it_is_said() -> None:
+def test_many_ranks_are_cut_a_still_step_is_idle_and_a_cpu_trace_is_shown() -> None:
     for figure in of_time(*(rank_timeline(rank, steps=1) for rank in range(18))):
         assert len(ranks(figure)) == 16 and "first 16 of 18 ranks" in figure.caption
-
-
-def test_a_cpu_trace_is_shown_and_an_empty_one_left_out() -> None:
+    iteration, _ = of_time(timeline(0, steps=[(0, 0, 10)], kernels=[("sgemm", 7, 500, 600)]))
+    assert set(titles(iteration)) == {"idle"}
     cpu = timeline(steps=[(0, 0, 100)], operators=[("aten::mm", 0, 40)], collectives=[("all_reduce", 30, 70)])
     assert all(len(ranks(figure)) == 1 for figure in of_time(cpu, timeline(1)))
     assert of_time() == of_time(timeline()) == []
