@@ -55,8 +55,6 @@ CYCLE = ("blue", "vermilion", "green", "orange", "purple", "sky", "pink", "grey"
 """Colors of series that differ only in their order."""
 LINE = "\u2028"
 """Between the lines of a value's text; XML keeps it in an attribute."""
-SMALL = 8.0
-"""Size of words beside marks, in points."""
 
 _MOST_TITLED = 40
 """Most points of a line, and bars, of which hovering shows each."""
@@ -237,7 +235,7 @@ def words(
     axes: "Axes", place: tuple[float, float], text: str, shift: tuple[float, float] = (0, 0), **look: Any
 ) -> None:
     """Write a text at a place, `shift` points to the right and upwards; `look` are properties of a Text."""
-    look = {"color": COLOURS["ink"][0], "fontsize": SMALL, "zorder": 5, "annotation_clip": False, **look}
+    look = {"color": COLOURS["ink"][0], "fontsize": 8.0, "zorder": 5, "annotation_clip": False, **look}
     axes.annotate(text, place, shift, textcoords="offset points", **look)
 
 

@@ -119,11 +119,6 @@ def measured(label: str, name: str, form: Form = "number") -> Column:
     )
 
 
-def recorded(name: str) -> Column:
-    """Return a column of numbers of a result, with the heading and the form that records.schema declares for it."""
-    return measured(RESULT[name].label, name, RESULT[name].form)
-
-
 def spread(name: str, form: Callable[[Any], str] = wording.fine) -> Column:
     """Return a column of the 95 % intervals of a number: its fields are <name>_low and <name>_high."""
     low, high = f"{name}_low", f"{name}_high"

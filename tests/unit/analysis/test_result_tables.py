@@ -42,17 +42,6 @@ def test_the_comparison_shows_verdicts_and_differences(tmp_path: Path) -> None:
     assert shown.splitlines()[-1] == "1 regression; threshold 2 %"
 
 
-def test_compare_exits_1_on_a_regression_only(tmp_path: Path) -> None:
-    a = write_sweep(tmp_path / "a", rounds=3, **SMALL)
-    b = write_sweep(tmp_path / "b", rounds=3, scale=1.3, **SMALL)
-    names = [str(a.path), str(b.path)]
-    assert result("compare", *names).code == 1
-    assert result("compare", *names[::-1]).code == 0
-    assert result("compare", *names, "--threshold", "0.5").code == 0
-    found = document("compare", *names)
-    assert found["regressed"] is True and len(found["rows"]) == 2
-
-
 def test_compare_names_the_path_that_does_not_fit(tmp_path: Path) -> None:
     run = write_sweep(tmp_path / "run", rounds=1, **SMALL)
     (tmp_path / "empty").mkdir()
@@ -71,61 +60,54 @@ def test_runs_without_a_common_configuration_are_refused(tmp_path: Path) -> None
         result("compare", runs[0].path, runs[1].path)
 
 
-def steady(run: Path, batch: int, level_ms: float, rounds: int = 3, **ended: str) -> None:
-    """Rounds whose steps all take the same time: the interval of a ratio is the ratio."""
-    for turn in range(rounds):
-        steps = {} if ended else {0: step_rows([level_ms] * 20, batch)}
-        write_trial(RunDirectory(run), Trial(micro_batch_size=batch, round=turn), steps, **ended)
+Levels = dict[int, list[float]]
+"""Micro batch -> step time in ms of each round: all steps of a round take the same, so the interval is the ratio."""
 
 
-def test_compare_exits_4_where_it_cannot_decide(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        for batch in (4, 8, 16, 32):  # one round per side decides nothing, whatever it shows
-            steady(tmp_path / name, batch, 100.0, rounds=1)
-    names = [str(tmp_path / "a"), str(tmp_path / "b")]
-    found = result("compare", *names)
-    said = text(found.blocks)
-    assert found.code == 4 and said.count("one round per side") == 1 and "4 configurations: cannot decide" in said
-    assert result("compare", *names, "--undecided-ok").code == 0
+def measure(run: Path, levels: Levels, **ended: str) -> str:
+    for batch, rounds in levels.items():
+        for turn, level_ms in enumerate(rounds):
+            steps = {} if ended else {0: step_rows([level_ms] * 20, batch)}
+            write_trial(RunDirectory(run), Trial(micro_batch_size=batch, round=turn), steps, **ended)
+    return str(run)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdicts", "code", "reversed_code"),
+    [
+        ({8: [100.0] * 3}, {8: [130.0] * 3}, ["regression"], 1, 0),
+        # One round per side decides nothing, whatever it shows.
+        ({4: [100.0], 8: [100.0]}, {4: [100.0], 8: [100.0]}, ["cannot decide"] * 2, 4, 4),
+        ({8: [100.0] * 3, 16: [100.0]}, {8: [130.0] * 3, 16: [100.0]}, ["regression", "cannot decide"], 1, 4),
+        # 101.9, 102, 102.1 (t(0.975, 2) = 4.303, s = 0.1, so +-0.25 about 102): 2 % lies inside.
+        ({8: [100.0] * 3}, {8: [101.9, 102.0, 102.1]}, ["slower"], 4, 0),
+    ],
+    ids=["regression", "one round", "regression and an open question", "slower by an open amount"],
+)
+def test_exit_codes_of_compare(
+    tmp_path: Path, old: Levels, new: Levels, verdicts: list[str], code: int, reversed_code: int
+) -> None:
+    names = measure(tmp_path / "a", old), measure(tmp_path / "b", new)
     found = document("compare", *names)
-    assert (found["regressed"], found["undecided"]) == (False, True)
-
-
-def test_a_regression_is_exit_code_1_beside_what_is_undecided(tmp_path: Path) -> None:
-    for name, level in (("a", 100.0), ("b", 130.0)):
-        steady(tmp_path / name, 8, level)
-        # A round that is 0 % off, where rounds of the same trial are 0 % apart: within the spread, so undecided.
-        steady(tmp_path / name, 16, 100.0, rounds=1)
-    names = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert result("compare", *names).code == result("compare", *names, "--undecided-ok").code == 1
-    assert result("compare", *names[::-1]).code == 4, "an improvement and an open question"
-
-
-def test_what_became_slower_by_an_open_amount_is_undecided_and_what_became_quicker_is_not(tmp_path: Path) -> None:
-    # Medians 100, 100, 100 and 101.9, 102, 102.1 (t(0.975, 2) = 4.303, s = 0.1, so +-0.25 about 102): 2 % lies inside.
-    for name, levels in (("a", (100.0, 100.0, 100.0)), ("b", (101.9, 102.0, 102.1))):
-        for turn, level in enumerate(levels):
-            trial = Trial(micro_batch_size=8, round=turn)
-            write_trial(RunDirectory(tmp_path / name), trial, {0: step_rows([level] * 20, 8)})
-    names = [str(tmp_path / "a"), str(tmp_path / "b")]
-    rows = [compare_runs(*map(RunDirectory, map(Path, pair))).rows for pair in (names, names[::-1])]
-    assert [row["verdict"] for (row,) in rows] == ["slower", "quicker"]
-    assert result("compare", *names).code == 4 and result("compare", *names[::-1]).code == 0
+    assert [row["verdict"] for row in sorted(found["rows"], key=lambda row: row["micro_batch_size"])] == verdicts
+    assert (found["regressed"], found["undecided"]) == ("regression" in verdicts, verdicts[-1] != "regression")
+    assert result("compare", *names).code == code and result("compare", *names[::-1]).code == reversed_code
+    assert result("compare", *names, "--undecided-ok").code == (0 if code == 4 else code)
+    assert result("compare", *names, "--threshold", "0.5", "--undecided-ok").code == 0
 
 
 @pytest.mark.parametrize(("status", "code"), [("oom", 0), ("crashed", 0), ("timeout", 0), ("refused", 4)])
 def test_what_fails_alike_in_both_runs_has_not_changed(tmp_path: Path, status: str, code: int) -> None:
+    names = [measure(tmp_path / name, {8: [100.0] * 3}) for name in ("a", "b")]
     for name in ("a", "b"):
-        steady(tmp_path / name, 8, 100.0)
-        steady(tmp_path / name, 64, 0.0, rounds=1, status=status, reason="so it ended")
-    assert result("compare", str(tmp_path / "a"), str(tmp_path / "b")).code == code
+        measure(tmp_path / name, {64: [0.0]}, status=status, reason="so it ended")
+    assert result("compare", *names).code == code
 
 
 def test_two_reasons_of_one_verdict_name_their_configurations(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        steady(tmp_path / name, 4, 100.0, rounds=1)
-        steady(tmp_path / name, 8, 100.0, rounds=1)
-        steady(tmp_path / name, 64, 0.0, rounds=1, status="refused", reason="not here")
+        measure(tmp_path / name, {4: [100.0], 8: [100.0]})
+        measure(tmp_path / name, {64: [0.0]}, status="refused", reason="not here")
     found = compare_runs(RunDirectory(tmp_path / "a"), RunDirectory(tmp_path / "b"))
     lines = [block for block in comparison_blocks(found) if isinstance(block, str)]
     (rounds,) = [line for line in lines if "one round per side" in line]
