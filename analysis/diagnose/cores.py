@@ -9,14 +9,7 @@ from analysis.counters import GLOBAL, KernelCounters
 from analysis.counters import joined as joined_counters
 from analysis.diagnose.advice import LEAST, Advice, Context, faster_gemms
 from analysis.diagnose.finding import OF_KERNELS, Finding, joined, short_name
-from analysis.metrics.kernels.core_utilization import (
-    FOUR,
-    core_use,
-    core_use_by,
-    core_use_by_family,
-    kernel_phases,
-    rows,
-)
+from analysis.metrics.kernels.core_utilization import FOUR, core_use, core_use_by, kernel_phases, rows
 from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, LEVEL_KINDS, MEMORY
 from analysis.metrics.kernels.roofline import COMPUTE, LATENCY, UNKNOWN, Roofline, roofline
 from analysis.metrics.kernels.utilization import sampled_utilization
@@ -69,18 +62,13 @@ def pipes(counters: KernelCounters, window_ns: float | None = None, context: Con
     import pandas as pd
 
     use = core_use(counters, window_ns)
-    columns = {
-        "utilization": use["percent"] / 100,
-        "in_window_utilization": use["in_window_percent"] / 100,
-        "metric": use["metric"],
-        "note": use["reason"].where(use["metric"].notna(), f"{NOT_IN_FILE}: " + use["reason"]),
-    }
-    if use["in_window_percent"].isna().all():
-        del columns["in_window_utilization"]
-    table = pd.DataFrame(columns).rename_axis("pipe").reset_index()
-    four = ", ".join(
-        f"{label} {use['percent'][name]:.2f} %" for name, label in FOUR.items() if use["percent"][name] >= 0
-    )
+    shares = {"utilization": use["percent"] / 100, "in_window_utilization": use["in_window_percent"] / 100}
+    if shares["in_window_utilization"].isna().all():
+        del shares["in_window_utilization"]
+    note = use["reason"].where(use["metric"].notna(), f"{NOT_IN_FILE}: " + use["reason"])
+    table = pd.DataFrame({**shares, "metric": use["metric"], "note": note}).rename_axis("pipe").reset_index()
+    percents = [(label, use["percent"][name]) for name, label in FOUR.items()]
+    four = ", ".join(f"{label} {value:.2f} %" for label, value in percents if value >= 0)
     sentence = f"While kernels run: {four}."
     if not four:
         sentence = "No pipe was counted: collect them as `bertbench profile --profiler ncu` does."
@@ -109,7 +97,8 @@ def sampled_findings(timelines: Sequence[Timeline]) -> list[Finding]:
 
 def by_family(counters: KernelCounters, window_ns: float | None = None) -> Finding:
     """Return core_utilization_by_family: a row per kind of work, longest first."""
-    table = _table(core_use_by_family(counters, window_ns), "family", counters, window_ns)
+    families = counters.kernels["name"].map(family)
+    table = _table(core_use_by(counters, families, window_ns), "family", counters, window_ns)
     return Finding("core_utilization_by_family", "Core utilization by kind of work", table, _longest(table, "family"))
 
 
@@ -221,9 +210,8 @@ def per_kernel(lines: Roofline) -> Finding:
         bound = str(shares.idxmax())
         sentence = f"{percent(shares[bound])} of the kernels' time is bound by {bound}."
         if bound == UNKNOWN and lines.unseen:
-            sentence = (
-                f"Utilization of {', '.join(lines.unseen)} is {NOT_IN_FILE}: collect `ncu --section SpeedOfLight`."
-            )
+            unseen = ", ".join(lines.unseen)
+            sentence = f"Utilization of {unseen} is {NOT_IN_FILE}: collect `ncu --section SpeedOfLight`."
     busiest = kernels[["compute_fraction", "memory_fraction"]].max(axis=1).fillna(1.0).clip(upper=1.0)
     lost = (kernels["time_share"] * (1 - busiest)).where(kernels["bound"] != UNKNOWN).fillna(0.0)
     savings = lost.groupby(kernels["bound"], sort=False).sum()
@@ -237,9 +225,8 @@ def per_kernel(lines: Roofline) -> Finding:
         cause = bound.partition(" (")[0].lower()
         advice = (Advice(cause=cause, seen=seen, remedy=remedy(row), saves=saves, of=OF_KERNELS),)
     names = {"dram_flop_per_byte": "flop_per_byte", "occupancy": "occupancy_share"}
-    return Finding(
-        "roofline", "Roofline of each kernel", _shown(kernels.rename(columns=names), _SHOWN), sentence, advice
-    )
+    table = _shown(kernels.rename(columns=names), _SHOWN)
+    return Finding("roofline", "Roofline of each kernel", table, sentence, advice)
 
 
 def flop_rates(lines: Roofline) -> Finding:

@@ -130,8 +130,8 @@ def ceilings(counters: KernelCounters, measured: Mapping[str, float] | None = No
     published = {}
     if (device := device_of(counters.device_name)) is not None:
         published = {**device.flops, DRAM: device.bytes_per_second or math.nan}
-    every = {**published, **known, **(measured or {})}
-    return {kind: float(rate) for kind, rate in every.items() if 0 < rate < math.inf}
+    known |= {kind: float(rate) for kind, rate in (measured or {}).items() if 0 < rate < math.inf}
+    return {kind: rate for kind, rate in {**published, **known}.items() if rate > 0}
 
 
 # ---- kernels ----
