@@ -176,7 +176,7 @@ def complete_answers(
         answer = _of_model(winner, ratios, floor, doubt)
         result.append(dataclasses.replace(answer, badge=badge, advice=tuple(ranked(advice))))
     scripts = [trial for trial in trials if trial.trial.kind == "measure"]
-    return [*result, *([_of_scripts(scripts, profiled or {}, out)] if scripts else [])]
+    return [*result, *([script_answer(scripts, profiled, out)] if scripts else [])]
 
 
 def _of_model(winner: Winner, ratios: Sequence[Row], floor: Row | None, doubt: str) -> Answer:
@@ -426,34 +426,27 @@ def profile_answer(utilization: Mapping[str, Mapping[int, float]]) -> Answer:
     return Answer(headline=headline, cards=tuple(cards[:_MOST_CARDS]), sentences=tuple(sentences))
 
 
-def _of_scripts(trials: Sequence[LoadedTrial], profiled: Profiled, out: str) -> Answer:
-    """The answer of measured scripts, with advice for the one of the headline, by its last round."""
-    answer, rounds = script_answer(trials), _script_rounds(trials)[0]
-    last = rounds[-1]
-    if not last.ok:
+def script_answer(trials: Sequence[LoadedTrial], profiled: Profiled | None = None, out: str = "") -> Answer:
+    """Return the answer of measured scripts: of each the speed over all rounds that have one, the latest first.
+
+    Its advice is for the first script, by its last round; the other arguments are those of complete_answers.
+    """
+    groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
+    for trial in sorted(trials, key=lambda trial: (trial.ok, trial.trial.round)):  # failed rounds first
+        groups[measurement(trial.row)].append(trial)
+    rounds, *others = [*groups.values()][::-1]
+    answer = Answer(headline=_script_sentence(rounds), sentences=tuple(map(_script_sentence, others)))
+    row, settings = rounds[-1].row, rounds[-1].trial
+    if not rounds[-1].ok:
         return answer
-    row, badge = last.row, disturbance(last.row.get("cautions") or [])
-    context = Context(row={**row, "kind": last.trial.kind, "command": last.trial.command}, run=out)
-    advice = [one for trial in rounds for one in profiled.get(trial.trial.trial_id, ())]
+    badge = disturbance(row.get("cautions") or [])
+    context = Context(row={**row, "kind": settings.kind, "command": settings.command}, run=out)
+    advice = [one for each in rounds for one in (profiled or {}).get(each.trial.trial_id, ())]
     if wait := row.get("data_wait_ms"):
         seen = f"each step waits {wording.number(wait)} ms for data"
         advice.append(Advice(cause="data", seen=seen, remedy=FASTER_LOADER, saves=wait / row["step_time_ms"]))
     advice += of_machine(badge, context.command("machine"))
     return dataclasses.replace(answer, badge=badge, advice=tuple(ranked(advice)))
-
-
-def script_answer(trials: Sequence[LoadedTrial]) -> Answer:
-    """Return the answer of measured scripts: of each the speed over all rounds that have one, the latest first."""
-    first, *others = map(_script_sentence, _script_rounds(trials))
-    return Answer(headline=first, sentences=tuple(others))
-
-
-def _script_rounds(trials: Sequence[LoadedTrial]) -> list[list[LoadedTrial]]:
-    """The rounds of every measured script, failed ones first; the script of the headline is the first."""
-    groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
-    for trial in sorted(trials, key=lambda trial: (trial.ok, trial.trial.round)):
-        groups[measurement(trial.row)].append(trial)
-    return [*groups.values()][::-1]
 
 
 def _script_sentence(trials: Sequence[LoadedTrial]) -> str:
