@@ -87,7 +87,7 @@ def compare_traces(
         families=families,
         kernels=kernels,
         places=places,
-        differences=tuple(differing(facts, "none")),
+        differences=tuple(differing(facts)),
     )
 
 
@@ -171,11 +171,9 @@ def _facts(side: Sequence[Timeline], trial: Trial | None) -> dict[str, str]:
     if trial is not None:
         alike = (*_NOT_THE_WORK, *(("data",) if trial.data_fingerprint else ()))
         values |= {field.name: getattr(trial, field.name) for field in fields(Trial) if field.name not in alike}
-    return {
-        name: " ".join(map(str, value if isinstance(value, list | tuple) else [value])) or "none"
-        for name, value in values.items()
-        if value is not None
-    }
+    texts = {name: " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+             for name, value in values.items()}  # fmt: skip
+    return {name: "none" if text in (None, "") else str(text) for name, text in texts.items()}
 
 
 def _length_ms(side: Sequence[Timeline], stepped: bool) -> float:

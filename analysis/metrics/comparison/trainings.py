@@ -289,14 +289,14 @@ def seed_row(seed: int, run: TrainRun, target: float, price_per_hour: float | No
         return row
     end = _deciding(evaluations, target)
     row["attempts"] = len(attempts)
-    if end is None:
-        row["status"], row["reason"] = status_of(run.read_state() or {})
-    else:
-        row["status"] = REACHED
+    state = run.read_state() or {}
+    status, reason = status_of(state)
+    row["status"], row["reason"] = (status, reason or "the training has not ended") if end is None else (REACHED, "")
     if row["status"] == FINISHED:
         losses = [one[SCORE] for one in evaluations.values() if one.get(SCORE) is not None]
         lowest = f"its lowest evaluation is {min(losses):.4f}" if losses else "no evaluation was finite"
-        row["status"], row["reason"] = NOT_REACHED, f"it made all its steps, and {lowest}, above {target:g}"
+        row["status"] = NOT_REACHED
+        row["reason"] = f"all {state['total_steps']:,} steps were made, and {lowest}, above {target:g}"
     curve = run.read_curve()
     last = next((entry for entry in curve if entry["applied_steps"] == end), curve[-1] if curve else None)
     if last is None:
