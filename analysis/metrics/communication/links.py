@@ -106,9 +106,7 @@ def _fitted(points: Sequence[Point]) -> dict[str, Any]:
     terms = np.array([ring(count) for count in ranks.tolist()])
     alpha, slope = _line(terms[:, 0], terms[:, 1] * sizes, measured)
     if not (alpha > 0 and slope > 0):
-        return {
-            "reason": "no line with a latency and a bandwidth above 0 fits: measure more sizes on a quieter machine"
-        }
+        return {"reason": "no line with alpha and bandwidth above 0 fits: measure more sizes on a quieter machine"}
     if sizes.max() / ranks.max() * slope <= alpha:
         why = f"latency outweighs the transfer even at {sizes.max():,} bytes: measure larger sizes (--max-bytes)"
         return {"reason": why}
