@@ -86,10 +86,10 @@ def collectives_at(timeline: Timeline) -> Numbers:
 
 def in_window(timeline: Timeline, window: Window = "steps") -> tuple[Mask, int]:
     """Return which rows of `kernels` are launched in the window, see `work_time`, and the window's length in ns."""
-    spans, work = timeline.spans, timeline.work
-    if window == "kernels" or spans is None or not len(work):
+    work = timeline.work
+    if window == "kernels" or not len(work) or timeline.spans is None:
         return np.ones(len(work), dtype=bool), int(work.end.max() - work.start.min()) if len(work) else 0
-    return timeline.inside(launched_at(timeline)), total_ns(spans)
+    return timeline.inside(launched_at(timeline)), total_ns(timeline.spans)
 
 
 def step_places(timeline: Timeline, moments: npt.NDArray[Any]) -> Numbers:
