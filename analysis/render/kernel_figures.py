@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-Row = Mapping[str, Any]
-
 _PIPES = {"fma": "blue", "fp16": "sky", "tensor": "vermilion", "sfu": "orange"}
 # A kind of work has the same color in every figure.
 _FAMILIES = {
@@ -31,9 +29,7 @@ _MOST_KERNELS = 200
 _LARGEST, _SMALLEST = 420.0, 14.0
 """Areas of kernels in square points."""
 _MOST_LEVELS = 12
-# Where a kernel lies by the bytes of each level: the marker.
 _MARKERS = {L1: "^", L2: "s", DRAM_LEVEL: "o"}
-_SHAPES = "Circle: bytes of DRAM; square: of L2; triangle: of L1/TEX."
 
 
 def kernel_figures(counters: KernelCounters, ending: str = "", measured: Mapping[str, float] | None = None) -> Figures:
@@ -107,7 +103,8 @@ def roofline_figure(lines: Roofline, name: str = "roofline") -> Figure:
         _draw_ceilings(canvas, axes, placed, peaks)
 
     parts = ["Memory limits kernels near a slope, cores those near the roof; latency those far below both."]
-    parts += [_SHAPES] if placed[columns[:-1]].gt(0).any(axis=None) else []
+    shapes = "Circle: bytes of DRAM; square: of L2; triangle: of L1/TEX."
+    parts += [shapes] if placed[columns[:-1]].gt(0).any(axis=None) else []
     if left := len(lines.kernels) - len(placed):
         parts.append(f"{left} of {len(lines.kernels)} kernels have no counted operations and no place.")
     parts += ["The memory peak is unknown."] if DRAM not in lines.ceilings else []

@@ -4,7 +4,7 @@ For each pipe: sum over kernels(weight x percent) / sum(weight), the weight bein
 duration where cycles are not known. docs/explanation/core-utilization.md derives it and lists the metrics.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from analysis.counters import KernelCounters
@@ -158,7 +158,10 @@ def kernel_phases(counters: KernelCounters) -> "pd.DataFrame | None":
     last: dict[int, str] = {}
     columns = (kernels[name].tolist() for name in ("process", "push_pop_ranges", "start_stop_ranges"))
     for process, stack, spans in zip(*columns, strict=True):
-        phase, part = _phase_of([name.removeprefix(_DOMAIN) for name in stack if name.startswith(_DOMAIN)])
+        names = [name.removeprefix(_DOMAIN) for name in stack if name.startswith(_DOMAIN)]
+        phase = next((name for name in reversed(names) if name in PHASES), None)
+        inside = names if phase is None else names[len(names) - names[::-1].index(phase) :]
+        part = next((name for name in inside if not name.startswith(_AROUND)), "")
         if phase is None and f"{_DOMAIN}all-reduce" in spans:
             phase = "all-reduce"
         if phase is not None:
@@ -168,10 +171,3 @@ def kernel_phases(counters: KernelCounters) -> "pd.DataFrame | None":
         phases.append((phase or NO_PHASE, part))
     table = pd.DataFrame(phases, columns=["phase", "part"], index=kernels.index)
     return None if (table["phase"] == NO_PHASE).all() else table
-
-
-def _phase_of(names: Sequence[str]) -> tuple[str | None, str]:
-    places = [place for place, name in enumerate(names) if name in PHASES]
-    inside = names[places[-1] + 1 :] if places else names
-    part = next((name for name in inside if not name.startswith(_AROUND)), "")
-    return (names[places[-1]] if places else None), part
