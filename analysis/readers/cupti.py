@@ -31,8 +31,6 @@ WORK = {
     f"{PREFIX}GRAPH_TRACE": "graph",
 }
 UNNAMED = "(name not recorded)"
-LAST_TIME = 1 << 62
-"""Times from here on are damage, ns."""
 PROCESS = 1 << 24
 """globalPid and globalTid hold the process above these bits, the thread in them."""
 # As nsys numbers them, from 0; CUPTI and nvprof count from 1.
@@ -254,7 +252,7 @@ def _together(frames: "Sequence[pd.DataFrame]", *texts: str) -> "pd.DataFrame":
 
 
 def _timed(rows: "pd.DataFrame", what: str, problems: list[str]) -> "pd.DataFrame":
-    good = (rows["end"] >= rows["start"]) & (rows["start"] > -LAST_TIME) & (rows["end"] < LAST_TIME)
+    good = (rows["end"] >= rows["start"]) & (rows["start"] != MISSING)
     if good.all():
         return rows
     problems.append(f"{(~good).sum():,} records {what} without start or end were skipped")

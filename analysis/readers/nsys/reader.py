@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.readers.cupti import CALLS, LAST_TIME, by_process, finish_ranges, labels, owners, read_calls, read_work
+from analysis.readers.cupti import CALLS, by_process, finish_ranges, labels, owners, read_calls, read_work
 from analysis.readers.nsys.report import REPORT_HEADER, exported
 from analysis.readers.packed import read_start
 from analysis.readers.sqlite_database import MISSING, SQLITE_HEADER, Database, is_of_nvprof, open_database, unpacked
@@ -149,7 +149,7 @@ def _ranges(database: Database, recorded_until: set[int], problems: list[str]) -
         rows[column] = written.where(written != "", numbered) if len(written) else numbered
     rows["process"], rows["thread_id"] = owners(rows["globalTid"])
     # A row without an end has MISSING there, and stays.
-    timed = (rows["start"] > -LAST_TIME) & (rows["start"] < LAST_TIME) & (rows["end"] < LAST_TIME)
+    timed = rows["start"] != MISSING
     domains = _domains(rows[timed], problems)
     rows = rows[timed & rows["eventType"].isin(_RANGE_TYPES)]
     keys = pd.MultiIndex.from_frame(rows[["process", "domainId"]])
@@ -168,7 +168,7 @@ def _mpi_calls(database: Database) -> "list[pd.DataFrame]":
     tables = []
     for table in _MPI_TABLES:
         rows = pd.DataFrame(database.integers(table, _TIMES))
-        rows = rows[(rows["end"] >= rows["start"]) & (rows["start"] > -LAST_TIME) & (rows["end"] < LAST_TIME)]
+        rows = rows[(rows["end"] >= rows["start"]) & (rows["start"] != MISSING)]
         if len(rows):
             process, thread = owners(rows["globalTid"])
             text = labels(rows[["textId"]], lambda number: database.strings.get(number, "call")).astype(object)
