@@ -31,7 +31,7 @@ _HOST_TABLES = ("OSRT_API", "PROFILER_OVERHEAD")
 # What nsys says of its own recording that matters: what it lost.
 _LOST = re.compile(
     r"not all (nvtx|cuda) events might have been collected|\b(nvtx|cuda)\b.*\b(dropped|lost)\b|"
-    r"no cuda events (were )?collected|cuda profiling might have not been started",
+    r"no cuda events (were )?collected|cuda profiling might have not been started|[\w ]+: insufficient privilege",
     re.IGNORECASE,
 )
 _NVTX = "NVTX_EVENTS"
@@ -107,7 +107,7 @@ def _source(database: Database) -> str:
 def _about(database: Database, work: "pd.DataFrame") -> list[str]:
     """Return why there is no GPU work, which graphs are one piece, and what nsys lost."""
     texts = [str(database.strings.get(text, text)) for (text,) in database.rows("DIAGNOSTIC_EVENT", "text")]
-    notes = [f"nsys says: {match[0]}" for text in texts if (match := _LOST.search(text))]
+    notes = list(dict.fromkeys(f"nsys says: {match[0]}" for text in texts if (match := _LOST.search(text))))
     if not len(work) and (notes or any(database.has_rows(table) for table in (*_GPUS, *CALLS))):
         notes.append(LostKernels("no kernel or copy was recorded of a GPU program: was CUDA traced (-t cuda,nvtx)?"))
     if graphs := int((work["kind"] == "graph").sum()):
