@@ -37,6 +37,8 @@ _DATABASES = (".sqlite", ".sqlite.gz")
 # What says the same as a report beside it.
 _EXPORTS = {".nsys-rep": _DATABASES, ".qdrep": _DATABASES, ".ncu-rep": (".csv", ".csv.gz")}
 _NAMED = 4
+_COPIES = "tensorboard"
+"""Folder in which `profile` puts the same traces, and those of further cycles of its schedule."""
 _OWN_FILES = (COLLECTED_FILE, "summary.json", "trial.json", "result.json", "env.json", "sweep.json")
 
 
@@ -169,17 +171,18 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _walked(folder: Path) -> list[Path]:
-    """Return the files in a folder, at any depth, the least deep ones first."""
+    """Return the files in a folder, at any depth, the least deep ones first, without the copies for TensorBoard."""
 
     def refuse(error: OSError) -> None:
         raise error
 
     paths = (Path(place) / name for place, _, names in os.walk(folder, onerror=refuse) for name in names)
-    return sorted((path for path in paths if path.is_file()), key=lambda path: (len(path.parts), path))
+    chosen = (path for path in paths if _COPIES not in path.relative_to(folder).parts and path.is_file())
+    return sorted(chosen, key=lambda path: (len(path.parts), path))
 
 
 def _once(files: Sequence[Path]) -> list[Path]:
-    """Leave out what says the same again; the copies that `profile` makes for TensorBoard are hard links."""
+    """Leave out what says the same again: other names of a file, and exports of one that is there."""
     databases = tuple(f"{file.with_suffix('')}_" for file in files if file.suffix == ".sqlite")
     others, rules = {*files}, {*map(rules_file, files)}
     by_inode = {(status.st_dev, status.st_ino): path for path in reversed(files) for status in [path.stat()]}

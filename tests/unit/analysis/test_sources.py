@@ -59,7 +59,9 @@ def test_folders_are_read_to_any_depth_and_files_of_equal_content_once(tmp_path:
     deep.mkdir(parents=True)
     (deep / "t.json").write_bytes(trace(0))
     (tmp_path / "a/t.json").write_bytes(trace(1))
-    (tmp_path / "tensorboard.json").hardlink_to(deep / "t.json")
+    (tmp_path / "again.json").hardlink_to(deep / "t.json")
+    (tmp_path / "tensorboard/cycles").mkdir(parents=True)
+    (tmp_path / "tensorboard/cycles/second.json").write_bytes(trace(0))  # a further cycle of a profile
     assert [one.rank for one in open_sources(tmp_path).timelines] == [0, 1]
 
 
