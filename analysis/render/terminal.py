@@ -88,6 +88,8 @@ def printable(text: str) -> str:
 
 def wrapped(text: str, width: int, most: int | None = None, subsequent_indent: str = "") -> list[str]:
     """Return a text as lines of at most so many characters, without breaking words; at most `most`, then cut."""
+    if most == 1:
+        return [wording.shortened(printable(text), width)]
     return textwrap.wrap(
         printable(text), width, max_lines=most, placeholder=" ...", subsequent_indent=subsequent_indent,
         break_on_hyphens=False, break_long_words=most is not None,

@@ -108,7 +108,7 @@ def _export(source: "Source", output: Path, result: Result) -> Result:
 def _run(path: Path, options: AnalyzeOptions) -> Result:
     from analysis.diagnose.answer import complete_answers, points, without_measurement
     from analysis.diagnose.profiles import open_profile
-    from analysis.diagnose.run import reference
+    from analysis.diagnose.run import reference, trial_name
     from analysis.load import load_run
     from analysis.metrics.comparison.runs import ratios_of
     from analysis.render.result_tables import answer_lines, results_blocks
@@ -128,6 +128,7 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     written: list[Path] = []
     code, documents, advised = 0, {}, {}
     failure: BertbenchError | None = None
+    names = {trial.trial.trial_id: trial_name(trial) for trial in trials}
     for folder in profiled_trials(directory):
         opened = open_profile(directory.trial(folder.name))
         try:
@@ -143,7 +144,7 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
             findings, opened.source.problems, Tables(full=True, csv=csv), kinds=list(opened.source.kinds)
         )
         documents[folder.name] = found.document
-        profiles += [f"profile {folder.name}: {text}" for text in screen_of(findings).answer]
+        profiles += [f"{names.get(folder.name, folder.name)}: {text}" for text in screen_of(findings).answer]
         blocks += [Plain(f"== {folder.name}"), *found.blocks]
         problems += found.problems
         written += found.written
