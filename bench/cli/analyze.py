@@ -23,7 +23,6 @@ class AnalyzeOptions(Tables):
 
     Examples:
         bertbench analyze runs/profile
-        bertbench analyze trace.json.gz --full  # every table, not one screen
         bertbench analyze trace.json.gz --window range:forward  # only what ran while this range was open
         bertbench analyze runs/profile --perfetto timeline.json.gz  # every event, for https://ui.perfetto.dev
     """

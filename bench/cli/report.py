@@ -22,7 +22,6 @@ class ReportOptions(Printed):
     Examples:
         bertbench report runs/throughput
         bertbench report runs/throughput --price-per-hour 2.5  # add the cost per million sequences
-        bertbench report trace.json.gz --out report-trace
         bertbench report reviews_train_test_stats.json  # confusion matrix, precision and recall of each label
     """
 
