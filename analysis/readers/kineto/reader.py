@@ -99,7 +99,7 @@ def _problems(path: Path, content: Content, tables: Tables) -> tuple[str, ...]:
     if tables.timeless:
         problems.append(f"{tables.timeless:,} events of {path.name} have no usable time and were skipped")
     if tables.unknown:
-        listed = ", ".join(f"{name[:60]}: {count:,}" for name, count in Counter(tables.unknown).most_common(5))
+        listed = ", ".join(f"{name[:60]}: {count:,}" for name, count in tables.unknown.most_common(5))
         problems.append(f"{path.name} has events of unknown categories, which no time includes ({listed})")
     if len(tables.work):
         if not about.deviceProperties:

@@ -5,6 +5,7 @@ of CUDA's.
 """
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, compress
@@ -69,11 +70,13 @@ class Tables:
     def __init__(self, events: Iterable[Event], base_ns: int) -> None:
         """Take the events of a trace, and what is added to their times. Raises InexactTimesError."""
         lists: dict[str, list[Event]] = {table: [] for table in _TABLES.values()}
-        by_category = {category: lists[table] for category, table in _TABLES.items()}
+        by_category = defaultdict(list, {category: lists[table] for category, table in _TABLES.items()})
         for event in events:  # those of one table in the order of the file
-            by_category.setdefault(event.cat if event.ph in _TIMED else "", []).append(event)
+            by_category[event.cat].append(event)
+        lists = {table: [event for event in rows if event.ph in _TIMED] for table, rows in lists.items()}
         self._base_ns, self.timeless = base_ns, 0
-        self.unknown = {name: len(rows) for name, rows in by_category.items() if name not in _TABLES}
+        others = chain.from_iterable(rows for name, rows in by_category.items() if name not in _TABLES)
+        self.unknown = Counter(event.cat for event in others if event.ph in _TIMED)
         """Number of events by category that is not understood."""
         self.counted, self.sampled = bool(lists[COUNTED]), bool(lists[SAMPLED])
         self._names: dict[str, list[str]] = {}
