@@ -7,6 +7,7 @@ Time (ns)", "Avg (ns)". Kernels stand by name, or by name, grid and block; range
 
 import io
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,9 @@ def _summaries(title: str, lines: list[str], problems: list[str]) -> Iterator[Su
     import pandas as pd
 
     text = io.StringIO("\n".join(lines))
-    rows = pd.read_csv(text, dtype=str, keep_default_na=False, on_bad_lines="skip", index_col=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pd.errors.ParserWarning)  # fields beyond the header are dropped
+        rows = pd.read_csv(text, dtype=str, keep_default_na=False, on_bad_lines="skip", index_col=False)
     split = [(match[1], match[2]) if (match := _UNIT.match(name)) else (name, "") for name in rows.columns.str.lower()]
     rows.columns = pd.Index([name.strip() for name, _ in split])
     if not len(rows) or rows.columns.isin([*_TRACE]).sum() == len(_TRACE):

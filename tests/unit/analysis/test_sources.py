@@ -13,6 +13,7 @@ from support.refusals import refused
 
 from analysis.readers.registry import read_head
 from analysis.sources import open_sources
+from bench.cli.main import run
 from common.errors import Code
 
 COUNTERS = (
@@ -176,3 +177,39 @@ def test_what_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "walk", refuse)
     with refused("path-unreadable", tmp_path, "Permission denied", "chmod -R +rX"):
         open_sources(tmp_path)
+
+
+def test_a_tar_cannot_write_outside(tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    path = archive(inner / "evil.tar", {"../../evil.json": trace(0), "/etc/evil.json": trace(1)}, "w")
+    with tarfile.open(path, "a") as tar:
+        link = tarfile.TarInfo("link.json")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    assert len(open_sources(path).timelines) == 1
+    assert not list(tmp_path.glob("*.json")) and not Path("/etc/evil.json").exists()
+
+
+def test_a_report_that_only_its_tool_opens_names_the_export(tmp_path: Path) -> None:
+    (tmp_path / "report.nsys-rep").write_bytes(b"\x01\x02binary")
+    for path in (tmp_path, tmp_path / "report.nsys-rep"):
+        with refused("file-format", tmp_path, "nsys export --type=sqlite"):
+            open_sources(path)
+    (tmp_path / "report.sqlite").touch()
+    with refused("file-format", tmp_path / "report.nsys-rep", tmp_path / "report.sqlite"):
+        open_sources(tmp_path / "report.nsys-rep")
+
+
+def test_tables_that_cannot_be_written_are_shown_and_those_of_others_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(sample("kineto", tmp_path / "t.json"))
+    (tmp_path / "csv" / "temporal_breakdown.csv").mkdir(parents=True)
+    assert run(["analyze", path, "--csv", str(tmp_path / "csv")]) == 2
+    assert "where the time goes" in capfd.readouterr().out.casefold()
+    (tmp_path / "csv" / "temporal_breakdown.csv").rmdir()
+    (tmp_path / "csv" / "stragglers.csv").write_text("of an earlier call")
+    assert run(["analyze", path, "--csv", str(tmp_path / "csv")]) == 0
+    notes = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1 and "stragglers.csv" in notes[0] and "temporal" not in notes[0]
