@@ -30,7 +30,7 @@ def test_data_glue_prints_a_line_for_each_table_and_what_comes_next(
     words = ["data", "glue", "--input", str(glue), "--vocab", str(vocab), "--output", str(tmp_path / "out")]
     assert run([*words, "--task", "cola"]) == 0
     told = capsys.readouterr()
-    rows = [line.split()[:4] for line in told.out.splitlines() if line.startswith(" cola")]
+    rows = [line.split()[:4] for line in told.out.splitlines() if line.lstrip().startswith("cola ")]
     assert rows == [["cola", "train", "12", "0"], ["cola", "dev", "12", "1"], ["cola", "test", "12", "0"]]
     assert "1 row(s) left out: another number of fields than the header: line 13: 3 instead of 4" in told.err
     assert "next: bertbench train glue --task cola" in told.out
