@@ -99,6 +99,12 @@ def inside_each(intervals: Intervals, parts: Intervals) -> Intervals:
     return inside_ns(intervals, parts[:, 0], parts[:, 1])
 
 
+def contains(ordered: Integers, values: Integers) -> npt.NDArray[np.bool_]:
+    """Return which of n values are among others that are in order, shape (n,); np.isin would hash all of them."""
+    place = np.searchsorted(ordered, values).clip(max=len(ordered) - 1)
+    return ordered[place] == values if len(ordered) else np.zeros(len(values), dtype=bool)
+
+
 def levels(start: Integers, end: Integers, height: Integers) -> tuple[Integers, Integers]:
     """Return the moments at which one of n intervals begins or ends, each once, and the height open from then on.
 

@@ -120,7 +120,11 @@ def breakdown_figure(rows: Sequence[Temporal], left_out: str) -> Figure:
     caption = f"Over {window}; each moment counts once, so every bar adds up to 100 %. Only computation is useful work."
     size = (10.6, 1.2 + 0.32 * len(rows))
     return Figure(
-        name="time_breakdown", title="Shares of the window by rank", caption=f"{caption}{left_out}", draw=draw, size=size
+        name="time_breakdown",
+        title="Shares of the window by rank",
+        caption=f"{caption}{left_out}",
+        draw=draw,
+        size=size,
     )
 
 

@@ -17,7 +17,18 @@ from analysis.metrics.time.phases import phase_of
 from analysis.metrics.time.window import in_window, step_places, work_time
 from analysis.metrics.time.work import NOTHING, WorkSets, cpu_communication, device_sets, launching_calls
 from analysis.names import collective
-from analysis.spans import Intervals, difference, inside_each, intersection, levels, merged, total_ns, union, within
+from analysis.spans import (
+    Intervals,
+    contains,
+    difference,
+    inside_each,
+    intersection,
+    levels,
+    merged,
+    total_ns,
+    union,
+    within,
+)
 from analysis.timeline import Timeline, columns, named, typed
 
 if TYPE_CHECKING:
@@ -91,6 +102,7 @@ def _gaps_of(timeline: Timeline, sets: WorkSets, whole: Intervals, waits: Mappin
     pieces["unknown"] = difference(idle, union(explained, pieces["launch_bound"]))
     lengths = np.stack([inside_each(pieces[cause], idle) for cause in CAUSES])
     first, last = (active[0, 0], active[-1, 1]) if len(active) else (whole[0, 0], whole[-1, 1])
+    part = np.where(idle[:, 1] <= first, 0, np.where(idle[:, 0] >= last, 2, 1))
     steps = timeline.steps.sort_values("start", kind="stable")["step"].astype("Int64").array
     return pd.DataFrame(
         {
@@ -98,9 +110,9 @@ def _gaps_of(timeline: Timeline, sets: WorkSets, whole: Intervals, waits: Mappin
             "device": -1 if sets.device is None else sets.device,
             "start_ns": idle[:, 0],
             "end_ns": idle[:, 1],
-            "part": np.array(PARTS)[np.where(idle[:, 1] <= first, 0, np.where(idle[:, 0] >= last, 2, 1))],
+            "part": pd.Categorical.from_codes(part, pd.Index(PARTS)),
             "step": steps.take(step_places(timeline, idle[:, 0]), allow_fill=True),
-            "cause": np.array(CAUSES)[lengths.argmax(axis=0)],
+            "cause": pd.Categorical.from_codes(lengths.argmax(axis=0), pd.Index(CAUSES)),
             **{f"{cause}_ns": values for cause, values in zip(CAUSES, lengths, strict=True)},
         }
     )
@@ -119,7 +131,7 @@ def _host_time(timeline: Timeline, sets: WorkSets, whole: Intervals) -> tuple[In
         return difference(merged([before], [after]), busy), NOTHING
     call_starts, call_ends = (np.append(api[name].to_numpy(dtype=np.int64), after) for name in ("start", "end"))
     starts, stops = np.append(before, busy[:-1, 1]), busy[:, 0]
-    ends_gap = (work.end > work.start) & np.isin(work.start, stops)
+    ends_gap = (work.end > work.start) & contains(stops, work.start)
     if sets.device is not None:
         ends_gap &= work.device == sets.device
     begun, launched = work.start[ends_gap], calls[ends_gap]
@@ -187,7 +199,7 @@ def largest_gaps(timeline: Timeline, gaps: "pd.DataFrame", count: int = 5) -> "p
     whole, lengths = work_time(timeline), gaps["end_ns"] - gaps["start_ns"]
     largest = gaps.loc[lengths.nlargest(count).index]
     calls = [_call_in(timeline, *span) for span in largest[["start_ns", "end_ns"]].itertuples(index=False)]
-    table = largest[["rank", "part", "step", "cause"]].assign(call=calls)
+    table = largest[["rank", "part", "step", "cause"]].astype({"part": "str", "cause": "str"}).assign(call=calls)
     table.insert(1, "start_ms", (largest["start_ns"] - (0 if whole is None else int(whole[0, 0]))) / 1e6)
     table.insert(2, "length_ms", lengths[largest.index] / 1e6)
     table.insert(3, "idle_time_share", lengths[largest.index] / lengths.sum())
@@ -273,5 +285,5 @@ def _queue(timeline: Timeline) -> dict[str, Any] | None:
         "depth_mean": int((depth[:-1] * lengths).sum()) / span,
         "depth_max": int(depth.max(initial=0)),
         "empty_share": int(lengths[depth[:-1] == 0].sum()) / span,
-        "launches_per_step": len(np.unique(used)) / steps if steps else None,
+        "launches_per_step": int((np.bincount(used) > 0).sum()) / steps if steps else None,
     }

@@ -69,8 +69,8 @@ def launched_at(timeline: Timeline) -> Numbers:
     moments = np.where(known, timeline.api["start"].to_numpy(dtype=np.int64)[calls], work.start)
     if known.all() or 2 * known.sum() <= len(known):
         return moments
-    _, streams = np.unique(np.stack([work.device, work.stream]), axis=1, return_inverse=True)
-    streams, latest = streams.reshape(-1), np.iinfo(np.int64).max
+    device, stream = (np.unique(values, return_inverse=True)[1] for values in (work.device, work.stream))
+    streams, latest = device * (stream.max() + 1) + stream, np.iinfo(np.int64).max
     first = np.full(int(streams.max()) + 1, latest)
     np.minimum.at(first, streams[known], work.start[known])
     first[first == latest] = work.start[known].min()
