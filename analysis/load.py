@@ -81,7 +81,7 @@ class LoadedTrial:
     row: Mapping[str, Any]
     """Every field of the trial, status, reason, and what throughput.summarize returns (None where it failed)."""
     steps: Sequence[Mapping[str, Any]]
-    """All steps, warm-up included, as ranks.combine makes them."""
+    """All steps, warm-up included, as throughput.combine makes them."""
     environment: Mapping[str, Any]
     ranks: Mapping[int, Mapping[str, Any]]
 

@@ -48,7 +48,7 @@ class Caution:
 def of_trial(
     trial: Trial, result: Row, rows: Sequence[Row], environment: Row, telemetry: Sequence[Row] = ()
 ) -> list[dict[str, str]]:
-    """Return the cautions of one trial as {code, message, remedy}; `rows` are its measured steps of ranks.combine."""
+    """Return the cautions of one trial as {code, message, remedy}; `rows` are its measured steps by `combine`."""
     window = _of_window(trial, result) if trial.kind not in ("train", "profile", "probe") else ()
     machine = _of_machine(trial, rows, environment, telemetry)
     return [asdict(one) for one in (*window, *machine, *_of_result(trial, result))]

@@ -119,7 +119,7 @@ def check_price(price_per_hour: float | None) -> None:
 
 
 def _window(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> tuple[Rows, int, str]:
-    """Return the steps that count, as `ranks.combine` makes them, the steps of warm-up, and where these end.
+    """Return the steps that count, as `combine` makes them, the steps of warm-up, and where these end.
 
     given: [start_iteration, stop_iteration); detected: all after the detected end of warm-up.
     """

@@ -161,7 +161,7 @@ def _traces(options: CompareOptions, a: Path, b: Path) -> Result:
     if options.undecided_ok:
         raise UsageError(
             "option-not-applicable",
-            "--undecided-ok is for run directories: comparing two traces has no exit code 4",
+            "--undecided-ok is for two runs or speedruns: comparing traces has no exit code 4",
         )
     # Trials of a run directory may hold a trace. Open the other path first: it is the one that does not fit.
     opened = {path: open_sources(path) for path in sorted((a, b), key=is_run)}

@@ -66,8 +66,6 @@ def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in _READS:
         gc.set_threshold(_OBJECTS_PER_COLLECTION)
-        # pandas imports pyarrow where another package has brought it, 0.1 s, and nothing here uses it.
-        sys.modules.setdefault("pyarrow", None)  # type: ignore[arg-type]
     code = run(words)
     for number in (signal.SIGINT, signal.SIGTERM):  # all output is written: they would only change the exit code
         signal.signal(number, signal.SIG_IGN)

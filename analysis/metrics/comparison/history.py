@@ -53,6 +53,8 @@ class History:
 
 
 class _Run(NamedTuple):
+    """What a run measured on one kind of device."""
+
     began_ns: int
     path: Path
     groups: Mapping[Key, list[LoadedTrial]]
@@ -85,7 +87,7 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
     """
     check_threshold(threshold)
     problems: list[str] = []
-    dated = [one for run in runs if (one := _read(run, problems)) is not None]
+    dated = [one for run in runs for one in _read(run, problems)]
     chains: dict[str, list[list[_Place]]] = defaultdict(list)
     for run in sorted(dated, key=lambda one: one.began_ns):
         latest = {chain[-1].key: chain for chain in chains[run.machine]}
@@ -93,6 +95,9 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
         for key, rounds in run.groups.items():
             if key not in before:
                 chains[run.machine].append(before.setdefault(key, []))
+            if before[key] and before[key][-1].run.began_ns == run.began_ns:
+                problems.append(f"{run.path}: skipped the measurements that {before[key][-1].run.path} has too")
+                continue
             before[key].append(_Place(run, key, rounds))
     if not chains:
         why = f": {problems[0]}" if problems else ": give run directories of `bertbench throughput` or `measure`"
@@ -102,26 +107,39 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
     return History(tuple(series), tuple(dict.fromkeys(problems)), threshold)
 
 
-def _read(run: RunDirectory, problems: list[str]) -> _Run | None:
+def _read(run: RunDirectory, problems: list[str]) -> list[_Run]:
     try:
         trials = load_run(run)
     except InputError as error:
         problems.append(str(error))
-        return None
+        return []
     problems += [f"{run.path}: {problem}" for problem in trials.problems]
     shown = [one for one in trials if one.trial.profiler is None and one.row["status"] != "interrupted"]
     groups = by_key(shown, kinds=("throughput", "measure"), failed=True)
     starts = [start for one in groups.values() for trial in one for step in trial.steps[:1]
               if (start := step["start_ns"]) is not None]  # fmt: skip
     if not starts:
-        problems.append(f"{run.path}: skipped, because none of its measurements has a step")
-        return None
+        row = next((one.row for each in groups.values() for one in each if one.row.get("reason")), None)
+        why = f" ({row['status']}: {row['reason']})" if row else ""
+        problems.append(f"{run.path}: skipped, because none of its measurements has a step{why}")
+        return []
+    by_device: dict[str, dict[Key, list[LoadedTrial]]] = defaultdict(dict)
+    for key, rounds in groups.items():
+        by_device[rounds[0].row["device"]][key] = rounds
+    spread = run_spread(trials)
+    result = []
+    for device, of_device in by_device.items():
+        where = [one for one in trials if one.row["device"] == device]
+        result.append(_Run(min(starts), run.path, of_device, spread, environment_of(where), _machine_of(where)))
+    return result
+
+
+def _machine_of(trials: Sequence[LoadedTrial]) -> str:
     # What crashed early has not written down where it ran.
     somewhere = next((one.environment for one in trials if one.environment.get("device_name")), {})
     cpu, gpus = somewhere.get("cpu") or {}, len(somewhere.get("gpus") or [])
     name, cores = somewhere.get("device_name") or "unknown device", cpu.get("usable_cores") or cpu.get("physical_cores")
-    machine = f"{gpus} x {name}" if gpus else f"{name}, {cores} cores" if cores else str(name)
-    return _Run(min(starts), run.path, groups, run_spread(trials), environment_of(trials), machine)
+    return f"{gpus} x {name}" if gpus else f"{name}, {cores} cores" if cores else str(name)
 
 
 def _series(places: Sequence[_Place], machine: str, threshold: float) -> dict[str, Any]:

@@ -330,9 +330,12 @@ def _status_verdict(old: Rounds, new: Rounds) -> tuple[str, str]:
         return "improvement", f"it ended as {was}, and now runs"
     if was == now and now in _FAILED:
         return "no change", f"it ends as {now} in both"
-    endings = [f"{side[0].row['status']}: {side[0].row.get('reason') or 'without steps'}" for side in (old, new)
-               if not any(trial.ok for trial in side)]  # fmt: skip
-    return "cannot decide", f"no measurement on both sides; {'; '.join(endings)}"
+    lacking = [
+        f"the {name} run has no measurement ({side[0].row['status']}: {side[0].row.get('reason') or 'no steps'})"
+        for name, side in (("old", old), ("new", new))
+        if not any(trial.ok for trial in side)
+    ]
+    return "cannot decide", "; ".join(lacking)
 
 
 def changed_settings(old: Rounds, new: Rounds) -> list[str]:

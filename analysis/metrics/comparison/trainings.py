@@ -174,7 +174,7 @@ def status_of(state: Row) -> tuple[str, str]:
 
 
 def _steps_made(attempts: Sequence[TrialDirectory]) -> Steps:
-    """Return by step when it ended, in seconds of the loop, and its row of ranks.combine; the last time it was made."""
+    """Return by step when it ended, in seconds of the loop, and its row of `combine`; the last time it was made."""
     made: Steps = {}
     for directory in attempts:
         steps = combine({rank: directory.read_steps(rank) for rank in directory.ranks()})

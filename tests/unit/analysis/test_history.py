@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,20 @@ def test_bad_input_of_three_runs_is_refused(on_day: Any, tmp_path: Path) -> None
     (tmp_path / "empty/trials").mkdir(parents=True)
     with refused("run-incomplete", tmp_path / "empty"):
         result("compare", *[tmp_path / "empty"] * 3)
+
+
+def test_a_copy_of_a_run_does_not_hide_what_the_run_says(on_day: Any, tmp_path: Path) -> None:
+    slower = [on_day("a", 1), on_day("b", 2, scale=1.3)]
+    copy = shutil.copytree(slower[1].path, tmp_path / "runs" / "copy")
+    history = history_of([*slower, RunDirectory(copy)])
+    assert history.regressed and [one["verdict"] for one in points(history)] == [None, "regression"]
+    assert len(history.problems) == 1 and str(copy) in history.problems[0]
+
+
+def test_kinds_of_device_of_one_run_are_machines_of_their_own(on_day: Any) -> None:
+    runs = [on_day("a", 1), on_day("b", 2, scale=1.3), on_day("c", 3, scale=1.3)]
+    on_gpu = dataclasses.replace(runs[0].trials()[0].read_trial(), device="cuda")
+    environment = {**ENVIRONMENT, "device_name": "Example GPU", "gpus": [{"name": "Example GPU"}]}
+    write_trial(runs[0], on_gpu, {0: step_rows([50.0] * 30, 16)}, environment=environment)
+    verdicts = {one["device"]: [point["verdict"] for point in one["points"]] for one in history_of(runs).series}
+    assert verdicts == {"cuda": [None], "cpu": [None, "regression", "no change"]}
