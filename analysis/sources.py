@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from analysis.counters import KernelCounters, Summary, rules_file
@@ -37,8 +38,8 @@ _DATABASES = (".sqlite", ".sqlite.gz")
 # What says the same as a report beside it.
 _EXPORTS = {".nsys-rep": _DATABASES, ".qdrep": _DATABASES, ".ncu-rep": (".csv", ".csv.gz")}
 _NAMED = 4
-_COPIES = "tensorboard"
-"""Folder in which `profile` puts the same traces, and those of further cycles of its schedule."""
+_COPIES = ("profile", "tensorboard")
+"""Folders in which `profile` puts the same traces, and those of further cycles of its schedule."""
 _OWN_FILES = (COLLECTED_FILE, "summary.json", "trial.json", "result.json", "env.json", "sweep.json")
 
 
@@ -177,8 +178,9 @@ def _walked(folder: Path) -> list[Path]:
         raise error
 
     paths = (Path(place) / name for place, _, names in os.walk(folder, onerror=refuse) for name in names)
-    chosen = (path for path in paths if _COPIES not in path.relative_to(folder).parts and path.is_file())
-    return sorted(chosen, key=lambda path: (len(path.parts), path))
+    name = folder.absolute().name
+    chosen = (path for path in paths if _COPIES not in pairwise([name, *path.relative_to(folder).parts]))
+    return sorted((path for path in chosen if path.is_file()), key=lambda path: (len(path.parts), path))
 
 
 def _once(files: Sequence[Path]) -> list[Path]:

@@ -68,11 +68,10 @@ def exposed(table: "pd.DataFrame", late: "pd.DataFrame", context: Context) -> Fi
     sentence += f"{percent(wait)} is waiting." if known else "all ranks' traces separate waiting."
     if wait > 0.5:  # less communication would not shorten a wait
         caused = late["wait_caused_ms"]
-        one = caused.sum() > 0 and caused.iloc[0] >= _ONE_RANK * caused.sum()
+        last = _rank(late["rank"].iloc[0])
+        one = caused.sum() > 0 and caused.iloc[0] >= _ONE_RANK * caused.sum() and last != rank
         cause, saves = "waiting", share * wait
-        seen = (
-            f"{rank} waits for {_rank(late['rank'].iloc[0]) if one else 'changing ranks'} {percent(saves)} of its time"
-        )
+        seen = f"{rank} waits for {last if one else 'changing ranks'} {percent(saves)} of its time"
         remedy = "find out why ranks arrive late (data, host, GPU clock), and balance the work"
     else:
         cause, saves, seen = "communication", share, f"{rank}'s communication is exposed {percent(share)} of its time"
@@ -153,4 +152,4 @@ def _first(table: "pd.DataFrame") -> dict[Any, Any]:
 
 
 def _rank(value: object) -> str:
-    return "this rank" if pd.isna(value) else f"rank {int(value)}"  # type: ignore[call-overload]
+    return "a rank" if pd.isna(value) else f"rank {int(value)}"  # type: ignore[call-overload]

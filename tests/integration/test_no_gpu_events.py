@@ -20,7 +20,7 @@ def export(path: Path, *, ranges: bool) -> Path:
 
 
 def assert_said(text: str) -> None:
-    for message in ("CUDA profiling might have not been started", "GPU metrics: insufficient privilege"):
+    for message in ("CUDA profiling might have not been started correctly", "GPU metrics: insufficient privilege"):
         assert f"nsys says: {message}" in text and "hush" not in text
 
 

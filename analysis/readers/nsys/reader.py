@@ -30,8 +30,12 @@ _GPUS = ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE")
 _HOST_TABLES = ("OSRT_API", "PROFILER_OVERHEAD")
 # What nsys says of its own recording that matters: what it lost.
 _LOST = re.compile(
-    r"not all (nvtx|cuda) events might have been collected|\b(nvtx|cuda)\b.*\b(dropped|lost)\b|"
-    r"no cuda events (were )?collected|cuda profiling might have not been started|[\w ]+: insufficient privilege",
+    r"not all (nvtx|cuda) events might have been collected|\b(nvtx|cuda)\b.*\b(dropped|lost)\b", re.IGNORECASE
+)
+# Why it has no work of a GPU; of a recording that has some, this is about other processes.
+_NO_WORK = re.compile(
+    r"no cuda events (were )?collected|cuda profiling might have not been started( correctly)?|"
+    r"\b(gpu|cuda)\b[^:\n]*: insufficient privilege",
     re.IGNORECASE,
 )
 _NVTX = "NVTX_EVENTS"
@@ -107,13 +111,19 @@ def _source(database: Database) -> str:
 def _about(database: Database, work: "pd.DataFrame") -> list[str]:
     """Return why there is no GPU work, which graphs are one piece, and what nsys lost."""
     texts = [str(database.strings.get(text, text)) for (text,) in database.rows("DIAGNOSTIC_EVENT", "text")]
-    notes = list(dict.fromkeys(f"nsys says: {match[0]}" for text in texts if (match := _LOST.search(text))))
-    if not len(work) and (notes or any(database.has_rows(table) for table in (*_GPUS, *CALLS))):
-        notes.append(LostKernels("no kernel or copy was recorded of a GPU program: was CUDA traced (-t cuda,nvtx)?"))
+    notes = _quoted(texts, _LOST)
+    reasons = [] if len(work) else _quoted(texts, _NO_WORK)
+    if reasons or (not len(work) and any(database.has_rows(table) for table in (*_GPUS, *CALLS))):
+        what = "no kernel or copy was recorded: was CUDA traced (-t cuda,nvtx)?"
+        notes += [*reasons, LostKernels(what)]
     if graphs := int((work["kind"] == "graph").sum()):
         what = f"{graphs:,} launches of CUDA graphs were recorded as one piece each, so their kernels are unknown"
         notes.append(LostKernels(f"{what}: record with --cuda-graph-trace=node"))
     return notes
+
+
+def _quoted(texts: Sequence[str], wanted: re.Pattern[str]) -> list[str]:
+    return list(dict.fromkeys(f"nsys says: {match[0]}" for text in texts if (match := wanted.search(text))))
 
 
 def _gpus(database: Database) -> Callable[[int | None, Sequence[int]], Mapping[str, Mapping[int, Any]]]:

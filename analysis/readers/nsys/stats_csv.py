@@ -31,7 +31,7 @@ _HEAD_LINES = 2000
 _NAMES = ("range", "operation", "name")
 _COUNTS = ("instances", "num calls", "calls", "operations", "count")
 _TOTALS = ("total time", "total")
-_TRACE = {"start", "duration", "name"}
+_TRACE, _OF_TRACE = {"start", "duration", "name"}, {"strm", "corrid", "tid"}
 _CATEGORIES = {"CUDA_KERNEL": "kernels", "MEMORY_OPER": "copies", "CUDA_API": "api"}
 
 
@@ -60,7 +60,9 @@ def read(path: Path) -> list[Summary]:
 
 def _is_header(line: str) -> bool:
     names = {cell.strip(' "').lower().partition("(")[0].strip() for cell in line.split(",")} if "," in line else set()
-    return names >= _TRACE or all(names & set(some) for some in (_NAMES, _COUNTS, _TOTALS))
+    return (names >= _TRACE and bool(names & _OF_TRACE)) or all(
+        names & set(some) for some in (_NAMES, _COUNTS, _TOTALS)
+    )
 
 
 def _tables(path: Path, problems: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -89,6 +91,8 @@ def _summaries(title: str, lines: list[str], problems: list[str]) -> Iterator[Su
         rows = pd.read_csv(text, dtype=str, keep_default_na=False, on_bad_lines="skip", index_col=False)
     split = [(match[1], match[2]) if (match := _UNIT.match(name)) else (name, "") for name in rows.columns.str.lower()]
     rows.columns = pd.Index([name.strip() for name, _ in split])
+    if problems and len(rows) and not rows.iat[-1, -1]:  # the last line is cut short
+        rows = rows.iloc[:-1]
     if not len(rows) or rows.columns.isin([*_TRACE]).sum() == len(_TRACE):
         return
     notes = list(problems)

@@ -95,6 +95,11 @@ def test_rows_without_numbers_and_torn_lines_are_counted(tmp_path: Path) -> None
     assert [text.split()[0] for text in found.problems] == ["1", "2"]
 
 
+def test_a_row_that_is_cut_short_is_left_out(tmp_path: Path) -> None:
+    whole, cut = (tables(tmp_path, KERNELS_2024 + end) for end in ("", "1.0,600,1"))
+    assert cut[0].table.equals(whole[0].table) and len(cut[0].problems) == 2
+
+
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", KERNELS_2024.splitlines()[0], TRACE])
 def test_a_file_without_rows_is_refused_with_what_to_give(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.csv"

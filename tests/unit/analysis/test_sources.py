@@ -61,9 +61,11 @@ def test_folders_are_read_to_any_depth_and_files_of_equal_content_once(tmp_path:
     (deep / "t.json").write_bytes(trace(0))
     (tmp_path / "a/t.json").write_bytes(trace(1))
     (tmp_path / "again.json").hardlink_to(deep / "t.json")
-    (tmp_path / "tensorboard/cycles").mkdir(parents=True)
-    (tmp_path / "tensorboard/cycles/second.json").write_bytes(trace(0))  # a further cycle of a profile
-    assert [one.rank for one in open_sources(tmp_path).timelines] == [0, 1]
+    (tmp_path / "profile/tensorboard/cycles").mkdir(parents=True)
+    (tmp_path / "profile/tensorboard/cycles/second.json").write_bytes(trace(0))  # a further cycle of a profile
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard/rank2.json").write_bytes(trace(2))  # of a user's own trace handler
+    assert [one.rank for one in open_sources(tmp_path).timelines] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
