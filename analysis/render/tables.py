@@ -196,6 +196,7 @@ _FORMS = {
 }
 """Form, a key of wording.FORMS -> fields that are numbers. A field that is not here is a text."""
 _HEADINGS = {
+    "all_reduce_ms": "all-reduce ms",
     "applied_steps": "after step",
     "calls_per_step": "calls",
     "count": "elements",

@@ -52,8 +52,9 @@ def run(options: AnalyzeOptions) -> Result:
     if options.perfetto is not None:
         _check_output(options.perfetto, options.paths)
     if len(options.paths) == 1 and is_run(options.paths[0]):
+        written, failure = _export(open_sources(options.paths[0]), options.perfetto) if options.perfetto else ((), None)
         result = _run(options.paths[0], options)
-        return result if options.perfetto is None else _export(open_sources(options.paths[0]), options.perfetto, result)
+        return replace(result, written=[*result.written, *written], failure=result.failure or failure)
     if len(options.paths) == 1 and is_speedrun(options.paths[0]):
         if options.window != "steps" or options.perfetto is not None:
             option = "--window" if options.perfetto is None else "--perfetto"
@@ -63,6 +64,7 @@ def run(options: AnalyzeOptions) -> Result:
 
     found = analyze_paths(options.paths, options.window)
     source = found.source
+    written, failure = _export(source, options.perfetto) if options.perfetto else ((), None)
     about: dict[str, Any] = {"path": str(source.path), "kinds": list(source.kinds)}
     result = findings_result(
         found.findings,
@@ -73,20 +75,24 @@ def run(options: AnalyzeOptions) -> Result:
         page=f"bertbench report {source.path}",
         **about,
     )
-    return result if options.perfetto is None else _export(source, options.perfetto, result)
+    return replace(result, written=[*result.written, *written], failure=result.failure or failure)
 
 
 def _check_output(output: Path, paths: Sequence[Path]) -> None:
-    """Raise UsageError if a file would replace the input, or join its folder as the trace of a rank."""
+    """Raise UsageError if a file is a folder, would replace the input, or join its folder as the trace of a rank."""
+    if output.is_dir():
+        raise UsageError(
+            "path-kind", f"--perfetto {output} is a folder: give a file, such as {output}/timeline.json.gz"
+        )
     for path in paths:
         if path.resolve() in (output.resolve(), *output.resolve().parents):
             raise UsageError(
                 "option-conflict",
-                f"--perfetto {output} is in the input {path}: write it to another folder, such as /tmp/{output.name}",
+                f"--perfetto {output} would be part of the input {path}: write it to another folder",
             )
 
 
-def _export(source: "Source", output: Path, result: Result) -> Result:
+def _export(source: "Source", output: Path) -> tuple[Sequence[Path], BertbenchError | None]:
     from analysis.render.perfetto import write_perfetto
 
     if not source.timelines:
@@ -100,8 +106,7 @@ def _export(source: "Source", output: Path, result: Result) -> Result:
         write_perfetto(source.timelines, output)
         return [output]
 
-    written, failure = when_writable(write)
-    return replace(result, written=[*result.written, *written], failure=result.failure or failure)
+    return when_writable(write)
 
 
 def _run(path: Path, options: AnalyzeOptions) -> Result:
