@@ -9,14 +9,7 @@ from analysis.counters import GLOBAL, KernelCounters
 from analysis.counters import joined as joined_counters
 from analysis.diagnose.advice import LEAST, Advice, Context, faster_gemms
 from analysis.diagnose.finding import OF_KERNELS, Finding, joined, short_name
-from analysis.metrics.kernels.core_utilization import (
-    FOUR,
-    core_use,
-    core_use_by,
-    core_use_by_family,
-    kernel_phases,
-    rows,
-)
+from analysis.metrics.kernels.core_utilization import FOUR, core_use, core_use_by, kernel_phases, rows
 from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, LEVEL_KINDS, MEMORY
 from analysis.metrics.kernels.roofline import COMPUTE, LATENCY, UNKNOWN, Roofline, roofline
 from analysis.metrics.kernels.utilization import sampled_utilization
@@ -104,7 +97,8 @@ def sampled_findings(timelines: Sequence[Timeline]) -> list[Finding]:
 
 def by_family(counters: KernelCounters, window_ns: float | None = None) -> Finding:
     """Return core_utilization_by_family: a row per kind of work, longest first."""
-    table = _table(core_use_by_family(counters, window_ns), "family", counters, window_ns)
+    families = counters.kernels["name"].map(family)
+    table = _table(core_use_by(counters, families, window_ns), "family", counters, window_ns)
     return Finding("core_utilization_by_family", "Core utilization by kind of work", table, _longest(table, "family"))
 
 

@@ -6,7 +6,6 @@ are the rows of all its trials.
 
 import csv
 import dataclasses
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from analysis.window_choice import parse_window
 from analysis.wording import inert
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError
+from common.reading import read_notes
 from records.files import read_record, write_record
 from records.kinds import read_measurements
 from records.run import COLLECTED_FILE, RunDirectory, TrialDirectory
@@ -109,15 +109,16 @@ def open_profile(directory: TrialDirectory) -> OpenedProfile:
     """Read what a profiler left for a trial; what cannot be read is a problem, not the end."""
     trial, result = directory.read_trial(), directory.read_result() or {}
     files = sorted(directory.profile.rglob(COLLECTED_FILE)) if trial.profiler == "ncu" else []
-    notes = [json.loads(path.read_bytes()) for path in files]
+    notes = [read_notes(path) for path in files]
     try:
         source = open_sources(directory.path)
     except InputError as error:
         source = Source(path=directory.path, problems=(str(error),))
     problems = [problem for note in notes for problem in note.get("problems", [])]
+    problems += [f"{path} is damaged: profile again" for path, note in zip(files, notes, strict=True) if not note]
     source = dataclasses.replace(source, problems=tuple(dict.fromkeys([*problems, *source.problems])))
     # Kernels that were passed over, or not reached, leave the window's share unknown.
-    whole = notes and not any(note.get("limit_reached") for note in notes)
+    whole = notes and all(notes) and not any(note.get("limit_reached") for note in notes)
     whole = whole and not any(word.startswith("skip=") for word in trial.profiler_options)
     step_time_ms, window = (result.get("profile") or {}).get("unprofiled_step_time_ms"), None
     if whole and step_time_ms and trial.start_iteration is not None and trial.stop_iteration is not None:

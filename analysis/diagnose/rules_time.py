@@ -112,10 +112,10 @@ def where_time_goes(timelines: Sequence[Timeline], times: Times) -> Finding:
     what = "step" if all(len(timeline.steps) for timeline in timelines) else "recording"
     what = "part" if any(timeline.is_part for timeline in timelines) else what
     several = f"The slowest rank's {what} takes {slowest} ms; over all ranks"
-    whose = several if len(times) > 1 else f"A {what} takes {slowest} ms:"
+    whose = several if len(times) > 1 else f"{'The' if what == 'recording' else 'A'} {what} takes {slowest} ms:"
     sentence = f"{whose} {compute} computation, {exposed} exposed communication, {waiting} idle."
     if not times[0].on_gpu and lost_kernels(timelines):
-        sentence = f"The trace lacks its GPU kernels; the CPU computes {compute} of a {what} of {slowest} ms."
+        sentence = f"The trace lacks its GPU kernels; the CPU computes {compute} of the {what}'s {slowest} ms."
     return Finding("temporal_breakdown", "Where the time goes", table, sentence)
 
 
@@ -303,7 +303,8 @@ def steps(timelines: Sequence[Timeline]) -> list[Finding]:
     table = table.dropna(axis="columns", how="all")
     times = table.loc[longest, "step_time_ms"]
     whose = "The median step of the slowest rank" if len(timelines) > 1 else "The median step"
-    sentence = f"{whose} takes {number(float(times.median()))} ms, the longest {number(float(times.max()))} ms."
+    sentence = f"{whose} takes {number(float(times.median()))} ms"
+    sentence += f", the longest {number(float(times.max()))} ms." if len(times) > 1 else "."
     slowest = table.nlargest(1, "step_time_ms").iloc[0]
     worst = f"The slowest is step {int(slowest['step'])}{_of_rank(slowest.get('rank'), timelines)}: "
     worst += f"{number(float(slowest['step_time_ms']))} ms."
@@ -352,11 +353,8 @@ def operators(timelines: Sequence[Timeline], context: Context | None = None) -> 
 
 def _over(timelines: Sequence[object], sentence: str) -> str:
     """Return a sentence about all ranks, which says so where there are several."""
-    return _capital(f"over all ranks, {sentence}" if len(timelines) > 1 else sentence)
-
-
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
+    text = f"over all ranks, {sentence}" if len(timelines) > 1 else sentence
+    return text[:1].upper() + text[1:]
 
 
 def _of_rank(rank: int | None, ranks: Sequence[object]) -> str:

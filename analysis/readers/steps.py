@@ -48,7 +48,7 @@ def empty_steps(
         return none, []
     none = ~filled & (length < NEGLIGIBLE * float(np.median(length[filled])))
     named = ", ".join(f"step {n} ({ns / 1e6:.3g} ms)" for n, ns in zip(number[none], length[none], strict=True))
-    return none, [f"{named} launched nothing and is left out: opened when the recording ended"] if named else []
+    return none, [f"left out, opened when the recording ended, without work: {named}"] if named else []
 
 
 def launch_moments(work: Integers, calls: Integers, called: Integers) -> Integers:

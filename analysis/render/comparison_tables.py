@@ -202,12 +202,9 @@ def speedrun_comparison_blocks(a: Row, b: Row, comparison: Row) -> list[Block]:
         if any(one[name] for one in both):
             ratio = f"{ratios[name]:.3f}" if name in ratios else UNKNOWN
             rows.append((_LABELS[name], *(_mean_text(name, one) for one in both), ratio))
-    verdict = {
-        "faster": f"B is faster, at a significance of {SIGNIFICANCE:g}",
-        "slower": f"B is slower, at a significance of {SIGNIFICANCE:g}",
-        "not reached": "B does not reach the target",
-        "cannot decide": "not conclusive",
-    }[comparison["verdict"]]
+    verdict = {"not reached": "B does not reach the target", "cannot decide": "not conclusive"}.get(
+        comparison["verdict"], f"B is {comparison['verdict']}, at a significance of {SIGNIFICANCE:g}"
+    )
     facts = [("target", _target_text(b)), ("verdict", verdict), ("reason", comparison["reason"])]
     if comparison["saved_seconds"] is not None:
         saved, low, high = (wording.fine(comparison[name]) for name in ("saved_seconds", "saved_low", "saved_high"))

@@ -435,7 +435,7 @@ def _for_page(text: str, width: int) -> str:
             del one.attrib["transform"]
         if "style" in one.attrib:
             plain = re.sub(r"font-family: [^;]*;? ?", "", one.attrib["style"])
-            one.set("style", re.sub(r"#[0-9a-f]{6}", lambda colour: _variable(colour[0]), plain))
+            one.set("style", re.sub("|".join(_ROLES), lambda colour: f"var(--c-{_ROLES[colour[0]]})", plain))
         if one.tag == f"{_SVG}g":
             kind, _, name = one.attrib.pop("id", "").partition(":")
             if name:
@@ -443,7 +443,3 @@ def _for_page(text: str, width: int) -> str:
             for word in one.iter(f"{_SVG}text") if kind.startswith("ink-") else ():
                 word.set("style", f"{word.get('style')}; fill: var(--on-{kind.removeprefix('ink-')})")
     return Xml.tostring(root, encoding="unicode")
-
-
-def _variable(colour: str) -> str:
-    return f"var(--c-{_ROLES[colour]})" if colour in _ROLES else colour

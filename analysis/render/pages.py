@@ -203,7 +203,7 @@ def write_classification_report(result: ClassificationResult, scores: Classifica
     confusion = [dict(zip(header, row, strict=True)) for row in rows]
     headline, _, *tables = classification_blocks(result, scores, page=True)
     run = [("replaced the files of run" if name == "instead_of" else name.replace("_", " "), str(value))
-           for name, value in result.run.items() if value is not None]  # fmt: skip
+           for name, value in result.run.items() if value not in (None, "")]  # fmt: skip
     sections = [
         Section("", [Text(str(headline), "headline"), Cards([(*card, "") for card in _scores(scores)])], "answer"),
         Section("Input", [Facts([*_inputs(result), *run])]),

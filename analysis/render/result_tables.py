@@ -265,8 +265,7 @@ def largest_tables(rows: Sequence[Row]) -> list[Table]:
     shown = [
         *columns(f"implementation model world_size {strategy} {' '.join(differing)}", **_SEARCHED),
         computed(
-            "largest batch that fits",
-            lambda row: wording.count(row["micro_batch_size"]) if row["micro_batch_size"] else "none",
+            "largest batch that fits", lambda row: f"{row['micro_batch_size']:,}" if row["micro_batch_size"] else "none"
         ),
         computed("fails at", lambda row: f"{row['fails_at']:,}" if row.get("fails_at") else "no size tried"),
         computed("why the search ended", lambda row: str(row.get("failure") or "not recorded").strip().rstrip(":")),

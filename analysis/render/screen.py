@@ -61,7 +61,8 @@ def screen_of(findings: Sequence[Finding], advice: Sequence[Advice] = (), rest: 
     """
     weighty = by_weight(findings)
     answer = next((one for one in weighty if one.sentence), None)
-    ranks = next((one for one in weighty if "rank" in one.table and one.table["rank"].is_unique), None)
+    by_rank = [one for one in weighty if "rank" in one.table and len(one.table)]
+    ranks = next((one for one in by_rank if one.table["rank"].is_unique), None)
     numbers = [one for one in weighty if one.table.select_dtypes("number").notna().to_numpy().any()]
     others = {one.name: one for one in numbers if one is not ranks}
     details = next((others[name] for name in _DETAILS if name in others), next(iter(others.values()), None))

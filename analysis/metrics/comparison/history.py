@@ -1,7 +1,7 @@
 """Three or more runs over time: what became of each measurement, and which run changed it."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,14 +53,12 @@ class History:
 
 
 class _Run(NamedTuple):
-    """What a run measured on one kind of device."""
-
     began_ns: int
     path: Path
     groups: Mapping[Key, list[LoadedTrial]]
     spread: float | None
     environment: Mapping[str, str]
-    machine: str
+    machine: str  # of one kind of device; a run with two kinds is two of these
 
 
 class _Place(NamedTuple):
@@ -107,12 +105,12 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
     return History(tuple(series), tuple(dict.fromkeys(problems)), threshold)
 
 
-def _read(run: RunDirectory, problems: list[str]) -> list[_Run]:
+def _read(run: RunDirectory, problems: list[str]) -> Iterator[_Run]:
     try:
         trials = load_run(run)
     except InputError as error:
         problems.append(str(error))
-        return []
+        return
     problems += [f"{run.path}: {problem}" for problem in trials.problems]
     shown = [one for one in trials if one.trial.profiler is None and one.row["status"] != "interrupted"]
     groups = by_key(shown, kinds=("throughput", "measure"), failed=True)
@@ -122,16 +120,14 @@ def _read(run: RunDirectory, problems: list[str]) -> list[_Run]:
         row = next((one.row for each in groups.values() for one in each if one.row.get("reason")), None)
         why = f" ({row['status']}: {row['reason']})" if row else ""
         problems.append(f"{run.path}: skipped, because none of its measurements has a step{why}")
-        return []
+        return
     by_device: dict[str, dict[Key, list[LoadedTrial]]] = defaultdict(dict)
     for key, rounds in groups.items():
         by_device[rounds[0].row["device"]][key] = rounds
     spread = run_spread(trials)
-    result = []
     for device, of_device in by_device.items():
         where = [one for one in trials if one.row["device"] == device]
-        result.append(_Run(min(starts), run.path, of_device, spread, environment_of(where), _machine_of(where)))
-    return result
+        yield _Run(min(starts), run.path, of_device, spread, environment_of(where), _machine_of(where))
 
 
 def _machine_of(trials: Sequence[LoadedTrial]) -> str:

@@ -17,18 +17,7 @@ from analysis.metrics.time.phases import phase_of
 from analysis.metrics.time.window import in_window, step_places, work_time
 from analysis.metrics.time.work import NOTHING, WorkSets, cpu_communication, device_sets, launching_calls
 from analysis.names import collective
-from analysis.spans import (
-    Intervals,
-    contains,
-    difference,
-    inside_each,
-    intersection,
-    levels,
-    merged,
-    total_ns,
-    union,
-    within,
-)
+from analysis.spans import Intervals, contains, difference, inside_each, intersection, levels, merged, total_ns, union
 from analysis.timeline import Timeline, columns, named, typed
 
 if TYPE_CHECKING:
@@ -92,7 +81,7 @@ def _gaps_of(timeline: Timeline, sets: WorkSets, whole: Intervals, waits: Mappin
     active = sets.active if sets.on_gpu else sets.compute
     idle = difference(whole, sets.busy if sets.on_gpu else active)
     host, late = _host_time(timeline, sets, whole) if sets.on_gpu else (idle, NOTHING)
-    host, late = within(host, whole), within(late, whole)
+    host, late = intersection(host, whole), intersection(late, whole)
     pieces, explained = {}, NOTHING
     for cause, spans in waits.items():
         examined = host if cause in ("data_wait", "communication") else late
