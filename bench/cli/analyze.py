@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnalyzeOptions(Tables):
     """Explain what a profiler recorded. PATH is a trace, a table of counters, a log, a folder of ranks, a tar, a
-    profiled trial, a run directory, or a speedrun. The kind is detected from the content.
+    profiled trial, or a run directory. The kind is detected from the content.
 
     Examples:
         bertbench analyze runs/profile
@@ -43,7 +43,6 @@ OPTIONS = {"analyze PATH...": AnalyzeOptions}
 def run(options: AnalyzeOptions) -> Result:
     """Read and explain; exit code 3 when some trials of a run directory could not be read."""
     from analysis.sources import is_run, open_sources
-    from records.speedrun import is_speedrun
 
     if not options.paths:
         raise InputError(
@@ -55,11 +54,6 @@ def run(options: AnalyzeOptions) -> Result:
         written, failure = _export(open_sources(options.paths[0]), options.perfetto) if options.perfetto else ((), None)
         result = _run(options.paths[0], options)
         return replace(result, written=[*result.written, *written], failure=result.failure or failure)
-    if len(options.paths) == 1 and is_speedrun(options.paths[0]):
-        if options.window != "steps" or options.perfetto is not None:
-            option = "--window" if options.perfetto is None else "--perfetto"
-            raise UsageError("option-not-applicable", f"{options.paths[0]} is a speedrun: {option} needs a trace")
-        return _speedrun(options.paths[0], options)
     from analysis.diagnose.profiles import analyze_paths
 
     found = analyze_paths(options.paths, options.window)
@@ -169,21 +163,4 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
         problems=problems,
         failure=failure,
         code=code,
-    )
-
-
-def _speedrun(path: Path, options: AnalyzeOptions) -> Result:
-    from analysis.metrics.comparison.trainings import load_speedrun
-    from analysis.render.comparison_tables import speedrun_blocks
-    from analysis.render.tables import write_csv
-    from records.schema import SPEEDRUN_COLUMNS
-    from records.speedrun import read_speedrun
-
-    found = load_speedrun(path, read_speedrun(path))
-    written = []
-    if options.csv is not None:
-        written = [options.csv / "speedrun.csv"]
-        write_csv(written[0], found["rows"], SPEEDRUN_COLUMNS, line_end="\n")
-    return Result(
-        document={"path": str(path), **found, "kinds": ["speedrun"]}, blocks=speedrun_blocks(found), written=written
     )

@@ -44,16 +44,9 @@ def run(options: ReportOptions) -> Result:
     """Write the page of a run, a profile or a classification."""
     from analysis.render.pages import trainings_in, write_trainings_report
     from analysis.sources import is_run
-    from records.speedrun import is_speedrun
 
     if is_run(options.path):
         return _of_run(options)
-    if is_speedrun(options.path):
-        raise UsageError(
-            "option-not-applicable",
-            f"{options.path} is a speedrun, which has no page: give the run directory of a seed, such as "
-            f"{options.path / 'seed-1'}, or use `bertbench analyze {options.path}`",
-        )
     if trainings := trainings_in(options.path):
         path, comparison = write_trainings_report(options.path, trainings, options.out)
         return Result(document={"report": str(path), "trainings": list(comparison.rows)}, blocks=[Plain(str(path))])

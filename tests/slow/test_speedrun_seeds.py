@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.commands import document, result
+from support.commands import result
 from support.refusals import check_refusal
 from support.speedrun_cli import SpeedrunCli
 from support.train_cli import kill_all
@@ -33,7 +33,6 @@ def test_a_seed_stops_at_the_first_evaluation_that_reaches_the_target(data: Path
     assert abs(row["cost"] - row["total_seconds"] / 1000) < 1e-9
     assert attempt.log.exists() and run.curve_csv.exists(), "every log is kept"
     assert dict(attempt.read_trial().training)["seed"] == 3 and attempt.read_trial().kind == "train"
-    assert document("analyze", cli.out)["rows"] == found["rows"]
 
 
 @pytest.mark.soak
@@ -48,8 +47,6 @@ def test_after_kill_9_the_same_command_trains_the_seeds_that_are_missing(data: P
     kill_all(process)
     first = cli.document()["rows"][0]
     assert first["status"] == "reached"
-    rows = result("analyze", cli.out).document["rows"]
-    assert rows[0]["status"] == "reached" and rows[2]["status"] == "not begun"
     done = cli.run("--seeds", "1", "2", "3")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("already trained") >= 1 and "3 of 3 seeds" in done.stdout

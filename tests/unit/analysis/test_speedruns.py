@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from scipy import stats
 from support.commands import document, result
-from support.commands import text as shown
 from support.refusals import refused
 from support.speedruns import (
     BATCH,
@@ -207,23 +206,6 @@ def test_settings_that_differ_are_listed(tmp_path: Path) -> None:
     two = write_speedrun(tmp_path / "two", FAST, precision="bf16", levers="auto")
     differences = document("compare", one.path, two.path)["differences"]
     assert differences == ["precision: fp32 -> bf16", "levers: not set -> auto"]
-
-
-def test_analyze_reads_the_folder_from_its_records_and_a_copy_by_itself(tmp_path: Path) -> None:
-    place = write_speedrun(tmp_path / "run", SLOW)
-    content = json.loads(place.document.read_text())
-    stale = [{"seed": seed, "status": "not begun"} for seed in SLOW]
-    write_record(place.document, content | {"rows": stale})  # the command was killed before it wrote the rows
-    found = result("analyze", place.path, "--csv", tmp_path / "tables")
-    assert [row["status"] for row in found.document["rows"]] == ["reached"] * 3
-    assert found.document["summary"]["step_seconds"]["mean"] == pytest.approx(1.0)
-    assert (tmp_path / "tables" / "speedrun.csv").read_text().splitlines()[0] == ",".join(SPEEDRUN_COLUMNS)
-    printed = shown(found.blocks)
-    assert "3 of 3 seeds" in printed and "6.40" in printed and "95 % interval" in printed
-    copy = tmp_path / "copy.json"
-    write_record(copy, content)
-    shutil.rmtree(place.path)
-    assert document("analyze", copy)["rows"] == content["rows"]
 
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
