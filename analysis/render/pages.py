@@ -1,4 +1,4 @@
-"""The HTML pages of what is no single run: a profile, a study, a folder of trainings, a classification."""
+"""The HTML pages of what is no single run: a profile, a folder of trainings, a classification."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,22 +24,12 @@ from analysis.render.page import (
     listed,
     write_page,
 )
-from analysis.render.study import (
-    best_facts,
-    counts_text,
-    importance_text,
-    ordered,
-    reasons,
-    trials_table,
-    tune_figures,
-    value_text,
-)
 from analysis.render.tables import Block as TextBlock
-from analysis.render.tables import Facts, Plain, Table, columns, texts, write_csv
+from analysis.render.tables import Facts, Table, columns, texts, write_csv
 from analysis.render.trace_figures import Figures as FiguresByName
 from analysis.render.training_figures import comparison_figure
 from analysis.sources import Source
-from analysis.wording import Row, percent
+from analysis.wording import percent
 from records.classification import ClassificationResult
 from records.training import TrainRun, is_train_run
 
@@ -111,46 +101,6 @@ def _source_facts(source: Source) -> list[tuple[str, str]]:
         rows += [("GPU", counters.device_name or "not named"), ("kernels counted", kernels)]
     rows += [("table", f"{one.title} ({one.source})" if one.source else one.title) for one in source.summaries]
     return [(name, value) for name, value in dict.fromkeys(rows) if value]
-
-
-def write_tune_report(study: Row, folder: Path) -> list[Path]:
-    """Write the page of a study, its figures and trials.csv into its folder; return the files, the page first.
-
-    `study` is tune.json, as bench.tune.document makes it. Raises StorageError.
-    """
-    answer: list[Block] = ["No trial completed."]
-    if study["best"]:
-        (_, best), (_, command), *notes = best_facts(study)
-        values = [(name.replace("_", " "), value_text(value)) for name, value in study["best"]["values"].items()]
-        answer = [Text(f"Best: {best}.", "headline"), Facts(values), "To repeat this training:", Plain(command)]
-        answer += [Text(f"The command {text}.", "faint") for _, text in notes]
-    figures, importance, search = tune_figures(study), importance_text(study), study["search"]
-    pictures: list[Block] = [Figures(figures) if figures else "No trial has a result yet."]
-    pictures += [Text(f"Importance: {importance}", "faint")] if importance else []
-    settings = {name: value_text(value) for name, value in study["training"].items() if value is not False}
-    settings |= {f"search space: {name}": text for name, text in study["space"].items()}
-    better = "higher" if study["objective"]["maximize"] else "lower"
-    facts = [
-        ("task", str(study["task"])),
-        ("objective", f"{study['objective']['label']}, {better} is better"),
-        ("trials", counts_text(study)),
-        ("sampler", f"{search['sampler']}, seed {search['seed']}"),
-        ("pruner", str(search["pruner"])),
-        *((name.replace("_", " "), text) for name, text in settings.items()),
-    ]
-    sections = [
-        Section("Result", answer, "answer"),
-        Section("Figures", pictures),
-        Section("Trials", [trials_table(study, ordered(study)), Section("Why trials failed", listed(reasons(study)))]),
-        Section("Search settings", [Facts(facts)]),
-    ]
-    first, last = ("number", "state", "value"), ("seconds", "reason", "killed", "same_as", "folder")
-    rows = [
-        {**{name: row[name] for name in first}, **row["values"], **{name: row[name] for name in last}}
-        for row in ordered(study)
-    ]
-    files = {"trials.csv": partial(write_csv, rows=rows)}
-    return write_page(Page(folder.resolve().name, "bertbench search report", sections, files), folder)
 
 
 def trainings_in(folder: Path) -> list[TrainRun]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shlex
 import signal
 import sys
 import types
@@ -24,7 +25,7 @@ from bench.plan.variants import PlannedVariant, Values, plan_variant
 from bench.run.processes import StopRequest
 from bench.tune.document import FILE, document
 from bench.tune.space import Kind, SearchSpace, make_space, word
-from bench.tune.study import EVALUATORS, PRUNERS, SAMPLERS, Question, Search, Study
+from bench.tune.study import EVALUATORS, PRUNERS, SAMPLERS, Question, Search, Study, storage_path
 from bench.tune.worker import Job, Objective, make_objective, work
 from common.errors import UsageError
 from common.flags import Groups, choice_of, flag, request_of
@@ -290,19 +291,17 @@ def _write(study: Study, search: Search, trials: int | None, evaluator: str) -> 
 def _finish(
     options: TuneOptions, study: Study, search: Search, trials: int | None, why: str, stop: StopRequest
 ) -> Result:
-    from analysis.render.pages import write_tune_report
     from analysis.render.study import tune_blocks
     from analysis.render.tables import Facts
 
     found = _write(study, search, trials, options.importance)
-    with study.locked():
-        written = write_tune_report(found, study.folder)
     waiting = sum(trial["state"] == "waiting" for trial in found["trials"])
     code = 3 if found["best"] is None and not stop.wanted() else 0
+    charts = shlex.join(["optuna-dashboard", f"sqlite:///{storage_path(study.folder)}"])
     return Result(
         document={"study": str(study.folder), "ended": why, **found},
-        blocks=[*tune_blocks(found), Facts([("ended", why)])],
-        written=[study.folder / FILE, *written],
+        blocks=[*tune_blocks(found), Facts([("ended", why), ("charts", charts)])],
+        written=[study.folder / FILE],
         notes=[f"{waiting} unfinished trial{'s'[: waiting > 1]}: run the same command to resume"] * (waiting > 0),
         code=130 if stop.signal == signal.SIGINT else code,
     )

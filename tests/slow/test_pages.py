@@ -15,10 +15,8 @@ from support.charts import Opened, contrast, drawn_charts
 from support.fake_run import ENVIRONMENT, EVALUATED, START_NS, write_sweep, write_training, write_trial
 from support.page import report_page
 from support.rings import Machine, write_collectives
-from support.studies import study
 
 from analysis import wording
-from analysis.render.pages import write_tune_report
 from records.run import RunDirectory
 from records.training import TrainRun
 from records.trial import Trial
@@ -27,7 +25,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed"),
 ]
-NAMES = ("run", "projection", "training", "tune")
+NAMES = ("run", "projection", "training")
 DAY_NS = 86_400 * fake_run.SECOND
 LEAST_CONTRAST = 4.5
 """WCAG 2.2, 1.4.3."""
@@ -57,7 +55,6 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "run": report_page(runs[0]),
         "projection": report_page(RunDirectory(cluster), project_to=(8, 16)),
         "training": report_page(TrainRun(training.path.parents[1]).run),
-        "tune": write_tune_report(study(), folder / "tune")[0],
     }
 
 
