@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from analysis.intervals import Intervals
 from analysis.names import communicates
-from analysis.spans import Intervals
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -227,7 +227,7 @@ class ChosenWindow:
     label: str
     """How it was asked for; "steps" for some of the marked steps."""
     spans: Intervals
-    """What it is, see analysis.spans; not empty."""
+    """What it is, see analysis.intervals; not empty."""
     origin_ns: int
     """Where times of windows count from."""
 

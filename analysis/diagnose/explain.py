@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.diagnose.advice import STEP_TIME, Advice, Context, of_machine, ranked
 from analysis.diagnose.finding import Finding, distinct, distinct_names, file_stem, short_name
-from analysis.sources import Source
+from analysis.open import Source
 from analysis.wording import percent
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import pandas as pd
 
 from analysis.diagnose.advice import LEAST, Advice, Context, faster_gemms
 from analysis.diagnose.finding import Finding, joined, number
+from analysis.intervals import total_ns
 from analysis.metrics.kernels import tables as kernel_tables
 from analysis.metrics.kernels.operator_roofline import fp32_share, gemm_time_by_precision
 from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.metrics.time import idle, phases, temporal
 from analysis.metrics.time.window import analysis_time, origin_ns
 from analysis.names import MOVES_MEMORY, family, has_fused_optimizer
-from analysis.spans import total_ns
 from analysis.timeline import Timeline, columns, lost_kernels, typed
 from analysis.wording import percent
 from records.schema import COMPUTE_COLUMNS

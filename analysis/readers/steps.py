@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.spans import Integers, contains
+from analysis.intervals import Integers, contains
 from analysis.timeline import Mask, empty
 
 if TYPE_CHECKING:

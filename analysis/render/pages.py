@@ -9,6 +9,7 @@ from analysis.diagnose.explain import by_weight, counter_endings, to_do
 from analysis.diagnose.finding import Finding
 from analysis.metrics.classification import Classification
 from analysis.metrics.comparison.trainings import TrainingComparison, VariantRun, compare_trainings
+from analysis.open import Source
 from analysis.render.comparison_tables import comparison_notes, comparison_rows, comparison_table
 from analysis.render.page import (
     Block,
@@ -28,7 +29,6 @@ from analysis.render.tables import Block as TextBlock
 from analysis.render.tables import Facts, Table, columns, texts, write_csv
 from analysis.render.trace_figures import Figures as FiguresByName
 from analysis.render.training_figures import comparison_figure
-from analysis.sources import Source
 from analysis.wording import percent
 from records.classification import ClassificationResult
 from records.training import TrainRun, is_train_run

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis import wording
+from analysis.intervals import clipped, difference, intersection, merged
 from analysis.metrics.communication.exposure import communication_by_rank
 from analysis.metrics.communication.matching import match_collectives
 from analysis.metrics.time.temporal import Temporal, temporal_breakdown
 from analysis.metrics.time.window import work_time
 from analysis.metrics.time.work import work_sets
 from analysis.render.figure import Figure, bars, categories, legend, stacked, words
-from analysis.spans import clipped, difference, intersection, merged
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:

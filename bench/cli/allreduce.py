@@ -36,7 +36,7 @@ def run(options: AllreduceOptions) -> Result:
     from analysis.diagnose.profiles import own_tests
     from analysis.diagnose.summaries import communication_share
     from analysis.metrics.kernels.devices import LinkRates
-    from analysis.sources import open_sources, profile_of
+    from analysis.open import open_sources, profile_of
 
     if not options.paths:
         raise InputError(

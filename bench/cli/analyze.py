@@ -13,7 +13,7 @@ from common.errors import BertbenchError, InputError, UsageError
 from records.run import RunDirectory
 
 if TYPE_CHECKING:
-    from analysis.sources import Source
+    from analysis.open import Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ OPTIONS = {"analyze PATH...": AnalyzeOptions}
 
 def run(options: AnalyzeOptions) -> Result:
     """Read and explain; exit code 3 when some trials of a run directory could not be read."""
-    from analysis.sources import is_run, open_sources
+    from analysis.open import is_run, open_sources
 
     if not options.paths:
         raise InputError(
@@ -109,10 +109,10 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     from analysis.diagnose.run import reference, trial_name
     from analysis.load import load_run
     from analysis.metrics.comparison.runs import ratios_of
+    from analysis.open import profiled_trials
     from analysis.render.result_tables import answer_lines, results_blocks
     from analysis.render.screen import run_screen, screen_of
     from analysis.render.tables import Block, Plain
-    from analysis.sources import profiled_trials
     from analysis.window_choice import parse_window
 
     parse_window(options.window)  # refuses before anything is read

@@ -86,7 +86,7 @@ def _history(options: CompareOptions) -> Result:
 
 
 def _runs_or_traces(options: CompareOptions, a: Path, b: Path) -> Result:
-    from analysis.sources import is_run
+    from analysis.open import is_run
 
     runs = [is_run(path) for path in (a, b)]
     if any(runs) and not all(runs):
@@ -156,7 +156,7 @@ def _with_markdown(result: Result, options: CompareOptions) -> Result:
 def _traces(options: CompareOptions, a: Path, b: Path) -> Result:
     from analysis.diagnose.explain import comparison_findings
     from analysis.metrics.comparison.traces import THRESHOLD, compare_traces
-    from analysis.sources import is_run, open_sources, trial_of
+    from analysis.open import is_run, open_sources, trial_of
 
     if options.undecided_ok:
         raise UsageError(

@@ -42,8 +42,8 @@ OPTIONS = {"report PATH": ReportOptions}
 
 def run(options: ReportOptions) -> Result:
     """Write the page of a run, a profile or a classification."""
+    from analysis.open import is_run
     from analysis.render.pages import trainings_in, write_trainings_report
-    from analysis.sources import is_run
 
     if is_run(options.path):
         return _of_run(options)
@@ -98,9 +98,9 @@ def _of_run(options: ReportOptions) -> Result:
 
 def _of_profile(options: ReportOptions) -> Result:
     from analysis.diagnose.explain import explain, to_do
+    from analysis.open import open_sources
     from analysis.render.pages import write_source_report
     from analysis.render.screen import screen_of
-    from analysis.sources import open_sources
 
     source = open_sources(options.path)
     findings = explain(source)

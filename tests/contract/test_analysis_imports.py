@@ -31,6 +31,7 @@ IMPORTED = [
     "analysis.metrics.kernels.ncu_metrics",
     "analysis.metrics.statistics",
     "analysis.metrics.throughput",
+    "analysis.open",
     "analysis.readers.ncu.reader",
     "analysis.readers.nsys.report",
     "analysis.render.comparison_tables",
@@ -47,7 +48,6 @@ IMPORTED = [
     "analysis.render.task_figures",
     "analysis.render.terminal",
     "analysis.render.training_figures",
-    "analysis.sources",
     "analysis.window_choice",
     "analysis.wording",
 ]

@@ -108,7 +108,7 @@ def test_a_real_trace_with_sizes_gives_bandwidths() -> None:
 
 
 def test_figures_have_the_numbers_of_the_traces(tmp_path: Path) -> None:
-    from analysis.sources import open_sources
+    from analysis.open import open_sources
 
     (tmp_path / "traces").mkdir()
     found = trace_figures(open_sources(two_ranks(tmp_path / "traces")).timelines)

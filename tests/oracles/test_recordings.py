@@ -12,7 +12,7 @@ from frozen import DATA, check, rows_of
 from support.shared_files import TRACES
 
 from analysis.metrics.time.temporal import temporal_breakdown
-from analysis.sources import open_sources
+from analysis.open import open_sources
 from bench.cli.dispatch import result_of
 
 pytestmark = pytest.mark.public

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.intervals import Intervals, difference, inside_ns, intersection, merged, total_ns, within
 from analysis.metrics.kernels.devices import LinkRates
 from analysis.metrics.time.window import collectives_at, step_places, work_time
 from analysis.metrics.time.work import device_sets, work_sets
 from analysis.names import bus_factor, parallelism
-from analysis.spans import Intervals, difference, inside_ns, intersection, merged, total_ns, within
 from analysis.timeline import ProcessGroup, Timeline, columns, typed
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from analysis.intervals import Nested
 from analysis.metrics.time.window import in_window
 from analysis.metrics.time.work import launching_calls
-from analysis.spans import Nested
 from analysis.timeline import EVALUATES, MODULE, Timeline, name_codes, named
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from analysis.intervals import inside_ns
 from analysis.metrics.time.window import in_window
 from analysis.metrics.time.work import work_sets
 from analysis.names import family
-from analysis.spans import inside_ns
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:

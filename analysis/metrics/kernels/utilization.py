@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from analysis.intervals import Intervals, inside_ns, levels, merged, total_ns, within
 from analysis.metrics.time.window import analysis_time
 from analysis.metrics.time.work import cpu_computation
-from analysis.spans import Intervals, inside_ns, levels, merged, total_ns, within
 from analysis.timeline import Timeline, is_communication, lost_kernels, named
 from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
 

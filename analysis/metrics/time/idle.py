@@ -13,11 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.intervals import (
+    Intervals,
+    contains,
+    difference,
+    inside_each,
+    intersection,
+    levels,
+    merged,
+    total_ns,
+    union,
+)
 from analysis.metrics.time.phases import phase_of
 from analysis.metrics.time.window import in_window, step_places, work_time
 from analysis.metrics.time.work import NOTHING, WorkSets, cpu_communication, device_sets, launching_calls
 from analysis.names import collective
-from analysis.spans import Intervals, contains, difference, inside_each, intersection, levels, merged, total_ns, union
 from analysis.timeline import Timeline, columns, named, typed
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from analysis.intervals import Nested, difference, merged, own_times, total_ns, union, within
 from analysis.metrics.time.window import analysis_time, in_window
 from analysis.metrics.time.work import NOTHING, launching_calls
 from analysis.names import OTHER, communicates
-from analysis.spans import Nested, difference, merged, own_times, total_ns, union, within
 from analysis.timeline import Timeline, columns, name_codes, typed
 from records.schema import RANGE_COLUMNS
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.intervals import inside_ns, merged, total_ns, within
 from analysis.metrics.time.window import Window, launched_at, step_places, work_time
 from analysis.metrics.time.work import Numbers, device_sets, launching_calls, work_sets
 from analysis.names import communicates
-from analysis.spans import inside_ns, merged, total_ns, within
 from analysis.timeline import MOSTLY, Mask, Timeline
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from analysis.intervals import Intervals, merged, total_ns
 from analysis.metrics.time.work import Numbers, calls_with, launching_calls, work_sets
-from analysis.spans import Intervals, merged, total_ns
 from analysis.timeline import STEP_COLUMNS, ChosenWindow, Mask, Timeline, empty, named
 from analysis.window_choice import KERNELS, STEPS, WindowChoice, parse_window
 from analysis.wording import number

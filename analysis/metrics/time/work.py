@@ -1,4 +1,4 @@
-"""What a rank did when, as sets of intervals (see analysis.spans), and which call launched which kernel.
+"""What a rank did when, as sets of intervals (see analysis.intervals), and which call launched which kernel.
 
 On a GPU computation is kernels and CUDA graphs that are not communication. On a CPU it is the outermost operators of
 every thread less the communication in them; communication is the spans of gloo and MPI. A rank with several GPUs has
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from analysis.intervals import Intervals, difference, merged, union
 from analysis.names import collective, communicates, is_gpu_library
-from analysis.spans import Intervals, difference, merged, union
 from analysis.timeline import Timeline, is_communication, kept
 
 if TYPE_CHECKING:

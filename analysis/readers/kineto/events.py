@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
+from analysis.intervals import Integers
 from analysis.readers.packed import damage_code, unpacked_blocks
-from analysis.spans import Integers
 from common.errors import InputError
 from common.memory import available_bytes
 

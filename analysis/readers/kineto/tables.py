@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from analysis.intervals import Integers, nesting
 from analysis.names import PRECISIONS, family, has_roofline, is_gpu_library, kernel_collective, precision
 from analysis.readers.kineto.collectives import HostCall, collectives, is_host_call
 from analysis.readers.kineto.events import MISSING, Event, nanoseconds, whole_numbers
 from analysis.readers.steps import empty_steps, launch_moments, marked_steps
-from analysis.spans import Integers, nesting
 from analysis.timeline import EVALUATES, HOST_NS, MODULE, GpuWork, ProcessGroup, clip_overlaps, where
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.run import cautions_of_run
 from analysis.load import load_run
 from analysis.metrics.comparison.runs import ratios_of
-from analysis.sources import Source
+from analysis.open import Source
 from analysis.timeline import Timeline
 from records.files import write_record
 

@@ -13,8 +13,8 @@ from analysis.diagnose.explain import explain
 from analysis.diagnose.finding import Finding
 from analysis.metrics.communication.exposure import communication_by_kind
 from analysis.names import COLLECTIVES, family, kernel_collective
+from analysis.open import open_sources
 from analysis.readers.kineto.reader import read
-from analysis.sources import open_sources
 
 MS = 1000.0  # Kineto counts in microseconds
 GEMM = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT"

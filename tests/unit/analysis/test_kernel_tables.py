@@ -21,8 +21,8 @@ from analysis.metrics.kernels.tables import (
 )
 from analysis.metrics.time.phases import range_rows
 from analysis.names import OTHER, family
+from analysis.open import open_sources
 from analysis.readers.kineto.reader import read
-from analysis.sources import open_sources
 from analysis.timeline import is_communication, name_codes
 
 

@@ -14,7 +14,7 @@ from analysis.metrics.kernels.tables import family_rows
 from analysis.metrics.time.idle import launch_queue
 from analysis.metrics.time.temporal import iterations
 from analysis.metrics.time.work import launching_calls
-from analysis.sources import open_sources
+from analysis.open import open_sources
 from analysis.timeline import Timeline
 
 LAUNCH, US, MS = "cudaLaunchKernel", 1_000, 1_000_000

@@ -10,8 +10,8 @@ from support.timelines import timeline
 from analysis.diagnose import rules_time
 from analysis.metrics.kernels.operator_roofline import gemm_time_by_precision
 from analysis.names import COLLECTIVES, PRECISIONS, collective, family, precision
+from analysis.open import open_sources
 from analysis.readers.kineto import reader as kineto
-from analysis.sources import open_sources
 
 
 @pytest.mark.parametrize(

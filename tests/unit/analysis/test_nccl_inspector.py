@@ -8,8 +8,8 @@ from support.shared_files import OWN
 
 from analysis.diagnose.explain import explain
 from analysis.metrics.kernels.devices import LinkRates
+from analysis.open import open_sources
 from analysis.readers.nccl_inspector import read
-from analysis.sources import open_sources
 
 LINES = OWN / "nccl" / "inspector.jsonl"
 

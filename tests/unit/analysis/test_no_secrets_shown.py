@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.profiles import NCCL, NCU, NSYS, SAMPLES, kineto, sqlite_with
 
-from analysis.sources import open_sources
+from analysis.open import open_sources
 from bench.cli.main import run
 
 SECRET = "battery-staple-SECRET123"

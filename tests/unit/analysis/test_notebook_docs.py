@@ -14,7 +14,7 @@ from support.refusals import refused
 
 import bertbench
 from analysis.diagnose.explain import explain
-from analysis.sources import open_sources
+from analysis.open import open_sources
 from records.run import RunDirectory
 from records.schema import RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
 from records.trial import Trial

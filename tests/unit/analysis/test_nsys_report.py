@@ -9,9 +9,9 @@ import pytest
 from support import fake_nsys
 from support.refusals import refused
 
+from analysis.open import open_sources
 from analysis.readers.nsys.report import exported
 from analysis.readers.registry import find_reader, read_head
-from analysis.sources import open_sources
 from common.errors import Code, InputError, MissingToolError, StorageError
 
 REPORT = b"NVIDIA Tegra Profiler Report 1..\n" + bytes(range(256))

@@ -18,9 +18,9 @@ from analysis.diagnose.profiles import own_tests
 from analysis.diagnose.rules_communication import findings
 from analysis.metrics.communication.exposure import communication_by_group
 from analysis.metrics.kernels.devices import LinkRates
+from analysis.open import open_sources
 from analysis.readers import nccl_tests
 from analysis.readers.kineto.reader import read
-from analysis.sources import open_sources
 from analysis.timeline import ProcessGroup
 from records.run import RunDirectory
 

@@ -13,9 +13,9 @@ from support.mutate import count_from_environment, mutations
 from support.profiles import sample
 
 from analysis.diagnose.explain import explain
+from analysis.open import Source, open_sources
 from analysis.readers.registry import READERS, find_reader, read_head
 from analysis.render.perfetto import write_perfetto
-from analysis.sources import Source, open_sources
 from common.errors import InputError
 
 SECONDS = 2.0

@@ -9,7 +9,7 @@ from support.timelines import timeline
 from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.rules_communication import findings, no_communication
-from analysis.sources import open_sources
+from analysis.open import open_sources
 from analysis.timeline import Timeline
 
 MS = 1_000_000

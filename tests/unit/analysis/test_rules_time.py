@@ -13,8 +13,8 @@ from analysis.diagnose.advice import Advice, Context, faster_gemms
 from analysis.diagnose.explain import explain, in_window
 from analysis.diagnose.finding import Finding
 from analysis.metrics.kernels.utilization import compute_utilization
+from analysis.open import Source, open_sources
 from analysis.readers.kineto.reader import read
-from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline
 
 LAUNCH, US, MS = "cudaLaunchKernel", 1_000, 1_000_000

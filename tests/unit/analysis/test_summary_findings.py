@@ -13,7 +13,7 @@ from analysis.diagnose.finding import Finding, distinct_names
 from analysis.diagnose.summaries import communication_share, findings
 from analysis.metrics.communication.links import alpha_beta
 from analysis.names import has_fused_optimizer
-from analysis.sources import Source
+from analysis.open import Source
 
 
 def only(summary: Summary, name: str) -> Finding:

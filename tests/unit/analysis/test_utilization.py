@@ -21,9 +21,9 @@ from analysis.metrics.kernels.utilization import (
     compute_utilization_rows,
     sampled_utilization,
 )
+from analysis.open import open_sources
 from analysis.readers.kineto.reader import read
 from analysis.render.tables import write_csv
-from analysis.sources import open_sources
 from analysis.timeline import SAMPLE_COLUMNS, LostKernels, Timeline, typed
 from records.schema import COMPUTE_UTILIZATION, names
 

@@ -11,8 +11,8 @@ from support import fake_ncu
 from support.refusals import refused
 
 from analysis.counters import rules_file
+from analysis.open import open_sources
 from analysis.readers.ncu.reader import read
-from analysis.sources import open_sources
 from bench.profilers import ncu, permission
 from bench.profilers.base import Scope, parse_options
 from bench.profilers.ncu import NsightCompute

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 
-from analysis.spans import (
+from analysis.intervals import (
     Nested,
     difference,
     inside_ns,

@@ -11,8 +11,8 @@ import pytest
 from support.profiles import sample
 from support.refusals import refused
 
+from analysis.open import open_sources
 from analysis.readers.registry import read_head
-from analysis.sources import open_sources
 from bench.cli.main import run
 from common.errors import Code
 
