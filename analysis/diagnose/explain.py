@@ -97,8 +97,7 @@ def counter_endings(source: Source) -> list[str]:
 
 def in_window(source: Source, window: str) -> Source:
     """Return the source with every analysis over a window, as `metrics.time.window.windowed` takes it and raises."""
-    from analysis.metrics.time.window import windowed
-    from analysis.window_choice import STEPS
+    from analysis.metrics.time.window import STEPS, windowed
 
     if window == STEPS:
         return source

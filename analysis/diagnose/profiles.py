@@ -21,8 +21,8 @@ from analysis.metrics.cautions import disturbance
 from analysis.metrics.communication.collectives import by_size
 from analysis.metrics.kernels.core_utilization import rows as core_rows
 from analysis.metrics.kernels.utilization import compute_utilization_rows
+from analysis.metrics.time.window import parse_window
 from analysis.open import Source, open_sources
-from analysis.window_choice import parse_window
 from analysis.wording import inert
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError

@@ -109,11 +109,11 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     from analysis.diagnose.run import reference, trial_name
     from analysis.load import load_run
     from analysis.metrics.comparison.runs import ratios_of
+    from analysis.metrics.time.window import parse_window
     from analysis.open import profiled_trials
     from analysis.render.result_tables import answer_lines, results_blocks
     from analysis.render.screen import run_screen, screen_of
     from analysis.render.tables import Block, Plain
-    from analysis.window_choice import parse_window
 
     parse_window(options.window)  # refuses before anything is read
     directory = RunDirectory(path)

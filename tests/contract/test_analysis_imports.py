@@ -31,6 +31,7 @@ IMPORTED = [
     "analysis.metrics.kernels.ncu_metrics",
     "analysis.metrics.statistics",
     "analysis.metrics.throughput",
+    "analysis.metrics.time.window",
     "analysis.open",
     "analysis.readers.ncu.reader",
     "analysis.readers.nsys.report",
@@ -48,7 +49,6 @@ IMPORTED = [
     "analysis.render.task_figures",
     "analysis.render.terminal",
     "analysis.render.training_figures",
-    "analysis.window_choice",
     "analysis.wording",
 ]
 """May only become shorter."""

@@ -6,7 +6,10 @@ The window is the marked steps, or all work where none is marked, or what was as
 Occurrences of a range are steps; those that overlap are one, and the time between them is not in the window.
 """
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,8 +17,8 @@ import numpy.typing as npt
 
 from analysis.intervals import Intervals, merged, total_ns
 from analysis.metrics.time.work import Numbers, calls_with, launching_calls, work_sets
+from analysis.names import is_like
 from analysis.timeline import STEP_COLUMNS, ChosenWindow, Mask, Timeline, empty, named
-from analysis.window_choice import KERNELS, STEPS, WindowChoice, parse_window
 from analysis.wording import number
 from common.errors import InputError, UsageError
 
@@ -23,6 +26,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Window = Literal["steps", "kernels"]
+STEPS, KERNELS = "steps", "kernels"
+_FORMS = "steps, kernels, step:N, step:N..M, range:NAME, or a time such as 1.2s..3.4s (units s, ms, us)"
+_TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(s|ms|us)?\.\.(\d+(?:\.\d*)?|\.\d+)(s|ms|us)", re.IGNORECASE)
+_STEP = re.compile(r"step:(\d{1,18})(?:\.\.(\d{1,18}))?")
+_MARK = re.compile(r"(?:ProfilerStep\s*#|(?:bertbench:)?step\s+)(\d{1,18})", re.IGNORECASE)
+_UNITS_NS = {"s": 10**9, "ms": 10**6, "us": 10**3}
+_LATEST_NS = 2**62  # with today's time added it still fits into 64 bits
 _MOST_NAMES = 12
 _DAY_NS = 24 * 3600 * 10**9
 _NEVER = np.iinfo(np.int64).min
@@ -100,6 +110,46 @@ def step_places(timeline: Timeline, moments: npt.NDArray[Any]) -> Numbers:
     return np.where((place >= 0) & (moments < ends[place]), place, -1)
 
 
+@dataclass(frozen=True, slots=True)
+class WindowChoice:
+    """What was asked for."""
+
+    text: str
+    name: str = ""
+    """Of a range."""
+    steps: tuple[int, int] | None = None
+    """First and last step."""
+    time_ns: tuple[int, int] | None = None
+    """Begin and end since the origin."""
+
+
+def parse_window(text: str) -> WindowChoice:
+    """Return what a text asks for.
+
+    Raises:
+        UsageError: it is none of the forms, or it is empty.
+    """
+    if text in (STEPS, KERNELS):
+        return WindowChoice(text)
+    if text.startswith("range:") and text.removeprefix("range:").strip():
+        name = text.removeprefix("range:")
+        mark = _MARK.fullmatch(name)
+        return WindowChoice(text, name, None if mark is None else (int(mark[1]), int(mark[1])))
+    if (found := _STEP.fullmatch(text)) is not None:
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            raise UsageError("option-value", f"--window {text} is empty: step {last} is before {first}")
+        return WindowChoice(text, steps=(first, last))
+    if (times := _TIME.fullmatch(text)) is None:
+        raise UsageError("option-value", f"--window {text} is not a window: give {_FORMS}")
+    units = [_UNITS_NS[(unit or times[4]).lower()] for unit in (times[2], times[4])]
+    moments = (float(value) * unit for value, unit in zip((times[1], times[3]), units, strict=True))
+    begin, end = (round(min(moment, _LATEST_NS)) for moment in moments)
+    if end <= begin:
+        raise UsageError("option-value", f"--window {text} is empty: give an end that is after the begin")
+    return WindowChoice(text, time_ns=(begin, end))
+
+
 def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, ...], tuple[str, ...]]:
     """Return the timelines with a window, and a sentence each on ranks without it and on time outside the recording.
 
@@ -165,8 +215,9 @@ def _cut(timeline: Timeline, choice: WindowChoice) -> Timeline | None:
 
 def _occurrences(timeline: Timeline, choice: WindowChoice) -> Intervals:
     """Return the occurrences of a range, or of an operator where no range has the name; those that touch stay apart."""
+    exactly = lambda one: choice.name in (one, one.removeprefix("bertbench:"))  # noqa: E731
     for table in (timeline.ranges, timeline.operators):
-        for matches in choice.matchers():
+        for matches in (exactly, partial(is_like, pattern=choice.name)):
             chosen = named(table["name"], matches) & (table["end"] > table["start"]).to_numpy()
             if not chosen.any():
                 continue
