@@ -48,7 +48,6 @@ COLOURS: Mapping[str, tuple[str, str]] = {
     "note": ("#52606d", "#b8c2cc"),
     "paper": ("#ffffff", "#1a222b"),
     "grid": ("#e4e7eb", "#323f4b"),
-    "warmup": ("#f7e6cb", "#3a3020"),
 }
 """Role -> color on light and on dark paper. Series have at least 3:1 on it (WCAG 2.2, 1.4.11)."""
 CYCLE = ("blue", "vermilion", "green", "orange", "purple", "sky", "pink", "grey")
@@ -62,7 +61,6 @@ _MOST_CELLS = 300
 _LETTERS, _KEY_LETTERS = 14.0, 7
 """Letters of a legend in an inch; letters that the key of an entry takes."""
 
-_HERE = Path(__file__).parent
 _FONTS = ["Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans", "Noto Sans CJK SC"]
 _LIGHT = {role: light for role, (light, _) in COLOURS.items()}
 _STYLE: dict[Any, Any] = {
@@ -92,6 +90,7 @@ _STYLE: dict[Any, Any] = {
     "path.simplify_threshold": 0.5,
     "svg.fonttype": "none",
 }
+_SMALL: Any = {"fontsize": 8.0, "zorder": 5}
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 _ROLES = {light: role for role, light in _LIGHT.items()}
 
@@ -150,50 +149,46 @@ def curve(axes: "Axes", x: Iterable[Any], y: Iterable[Any], name: str, colour: s
 
 def bars(axes: "Axes", at: Numbers, end: Numbers, name: str, colour: str | Sequence[str], *, begin: Numbers = (),
          thickness: float = 0.68, across: bool = True, labels: Sequence[str] = (), inside: bool = False,
-         alpha: float = 1.0, legend: bool = True) -> None:  # fmt: skip
-    """Draw rectangles at `at` on one axis, from `begin` (0) to `end` on the other; `across` they lie, with `at` on y.
+         **look: Any) -> None:  # fmt: skip
+    """Draw bars at `at` on one axis, from `begin` (0) to `end` on the other; `across` they lie, with `at` on y.
 
     The axes have their labels. Labels of bars stand after their ends, or `inside`. More bars than hovering can show
-    become one shape with their sum; they must have one place.
+    become one shape with their sum; they must have one place. `look` are properties of a Patch.
     """
-    from matplotlib.collections import PolyCollection
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
     name = name.lstrip("_")
-    places, ends = np.array(at, dtype=float), np.array(end, dtype=float)
-    if not len(ends):
-        return
+    ends = np.array(end, dtype=float)
     begins = np.array(begin, dtype=float) if len(begin) else np.zeros(len(ends))
-    along = np.stack([begins, begins, ends, ends], axis=1)
-    beside = places[:, None] + np.array([-0.5, 0.5, 0.5, -0.5]) * thickness
-    corners = np.stack([along, beside] if across else [beside, along], axis=2)
-    roles = [colour] * len(ends) if isinstance(colour, str) else [*colour]
     category, value = (axes.yaxis, axes.xaxis) if across else (axes.xaxis, axes.yaxis)
-    look: dict[str, Any] = {"alpha": alpha, "linewidth": 0, "zorder": 2, "gid": f"series:{name}",
-            "label": name if legend else "_nolegend_"}  # fmt: skip
+    roles = [colour] * len(ends) if isinstance(colour, str) else [*colour]
+    look = {"linewidth": 0, "zorder": 2, "label": name, **look}
     if len(ends) > _MOST_TITLED:
-        total = f"{value_text(value, float(np.nansum(ends - begins)))} in all"
-        shape = Path.make_compound_path(*(Path(four, closed=False) for four in corners))
-        title = LINE.join((name, value_text(category, places[0]), total))
-        axes.add_patch(PathPatch(shape, facecolor=COLOURS[roles[0]][0], url=title, **look))
-    else:
-        titles = [
-            LINE.join((name, value_text(category, place), value_text(value, last - first)))
-            + (f" ({wording.interval(first, last)})" if first else "")
-            for place, first, last in zip(places, begins, ends, strict=True)
-        ]
-        shades = [COLOURS[role][0] for role in roles]
-        axes.add_collection(PolyCollection([*corners], facecolors=shades, urls=titles, **look))
-    axes.autoscale_view()
-    for place, first, last, text, role in zip(places, begins, ends, labels, roles, strict=False):
-        middle = (first + last) / 2 if inside else max(first, last)
-        where = (middle, place) if across else (place, middle)
-        if text and inside:
-            words(axes, where, text, ha="center", va="center", color=ink_on(role), gid=f"ink-{role}:{name}")
-        elif text:
-            beyond: dict[str, Any] = {"ha": "left", "va": "center"} if across else {"ha": "center", "va": "bottom"}
-            words(axes, where, text, (4, 0) if across else (0, 2), gid=f"series:{name}", **beyond)
+        below, above = at[0] - thickness / 2, at[0] + thickness / 2
+        shape = Path.make_compound_path(
+            *(
+                Path([(first, below), (first, above), (last, above), (last, below)])
+                for first, last in zip(begins, ends, strict=True)
+            )
+        )
+        title = LINE.join(
+            (name, value_text(category, at[0]), f"{value_text(value, float((ends - begins).sum()))} in all")
+        )
+        axes.add_patch(PathPatch(shape, facecolor=COLOURS[roles[0]][0], url=title, gid=f"series:{name}", **look))
+        axes.autoscale_view()
+        return
+    shades = [COLOURS[role][0] for role in roles]
+    draw, side = (axes.barh, "left") if across else (axes.bar, "bottom")
+    drawn = draw(at, ends - begins, thickness, color=shades, **{**look, side: begins})
+    for bar, place, first, last in zip(drawn, at, begins, ends, strict=True):
+        interval = f" ({wording.interval(first, last)})" if first else ""
+        bar.set_url(LINE.join((name, value_text(category, place), value_text(value, last - first) + interval)))
+        bar.set_gid(f"series:{name}")
+    where: Any = {"label_type": "center"} if inside else {"padding": 3}
+    for text, role in zip(axes.bar_label(drawn, labels, **where, **_SMALL) if labels else (), roles, strict=False):
+        text.set(color=ink_on(role) if inside else COLOURS["ink"][0])
+        text.set_gid(f"ink-{role}:{name}" if inside else f"series:{name}")
 
 
 def cells(axes: "Axes", shares: npt.NDArray[Any], texts: Sequence[Sequence[str]], rows: Sequence[str],
@@ -203,39 +198,38 @@ def cells(axes: "Axes", shares: npt.NDArray[Any], texts: Sequence[Sequence[str]]
     Rows and columns have names, or none. The texts of cells stand in them if `numbered`; otherwise hovering shows those
     of the largest shares.
     """
-    shades = np.zeros((*shares.shape, 4))
-    shades[..., :3] = [int(COLOURS["blue"][0][place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    shades[..., 3] = 0.6 * np.nan_to_num(shares)
-    axes.imshow(shades, interpolation="nearest")
+    from matplotlib.colors import ListedColormap
+
+    blue, known = ListedColormap([COLOURS["blue"][0]]), np.nan_to_num(shares)
+    axes.imshow(np.zeros(shares.shape), cmap=blue, alpha=0.6 * known, interpolation="nearest")
     axes.grid(visible=False)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_xticks(range(len(columns)), columns)
-    largest = np.argsort(-np.nan_to_num(shares), axis=None)[:_MOST_CELLS]
+    largest = np.argsort(-known, axis=None)[:_MOST_CELLS]
     places = [(int(row), int(column)) for row, column in zip(*np.unravel_index(largest, shares.shape), strict=True)]
     if numbered:
         for row, column in places:
             words(axes, (column, row), texts[row][column], ha="center", va="center")
     elif rows:
-        titles = [f"{rows[row]}{LINE}{columns[column]}{LINE}{texts[row][column]}" for row, column in places]
+        titles = [LINE.join((rows[row], columns[column], texts[row][column])) for row, column in places]
         axes.scatter([column for _, column in places], [row for row, _ in places], s=90, alpha=0, urls=titles)
 
 
-def stacked(axes: "Axes", parts: Mapping[str, tuple[str, Numbers]], least: float = math.inf) -> npt.NDArray[Any]:
-    """Draw (color, values) of named parts as bars end to end, with numbers from `least` on; return where they end."""
+def stacked(axes: "Axes", parts: Mapping[str, tuple[str, Numbers]], least: float = math.inf) -> None:
+    """Draw (color, values) of named parts as bars end to end, with numbers from `least` on."""
     left: npt.NDArray[Any] = np.zeros(len(next(iter(parts.values()))[1]))
     for name, (colour, values) in parts.items():
         texts = [f"{value:.0f}" if value >= least else "" for value in values]
         if max(values) > 0.0005:
             bars(axes, np.arange(len(left)), left + values, name, colour, begin=left, labels=texts, inside=True)
         left = left + values
-    return left
 
 
 def words(
     axes: "Axes", place: tuple[float, float], text: str, shift: tuple[float, float] = (0, 0), **look: Any
 ) -> None:
     """Write a text at a place, `shift` points to the right and upwards; `look` are properties of a Text."""
-    look = {"color": COLOURS["ink"][0], "fontsize": 8.0, "zorder": 5, "annotation_clip": False, **look}
+    look = {"color": COLOURS["ink"][0], "annotation_clip": False, **_SMALL, **look}
     axes.annotate(text, place, shift, textcoords="offset points", **look)
 
 
@@ -246,12 +240,6 @@ def rule(axes: "Axes", which: str, at: float, name: str, colour: str = "line", *
     line(at, color=COLOURS[colour][0], **style)
 
 
-def band(axes: "Axes", which: str, low: float, high: float, name: str, colour: str, **look: Any) -> None:
-    """Fill a range of the axis "x" or "y" behind everything."""
-    span = axes.axvspan if which == "x" else axes.axhspan
-    span(low, high, facecolor=COLOURS[colour][0], linewidth=0, zorder=0, gid=f"series:{name}", **look)
-
-
 def categories(axes: "Axes", labels: Sequence[str]) -> None:
     """Make the y axis one of categories, from top to bottom."""
     axes.set_yticks(range(len(labels)), [short_label(label) for label in labels])
@@ -259,11 +247,11 @@ def categories(axes: "Axes", labels: Sequence[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def number_ticks(axes: "Axes", places: Iterable[float], form: Callable[[float], str] = "{:g}".format) -> None:
+def number_ticks(axes: "Axes", places: Iterable[float]) -> None:
     """Make the x axis logarithmic with ticks at some numbers."""
     axes.set_xscale("log", base=2)
     axes.set_xticks([*places])
-    axes.xaxis.set_major_formatter(lambda value, _: form(value))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
     axes.grid(axis="x", visible=False)
 
@@ -274,7 +262,7 @@ def logarithmic(axes: "Axes", which: str, form: Callable[[float], str] = wording
 
     getattr(axes, f"set_{which}scale")("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=7))
+    axis.set_major_locator(LogLocator(numticks=7))
     axis.set_major_formatter(lambda value, _: form(value))
     axes.minorticks_off()
 
@@ -284,14 +272,6 @@ def whole_ticks(axes: "Axes") -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
-
-
-def grid(canvas: "Canvas", count: int, columns: int) -> "list[Axes]":
-    """Return so many axes, in rows of `columns`."""
-    panels = [*canvas.subplots(-(-count // columns), columns, squeeze=False).flat]
-    for axes in panels[count:]:
-        axes.set_visible(False)
-    return panels[:count]
 
 
 def legend(place: "Canvas | Axes", *axes: "Axes", **look: Any) -> None:
@@ -332,13 +312,6 @@ def short_label(text: str) -> str:
     return wording.shortened("".join(character if character.isprintable() else " " for character in text), 40)
 
 
-def size_ticks(sizes: Iterable[float]) -> list[float]:
-    """Return powers of two that span sizes in bytes, at most seven."""
-    known = sorted(sizes)
-    first, last = math.floor(math.log2(known[0])), math.ceil(math.log2(known[-1]))
-    return [2.0**power for power in range(first, last + 1, max(1, -(-(last - first + 1) // 6)))]
-
-
 def clock_unit(seconds: float) -> tuple[str, float]:
     """Return the display unit for a time of this length, and its seconds."""
     return ("h", 3600.0) if seconds > 7200 else ("min", 60.0) if seconds > 120 else ("s", 1.0)
@@ -370,18 +343,12 @@ def figure_html(figure: Figure) -> str:
 
 
 def style() -> str:
-    """Return the CSS of figures: the colors of both schemes, and how charts look."""
+    """Return the colors of figures as CSS variables, of both schemes."""
     light, dark = (
         "".join(f"--c-{role}:{pair[n]};--on-{role}:{ink_on(role, n)};" for role, pair in COLOURS.items())
         for n in (0, 1)
     )
-    variables = f":root{{{light}}}\n@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
-    return f"{variables}\n{(_HERE / 'chart.css').read_text(encoding='utf-8')}"
-
-
-def script() -> str:
-    """Return the JavaScript of legends."""
-    return (_HERE / "chart.js").read_text(encoding="utf-8")
+    return f":root{{{light}}}\n@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
 
 
 @lru_cache(maxsize=1)

@@ -5,9 +5,9 @@ Figures, style and script are inside the page; the figures also lie beside it as
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -29,16 +29,11 @@ PAGE = "report.html"
 MOST_ROWS = 200
 """Most rows that a page holds of the table of a finding."""
 _HERE = Path(__file__).parent
-# A command in backticks, an option, or a number with its unit: none of them is broken over lines.
-_WHOLE = re.compile(
-    r"`(?P<code>[^`<]+)`|(?P<option>--[a-z][a-z-]*(?: \d+)?)|"
-    r"(?P<number>\d) (?P<unit>%|×|(?:[nµm]?s|[kMGT]i?B|[kMGTP]?FLOP|W|J)\b)"  # noqa: RUF001
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph unlike others. In every text, options and commands in backticks are set apart."""
+    """A paragraph unlike others. In every text, what is in backticks is set apart."""
 
     text: str
     style: str
@@ -80,19 +75,10 @@ class Section:
     anchor: str = ""
 
 
+Files = dict[str, Callable[[Path], None]]
+"""Path of a file beside a page, relative to its folder -> its writer."""
 Block = tables.Block | Text | Cards | Items | Figures | Section
 """Blocks that a terminal also shows (tables, facts, plain lines, sentences), and blocks of pages alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Content of one HTML file, and of the files beside it."""
-
-    title: str
-    eyebrow: str
-    sections: Sequence[Section]
-    files: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
-    """Path of each further file, relative to the folder -> its writer."""
 
 
 def listed(texts: Sequence[str]) -> list[Block]:
@@ -121,13 +107,15 @@ def finding_panel(finding: Finding, figures: Sequence[Figure], prefix: str = "",
     return Section(finding.title, blocks, anchor=f"{prefix}{finding.name}")
 
 
-def finding_files(findings: Sequence[Finding], folder: str = "") -> dict[str, Callable[[Path], None]]:
-    """Return the files of the tables of findings, for `Page.files`."""
+def finding_files(findings: Sequence[Finding], folder: str = "") -> Files:
+    """Return the files of the tables of findings."""
     return {f"{folder}{one.name}.csv": partial(tables.write_frame, frame=one.table) for one in findings}
 
 
-def write_page(page: Page, folder: Path) -> list[Path]:
-    """Write a page with its files; return them: the page, `Page.files`, figures, a CSV file for each other table.
+def write_page(
+    folder: Path, title: str, eyebrow: str, sections: Sequence[Section], files: Files | None = None
+) -> list[Path]:
+    """Write a page with its files; return them: the page, `files`, figures, a CSV file for each other table.
 
     Everything from outside is escaped. Another report into the same folder waits, and a folder that nothing came of is
     not left behind. Raises StorageError.
@@ -137,20 +125,20 @@ def write_page(page: Page, folder: Path) -> list[Path]:
         with locked(folder, "another report", remedy, wait=True, name=".report.lock", remove=True):
             for place in (folder, *folder.glob("profiles/*")):
                 remove_left_overs(place)
-            for name, write in page.files.items():
+            for name, write in (files or {}).items():
                 write(folder / name)
-            path, *others = _write(page, folder)
+            path, *others = _write(folder, title, eyebrow, sections)
     finally:
         with suppress(OSError):
             folder.rmdir()
-    return [path, *(folder / name for name in page.files), *others]
+    return [path, *(folder / name for name in files or {}), *others]
 
 
-def _write(page: Page, folder: Path) -> list[Path]:
+def _write(folder: Path, title: str, eyebrow: str, sections: Sequence[Section]) -> list[Path]:
     import jinja2
     import markupsafe
 
-    shown = [section for section in page.sections if section.blocks]
+    shown = [section for section in sections if section.blocks]
     titles = [section.title or "Answer" for section in shown]
     anchors = distinct_names([re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") for title in titles])
     anchors = [section.anchor or f"part-{name}" for section, name in zip(shown, anchors, strict=True)]
@@ -180,7 +168,7 @@ def _write(page: Page, folder: Path) -> list[Path]:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "options": _whole,
+        "code": _with_code,
         "drawn": drawn,
         "kind": lambda block: type(block).__name__,
         "csv": link,
@@ -188,25 +176,20 @@ def _write(page: Page, folder: Path) -> list[Path]:
     }
     css, js = ((_HERE / f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js"))
     text = environment.get_template("page.html").render(
-        page=page,
+        title=title,
+        eyebrow=eyebrow,
         parts=list(zip(anchors, titles, shown, strict=True)),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         css=f"{css}\n{charts.style()}",
-        js=f"{js}\n{charts.script()}",
+        js=js,
     )
     path = folder / PAGE
     write_text(path, text.encode("utf-8", "replace").decode())  # names of files may be no UTF-8
     return [path, *pictures, *csvs]
 
 
-def _whole(text: str) -> "markupsafe.Markup":
-    """Escape a text; set commands and options apart, and keep options and numbers with their units in one line."""
+def _with_code(text: str) -> "markupsafe.Markup":
+    """Escape a text, and set what is in backticks apart."""
     import markupsafe
 
-    def part(match: re.Match[str]) -> str:
-        if match["number"]:
-            return f"{match['number']}\N{NO-BREAK SPACE}{match['unit']}"
-        code = re.sub(r"--[a-z][a-z-]*", r"<span>\g<0></span>", match["code"] or match["option"])
-        return f"<code>{code}</code>"
-
-    return markupsafe.Markup(_WHOLE.sub(part, str(markupsafe.escape(text))))  # noqa: S704 # nosec B704 # it is escaped
+    return markupsafe.Markup(re.sub("`([^`<]+)`", r"<code>\1</code>", str(markupsafe.escape(text))))  # noqa: S704 # nosec B704 # it is escaped

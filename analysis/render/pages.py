@@ -1,22 +1,35 @@
-"""The HTML pages of what is no single run: a profile, a folder of trainings, a classification."""
+"""The HTML pages of a run, a profile, a folder of trainings, a classification."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from analysis import wording
+from analysis.diagnose import run as doubts
+from analysis.diagnose.answer import Answer, complete_answers, nothing_measured, points, profile_answer
 from analysis.diagnose.explain import by_weight, counter_endings, to_do
 from analysis.diagnose.finding import Finding
+from analysis.diagnose.profiles import open_profile, summary_rows, utilization_by_batch
+from analysis.load import TAKEN_APART, LoadedRun, LoadedTrial, load_run
 from analysis.metrics.classification import Classification
+from analysis.metrics.communication.links import fitted_links, project
+from analysis.metrics.comparison.runs import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.comparison.trainings import TrainingComparison, VariantRun, compare_trainings
+from analysis.metrics.pretraining_cost import pretraining_costs
+from analysis.metrics.scaling import measured_efficiency
 from analysis.open import Source
+from analysis.render import result_tables
 from analysis.render.comparison_tables import comparison_notes, comparison_rows, comparison_table
+from analysis.render.figure import Figure
 from analysis.render.page import (
     Block,
     Cards,
     Figures,
+    Files,
     Items,
-    Page,
     Section,
     Text,
     advice_blocks,
@@ -25,15 +38,36 @@ from analysis.render.page import (
     listed,
     write_page,
 )
+from analysis.render.run_figures import run_figures, utilization_figure, waterfall_figure
 from analysis.render.tables import Block as TextBlock
 from analysis.render.tables import Facts, Table, columns, texts, write_csv
-from analysis.render.trace_figures import Figures as FiguresByName
+from analysis.render.training import training_part
 from analysis.render.training_figures import comparison_figure
 from analysis.wording import percent
 from records.classification import ClassificationResult
+from records.run import RunDirectory
+from records.schema import RESULT_COLUMNS, RESULTS
 from records.training import TrainRun, is_train_run
 
-_MOST_FURTHER = 5
+_MOST_ANSWERS = 3
+_PRETRAINING = (
+    "Days, and at --price-per-hour the cost, of pretraining as published (Devlin et al. 2019): 230.4 million sequences "
+    "of 128 tokens, then 25.6 million of 512, at the fastest batch measured with that length, without evaluations, "
+    "checkpoints and pauses."
+)
+_LARGEST = "Micro batch per device, found by doubling and bisection, each size in its own process."
+_INPUT = "Batches drawn, adapted and pinned as in training, without training."
+_GAP = "The same trials on synthetic batches with the lengths of the real samples. Below 0, real data cost speed."
+_RANKS = "Medians per rank. Ranks wait for each other in the all-reduce: own work, not step time, shows the late rank."
+_RECORDED = "Recording slows steps down, so read shares, not absolute times."
+_MEANINGS = (
+    *((column.label, column.says) for column in RESULTS if column.label),
+    ("95 % interval", "Moving-block bootstrap of the median; over several rounds, of the processes first."),
+    ("throughput ratio", "samples/s of an implementation / that of the reference at the same configuration."),
+    ("conclusive", "Three interleaved rounds a side whose interval of the ratio excludes 1, or lies within 5 % of it."),
+    ("scaling efficiency", "Throughput on n devices / (that on the fewest devices x the increase in devices)."),
+    ("own work", "Step time without exposed communication and data wait."),
+)
 _BREAKDOWN = "temporal_breakdown"
 """Finding that says where the time goes."""
 _MOST_CONFUSED = 15
@@ -42,13 +76,211 @@ _MOST_LABELS, _MOST_SHOWN = 10, 5
 _MOST_COLUMNS = 6
 
 
-def source_figures(source: Source, measured: Mapping[str, float] | None = None) -> FiguresByName:
+def write_report(
+    run: RunDirectory, price_per_hour: float | None = None, out: Path | None = None, project_to: Sequence[int] = ()
+) -> tuple[Path, list[Answer]]:
+    """Write report.html, its figures and its CSV tables; return the page and the answers about speed that it shows.
+
+    It goes into `out`, or into the run's report folder; `project_to` are numbers of devices.
+
+    Raises:
+        InputError: no run directory, or one without trials.
+        SchemaError: the run was written by another version of bertbench.
+        UsageError: price_per_hour is not above 0, or the run cannot be projected.
+        StorageError: the report folder cannot be written.
+    """
+    everything = load_run(run, price_per_hour)
+    # Collectives and broken-down steps are no trainings to compare; they have sections of their own.
+    trials = LoadedRun(tuple(trial for trial in everything if trial.trial.kind not in TAKEN_APART), everything.problems)
+    rows = sorted((trial.row for trial in trials), key=wording.order)
+    ratios = ratios_of(trials, doubts.reference(trials))
+    scaling, measured = measured_efficiency(trials), points(trials)
+    profiles, of_profiles, advised = _profiles(trials)
+    complete = complete_answers(everything, measured, ratios, str(run.path), advised)
+    utilization = utilization_by_batch(summary_rows(run)) if profiles and not measured else {}
+    training, in_training, of_training = training_part(TrainRun(run.path), trials)
+    answers = [*training, *complete] or ([profile_answer(utilization)] if utilization else [])
+    figures = [utilization_figure(utilization)] if utilization else []
+    figures += run_figures(trials, measured, scaling)
+    cautions = result_tables.caution_lines(everything, doubts.cautions_of_run(trials, ratios, scaling))
+    failures = doubts.failures(everything)
+    results: list[Block] = [*result_tables.results_blocks(rows, ratios, page=True)] if rows else []
+    results += [Facts(failures, "Trials without a result")] if failures else []
+    rates = [{**point.row, "samples_per_second": point.samples_per_second} for point in measured]
+    largest, errors = run.read_max_batches()
+    damaged = [Text(error, "decides") for error in errors]
+    made = {table.name: table for table in result_tables.input_tables(input_ratios(trials), synthetic_gaps(trials))}
+    shown = trials or everything
+    sections = [
+        Section("", _answers(answers or [nothing_measured(everything)]), "answer"),
+        Section("What ran", [Facts(facts(shown))]),
+        *in_training,
+        *_waterfalls(everything),
+        Section("Cautions", listed([line.removeprefix("caution: ") for line in cautions])),
+        Section("Results", results),
+        Section("Figures", [Figures(figures)] if figures else []),
+        _explained(
+            "Pretraining", _PRETRAINING, result_tables.pretraining_table(pretraining_costs(rates, price_per_hour))
+        ),
+        _explained("Largest batch", _LARGEST, [*damaged, *result_tables.largest_tables(largest)]),
+        _explained("Input", _INPUT, [made["input"]] if "input" in made else []),
+        _explained("Real compared with synthetic data", _GAP, [made["gap"]] if "gap" in made else []),
+        Section("Scaling", result_tables.scaling_tables(scaling)),
+        Section(
+            "Projection to more devices",
+            result_tables.projection_blocks(project(everything, project_to)) if project_to else [],
+        ),
+        Section("Collectives", _collectives(everything)),
+        _explained("Ranks", _RANKS, result_tables.rank_tables(trials)),
+        _explained("Profile", _RECORDED, profiles),
+        Section("Machine and software in detail", [Facts(environment(shown))], folded=True),
+        Section("What the numbers mean", [Facts(_MEANINGS)], folded=True),
+    ]
+    ranks = [{"trial_id": one.trial.trial_id, **rank} for one in trials if one.ok for rank in one.row["per_rank"]]
+    files: Files = {
+        "results.csv": partial(write_csv, rows=rows, columns=RESULT_COLUMNS),
+        "ranks.csv": partial(write_csv, rows=ranks),
+        **of_training,
+        **of_profiles,
+    }
+    return write_page(out or run.report, run.path.resolve().name, "bertbench report", sections, files)[0], complete
+
+
+def _explained(title: str, text: str, blocks: Sequence[Block]) -> Section:
+    """Return blocks below what they are; an empty section where there are none."""
+    return Section(title, [Text(text, "faint"), *blocks] if blocks else [])
+
+
+def _answers(answers: Sequence[Answer]) -> list[Block]:
+    shown: list[Block] = []
+    for answer in answers:
+        blocks: list[Block] = [Text(answer.headline, "headline")]
+        blocks += [Text(f"Machine disturbed: {answer.badge}", "badge caution")] if answer.badge else []
+        blocks += [Cards(answer.cards)] if answer.cards else []
+        shown.append(Section("", [*blocks, *answer.good, *advice_blocks(answer.advice), *answer.sentences]))
+    more = shown[_MOST_ANSWERS:]
+    return [*shown[:_MOST_ANSWERS], Section(wording.counted(len(more), "more model"), more, folded=True)]
+
+
+def _waterfalls(everything: LoadedRun) -> list[Section]:
+    """Return one section for every broken-down step."""
+    sections: list[Section] = []
+    measured = [trial for trial in everything if trial.trial.kind == "components" and trial.row["status"] == "ok"]
+    for number, trial in enumerate(measured):
+        row = trial.row
+        title = f"Speed of light: {wording.implementation_or_input(row)} {wording.model(row)} {wording.place(row)}"
+        title += f", {trial.trial.trial_id}" if title in [one.title for one in sections] else ""
+        floor, ceilings, *blocks = result_tables.light_blocks(trial)
+        figures = Figures([waterfall_figure(row, f"waterfall-{number}")])
+        sections.append(Section(title, [floor, ceilings, figures, *blocks]))
+    return sections
+
+
+def _collectives(everything: LoadedRun) -> list[Block]:
+    measured = [trial for trial in everything if trial.trial.kind == "comm" and trial.row["status"] == "ok"]
+    by_size = [row for trial in measured for row in trial.row["by_size"]]
+    links = fitted_links(measured)
+    return [
+        *([result_tables.collectives_table(by_size)] if by_size else []),
+        *([result_tables.links_table(links)] if links else []),
+    ]
+
+
+def _profiles(trials: Sequence[LoadedTrial]) -> tuple[list[Block], Files, dict[str, Sequence[Any]]]:
+    """Return what profilers left, its tables as files, and its advice by trial; a damaged profile is named."""
+    errors: list[Block] = []
+    sections: list[Block] = []
+    files: Files = {}
+    advised: dict[str, Sequence[Any]] = {}
+    for trial in trials:
+        if trial.trial.kind != "profile":
+            continue
+        name = f"{wording.implementation(trial.row)}, {wording.place(trial.row)}, {trial.trial.profiler}"
+        if not trial.directory.profile.is_dir():
+            why = f"{trial.row['status']}: {trial.row.get('reason') or 'nothing was written'}"
+            errors.append(Text(f"{name}: no profile ({why})", "decides"))
+            continue
+        opened = open_profile(trial.directory)
+        advised[trial.trial.trial_id] = opened.advice
+        errors += [Text(f"{name}: {problem}", "decides") for problem in opened.source.problems]
+        place, prefix = f"profiles/{trial.trial.trial_id}", f"profile-{len(sections)}-"
+        figures = source_figures(opened.source, opened.measured)
+        panels = [finding_panel(one, figures.get(one.name, ()), prefix, place) for one in opened.findings]
+        sections.append(Section(name, panels))
+        files |= finding_files(opened.findings, f"{place}/")
+    return [*errors, *sections], files, advised
+
+
+def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
+    """Return what ran and on what, as (name, value)."""
+    shown = [trial for trial in trials if trial.trial.kind not in result_tables.NOT_MEASURED] or list(trials)
+    rows = [dataclasses.asdict(trial.trial) for trial in shown]
+    kinds = {row["kind"] for row in rows}
+
+    def listed(text: str | Callable[[Mapping[str, Any]], str]) -> str:
+        values = {row[text] if isinstance(text, str) else text(row) for row in rows}
+        return ", ".join(map(str, sorted(values)))
+
+    if kinds == {"comm"}:
+        collectives = listed(lambda row: str(dict(row["collective"]).get("name")))
+        ran = [("collectives", f"{collectives}, {listed('precision')}"), ("ranks", listed("world_size"))]
+    elif kinds == {"measure"}:
+        ran = [("command", listed(lambda row: " ".join(row["command"]))), ("ranks", listed("world_size"))]
+    else:
+        lengths = listed(wording.lengths)
+        ran = [
+            ("model", f"BERT {listed('preset')}, sequences of {lengths}, {listed('precision')}"),
+            ("task", f"{listed(wording.task)}, data: {listed(wording.data)}"),
+            ("implementations", f"{listed('implementation')} (strategy {listed(wording.strategy)})"),
+            ("swept", f"micro batch {listed('micro_batch_size')}; devices {listed('world_size')}"),
+        ]
+    recorded = next((trial.environment for trial in trials if trial.environment), {})
+    cpu, libraries = recorded.get("cpu") or {}, recorded.get("libraries") or {}
+    gpus = Counter(str(gpu.get("name")) for gpu in recorded.get("gpus") or [])
+    machine = [f"{count} × {name}" for name, count in gpus.items()]  # noqa: RUF001
+    machine.append(str(cpu.get("model") or recorded.get("device_name") or "not recorded"))
+    machine += [f"{cpu['physical_cores']} cores"] if cpu.get("physical_cores") else []
+    machine += [wording.size(recorded["memory_bytes"])] if recorded.get("memory_bytes") else []
+    software = [f"{name} {libraries[name]}" for name in ("torch", "transformers") if libraries.get(name)]
+    software += [f"Python {recorded['python']}"] if recorded.get("python") else []
+    software += [str(recorded["system"])] if recorded.get("system") else []
+    tally = Counter(str(trial.row["status"]) for trial in doubts.without_probes(trials))
+    rounds = len({trial.trial.round for trial in trials if trial.trial.kind not in ("train", "probe")}) or 1
+    ended = ", ".join(f"{count} {status}" for status, count in tally.items()) or "only probes"
+    return [
+        ("machine", ", ".join(machine)),
+        *ran,
+        ("trials", f"{ended}, {wording.counted(rounds, 'round')}"),
+        ("software", ", ".join(software) or "not recorded"),
+    ]
+
+
+def environment(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
+    """Return the machine in detail, from the first trial that recorded it, as (name, value)."""
+    first = next((trial.environment for trial in trials if trial.environment), {})
+    rows = [
+        (name.replace("_", " "), wording.size(value) if name == "memory_bytes" else _flat(value))
+        for name, value in first.items()
+        if name not in ("schema_version", "topology") and value not in (None, {}, [])
+    ]
+    optimizations = dict.fromkeys(str(trial.row["levers_on"]) for trial in trials if trial.row.get("levers_on"))
+    return rows + [("optimizations", text) for text in optimizations]
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key.replace('_', ' ')}: {_flat(one)}" for key, one in value.items() if one is not None)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_flat, value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def source_figures(source: Source, measured: Mapping[str, float] | None = None) -> dict[str, list[Figure]]:
     """Return every figure for which a source has data, by the name of its finding.
 
     `measured` are measured ceilings, as roofline takes them.
     """
-    from analysis.render.kernel_figures import kernel_figures
-    from analysis.render.trace_figures import trace_figures
+    from analysis.render.profile_figures import kernel_figures, trace_figures
 
     figures = trace_figures(source.timelines) if source.timelines else {}
     for counters, ending in zip(source.counters, counter_endings(source), strict=True):
@@ -68,19 +300,17 @@ def write_source_report(source: Source, findings: Sequence[Finding], folder: Pat
     first = further.pop(0) if further else None
     where = [block for block in breakdown.blocks if not first or block != first[2]] if breakdown else []
     answer: list[Block] = [Text(first[2], "headline")] if first else ["This profile has no findings."]
-    more: list[Block] = [Items(further[:_MOST_FURTHER])] if further else []
-    if rest := further[_MOST_FURTHER:]:
-        more.append(Section(f"{len(rest)} more", [Items(rest)], folded=True))
-    problems = Section("Not read or not in the profile", listed(source.problems))
     sections = [
         Section("", [*answer, *advice_blocks(to_do(source, findings))], "answer"),
         Section("Where the time goes", where, anchor=_BREAKDOWN),
-        Section("Further findings", more),
+        Section("Further findings", [Items(further)] if further else []),
         Section("Details", [*panels.values()]),
-        Section("Input", [Facts(_source_facts(source)), problems]),
+        Section(
+            "Input", [Facts(_source_facts(source)), Section("Not read or not in the profile", listed(source.problems))]
+        ),
     ]
-    page = Page(source.path.resolve().name, "bertbench profile report", sections, finding_files(findings))
-    return write_page(page, folder)[0]
+    title, files = source.path.resolve().name, finding_files(findings)
+    return write_page(folder, title, "bertbench profile report", sections, files)[0]
 
 
 def _source_facts(source: Source) -> list[tuple[str, str]]:
@@ -88,17 +318,14 @@ def _source_facts(source: Source) -> list[tuple[str, str]]:
     if timelines := source.timelines:
         sizes = {one.world_size for one in timelines if one.world_size}
         names = ("steps", "operators", "kernels", "ranges", "api")
-        events = sum(len(getattr(one, name)) for one in timelines for name in names)
-        gpus = dict.fromkeys(name for one in timelines for name in one.devices.values() if name)
         rows += [
             ("ranks", f"{len(timelines)}{f' of {max(sizes)}' if sizes else ''}"),
-            ("written by", ", ".join(dict.fromkeys(one.source for one in timelines if one.source))),
-            ("GPUs", ", ".join(gpus) or "none named"),
-            ("events", wording.count(events)),
+            ("written by", ", ".join({one.source: None for one in timelines if one.source})),
+            ("GPUs", ", ".join({name: None for one in timelines for name in one.devices.values() if name})),
+            ("events", wording.count(sum(len(getattr(one, name)) for one in timelines for name in names))),
         ]
     for counters in source.counters:
-        kernels = wording.count(len(counters.kernels))
-        rows += [("GPU", counters.device_name or "not named"), ("kernels counted", kernels)]
+        rows += [("GPU", counters.device_name or ""), ("kernels counted", wording.count(len(counters.kernels)))]
     rows += [("table", f"{one.title} ({one.source})" if one.source else one.title) for one in source.summaries]
     return [(name, value) for name, value in dict.fromkeys(rows) if value]
 
@@ -128,9 +355,9 @@ def write_trainings_report(folder: Path, runs: Sequence[TrainRun], out: Path | N
         Section("Figures", [Figures([figure])] if figure else []),
         Section("Each training", [Facts([(path.name, f"bertbench report {path}") for path in each])]),
     ]
-    files = {"comparison.csv": partial(write_csv, rows=comparison_rows(comparison))}
-    page = Page(folder.resolve().name, "bertbench report", sections, files)
-    return write_page(page, out or folder / "report")[0], comparison
+    files: Files = {"comparison.csv": partial(write_csv, rows=comparison_rows(comparison))}
+    page = write_page(out or folder / "report", folder.resolve().name, "bertbench report", sections, files)[0]
+    return page, comparison
 
 
 def _variant(run: TrainRun) -> VariantRun:
@@ -152,19 +379,18 @@ def write_classification_report(result: ClassificationResult, scores: Classifica
     rows = [(label, *counts) for label, counts in zip(scores.labels, scores.confusion.tolist(), strict=True)]
     confusion = [dict(zip(header, row, strict=True)) for row in rows]
     headline, _, *tables = classification_blocks(result, scores, page=True)
-    run = [("replaced the files of run" if name == "instead_of" else name.replace("_", " "), str(value))
-           for name, value in result.run.items() if value not in (None, "")]  # fmt: skip
+    run = [(name.replace("_", " "), str(value)) for name, value in result.run.items() if value not in (None, "")]
     sections = [
         Section("", [Text(str(headline), "headline"), Cards([(*card, "") for card in _scores(scores)])], "answer"),
         Section("Input", [Facts([*_inputs(result), *run])]),
         Section("Figures", [Figures(classification_figures(result, scores))]),
         Section("Each label", tables),
     ]
-    files = {
+    files: Files = {
         "classification_report.csv": partial(write_csv, rows=scores.report),
         "confusion_matrix.csv": partial(write_csv, rows=confusion, columns=header),
     }
-    return write_page(Page(result.root.name, "bertbench classification", sections, files), folder)[0]
+    return write_page(folder, result.root.name, "bertbench classification", sections, files)[0]
 
 
 def classification_blocks(

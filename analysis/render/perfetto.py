@@ -42,7 +42,10 @@ def write_perfetto(timelines: Sequence[Timeline], path: Path) -> int:
         raise InputError(
             "trace-without-work", "the trace has no events: give one with kernels, operators, calls or ranges"
         )
-    slices, opening = 0, f'{json.dumps(_header(timelines, min(starts)))[:-1]}, "traceEvents": [\n'
+    header: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ns", "baseTimeNanoseconds": min(starts)}
+    if len(timelines) == 1 and timelines[0].rank is not None:
+        header["distributedInfo"] = {"rank": timelines[0].rank}
+    slices, opening = 0, f'{json.dumps(header)[:-1]}, "traceEvents": [\n'
     with atomic_path(path) as temporary, temporary.open("wb") as raw:
         file = gzip.GzipFile("", "wb", 4, raw, mtime=0) if path.name.endswith(".gz") else raw
         for number, timeline in enumerate(timelines):
@@ -55,23 +58,15 @@ def write_perfetto(timelines: Sequence[Timeline], path: Path) -> int:
     return slices
 
 
-def _header(timelines: Sequence[Timeline], base: int) -> dict[str, Any]:
-    header: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ns", "baseTimeNanoseconds": base}
-    if len(timelines) == 1 and timelines[0].rank is not None:
-        sizes = {} if timelines[0].world_size is None else {"world_size": timelines[0].world_size}
-        header["distributedInfo"] = {"rank": timelines[0].rank, **sizes}
-    devices: dict[int, dict[str, Any]] = {}
-    for timeline in timelines:
-        for device in timeline.devices.keys() | timeline.sm_counts.keys():
-            facts = {"name": timeline.devices.get(device), "numSms": timeline.sm_counts.get(device)}
-            devices.setdefault(device, {"id": device}).update((key, fact) for key, fact in facts.items() if fact)
-    return {**header, "deviceProperties": [devices[device] for device in sorted(devices)]}
-
-
 def _rank(timeline: Timeline, pid: int, base: int) -> Iterator[dict[str, Any]]:
+    import pandas as pd
+
     label = f"rank {'unknown' if timeline.rank is None else timeline.rank}"
     yield from _process(pid, f"{label}: analysis", _derived(timeline), base)
-    yield from _process(pid + 1, f"{label}: host", _host(timeline), base)
+    tables = (timeline.ranges, "user_annotation"), (timeline.operators, "cpu_op"), (timeline.api, "cuda_runtime")
+    host = pd.concat([table.assign(cat=category) for table, category in tables if len(table)] or [timeline.ranges])
+    threads = [(f"thread {thread}", rows) for thread, rows in host.groupby("thread", sort=True, observed=True)]
+    yield from _process(pid + 1, f"{label}: host", threads, base)
     for key, table in timeline.kernels.groupby("device", sort=True):
         device = cast(int, key)
         streams = [
@@ -89,8 +84,6 @@ def _derived(timeline: Timeline) -> "Iterator[tuple[str, pd.DataFrame]]":
     yield "steps", steps.assign(name=[f"ProfilerStep#{step}" for step in steps["step"]], cat="user_annotation")
     phases = timeline.ranges[timeline.ranges["name"].isin([PREFIX + phase for phase in PHASES])]
     yield "phases", phases.assign(name=[str(name).removeprefix(PREFIX) for name in phases["name"]], cat="bertbench")
-    for stream, rows in timeline.collectives.groupby("stream", sort=True):
-        yield f"communication of stream {stream}", rows.assign(name=rows["collective"], cat="bertbench")
     sets = work_sets(timeline)
     whole = work_time(timeline)
     for title, spans in (
@@ -101,15 +94,6 @@ def _derived(timeline: Timeline) -> "Iterator[tuple[str, pd.DataFrame]]":
         ("idle", NOTHING if whole is None else difference(whole, sets.busy)),
     ):
         yield title, pd.DataFrame({"name": title, "start": spans[:, 0], "end": spans[:, 1], "cat": "bertbench"})
-
-
-def _host(timeline: Timeline) -> "Iterator[tuple[str, pd.DataFrame]]":
-    import pandas as pd
-
-    tables = (timeline.ranges, "user_annotation"), (timeline.operators, "cpu_op"), (timeline.api, "cuda_runtime")
-    host = pd.concat([table.assign(cat=category) for table, category in tables if len(table)] or [timeline.ranges])
-    for thread, rows in host.groupby("thread", sort=True, observed=True):
-        yield f"thread {thread}", rows
 
 
 def _process(pid: int, name: str, tracks: "Iterable[tuple[str, pd.DataFrame]]", base: int) -> Iterator[dict[str, Any]]:

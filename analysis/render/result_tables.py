@@ -1,14 +1,14 @@
-"""Results of trials: their tables, cautions, what rounds decide, a broken-down step, the comparison of two runs."""
+"""Results of trials: their tables, cautions, what rounds decide, a broken-down step, collectives, two runs compared."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from analysis import wording
 from analysis.diagnose.answer import Answer
 from analysis.diagnose.run import grouped_cautions, joined_disturbance, trial_name
-from analysis.load import LoadedTrial, measurement
+from analysis.load import LoadedTrial
 from analysis.metrics.cautions import Caution, quotable
+from analysis.metrics.communication.links import Link, link_rows
 from analysis.metrics.comparison.runs import Comparison
 from analysis.metrics.pretraining_cost import PHASES
 from analysis.metrics.speed_of_light import FLOOR, LOSS
@@ -21,6 +21,7 @@ from analysis.render.tables import (
     computed,
     measured,
     plain,
+    spread,
     without_constant,
 )
 from analysis.wording import Row
@@ -33,7 +34,6 @@ _MOST_NAMED = 3
 """Configurations named for one reason; more are counted where the table shows which they are."""
 _MOST_RANK_TRIALS = 8
 _LONGEST_ARGUMENTS = 60
-_DECIDED = {"yes": "conclusive", "no": "no difference"}
 _CONFIGURATION = "implementation model data strategy devices batch "
 
 
@@ -56,45 +56,26 @@ def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = (), *, page: boo
     measured = [row for row in rows if row.get("kind") not in NOT_MEASURED]
     measured = measured or [row for row in rows if row.get("kind") != "profile"]  # a run may have only probes
     shown = sorted(measured or rows, key=wording.order)
-    columns = _result_columns(shown, ratios, page)
-    named = any(column.label == "model" for column in columns) or _of_scripts(shown)
-    title = "" if named or page else f"BERT {wording.model(shown[0])}"
+    columns = _result_columns(shown, page)
+    named = page or any(column.label == "model" for column in columns) or _of_scripts(shown)
+    title = "" if named else f"BERT {wording.model(shown[0])}"
     table = Table("results", columns, shown, title, "results.csv" if page else "")
     left_out = dict.fromkeys(
         f"{name} ({why})" for row in shown for name, why in (row.get("levers_left_out") or {}).items()
     )
-    same = len(set(map(wording.model, shown))) == 1
     failed = [] if page else [row for row in shown if row["status"] != "ok"]
-    failures = (
-        f"{row['status']} {_place(row, '' if same else f' {wording.model(row)}')}: "
-        f"{row.get('reason') or 'no reason was recorded'}"
-        for row in failed
-    )
+    failures = (f"{row['status']} {_place(row)}: {row.get('reason') or 'no reason was recorded'}" for row in failed)
     return [
         table,
         *dict.fromkeys(failures),
         *([f"left out of --levers: {', '.join(left_out)}"] if left_out else []),
-        *_decisions(ratios),
+        *_ratios_blocks(ratios),
     ]
 
 
-def _result_columns(rows: Sequence[Row], ratios: Sequence[Row], page: bool) -> list[Column]:
-    ratio_of = {measurement(item): item for item in ratios}
-
-    def ratio(row: Row) -> Any:
-        return ratio_of.get(measurement(row), {}).get("throughput_ratio") if row.get("status") == "ok" else None
-
-    def decided(row: Row) -> str:
-        item = ratio_of.get(measurement(row))
-        if row.get("kind") == "input":
-            return "input only: nothing was trained"
-        return f"differs: {item['decided']} ({item['reason']})" if item else ""
-
+def _result_columns(rows: Sequence[Row], page: bool) -> list[Column]:
     shown = columns(["implementation, input", *_CONFIGURATION.split()[1:]])
     shown += columns("samples_per_second tokens_per_second step_time_ms step_time_ms~ mfu peak_memory_bytes")
-    if ratios:
-        label = f"× {wording.reference(ratios[0])}"  # noqa: RUF001
-        shown.append(Column(label, (), lambda row: wording.ratio(ratio(row)), ratio, decided))
     if page:
         costs = ("joules_per_sample", "cost_per_million_samples")
         known = [name for name in costs if any(row.get(name) is not None for row in rows)]
@@ -109,6 +90,24 @@ def _result_columns(rows: Sequence[Row], ratios: Sequence[Row], page: bool) -> l
     if len({row.get("round") for row in rows}) > 1:
         shown.insert(1, computed("round", lambda row: str(wording.round_number(row)), wording.round_number))
     return shown
+
+
+def _ratios_blocks(ratios: Sequence[Row]) -> list[Block]:
+    """Return the throughput of configurations by that of the reference, and why rounds do not decide."""
+    rows = [row for row in ratios if row["throughput_ratio"] is not None]
+    if not rows:
+        return []
+    reference, decided = wording.reference(rows[0]), {"yes": "yes", "no": "no difference"}
+    shown = [
+        *columns(_CONFIGURATION),
+        measured(f"× {reference}", "throughput_ratio", "ratio"),  # noqa: RUF001
+        spread("throughput_ratio", wording.number),
+        *columns("rounds"),
+        computed("conclusive", lambda row: decided.get(row["decided"], "not yet")),
+    ]
+    reasons = dict.fromkeys(row["reason"] for row in rows if row["decided"] not in decided)
+    table = Table("ratios", without_constant(shown, rows), sorted(rows, key=wording.order))
+    return [table, *(f"ratios to {reference} are not conclusive yet: {reason}" for reason in reasons)]
 
 
 def _arguments(row: Row) -> str:
@@ -136,23 +135,8 @@ def caution_lines(trials: Sequence[LoadedTrial], of_run: Sequence[Caution] = (),
     return lines
 
 
-def _place(row: Row, model: str = "") -> str:
-    return f"{wording.implementation_or_input(row)}{model} {wording.place(row)}"
-
-
-def _decisions(ratios: Sequence[Row]) -> list[str]:
-    """Return what repeated rounds decided, and one line per distinct reason why other ratios decide nothing."""
-    measured = [row for row in ratios if row["throughput_ratio"] is not None]
-    lines = [
-        f"{wording.implementation(row)} {wording.place(row)}: {row['throughput_ratio']:.2f} x {wording.reference(row)} "
-        f"({row['throughput_ratio_low']:.2f} to {row['throughput_ratio_high']:.2f}), "
-        f"{_DECIDED.get(row['decided'], 'not conclusive')}"
-        for row in measured
-        if row["decided"] != "cannot decide" or min(row["rounds"], row["reference_rounds"]) > 1
-    ]
-    reasons = dict.fromkeys(str(row["reason"]) for row in measured if row["decided"] == "cannot decide")
-    which = "other ratios" if lines else "ratios"
-    return lines + [f"{which} to {wording.reference(ratios[0])} are not conclusive yet: {reason}" for reason in reasons]
+def _place(row: Row) -> str:
+    return f"{wording.implementation_or_input(row)} {wording.place(row)}"
 
 
 def comparison_blocks(comparison: Comparison) -> list[Block]:
@@ -251,19 +235,13 @@ def pretraining_table(rows: Sequence[Row]) -> list[Table]:
     return [Table("pretraining", shown, rows)] if rows else []
 
 
-_SEARCHED = {
-    "task": "task", "data": "data", "grad_accum_steps": "micro-steps", "memory_limit_gib": "limit, GiB",
-}  # fmt: skip
-"""What searches in one folder may differ in besides, and the headings of these columns."""
-
-
 def largest_tables(rows: Sequence[Row]) -> list[Table]:
     """Return the table of what fits and what fails, one line per search; none where nothing was searched."""
-    differing = [name for name in _SEARCHED if len({row.get(name) for row in rows}) > 1]
-    differing += ["task"] if len(set(map(wording.task, rows))) > 1 and "task" not in differing else []
-    strategy = "strategy" if wording.names_strategies(rows) else ""
+    labels = {"grad_accum_steps": "micro-steps", "memory_limit_gib": "limit, GiB"}
+    searched = columns("strategy task data grad_accum_steps memory_limit_gib", **labels)
     shown = [
-        *columns(f"implementation model world_size {strategy} {' '.join(differing)}", **_SEARCHED),
+        *columns("implementation model world_size"),
+        *(column for column in searched if len(set(map(column.text, rows))) > 1),
         computed(
             "largest batch that fits", lambda row: f"{row['micro_batch_size']:,}" if row["micro_batch_size"] else "none"
         ),
@@ -309,3 +287,45 @@ def light_blocks(trial: LoadedTrial) -> list[Block]:
 def _bandwidth(row: Row) -> str:
     rate = row.get("bandwidth_bytes_per_second") or row.get("bytes_per_second")
     return f"{wording.number(rate / 1e9)} GB/s" if rate else wording.UNKNOWN
+
+
+def collectives_table(rows: Sequence[Row]) -> Table:
+    """Return the measured collectives by message size."""
+    nodes = "nodes" if any(row["nodes"] > 1 for row in rows) else ""
+    names = f"collective dtype ranks {nodes} placement size_bytes count time_us time_us~ algbw_gb_s busbw_gb_s wrong"
+    return Table("collectives", columns(names), rows)
+
+
+def links_table(links: Sequence[Link]) -> Table:
+    """Return the fitted lines: time = 2 (n - 1) x alpha + 2 (n - 1) / n x bytes / bandwidth for n ranks."""
+    rows = link_rows(links)
+    names = "nodes sizes alpha_us bandwidth_gb_s median_error largest_error largest_error_bytes"
+    shown = [plain("dtype"), plain("ranks"), *columns(names)]
+    shown += columns("reason", reason="not fitted because") if any(row["reason"] for row in rows) else []
+    return Table("links", shown, rows)
+
+
+def projection_blocks(rows: Sequence[Row]) -> list[Block]:
+    """Return the projections with what the model assumes, then why configurations were not projected."""
+    made = [row for row in rows if not row["reason"]]
+    refused: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row["reason"]:
+            name = f"{wording.implementation(row)} {wording.model(row)} batch {wording.batch(row)}{wording.by(row)}"
+            refused.setdefault(row["reason"], {})[name] = None
+    blocks: list[Block] = []
+    if made:
+        names = (
+            "implementation strategy model batch world_size step_time_ms measured_step_time_ms error "
+            "samples_per_second efficiency work_ms all_reduce_ms exposed_ms"
+        )
+        labels = {"batch": "batch per device", "step_time_ms": "model step ms", "work_ms": "work ms"}
+        labels |= {"samples_per_second": "model samples/s", "efficiency": "model efficiency"}
+        nodes = wording.counted(max(row["link_nodes"] for row in made), "node")
+        note = (
+            "A model, not a measurement: equally fast ranks, all-reduces by the alpha-beta line during the measured "
+            f"backward pass, links as measured on {nodes}. error is model / measured - 1."
+        )
+        blocks = [Table("projection", without_constant(columns(names, **labels), made), made), note]
+    blocks += [f"not projected: {reason}: {'; '.join(names)}" for reason, names in refused.items()]
+    return blocks if rows else ["no measured throughput to project"]

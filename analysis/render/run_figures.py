@@ -1,7 +1,7 @@
-"""Figures of runs: speed by batch size, scaling, where a step's time goes, the waterfall of a step."""
+"""Figures of runs: speed by batch size, scaling, where a step's time goes, its waterfall."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis import wording
@@ -12,25 +12,20 @@ from analysis.render.figure import (
     COLOURS,
     CYCLE,
     Figure,
-    band,
     bars,
     categories,
     curve,
-    grid,
     legend,
     number_ticks,
     rule,
     short_label,
     stacked,
-    whole_ticks,
 )
+from analysis.wording import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
-
-Row = Mapping[str, Any]
-Interval = tuple[float, float, float]
 
 # An implementation has the same color in every figure.
 _NAMED = {
@@ -55,8 +50,8 @@ _STYLES = (("solid", "o"), ("dashed", "s"), ("dotted", "^"), ("dashdot", "D"))
 _HIGHEST_BAR = 1.6
 _BARS = "Bars: 95 % interval, cut at the edge."
 _BATCH = "micro batch size (sequences per device)"
-_MOST_PANELS = 6
-_MOST_TRIALS = 12
+_MOST_PANELS, _MOST_TICKS = 6, 8
+_MOST_CONFIGURATIONS = 12
 _LEAST_LABELED = 6
 """Smallest part of a step, in percent, that has its number written on it."""
 
@@ -68,89 +63,58 @@ def run_figures(trials: Sequence[LoadedTrial], points: Sequence[Point], scaling:
     # Known implementations have fixed colors, others theirs in alphabetical order.
     others = sorted({wording.implementation(trial.row) for trial in trials} - set(_NAMED))
     colours = {**_NAMED, **{name: _OTHERS[number % len(_OTHERS)] for number, name in enumerate(others)}}
-    throughput = _against_batch(
-        points, colours, "samples per second", lambda point: (point.rate.value, point.rate.low, point.rate.high),
-        name="throughput", title="Throughput by batch size",
-        caption=f"Sequences trained per second over all devices of a trial. {_BARS} Higher is better.",
-    )  # fmt: skip
-    latency = _against_batch(
-        points, colours, "step time (ms)", lambda point: (point.step_ms.value, point.step_ms.low, point.step_ms.high),
-        name="latency", title="Step time by batch size",
-        caption=f"Median time of one optimizer step of the slowest rank. {_BARS} Lower is better.",
-    )  # fmt: skip
     efficiency = [_scaling_figure(scaling, colours)] if scaling else []
-    # Of many configurations those with the largest batches.
-    largest = sorted(points, key=lambda point: -int(point.row["micro_batch_size"]))[:_MOST_TRIALS]
-    shown = [(_name(point, points), point) for point in points if point in largest]
-    left_out = f" The largest batches of {len(points)} configurations." if len(largest) < len(points) else ""
-    return [throughput, latency, *efficiency, _phases_figure(shown), _step_times_figure(shown, colours, left_out)]
+    return [_throughput_figure(points, colours), *efficiency, _phases_figure(points)]
 
 
-def _name(point: Point, among: Sequence[Point]) -> str:
-    row, rows = point.row, [other.row for other in among]
-    parts = [wording.implementation(row)]
-    parts += [wording.model(row)] if len(set(map(wording.model, rows))) > 1 else []
-    parts += [wording.strategy(row)] if wording.strategies_compete(rows) else []
-    parts += [wording.data(row)] if len(set(map(wording.data, rows))) > 1 else []
-    return ", ".join([*parts, f"batch {wording.batch(row)}", wording.devices(row)])
-
-
-def _against_batch(points: Sequence[Point], colours: Mapping[str, str], label: str, value: Callable[[Point], Interval],
-                   *, name: str, title: str, caption: str) -> Figure:  # fmt: skip
+def _throughput_figure(points: Sequence[Point], colours: Mapping[str, str]) -> Figure:
     """Return one panel per model and accumulation; if there are too many, the ones with the most points."""
     groups: dict[str, list[Point]] = {}
-    for point in points:
+    for point in sorted(points, key=lambda point: int(point.row["micro_batch_size"])):
         row = point.row
         accumulation = "" if row["grad_accum_steps"] == 1 else f", accumulation {row['grad_accum_steps']}"
         task = "" if row["task"] == "pretrain" else f"{wording.task(row)} "
         groups.setdefault(f"{task}{wording.model(row)}{accumulation}", []).append(point)
     shown = sorted(groups.items(), key=lambda item: -len(item[1]))[:_MOST_PANELS]
-    columns = min(3, len(shown))
+    columns, rows = min(3, len(shown)), -(-len(shown) // 3)
 
     def draw(canvas: "Canvas") -> None:
-        panels = grid(canvas, len(shown), columns)
-        for axes, (model, members) in zip(panels, shown, strict=True):
+        for place, (model, members) in enumerate(shown, start=1):
+            axes = canvas.add_subplot(rows, columns, place)
             sizes = sorted({int(point.row["micro_batch_size"]) for point in members})
-            middle = max(value(point)[0] for point in members)
-            highest = max(_capped(*value(point)[::2]) for point in members)
-            axes.set(title=short_label(model), xlabel=_BATCH, ylabel=label)
-            axes.set_ylim(0, min(_HIGHEST_BAR * middle, 1.05 * highest))
-            number_ticks(axes, spread(sizes, 0.07 * columns))
-            _lines_by_batch(axes, members, colours, value)
-        legend(canvas, *panels)
+            axes.set(title=short_label(model), xlabel=_BATCH, ylabel="samples per second")
+            top = _top([point.rate.value for point in members], [point.rate.high for point in members])
+            axes.set_ylim(0, top)
+            number_ticks(axes, sizes[:: -(-len(sizes) // _MOST_TICKS)])
+            _lines_by_batch(axes, members, colours)
+        legend(canvas, *canvas.axes)
 
-    size = (5.2 if columns == 1 else 10.6, 3.7 * -(-len(shown) // columns))
-    return Figure(name=name, title=title, caption=caption, draw=draw, size=size, half=len(shown) == 1)
-
-
-def spread(sizes: Sequence[int], room: float) -> list[int]:
-    """Return the first of ascending sizes, the last, and those between with `room`, a share of a logarithmic axis."""
-    apart = room * math.log2(sizes[-1] / sizes[0])
-    ticks = [sizes[0]]
-    for size in sizes[1:-1]:
-        if math.log2(size / ticks[-1]) >= apart and math.log2(sizes[-1] / size) >= apart:
-            ticks.append(size)
-    return [*ticks, *sizes[1:][-1:]]
+    caption = f"Sequences trained per second over all devices of a trial. {_BARS} Higher is better."
+    return Figure(
+        name="throughput", title="Throughput by batch size", caption=caption, draw=draw, half=len(shown) == 1,
+        size=(5.2 if columns == 1 else 10.6, 3.7 * rows),
+    )  # fmt: skip
 
 
-def _capped(middle: float, end: float) -> float:
-    return max(middle, min(end, _HIGHEST_BAR * middle)) if math.isfinite(end) else middle
+def _top(middles: Iterable[float | None], ends: Iterable[float | None]) -> float:
+    """Return the end of an axis for values and the ends of their intervals."""
+    highest = max(value for value in middles if value is not None)
+    known = [end for end in ends if end is not None and end < math.inf]
+    return min(_HIGHEST_BAR * highest, 1.05 * max([highest, *known]))
 
 
-def _lines_by_batch(
-    axes: "Axes", members: Sequence[Point], colours: Mapping[str, str], value: Callable[[Point], Interval]
-) -> None:
+def _lines_by_batch(axes: "Axes", members: Sequence[Point], colours: Mapping[str, str]) -> None:
     lines: dict[tuple[str, int, str, str], list[Point]] = {}
     several = len({wording.data(point.row) for point in members}) > 1
     competing = wording.strategies_compete([point.row for point in members])
-    for point in sorted(members, key=lambda point: int(point.row["micro_batch_size"])):
+    for point in members:
         row = point.row
         strategy, data = wording.strategy(row) if competing else "", wording.data(row) if several else ""
         lines.setdefault((wording.implementation(row), int(row["world_size"]), strategy, data), []).append(point)
     styles = sorted({key[1:] for key in lines})
     for number, (key, line) in enumerate(sorted(lines.items())):
         name, world, strategy, data = key
-        middle, low, high = zip(*(value(point) for point in line), strict=True)
+        middle, low, high = zip(*((point.rate.value, point.rate.low, point.rate.high) for point in line), strict=True)
         dash, marker = _STYLES[styles.index(key[1:]) % len(_STYLES)]
         label = ", ".join(filter(None, [f"{name} {strategy}".strip(), f"{world} {line[0].row['device']}", data]))
         curve(
@@ -161,41 +125,41 @@ def _lines_by_batch(
 
 
 def _scaling_figure(scaling: Sequence[Row], colours: Mapping[str, str]) -> Figure:
-    kinds = [kind for kind in ("weak", "strong") if any(row["scaling"] == kind for row in scaling)]
-    top = 100 * max(_capped(row["efficiency"], row["efficiency_high"] or 0.0) for row in scaling)
+    top = 100 * _top(*([row[name] for row in scaling] for name in ("efficiency", "efficiency_high")))
+    sizes = {"weak": "micro_batch_size", "strong": "global_batch_size"}
+    lines: dict[tuple[Any, ...], list[Row]] = {}
+    for row in scaling:
+        name, kind, size = wording.implementation(row), row["scaling"], row[sizes[row["scaling"]]]
+        same = (one for one in scaling if (wording.implementation(one), one["scaling"]) == (name, kind))
+        if size == max(one[sizes[kind]] for one in same):
+            lines.setdefault((name, kind, size, wording.strategy(row), wording.model(row)), []).append(row)
 
     def draw(canvas: "Canvas") -> None:
-        for axes, kind in zip(canvas.subplots(1, len(kinds), squeeze=False).flat, kinds, strict=True):
-            size = "micro_batch_size" if kind == "weak" else "global_batch_size"
-            rows = [row for row in scaling if row["scaling"] == kind]
-            axes.set(title=f"{kind} scaling ({'batch per device' if kind == 'weak' else 'global batch'} kept)")
-            axes.set(xlabel="devices", ylabel="efficiency (%)", ylim=(0, max(110.0, 1.05 * top)))
-            number_ticks(axes, sorted({row["world_size"] for row in rows}))
-            rule(axes, "y", 100, "100 %")
-            largest: dict[str, int] = {}
-            for row in rows:
-                name = wording.implementation(row)
-                largest[name] = max(row[size], largest.get(name, 0))
-            lines: dict[tuple[Any, ...], list[Row]] = {}
-            for row in rows:
-                name = wording.implementation(row)
-                if row[size] == largest[name]:
-                    model = (row["preset"], row["precision"], row["seq_len"])
-                    lines.setdefault((name, wording.strategy(row), *model, row[size]), []).append(row)
-            for (name, *_, batch), line in lines.items():
-                middle, low, high = (
-                    [math.nan if row[field] is None else 100 * row[field] for row in line]
-                    for field in ("efficiency", "efficiency_low", "efficiency_high")
-                )
-                label, devices = short_label(f"{name}, batch {batch}"), [row["world_size"] for row in line]
-                curve(axes, devices, middle, label, colours[name], low=low, high=high, marker="o", markersize=5)
-            legend(axes, axes, loc="best")
+        axes = canvas.subplots()
+        axes.set(xlabel="devices", ylabel="efficiency (%)", ylim=(0, max(110.0, top)))
+        number_ticks(axes, sorted({row["world_size"] for row in scaling}))
+        rule(axes, "y", 100, "100 %")
+        for (name, kind, size, *_), line in lines.items():
+            middle, low, high = (
+                [math.nan if row[field] is None else 100 * row[field] for row in line]
+                for field in ("efficiency", "efficiency_low", "efficiency_high")
+            )
+            label = short_label(f"{name}, {kind}, {'batch' if kind == 'weak' else 'global batch'} {size}")
+            look: dict[str, Any] = {
+                "linestyle": "solid" if kind == "weak" else "dashed",
+                "marker": "o",
+                "markersize": 5,
+            }
+            curve(axes, [row["world_size"] for row in line], middle, label, colours[name], low=low, high=high, **look)
+        legend(canvas, axes)
 
     shared = any(row["basis"] == "same total cores" for row in scaling)
     basis = "CPU ranks share the same cores, so 100 % means no loss from splitting them. " if shared else ""
-    caption = f"Throughput relative to the smallest device count. {basis}{_BARS} The largest batch."
-    size = (10.6 if len(kinds) > 1 else 5.2, 3.3)
-    return Figure(name="scaling", title="Scaling efficiency", caption=caption, draw=draw, size=size)
+    caption = (
+        "Throughput relative to the smallest device count. Weak: same batch per device; strong: same global batch. "
+        f"{basis}{_BARS} The largest batch."
+    )
+    return Figure(name="scaling", title="Scaling efficiency", caption=caption, draw=draw, size=(8.2, 3.7))
 
 
 def utilization_figure(utilization: Mapping[str, Mapping[int, float]]) -> Figure:
@@ -204,7 +168,7 @@ def utilization_figure(utilization: Mapping[str, Mapping[int, float]]) -> Figure
     def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
         axes.set(xlabel=_BATCH, ylabel="utilization (%)", ylim=(0, 100))
-        number_ticks(axes, spread(sorted({batch for by_batch in utilization.values() for batch in by_batch}), 0.07))
+        number_ticks(axes, sorted({batch for by_batch in utilization.values() for batch in by_batch}))
         for (name, by_batch), colour in zip(utilization.items(), CYCLE, strict=False):
             curve(axes, by_batch, [100 * value for value in by_batch.values()], name, colour, marker="o", markersize=5)
         legend(canvas, axes)
@@ -214,9 +178,11 @@ def utilization_figure(utilization: Mapping[str, Mapping[int, float]]) -> Figure
     return Figure(name="utilization", title=title, caption=caption, draw=draw, size=(5.2, 3.7), half=True)
 
 
-def _phases_figure(shown: Sequence[tuple[str, Point]]) -> Figure:
+def _phases_figure(points: Sequence[Point]) -> Figure:
+    largest = sorted(points, key=lambda point: -int(point.row["micro_batch_size"]))[:_MOST_CONFIGURATIONS]
+    shown = [point for point in points if point in largest]
     shares: dict[str, list[float]] = {name: [] for name in _PHASES}
-    for _, point in shown:
+    for point in shown:
         times = {name: float(point.row.get(name) or 0.0) for name in _PHASES if name != "rest_ms"}
         step = max(float(point.row["step_time_ms"]), sum(times.values()))
         times["rest_ms"] = step - sum(times.values())
@@ -226,43 +192,24 @@ def _phases_figure(shown: Sequence[tuple[str, Point]]) -> Figure:
     def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
         axes.set(xlabel="share of a step (%)", xlim=(0, 100))
-        categories(axes, [name for name, _ in shown])
+        categories(axes, [_name(point, points) for point in shown])
         parts = {label: (colour, shares[name]) for name, (label, colour) in _PHASES.items()}
         stacked(axes, parts, _LEAST_LABELED)
         legend(canvas, axes)
 
     caption = "Medians over the window, of the slowest rank in each step. Exposed: not hidden by the backward pass."
+    caption += f" The largest batches of {len(points)} configurations." if len(shown) < len(points) else ""
     size = (10.6, 1.1 + 0.3 * len(shown))
     return Figure(name="phases", title="Step time by phase", caption=caption, draw=draw, size=size)
 
 
-def _step_times_figure(shown: Sequence[tuple[str, Point]], colours: Mapping[str, str], left_out: str) -> Figure:
-    columns = min(3, len(shown))
-
-    def draw(canvas: "Canvas") -> None:
-        panels = grid(canvas, len(shown), columns)
-        for place, (axes, (name, point)) in enumerate(zip(panels, shown, strict=True)):
-            row, records = point.row, point.trials[len(point.trials) // 2].steps
-            colour = colours[wording.implementation(row)]
-            steps = [int(step["step"]) for step in records]
-            times = [float(step["step_time_ms"]) for step in records]
-            start, stop, median = int(row["window_start"]), int(row["window_stop"]), float(row["step_time_ms"])
-            top = max(1.6 * median, 1.1 * float(row["step_time_ms_p95"]))
-            axes.set_title(short_label(name), fontsize=8.5)
-            axes.set(xlabel="step", ylabel="" if place % columns else "step time (ms)", ylim=(0, top))
-            whole_ticks(axes)
-            if steps[0] < start:
-                band(axes, "x", steps[0] - 0.5, start - 0.5, "warm-up", "warmup")
-            if steps[-1] >= stop:
-                band(axes, "x", stop - 0.5, steps[-1] + 0.5, "after the window", "grid")
-            curve(axes, steps, times, "step", colour, linewidth=0.9, titled=30)
-            rule(axes, "y", median, "median", "ink", linewidth=0.8)
-            beyond = [step for step, time in zip(steps, times, strict=True) if top < time < math.inf]
-            axes.plot(beyond, [0.96 * top] * len(beyond), "^", color=COLOURS[colour][0], markersize=4.5)
-
-    caption = f"Every step of one round. Shaded: warm-up. Dotted: median. Triangles: steps beyond the axis.{left_out}"
-    size = (10.6, 0.4 + 1.75 * -(-len(shown) // columns))
-    return Figure(name="step_times", title="Step times", caption=caption, draw=draw, size=size)
+def _name(point: Point, among: Sequence[Point]) -> str:
+    row, rows = point.row, [other.row for other in among]
+    parts = [wording.implementation(row)]
+    parts += [wording.model(row)] if len(set(map(wording.model, rows))) > 1 else []
+    parts += [wording.strategy(row)] if wording.strategies_compete(rows) else []
+    parts += [wording.data(row)] if len(set(map(wording.data, rows))) > 1 else []
+    return ", ".join([*parts, f"batch {wording.batch(row)}", wording.devices(row)])
 
 
 def waterfall_figure(row: Row, name: str = "waterfall") -> Figure:

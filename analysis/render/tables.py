@@ -28,7 +28,7 @@ _UNITS = {
     "_watts": "W", "_mhz": "MHz", "_celsius": "°C", "_joules": "J",
 }  # fmt: skip
 _SHARES = ("share", "utilization", "efficiency", "fraction", "attainable")
-_LONGEST_NAME = 118
+_LONGEST_TEXT = 118
 """Names of kernels and messages of rules can be very long; JSON and CSV have them whole, and a page on hovering."""
 
 
@@ -72,14 +72,14 @@ class Table:
         return [[column.text(row) for column in self.columns] for row in self.rows]
 
     def csv_rows(self) -> list[dict[str, Any]]:
-        """Return a row of a CSV file for each row: fields in full precision, computed texts as they are shown."""
-        computed = {column.label or "mark": column for column in self.columns if not column.fields}
-        names = {name: None for column in self.columns for name in column.fields or (column.label or "mark",)}
+        """Return a row of a CSV file for each row: its fields in full precision, computed texts as they are shown."""
+        computed = {column.label or "mark": column.text for column in self.columns if not column.fields}
+        named = any(column.fields for column in self.columns)
         return [
-            {name: computed[name].text(row).replace(UNKNOWN, "") if name in computed else row.get(name)
-             for name in names}
+            {name: value for name, value in row.items() if named and not isinstance(value, dict | list | tuple)}
+            | {name: text(row).replace(UNKNOWN, "") for name, text in computed.items()}
             for row in self.rows
-        ]  # fmt: skip
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,6 @@ def _of_values(name: str, values: Sequence[Any]) -> Column:
         named = {"traffic": r"(^|_)bytes$", "flops": "_flops$", "percent": f"utilization|({'|'.join(_SHARES)})$"}
         form = next((form for form, pattern in named.items() if re.search(pattern, name)), "")
         return measured(heading(name), name, form or ("count" if whole else "number"))
-    longest = _LONGEST_NAME if name in ("name", "message") else None
 
     def whole_text(row: Row) -> str:
         value = row.get(name)
@@ -177,7 +176,9 @@ def _of_values(name: str, values: Sequence[Any]) -> Column:
             return "yes" if value else ""
         return ", ".join(map(str, value)) if isinstance(value, list) else wording.text(value)
 
-    return Column(heading(name), (name,), lambda row: wording.shortened(whole_text(row), longest), note=whole_text)
+    return Column(
+        heading(name), (name,), lambda row: wording.shortened(whole_text(row), _LONGEST_TEXT), note=whole_text
+    )
 
 
 _FORMS = {
@@ -298,7 +299,7 @@ def write_csv(
 ) -> None:
     """Write plain values, unknown ones as empty fields, no formulas. Raises StorageError."""
     names = list(columns or dict.fromkeys(name for row in rows for name in row))
-    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8", errors="replace") as file:
         writer = csv.DictWriter(file, names, extrasaction="ignore", restval="", lineterminator=line_end)
         writer.writerow({name: inert(name) for name in names})
         writer.writerows({name: "" if row.get(name) is None else inert(row[name]) for name in names} for row in rows)
@@ -306,9 +307,6 @@ def write_csv(
 
 def write_frame(path: Path, frame: "pd.DataFrame") -> None:
     """Write a table whole, in full precision, unknown values as empty fields, no formulas. Raises StorageError."""
-    import pandas as pd
+    from analysis.diagnose.finding import plain_rows
 
-    texts = [name for name in frame.columns if not pd.api.types.is_numeric_dtype(frame[name])]
-    named = frame.assign(**{name: frame[name].map(inert, na_action="ignore") for name in texts})
-    with atomic_path(path) as temporary:
-        named.rename(columns=inert).to_csv(temporary, index=False, errors="replace")
+    write_csv(path, plain_rows(frame), [str(name) for name in frame.columns], line_end="\n")

@@ -8,29 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.metrics.classification import Classification, Float64
-from analysis.render.figure import (
-    Figure,
-    bars,
-    categories,
-    cells,
-    curve,
-    legend,
-    rule,
-    short_label,
-    stacked,
-    whole_ticks,
-    words,
-)
-from analysis.render.training_figures import column
+from analysis.render.figure import Figure, bars, categories, cells, curve, legend, rule, short_label, stacked
+from analysis.render.training_figures import Panel, column, lines_figure
 from common.scores import score
 from records.classification import ClassificationResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-_BINS = 40
-_OUTLIERS = 0.5
-"""Percent of the scores at either end that may lie beyond the axis."""
 _RIGHT = {"exact": ("exact match", "blue"), "f1": ("F1", "vermilion"), "oracle": ("every answer right", "grey")}
 _GROUPS = ("blue", "green", "orange", "pink", "pale")
 _SPLITS = {"train": "blue", "validate": "orange", "test": "vermilion"}
@@ -48,14 +33,12 @@ Group = tuple[str, str, int, float]
 """Kind of a subset of the rows, its name, its rows, and the accuracy on it, a fraction."""
 
 
-def precision_recall_figure(
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float], float]], title: str = ""
-) -> Figure:
+def precision_recall_figure(curves: Mapping[str, tuple[Sequence[float], Sequence[float], float]], title: str) -> Figure:
     """Return precision by recall: shares of both and average precision in percent, by what counts as right."""
 
     def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
-        axes.set(title=_titled("Precision and recall", title), xlim=(-1.5, 101.5), ylim=(0, 103))
+        axes.set(title=f"Precision and recall, {short_label(title)}", xlim=(-1.5, 101.5), ylim=(0, 103))
         axes.set(xlabel="recall: correct answers of all answerable questions (%)")
         axes.set(ylabel="precision: correct answers of all given (%)")
         for kind, (precisions, recalls, average) in curves.items():
@@ -71,47 +54,6 @@ def precision_recall_figure(
     return Figure(name="precision_recall", title="Precision and recall", draw=draw, size=(6.4, 4.4))
 
 
-def null_odds_figure(
-    with_answer: Sequence[float], without_answer: Sequence[float], best: Mapping[str, float], title: str = ""
-) -> Figure:
-    """Return the no-answer scores of questions with and without an answer; one may be empty.
-
-    `best` has the thresholds to mark by the name of the score.
-    """
-    scores = np.asarray([*with_answer, *without_answer], dtype=np.float64)
-    probabilities = scores.min() >= 0 and scores.max() <= 1
-    low, high = (0.0, 1.0) if probabilities else np.percentile(scores, [_OUTLIERS, 100 - _OUTLIERS])
-    margin = 0.0 if probabilities else 0.02 * (high - low) or 1.0
-    low, high = low - margin, high + margin
-    edges = np.linspace(low, high, _BINS + 1)
-    beyond = "" if probabilities else "; outermost bars: and beyond"
-
-    def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots()
-        axes.set(title=_titled("No-answer scores", title), xlim=(low, high), ylabel="share of these questions (%)")
-        axes.set(xlabel=f"no-answer score (higher: no answer is more likely{beyond})")
-        tallest = 0.0
-        for group, members, colour in (("with an answer", with_answer, "blue"), ("without", without_answer, "orange")):
-            if len(members):
-                # What lies beyond the axis is counted in its first or last bar.
-                share = 100 * np.histogram(np.clip(members, low, high), edges)[0] / len(members)
-                tallest = max(tallest, float(share.max()))
-                name, width = f"{len(members):,} questions {group}", float(edges[1] - edges[0])
-                bars(axes, (edges[:-1] + edges[1:]) / 2, share, name, colour, thickness=width, across=False, alpha=0.5)
-        axes.set_ylim(0, 1.25 * tallest)
-        for (kind, threshold), dash in zip(best.items(), ("dashed", "dotted"), strict=False):
-            if low <= threshold <= high:
-                name = f"best {kind}: {threshold:.3g}"
-                rule(axes, "x", threshold, name, "ink", label=name, linestyle=dash)
-        legend(canvas, axes)
-
-    return Figure(name="no_answer_scores", title="No-answer scores", draw=draw, size=(6.8, 4.0))
-
-
-def _titled(what: str, of: str) -> str:
-    return f"{what}, {short_label(of)}" if of else what
-
-
 def gap_figure(counts: npt.NDArray[np.int64], correct: Sequence[str], given: Sequence[str], groups: Sequence[Group],
                overall: float, heading: str = "") -> Figure:  # fmt: skip
     """Return a confusion matrix (rows by correct and given answer), and the accuracy on groups of the rows.
@@ -119,8 +61,7 @@ def gap_figure(counts: npt.NDArray[np.int64], correct: Sequence[str], given: Seq
     Groups of a kind stand next to each other; `overall` is the accuracy on all rows, a fraction.
     """
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    order = list(dict.fromkeys(kind for kind, *_ in groups))
-    places = np.arange(len(groups)) + 0.6 * np.array([order.index(kind) for kind, *_ in groups])
+    kinds = list(dict.fromkeys(kind for kind, *_ in groups))
 
     def draw(canvas: "Canvas") -> None:
         left, right = canvas.subplots(1, 2, width_ratios=(1, 1.45))
@@ -130,14 +71,11 @@ def gap_figure(counts: npt.NDArray[np.int64], correct: Sequence[str], given: Seq
                  for row in zip(counts.tolist(), shares.tolist(), strict=True)]  # fmt: skip
         cells(left, shares, texts, correct, given)
         right.set(title=f"accuracy, all rows {100 * overall:.1f} %", xlabel="accuracy (%)", xlim=(0, 112))
-        right.set_yticks(places, [f"{name} ({rows:,})" for _, name, rows, _ in groups])
-        right.set_ylim(places[-1] + 0.6, -0.6)
-        right.grid(axis="y", visible=False)
+        categories(right, [f"{name} ({rows:,})" for _, name, rows, _ in groups])
         rule(right, "x", 100 * overall, "all rows", "ink")
-        roles = [_GROUPS[order.index(kind) % len(_GROUPS)] for kind, *_ in groups]
-        bars(right, places, [100 * accuracy for *_, accuracy in groups], "accuracy", roles, thickness=0.75)
-        for place, (*_, accuracy) in zip(places, groups, strict=True):
-            words(right, (112, place), f"{100 * accuracy:.1f}", ha="right", va="center")
+        roles = [_GROUPS[kinds.index(kind) % len(_GROUPS)] for kind, *_ in groups]
+        percents = [100 * accuracy for *_, accuracy in groups]
+        bars(right, range(len(groups)), percents, "accuracy", roles, labels=[f"{one:.1f}" for one in percents])
 
     return Figure(name="scores", title="GAP scores", draw=draw, size=(9.6, 4.0))
 
@@ -184,12 +122,12 @@ def _confusion_figure(scored: Classification, normalized: bool) -> Figure:
     names = [short_label(label) for label in scored.labels] if named else []
     side = float(np.clip((_NUMBERED_CELL if numbered else _CELL) * count, 2.4, 13 if named else 7.5))
     side += _LETTER * max(map(len, names), default=4) + 0.6
+    what = "share of each row" if normalized else "texts"
 
     def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
         order = "" if named else f", {count:,} labels in the order of the table"
-        axes.set(title="Confusion, share of each row" if normalized else "Confusion, texts")
-        axes.set(xlabel=f"prediction{order}", ylabel="true label")
+        axes.set(title=f"Confusion, {what}", xlabel=f"prediction{order}", ylabel="true label")
         values: Float64 = scored.normalized if normalized else scored.confusion.astype(np.float64)
         texts = [["" if np.isnan(value) else f"{100 * value:.1f} %" if normalized else f"{value:,.0f}" for value in row]
                  for row in values.tolist()]  # fmt: skip
@@ -197,35 +135,30 @@ def _confusion_figure(scored: Classification, normalized: bool) -> Figure:
         axes.tick_params(axis="x", rotation=0 if numbered and max(map(len, names)) <= 7 else 90)
         axes.tick_params(labelsize=7.5 if count > 30 else 8.5)
 
-    name = "confusion_matrix_normalized" if normalized else "confusion_matrix"
-    caption = f"{'Share of each row' if normalized else 'Texts'}; true labels in rows, predictions in columns"
-    look: dict[str, Any] = {"size": (side, side), "half": count <= _FEW}
-    return Figure(name=name, title="Confusion matrix", caption=caption, draw=draw, **look)
+    return Figure(
+        name=f"confusion_matrix{'_normalized' * normalized}", title="Confusion matrix", draw=draw, half=count <= _FEW,
+        caption=f"True labels in rows, predictions in columns: {what}.", size=(side, side),
+    )  # fmt: skip
 
 
 def _curves_figure(result: ClassificationResult, majority: float) -> Figure:
     steps, losses = np.array(result.curve, dtype=float).T
     parts = np.array_split(np.arange(len(steps)), max(1, min(_SMOOTH, len(steps) // _LEAST_MEAN)))
-
-    def draw(canvas: "Canvas") -> None:
-        left, right = canvas.subplots(1, 2)
-        left.set(title="Loss", xlabel="updates", ylabel="loss (nats)")
-        curve(left, steps, losses, "training, each update", "pale", linewidth=0.8, alpha=0.6, titled=0)
-        mean_steps, means = ([array[part].mean() for part in parts] for array in (steps, losses))
-        curve(left, mean_steps, means, "training, mean", "blue")
-        right.set(title="Scores on the validation split", xlabel="updates", ylabel="score (%)", ylim=(0, 102))
-        rule(right, "y", 100 * majority, "majority baseline", "note", label="majority baseline")
-        after = column(result.evaluations, "applied_steps")
-        for axes, name, colour in ((left, "log_loss", "vermilion"), (right, "accuracy", "blue"),
-                                   (right, "balanced_accuracy", "green")):  # fmt: skip
-            held_out = column(result.evaluations, name) * (1 if axes is left else 100)
-            label = "validation" if axes is left else score(name).label
-            if np.isfinite(held_out).any():
-                curve(axes, after, held_out, label, colour, marker="o", markersize=4.5, linewidth=1.6)
-        left.set_ylim(bottom=0)
-        for axes in (left, right):
-            whole_ticks(axes)
-            legend(axes, axes, loc="best")
-
+    loss: dict[str, tuple[Any, Any]] = {
+        "training, mean": ([steps[part].mean() for part in parts], [losses[part].mean() for part in parts])
+    }
+    scores: dict[str, tuple[Any, Any]] = {}
+    after = column(result.evaluations, "applied_steps")
+    for name in ("log_loss", "accuracy", "balanced_accuracy"):
+        held_out = column(result.evaluations, name)
+        if np.isfinite(held_out).any() and name == "log_loss":
+            loss["validation"] = after, held_out
+        elif np.isfinite(held_out).any():
+            scores[score(name).label] = after, 100 * held_out
+    baseline = ("majority baseline", 100 * majority)
+    panels: list[Panel] = [
+        ("step", "loss (nats)", loss, None),
+        ("step", "score on the validation split (%)", scores, baseline),
+    ]
     caption = "By optimizer update. The model is not trained on validation texts."
-    return Figure(name="loss_and_accuracy", title="Loss and accuracy", caption=caption, draw=draw, size=(9.8, 3.6))
+    return lines_figure("loss_and_accuracy", "Loss and accuracy", caption, panels)

@@ -173,6 +173,7 @@ def comparison_figure(comparison: TrainingComparison, title: str = "", note: str
 
 def lines_figure(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Figure:
     """Return panels of lines: of each the labels of x and y, (x, y) by name, and a level with its name or None."""
+    names = list(dict.fromkeys(name for _, _, lines, _ in panels for name in lines))
 
     def draw(canvas: "Canvas") -> None:
         drawn = [*canvas.subplots(1, len(panels), squeeze=False).flat]
@@ -180,8 +181,8 @@ def lines_figure(name: str, title: str, caption: str, panels: Sequence[Panel]) -
             axes.set(xlabel=x_label, ylabel=y_label)
             if x_label in ("epoch", "run", "step"):
                 whole_ticks(axes)
-            for number, (line, (x, y)) in enumerate(lines.items()):
-                again, place = divmod(number, len(CYCLE))
+            for line, (x, y) in lines.items():
+                again, place = divmod(names.index(line), len(CYCLE))
                 curve(
                     axes, x, y, short_label(line), CYCLE[place], linestyle=_DASHES[again % len(_DASHES)],
                     marker="o" if len(x) <= _MOST_MARKED else "", markersize=3.5, linewidth=1.4,

@@ -112,8 +112,8 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     from analysis.metrics.time.window import parse_window
     from analysis.open import profiled_trials
     from analysis.render.result_tables import answer_lines, results_blocks
-    from analysis.render.screen import run_screen, screen_of
     from analysis.render.tables import Block, Plain
+    from analysis.render.terminal import run_screen, screen_of
 
     parse_window(options.window)  # refuses before anything is read
     directory = RunDirectory(path)

@@ -15,8 +15,8 @@ from analysis.diagnose.explain import explain, to_do
 from analysis.metrics.kernels.core_utilization import FOUR, core_use
 from analysis.metrics.kernels.ncu_metrics import metrics_of
 from analysis.open import Source
-from analysis.render.screen import Screen
 from analysis.render.tables import Plain, Table, of_frame
+from analysis.render.terminal import Screen
 from bench.cli.options import Tables
 from bench.cli.result import REST, Result, findings_result, on_screen
 from bench.profilers import ncu_metrics

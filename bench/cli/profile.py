@@ -124,8 +124,8 @@ def _result(
     run: RunDirectory, profiled: Sequence[Profiled], summaries: Sequence["ProfileSummary"], tables: Sequence[Path]
 ) -> Result:
     from analysis.metrics.cautions import of_profiles
-    from analysis.render.screen import screen_of
     from analysis.render.tables import Facts, Table
+    from analysis.render.terminal import screen_of
 
     pairs = list(zip(profiled, summaries, strict=True))
     problems = [

@@ -64,10 +64,9 @@ def _of_run(options: ReportOptions) -> Result:
     from analysis.load import load_run
     from analysis.metrics.communication.links import project
     from analysis.metrics.comparison.runs import ratios_of
-    from analysis.render.link_tables import projection_blocks
-    from analysis.render.result_tables import caution_lines, results_blocks
-    from analysis.render.run_page import write_report
-    from analysis.render.screen import run_screen
+    from analysis.render.pages import write_report
+    from analysis.render.result_tables import caution_lines, projection_blocks, results_blocks
+    from analysis.render.terminal import run_screen
 
     run = RunDirectory(options.path)
     path, said = write_report(run, options.price_per_hour, options.out, options.project)
@@ -100,7 +99,7 @@ def _of_profile(options: ReportOptions) -> Result:
     from analysis.diagnose.explain import explain, to_do
     from analysis.open import open_sources
     from analysis.render.pages import write_source_report
-    from analysis.render.screen import screen_of
+    from analysis.render.terminal import screen_of
 
     source = open_sources(options.path)
     findings = explain(source)

@@ -17,8 +17,8 @@ from common.errors import BertbenchError, StorageError
 if TYPE_CHECKING:
     from analysis.diagnose.advice import Advice
     from analysis.diagnose.finding import Finding
-    from analysis.render.screen import Screen
     from analysis.render.tables import Block
+    from analysis.render.terminal import Screen
     from bench.cli.options import Tables
 
 _NARROWEST = 40
@@ -77,10 +77,10 @@ def show(result: Result, as_json: bool) -> int:
 
 
 def _show_blocks(result: Result) -> None:
-    from analysis.render.terminal import block_texts, printable
+    from analysis.render.terminal import blocks_text, printable
 
-    for text in block_texts(result.blocks, terminal_width()):
-        print(text, flush=True)
+    if result.blocks:
+        print(blocks_text(result.blocks, terminal_width()))
     folders = Counter(path.parent for path in result.written)
     named = [path for path in result.written if folders[path.parent] <= _MOST_FILES]
     lines = [f"wrote {path}" for path in named]
@@ -117,8 +117,8 @@ def findings_result(
         code: exit code.
         about: further fields of the document.
     """
-    from analysis.render.screen import screen_of
     from analysis.render.tables import advice_lines, finding_blocks
+    from analysis.render.terminal import screen_of
 
     written, left, failure = tables_into(findings, options.csv)
     if advice is not None:
@@ -145,7 +145,7 @@ REST = "All tables: --full, --csv DIR, --markdown FILE or --json."
 
 def on_screen(screen: "Screen", problems: Sequence[str] = (), lines_after: int = 0) -> "Sequence[Block]":
     """Return the blocks of one screen, less the lines of problems and the lines that are printed after it."""
-    from analysis.render.screen import MOST_LINES
+    from analysis.render.terminal import MOST_LINES
 
     return screen.blocks(terminal_width(), MOST_LINES - min(len(problems), _MOST_PROBLEMS) - lines_after)
 

@@ -23,20 +23,14 @@ def draw_scores(task: str, document: Mapping[str, Any], drawn: Any, out: Path) -
 
 
 def _draw_squad(document: Mapping[str, Any], found: "SquadScores", out: Path) -> list[Path]:
-    from analysis.render import task_figures as figures
     from analysis.render.figure import write_png
+    from analysis.render.task_figures import precision_recall_figure
 
-    analysis, title = found.analysis, Path(document["predictions"]).name
-    if analysis is None or not analysis.null_odds:
+    analysis = found.analysis
+    if analysis is None or not analysis.null_odds or not analysis.curves:
         return []
-    best = {"exact match": analysis.best_exact[1], "F1": analysis.best_f1[1]}
-    drawn = [figures.null_odds_figure(analysis.with_answer, analysis.without_answer, best, title)]
-    if analysis.curves:
-        curves = {
-            name: (curve.precisions, curve.recalls, curve.average_precision) for name, curve in analysis.curves.items()
-        }
-        drawn.append(figures.precision_recall_figure(curves, title))
-    return [write_png(figure, out) for figure in drawn]
+    curves = {name: (one.precisions, one.recalls, one.average_precision) for name, one in analysis.curves.items()}
+    return [write_png(precision_recall_figure(curves, Path(document["predictions"]).name), out)]
 
 
 def _draw_gap(document: Mapping[str, Any], drawn: "tuple[GapScores, Sequence[Slice]]", out: Path) -> list[Path]:

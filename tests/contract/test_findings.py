@@ -11,8 +11,7 @@ from support.shared_files import TRACES
 from analysis.diagnose.advice import LEAST, MOST
 from analysis.diagnose.profiles import OpenedProfile, analyze_paths
 from analysis.metrics.time.window import analysis_time
-from analysis.render.screen import MOST_LINES, screen_of
-from analysis.render.terminal import blocks_text
+from analysis.render.terminal import MOST_LINES, blocks_text, screen_of
 from analysis.timeline import Timeline
 
 ROOT = Path(__file__).parents[2]

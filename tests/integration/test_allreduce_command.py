@@ -10,7 +10,6 @@ from support import shared_files
 from support.commands import document, result, text
 from support.refusals import refused
 
-from analysis.render.trace_figures import trace_figures
 from common.errors import Code
 
 KINETO = shared_files.TRACES / "kineto"
@@ -105,11 +104,3 @@ def test_a_real_trace_with_sizes_gives_bandwidths() -> None:
     reduce = next(row for row in rows if row["collective"] == "all_reduce")
     assert reduce["group_size"] == 2
     assert reduce["busbw_gb_s"] == pytest.approx(reduce["algbw_gb_s"])  # 2 (2 - 1) / 2
-
-
-def test_figures_have_the_numbers_of_the_traces(tmp_path: Path) -> None:
-    from analysis.open import open_sources
-
-    (tmp_path / "traces").mkdir()
-    found = trace_figures(open_sources(two_ranks(tmp_path / "traces")).timelines)
-    assert "all_reduce_by_rank" in found

@@ -185,14 +185,9 @@ def test_each_table_shows_the_values_of_its_csv_file(opened: Opened) -> None:
         if not any(trials):
             assert len(rows) == len(texts), path.name
         by_trial = {row.get("trial_id", ""): row for row in rows}
-        # The ratios to another implementation, which results.csv has not, are in a file of their own.
-        beside = path.with_name("ratios.csv")
-        ratios = {
-            form for row in (read(beside) if beside.is_file() else []) for form in shown_forms(row["throughput_ratio"])
-        }
         for place, (trial, cells) in enumerate(zip(trials, texts, strict=True)):
             row = by_trial[trial] if trial in by_trial and trial else rows[place]
-            known = ratios | {form for value in row.values() for form in shown_forms(value)}
+            known = {form for value in row.values() for form in shown_forms(value)}
             known |= {str(int(row["round"]) + 1)} if row.get("round") else set()  # from 1 for people, from 0 in files
             for text, is_number in cells:
                 if is_number:

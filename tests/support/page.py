@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from analysis.render.run_page import write_report
+from analysis.render.pages import write_report
 from records.run import RunDirectory
 
 

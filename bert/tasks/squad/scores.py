@@ -63,10 +63,6 @@ class NullAnalysis:
     """Highest F1 in percent, and its threshold."""
     curves: dict[str, Curve]
     """'exact', 'f1', 'oracle' (every answer right); empty if no question has an answer."""
-    with_answer: tuple[float, ...]
-    """No-answer scores of questions with an answer."""
-    without_answer: tuple[float, ...]
-    """No-answer scores of questions without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +260,6 @@ def analyze(ranked: Sequence[Ranked], questions: int, answerable: int) -> NullAn
         best_exact=best_exact,
         best_f1=best_f1,
         curves=curves,
-        with_answer=tuple(one.null_odds for one in ranked if one.answered),
-        without_answer=tuple(one.null_odds for one in ranked if not one.answered),
     )
 
 

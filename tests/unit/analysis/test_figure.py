@@ -1,7 +1,6 @@
 """Marks of figures: the values that hovering shows, series that the legend switches, colors that follow the page."""
 
 import dataclasses
-import itertools
 import math
 import re
 import sys
@@ -28,7 +27,8 @@ from analysis.render.figure import (
     number_ticks,
     short_label,
 )
-from analysis.render.run_figures import spread, waterfall_figure
+from analysis.render.run_figures import waterfall_figure
+from analysis.render.task_figures import precision_recall_figure
 
 HOSTILE = "$\\frac{</svg><script>alert(1)</script>}\x00\u202e"
 
@@ -57,12 +57,12 @@ def test_hovering_shows_the_values_of_a_line_with_labels_units_and_intervals() -
 
 def test_numbers_of_ticks_and_names_of_categories_are_those_of_the_axis() -> None:
     def mark(axes: Any) -> None:
-        number_ticks(axes, [8, 32], lambda value: f"{value:g} B")
+        number_ticks(axes, [8, 32])
         categories(axes, ["first", "second"])
         bars(axes, [0, 1], [32, 8], "b", "green", begin=[16, 0])
 
     assert titles(figure(mark)) == {
-        "b": [["b", "first", "step: 16 B (16.00–32.00)"], ["b", "second", "step: 8 B"]]  # noqa: RUF001
+        "b": [["b", "first", "step: 16 (16.00–32.00)"], ["b", "second", "step: 8"]]  # noqa: RUF001
     }
 
 
@@ -131,7 +131,7 @@ def test_a_long_legend_makes_the_picture_higher_and_takes_nothing_from_the_panel
 def test_colours_are_seen_on_their_paper_and_words_on_them(scheme: int) -> None:
     paper = COLOURS["paper"][scheme]
     for role, pair in COLOURS.items():
-        if role not in ("paper", "grid", "warmup"):
+        if role not in ("paper", "grid"):
             assert contrast(pair[scheme], paper) >= 3, role
             assert contrast(ink_on(role, scheme), pair[scheme]) >= 4.5, role
     assert len({light for light, _ in COLOURS.values()}) == len(COLOURS)
@@ -148,7 +148,9 @@ def test_a_waterfall_has_a_bar_for_each_part_from_where_the_last_one_ended() -> 
     assert "-0.0100 ms, 0.0 %" in {one.text for one in svg_of(drawn).iter(f"{SVG}text")}
 
 
-def test_ticks_of_close_batch_sizes_leave_room_to_each_other() -> None:
-    ticks = spread([8, 16, 24, 28, 30, 31, 32, 64], 0.1)
-    assert all(math.log2(later / earlier) >= 0.3 for earlier, later in itertools.pairwise(ticks))
-    assert (ticks[0], ticks[-1]) == (8, 64) and spread([4], 0.1) == [4]
+def test_curves_are_shown_whatever_their_name() -> None:
+    curves = {"exact": ([1.0, 0.5, 0.6], [0.0, 0.1, 0.7], 43.0), "_own": ([1.0], [0.0], 0.0)}
+    figure = precision_recall_figure(curves, "$a$_b.json")
+    names = ["exact match: 43.0 % average precision", "own: 0.0 % average precision"]
+    assert list(titles(figure)) == names
+    assert values(figure, names[0], 1) == [0, 10, 70] and values(figure, names[0]) == [100, 50, 60]

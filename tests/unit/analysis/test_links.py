@@ -12,7 +12,7 @@ from support.rings import Machine, ring_all_reduce_us, write_collectives
 from analysis.load import load_run
 from analysis.metrics.communication.links import Backward, Link, bucket_ends, fitted_links, link_rows, project, ring
 from analysis.metrics.scaling import measured_efficiency
-from analysis.render.link_tables import projection_blocks
+from analysis.render.result_tables import projection_blocks
 from records.run import RunDirectory
 
 MIB = 1 << 20
@@ -166,9 +166,8 @@ def test_a_run_of_both_shows_links_scaling_and_a_projection(tmp_path: Path) -> N
     page = report_page(RunDirectory(tmp_path), project_to=(16,)).read_text(encoding="utf-8")
     assert "A model, not a measurement" in page and "bandwidth GB/s" in page
     report = tmp_path / "report"
-    names = {path.name for path in report.iterdir()}
-    tables = {"collectives.csv", "links.csv", "projection.csv", "scaling.csv"}
-    assert {"collectives.png", "scaling.png", *tables} <= names
+    names = {path.name for path in report.rglob("*")}
+    assert {"scaling.png", "collectives.csv", "links.csv", "projection.csv", "scaling.csv"} <= names
     assert ",comm," not in (report / "results.csv").read_text(), "collectives train nothing"
 
 

@@ -11,6 +11,7 @@ from analysis.load import LoadedTrial, load_run
 from analysis.metrics.cautions import Caution
 from analysis.metrics.comparison.runs import compare_runs, ratios_of
 from analysis.render.result_tables import caution_lines, comparison_blocks, results_blocks
+from analysis.render.tables import Table
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
 
@@ -25,12 +26,13 @@ def test_the_table_has_a_line_per_trial_failed_ones_too(tmp_path: Path) -> None:
         run, Trial(preset="mini", precision="bf16", micro_batch_size=64), status="oom", reason="rank 0: no memory"
     )
     rows = [trial.row for trial in load_run(run)]
-    shown = text(results_blocks(rows, ratios_of(load_run(run))))
-    lines = [line for line in shown.splitlines() if "1 cpu" in line]
-    assert "2.4" in lines[0] and lines[2].endswith(" oom")
-    assert lines[3:] == ["oom bertbench batch 64 on 1 cpu: rank 0: no memory"]
-    assert "not conclusive yet: one round per side" in shown
-    assert all(len(line) <= 150 for line in shown.splitlines())
+    results, failure, ratios, undecided = results_blocks(rows, ratios_of(load_run(run)))
+    assert isinstance(results, Table) and [row["status"] for row in results.rows] == ["ok", "ok", "oom"]
+    assert failure == "oom bertbench batch 64 on 1 cpu: rank 0: no memory"
+    assert isinstance(ratios, Table) and "× hf" in ratios.headings  # noqa: RUF001
+    assert [row["throughput_ratio"] for row in ratios.rows] == [pytest.approx(2.4, abs=0.1)]
+    assert str(undecided).startswith("ratios to hf are not conclusive yet")
+    assert all(len(line) <= 150 for line in text([results, ratios]).splitlines())
 
 
 def test_the_comparison_shows_verdicts_and_differences(tmp_path: Path) -> None:

@@ -3,9 +3,8 @@
 import pandas as pd
 
 from analysis.diagnose.finding import Finding
-from analysis.render.screen import MOST_LINES, run_screen, screen_of
 from analysis.render.tables import Block, Table, plain
-from analysis.render.terminal import blocks_text
+from analysis.render.terminal import MOST_LINES, blocks_text, run_screen, screen_of
 
 
 def test_the_fastest_of_many_trials_is_on_the_screen() -> None:

@@ -132,8 +132,8 @@ def test_the_report_shows_table_and_picture(tmp_path: Path) -> None:
     written(tmp_path)
     page = report_page(RunDirectory(tmp_path)).read_text(encoding="utf-8")
     assert "Speed of light" in page and "= floor" in page and "This run breaks down a step" in page
-    assert {path.name for path in (tmp_path / "report").iterdir()} >= {
-        "waterfall-0.png", "waterfall-0.csv", "components-0.csv"
+    assert {path.name for path in (tmp_path / "report").rglob("*")} >= {
+        "waterfall-0.png", "waterfall.csv", "components.csv"
     }  # fmt: skip
     (trial,) = load_run(RunDirectory(tmp_path))
     shown = shown_text(light_blocks(trial))

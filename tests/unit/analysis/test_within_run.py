@@ -116,4 +116,4 @@ def test_terminal_and_report_show_both(tmp_path: Path) -> None:
     assert [point.row["data"] for point in points(trials)] == ["/data/books"], "the answer is about real data"
     page = report_page(run).read_text(encoding="utf-8")
     assert "<h2>Input</h2>" in page and "Real compared with synthetic data" in page and "synthetic like books" in page
-    assert (run.report / "input.csv").exists() and (run.report / "real_against_synthetic.csv").exists()
+    assert {path.stem for path in (run.report / "tables").iterdir()} >= {"input", "gap"}

@@ -17,7 +17,7 @@ from bert.tasks.squad.scores import score
 from common.errors import Code, InputError, StorageError
 
 SQUAD = shared_files.DATA / "squad"
-PICTURES = ["no_answer_scores.png", "precision_recall.png"]
+PICTURES = ["precision_recall.png"]
 
 
 def write(path: Path, content: Any) -> str:

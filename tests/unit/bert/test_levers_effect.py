@@ -11,8 +11,8 @@ from support.refusals import refused
 from support.training_runs import Recorder, run, settings
 
 from analysis.load import load_run
+from analysis.render.pages import environment
 from analysis.render.result_tables import results_blocks
-from analysis.render.run_page import environment
 from bench.implementations.ours import BertbenchImplementation
 from bert.speed import native, registry
 from bert.speed.registry import (

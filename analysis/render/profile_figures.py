@@ -1,23 +1,57 @@
-"""Figures of kernel counters: core utilization by kind of work, and the roofline."""
+"""Figures of profiles: one iteration and where the time goes by rank; use of cores by kind of work; the roofline."""
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from analysis import wording
 from analysis.counters import KernelCounters
+from analysis.intervals import clipped, difference, intersection, merged
+from analysis.metrics.communication.exposure import communication_by_rank
+from analysis.metrics.communication.matching import match_collectives
 from analysis.metrics.kernels.core_utilization import FOUR, core_use_by_family
 from analysis.metrics.kernels.ncu_metrics import DRAM, DRAM_LEVEL, L1, L2, LEVEL_KINDS
 from analysis.metrics.kernels.roofline import Roofline, is_bandwidth, roofline
-from analysis.render.figure import COLOURS, LINE, Figure, bars, legend, logarithmic, short_label, value_text, words
-from analysis.render.trace_figures import Figures
+from analysis.metrics.time.temporal import Temporal, temporal_breakdown
+from analysis.metrics.time.window import work_time
+from analysis.metrics.time.work import work_sets
+from analysis.render.figure import (
+    COLOURS,
+    LINE,
+    Figure,
+    Numbers,
+    bars,
+    categories,
+    legend,
+    logarithmic,
+    short_label,
+    stacked,
+    value_text,
+    words,
+)
+from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
+Figures = dict[str, list[Figure]]
+
+_LANES = {  # name -> color, middle in a rank's band from the top, and height
+    "computation": ("blue", 0.135, 0.27),
+    "exposed communication": ("vermilion", 0.405, 0.27),
+    "hidden communication": ("hidden", 0.405, 0.27),
+    "copies": ("green", 0.61, 0.14),
+    "idle": ("idle", 0.75, 0.14),
+}
+_MOST_RANKS = 16
+_PIXELS = 800
+_LEAST_LABELED = 4
+"""Smallest part of a bar, in percent, that has its number written on it."""
 _PIPES = {"fma": "blue", "fp16": "sky", "tensor": "vermilion", "sfu": "orange"}
 # A kind of work has the same color in every figure.
 _FAMILIES = {
@@ -32,6 +66,114 @@ _MOST_LEVELS = 12
 _MARKERS = {L1: "^", L2: "s", DRAM_LEVEL: "o"}
 
 
+def trace_figures(timelines: Sequence[Timeline]) -> Figures:
+    """Return every figure for which the traces have data, of the first 16 ranks, by the name of its finding."""
+    shown = [(timeline, row) for timeline in timelines if (row := temporal_breakdown(timeline)) is not None]
+    shown.sort(key=lambda item: (item[1].rank is None, item[1].rank or 0))
+    if not shown:
+        return {}
+    first = shown[:_MOST_RANKS]
+    left_out = f" The first {len(first)} of {len(shown)} ranks are shown." if len(first) < len(shown) else ""
+    iteration = iteration_figure([timeline for timeline, _ in first], left_out)
+    waits: dict[object, float] = {}
+    if len(timelines) <= _MOST_RANKS and any(len(timeline.collectives) for timeline in timelines):
+        by_rank = communication_by_rank(timelines, match_collectives(timelines))
+        waits = dict(zip(by_rank["rank"], 1e6 * by_rank["exposed_wait_ms"].fillna(0.0), strict=True))
+    return {"temporal_breakdown": [iteration, breakdown_figure([row for _, row in first], waits, left_out)]}
+
+
+def iteration_figure(timelines: Sequence[Timeline], left_out: str) -> Figure:
+    """Return the timeline of each rank in one common step of median length, or else in the whole trace."""
+    common = set.intersection(*({*timeline.steps["step"].tolist()} for timeline in timelines))
+    columns = (timelines[0].steps[name].tolist() for name in ("step", "start", "end"))
+    lengths = sorted((end - start, step) for step, start, end in zip(*columns, strict=True) if step in common)
+    lengths = [one for one in lengths if one[0] > 0]
+    step = lengths[len(lengths) // 2][1] if lengths else None
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.set_xlabel("time since the rank's own start (ms)")
+        categories(axes, [_rank(timeline.rank) for timeline in timelines])
+        longest = 0.0
+        for place, timeline in enumerate(timelines):
+            whole = work_time(timeline, "kernels")
+            if step is not None:
+                whole = timeline.steps.loc[timeline.steps["step"] == step, ["start", "end"]].to_numpy(dtype=np.int64)
+            assert whole is not None
+            begin, end = int(whole[0, 0]), int(whole[0, 1])
+            longest, pixel = max(longest, (end - begin) / 1e6), max(1, (end - begin) // _PIXELS)
+            sets = work_sets(timeline)
+            compute, communication = clipped(sets.compute, begin, end), clipped(sets.communication, begin, end)
+            parts = {
+                "computation": compute,
+                "exposed communication": difference(communication, compute),
+                "hidden communication": intersection(communication, compute),
+                "copies": clipped(sets.memory, begin, end),
+                "idle": difference(merged([begin], [end]), sets.busy),
+            }
+            for name, part in parts.items():
+                # Pieces closer than a pixel are merged, shorter ones are one pixel wide.
+                spans = merged(part[:, 0], part[:, 1] + pixel)
+                ends = spans[:, 0] + np.maximum(spans[:, 1] - pixel - spans[:, 0], pixel)
+                colour, middle, height = _LANES[name]
+                at, starts = np.full(len(spans), place - 0.41 + middle), (spans[:, 0] - begin) / 1e6
+                bars(axes, at, (ends - begin) / 1e6, name, colour, begin=starts, thickness=height)
+        axes.set_xlim(0, longest or 1.0)
+        legend(canvas, axes)
+
+    what = "the whole trace" if step is None else f"step {step}"
+    caption = (
+        f"Work of each rank in {what}, relative to the rank's own start (clocks of ranks differ). Exposed "
+        f"communication makes the step longer. Gaps narrower than a pixel are closed.{left_out}"
+    )
+    size = (10.6, 1.2 + 0.5 * len(timelines))
+    return Figure(
+        name="iteration_timeline", title=f"Timeline of one iteration ({what})", caption=caption, draw=draw, size=size
+    )
+
+
+def breakdown_figure(rows: Sequence[Temporal], waits: Mapping[object, float], left_out: str) -> Figure:
+    """Return the share of the window that each rank spends on computation, communication, copies and idle.
+
+    `waits` are the parts of exposed communication, ns by rank, in which the rank waited for others, where it is known.
+    """
+    exposed = np.array([row.exposed_communication_ns for row in rows])
+    waiting = np.minimum(exposed, [waits.get(row.rank, 0.0) for row in rows])
+    parts: dict[str, tuple[str, Numbers]] = {
+        "computation": ("blue", [row.compute_ns - row.overlapped_communication_ns for row in rows]),
+        "computation over communication": ("sky", [row.overlapped_communication_ns for row in rows]),
+        f"exposed {'transfer' if waiting.any() else 'communication'}": ("vermilion", exposed - waiting),
+        "exposed wait for other ranks": ("orange", waiting),
+        "copies alone": ("green", [row.exposed_memory_ns for row in rows]),
+        "idle": ("idle", [row.idle_ns for row in rows]),
+    }
+    spans = np.array([row.span_ns for row in rows])
+    shares = {name: (colour, 100 * np.array(ns) / spans) for name, (colour, ns) in parts.items()}
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.set(xlabel="share of the window (%)", xlim=(0, 100))
+        categories(axes, [f"{_rank(row.rank)}  ({wording.number(row.span_ns / 1e6)} ms)" for row in rows])
+        stacked(axes, shares, _LEAST_LABELED)
+        legend(canvas, axes)
+
+    window = {"steps": "the marked steps", "kernels": "the whole trace"}.get(rows[0].window, rows[0].window)
+    caption = f"Over {window}; each moment counts once, so every bar adds up to 100 %. Only computation is useful work."
+    caption += " A rank waits until the last one has begun a collective." if waiting.any() else ""
+    size = (10.6, 1.2 + 0.32 * len(rows))
+    return Figure(
+        name="time_breakdown",
+        title="Shares of the window by rank",
+        caption=f"{caption}{left_out}",
+        draw=draw,
+        size=size,
+    )
+
+
+def _rank(rank: object) -> str:
+    return f"rank {rank}" if isinstance(rank, int) else "rank ?"
+
+
 def kernel_figures(counters: KernelCounters, ending: str = "", measured: Mapping[str, float] | None = None) -> Figures:
     """Return every figure for which the counters have data, by the name of its finding."""
     groups, lines = core_use_by_family(counters), roofline(counters, measured)
@@ -44,10 +186,9 @@ def kernel_figures(counters: KernelCounters, ending: str = "", measured: Mapping
 
 
 def core_utilization_figure(groups: "pd.DataFrame", name: str = "cores") -> Figure:
-    """Return a group of four bars per kind of work, of what `core_use_by_family` returned.
+    """Return a group of bars per kind of work, of what `core_use_by_family` returned.
 
-    A pale bar behind FMA and tensor cores is the share of cycles in which the pipe worked at all. A pipe that is not in
-    the file is named in the caption; a bar of 0 has its number.
+    A pipe that is not in the file is named in the caption; a bar of 0 has its number.
     """
     known = [pipe for pipe in FOUR if groups[f"{pipe}_percent"].notna().any()]
     missing = [FOUR[pipe] for pipe in FOUR if pipe not in known]
@@ -58,23 +199,17 @@ def core_utilization_figure(groups: "pd.DataFrame", name: str = "cores") -> Figu
         axes.set_xticks(range(len(groups)), ["\n".join(textwrap.wrap(short_label(name), 13)) for name in groups.index])
         axes.grid(axis="x", visible=False)
         thickness = 0.8 / max(1, len(known))
-        look: dict[str, Any] = {"thickness": 0.9 * thickness, "across": False}
         for position, pipe in enumerate(known):
-            places = [index + (position - (len(known) - 1) / 2) * thickness for index in range(len(groups))]
-            values = groups[f"{pipe}_percent"]
-            active = groups.get(f"{pipe}_active_percent", 0 * values).fillna(0.0)
-            bars(
-                axes, places, active.to_numpy(), f"{FOUR[pipe]}, active", _PIPES[pipe], alpha=0.28, legend=False, **look
-            )
-            bars(axes, places, values.fillna(0.0).to_numpy(), FOUR[pipe], _PIPES[pipe], **look)
-            for place, value, behind in zip(places, values, active, strict=True):
-                if value >= 0:
-                    text = f"{value:.0f}" if value >= 9.5 or value == 0 else f"{value:.1f}"
-                    words(axes, (place, max(value, behind)), text, (0, 2), ha="center", va="bottom", fontsize=7.5)
+            places = np.arange(len(groups)) + (position - (len(known) - 1) / 2) * thickness
+            values = groups[f"{pipe}_percent"].to_numpy(dtype=float)
+            places, values = places[values >= 0], values[values >= 0]
+            texts = [f"{value:.0f}" if value >= 9.5 or value == 0 else f"{value:.1f}" for value in values]
+            look: dict[str, Any] = {"thickness": 0.9 * thickness, "across": False, "labels": texts}
+            bars(axes, places, values, FOUR[pipe], _PIPES[pipe], **look)
         axes.set_ylim(0, 1.15 * max(5.0, axes.dataLim.y1))
         legend(canvas, axes)
 
-    caption = "Share of the peak rate while kernels of this kind run. Pale: cycles in which the pipe was active."
+    caption = "Share of the peak rate while kernels of this kind run."
     caption += f" Not in this file: {', '.join(missing)}." if missing else ""
     size = (max(5.2, 1.6 + 1.0 * len(groups)), 3.7)
     return Figure(name=name, title="Core utilization", caption=caption, draw=draw, size=size)
