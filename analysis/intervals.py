@@ -94,11 +94,6 @@ def inside_ns(intervals: Intervals, begins: npt.ArrayLike, ends: npt.ArrayLike) 
     return before(ends) - before(begins)
 
 
-def inside_each(intervals: Intervals, parts: Intervals) -> Intervals:
-    """Return how much of a set lies in each interval of another one, ns, n values."""
-    return inside_ns(intervals, parts[:, 0], parts[:, 1])
-
-
 def contains(ordered: Integers, values: Integers) -> npt.NDArray[np.bool_]:
     """Return which of n values are among others that are in order, shape (n,); np.isin would hash all of them."""
     place = np.searchsorted(ordered, values).clip(max=len(ordered) - 1)

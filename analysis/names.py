@@ -2,9 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from functools import lru_cache
-from glob import escape
 
 COMMUNICATION = "communication"
 OTHER = "other"
@@ -216,11 +214,6 @@ def parallelism(description: str) -> str:
     }
     kinds = sorted((kind for kind, place in places.items() if place >= 0), key=lambda kind: places[kind])
     return "+".join(kinds) or ("model" if {"model", "parallel"} <= set(words) else "")
-
-
-def is_like(name: str, pattern: str) -> bool:
-    """Return whether a whole name fits a pattern in which * stands for any text; no pattern takes long."""
-    return fnmatchcase(name, escape(pattern).replace("[*]", "*"))
 
 
 _ATTENTION = ("flash", "efficient", "cudnn")

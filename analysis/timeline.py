@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 Codes = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+MISSING = -(2**63)
+"""In columns of integers that readers make: the file does not say, or says what is no whole number of 64 bits."""
 HOST_NS = 10_000
 """Shorter rows of Timeline.host are not read: there are very many, and none explains why a GPU is idle."""
 MODULE = "nn.Module: "
@@ -37,7 +38,6 @@ SPAN_COLUMNS = {"name": "str", "thread": "str", "start": "int64", "end": "int64"
 OPERATOR_COLUMNS = {**SPAN_COLUMNS, "self_ns": "int64", "outermost": "bool"}
 API_COLUMNS = {**SPAN_COLUMNS, "correlation_id": "int64"}
 KERNEL_COLUMNS = {"name": "str", "kind": "str", "device": "int64", "stream": "int64", "start": "int64", "end": "int64"}
-SAMPLE_COLUMNS = {"name": "str", "device": "int64", "start": "int64", "value": "float64"}
 COLLECTIVE_COLUMNS = {
     "name": "str",  # as the trace has it
     "collective": "str",  # one of names.COLLECTIVES
@@ -77,10 +77,6 @@ def typed(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> "pd.
 def empty(columns: Mapping[str, str]) -> "pd.DataFrame":
     """Return a table without rows that has these columns and types."""
     return typed((), columns)
-
-
-def _unmade(columns: Mapping[str, str]) -> Callable[[], Any]:
-    return partial(partial, empty, columns)
 
 
 def name_codes(column: "pd.Series[str]") -> tuple[npt.NDArray[Any], list[str]]:
@@ -236,40 +232,57 @@ class LostKernels(str):
     """A problem of a trace: GPU kernels that ran are not in it."""
 
 
+class _Table:
+    """A field of a timeline that holds a table, or GpuWork or a function that makes it when it is first read."""
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        self._columns = columns
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, timeline: "Timeline | None", owner: type) -> "pd.DataFrame":
+        if timeline is None:  # the field's default
+            return partial(empty, self._columns)  # type: ignore[return-value]
+        table: pd.DataFrame = vars(timeline)[self._name]
+        if isinstance(table, GpuWork) or callable(table):
+            table = vars(timeline)[self._name] = table.frame() if isinstance(table, GpuWork) else table()
+        return table
+
+    def __set__(self, timeline: "Timeline", table: Any) -> None:
+        vars(timeline)[self._name] = table
+
+
 @dataclass(frozen=True, eq=False)
 class Timeline:
     """One rank's trace. Tables are in order of start; a table without rows still has its columns.
 
     A table is given as it is or as a function that makes it; `kernels` also as GpuWork. Columns of text may be
-    categories: use `observed=True` when grouping by them. A reader may add columns to those named here. Its docstring
-    says what it adds, and users of a timeline ask whether the column is there.
-
-    Functions of a timeline that are decorated by `kept` run once for a timeline.
+    categories: use `observed=True` when grouping by them. A reader may add columns to those named here: its docstring
+    says which, and users of a timeline check whether they are there.
     """
 
     rank: int | None
     """Rank, None where the trace does not say."""
-    steps: "pd.DataFrame"
+    steps: _Table = _Table(STEP_COLUMNS)
     """step, start, end: the marked iterations that are in the trace as a whole; nsys: thread too."""
-    operators: "pd.DataFrame"
+    operators: _Table = _Table(OPERATOR_COLUMNS)
     """name, thread, start, end, self_ns (less what it called), outermost (called by no other operator)."""
-    kernels: "pd.DataFrame"
+    kernels: _Table = _Table(KERNEL_COLUMNS)
     """name, kind (kernel | memcpy | memset | graph), device, stream, start, end: work on a GPU. A graph is a CUDA graph
     that was recorded as one piece. Where the trace has them: correlation_id (of the launching call in `api`, -1
     unknown), bytes (of copies), grid_x, grid_y, grid_z (0 unknown)."""
-    ranges: "pd.DataFrame"
+    ranges: _Table = _Table(SPAN_COLUMNS)
     """name, thread, start, end: named regions of the program, such as the phases of a step ("bertbench:forward":
     domain, colon, name); nsys: domain, payload, json, cut too."""
-    api: "pd.DataFrame" = field(default_factory=_unmade(API_COLUMNS))
+    api: _Table = _Table(API_COLUMNS)
     """name, thread, start, end, correlation_id: calls of the CUDA runtime and driver."""
-    host: "pd.DataFrame" = field(default_factory=_unmade(SPAN_COLUMNS))
+    host: _Table = _Table(SPAN_COLUMNS)
     """name, thread ("" unknown), start, end: what else was recorded of the CPU and took HOST_NS or more: functions of
     Python, calls of the operating system, work of the profiler ("profiler: ..."), libraries that were loaded."""
-    collectives: "pd.DataFrame" = field(default_factory=_unmade(COLLECTIVE_COLUMNS))
+    collectives: _Table = _Table(COLLECTIVE_COLUMNS)
     """COLLECTIVE_COLUMNS: communication, the kernels of a GPU or, where there are none, the spans of CPU threads. Its
     kernels are in `kernels` too."""
-    samples: "pd.DataFrame" = field(default_factory=_unmade(SAMPLE_COLUMNS))
-    """name (of the counter), device, start, value: hardware counters that were sampled at regular times."""
     source: str = ""
     """What wrote the trace, with its version where the trace says it."""
     process: int | None = None
@@ -324,40 +337,16 @@ class Timeline:
         return np.asarray((place >= 0) & (moments < self.spans[place, 1]))
 
 
-class _Table:
-    """A field of a timeline that holds a table, or what makes it when it is first read."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, timeline: Timeline, owner: type) -> Any:
-        table = vars(timeline)[self._name]
-        if isinstance(table, GpuWork):
-            table = vars(timeline)[self._name] = table.frame()
-        elif callable(table):
-            table = vars(timeline)[self._name] = table()
-        return table
-
-    def __set__(self, timeline: Timeline, table: Any) -> None:
-        vars(timeline)[self._name] = table
-
-
-for _name in ("steps", "operators", "kernels", "ranges", "api", "host", "collectives", "samples"):
-    setattr(Timeline, _name, _Table(_name))
-
-
-def kept(function: Callable[Concatenate[Timeline, P], R]) -> Callable[Concatenate[Timeline, P], R]:
+def kept(function: F) -> F:
     """Decorate a function of a timeline: what it returns is kept with the timeline, as several metrics ask for it."""
 
     @wraps(function)
-    def asked(timeline: Timeline, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        key = (function.__module__, function.__qualname__, args, tuple(kwargs.items()))
-        if key not in timeline.results:
-            timeline.results[key] = function(timeline, *args, **kwargs)
-        result: R = timeline.results[key]
-        return result
+    def asked(timeline: Timeline, *args: Any) -> Any:
+        if (function, args) not in timeline.results:
+            timeline.results[function, args] = function(timeline, *args)
+        return timeline.results[function, args]
 
-    return asked
+    return cast(F, asked)
 
 
 def lost_kernels(timelines: Sequence[Timeline]) -> str:

@@ -203,7 +203,9 @@ def _run_side(python: str, program: str, folders: Sequence[Path], scratch: Path)
 
 
 def _environment(program: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": "" if program == THEIRS else str(ROOT)}
+    """Let modules be compiled once, as for every user."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**environment, "PYTHONPATH": "" if program == THEIRS else str(ROOT)}
 
 
 def _peak_bytes(python: str, program: str, folders: Sequence[Path], scratch: Path) -> int:

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 from analysis.counters import GLOBAL, KernelCounters
 from analysis.counters import joined as joined_counters
 from analysis.diagnose.advice import LEAST, Advice, Context, faster_gemms
-from analysis.diagnose.finding import OF_KERNELS, Finding, joined, short_name
+from analysis.diagnose.finding import OF_KERNELS, Finding, short_name
 from analysis.metrics.kernels.core_utilization import FOUR, core_use, core_use_by, kernel_phases, rows
 from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, LEVEL_KINDS, MEMORY
 from analysis.metrics.kernels.roofline import COMPUTE, LATENCY, UNKNOWN, Roofline, roofline
-from analysis.metrics.kernels.utilization import sampled_utilization
 from analysis.names import family, precision
-from analysis.timeline import Timeline
 from analysis.wording import flops, is_known, percent
 
 if TYPE_CHECKING:
@@ -82,17 +80,6 @@ def pipes(counters: KernelCounters, window_ns: float | None = None, context: Con
         seen = f"the tensor cores are idle while GEMMs take {percent(gemms)} of the kernels' time"
         advice = (Advice(cause="precision", seen=seen, remedy=remedy, saves=gemms, of=OF_KERNELS),)
     return Finding("core_utilization", "Core utilization", table, sentence, advice)
-
-
-def sampled_findings(timelines: Sequence[Timeline]) -> list[Finding]:
-    """Return sampled_utilization, a row per rank and step, where hardware counters were sampled into the traces."""
-    table = joined([sampled_utilization(timeline) for timeline in timelines])
-    if table is None:
-        return []
-    weights = table["samples"] / table["samples"].sum()
-    sm, tensor = ((table[name] * weights).sum() for name in ("sm_utilization", "tensor_utilization"))
-    sentence = f"By sampled counters, SMs are active {percent(sm)} and tensor pipes {percent(tensor)} of the time."
-    return [Finding("sampled_utilization", "SM and tensor utilization over time", table, sentence)]
 
 
 def by_family(counters: KernelCounters, window_ns: float | None = None) -> Finding:

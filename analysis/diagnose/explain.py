@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FIRST = (
     "temporal_breakdown", "idle_causes", "idle_gaps", "all_reduce_by_rank", "stragglers", "kernel_families",
     "operator_families", "phases", "module_classes", "modules", "operator_roofline", "core_utilization",
-    "sampled_utilization", "roofline", "kernel_rules", "memory_levels", "flop_rates",
+    "roofline", "kernel_rules", "memory_levels", "flop_rates",
 )  # fmt: skip
 """Findings in order of importance."""
 
@@ -50,7 +50,6 @@ def explain(
         made += rules_time.window(timelines)
         made += rules_time.findings(timelines, context)
         made += rules_time.operators(timelines, context)
-        made += cores.sampled_findings(timelines)
         made += modules.findings(timelines)
         made += modules.roofline_findings(timelines)
         made += rules_time.ranges(timelines)

@@ -13,9 +13,9 @@ import numpy as np
 
 from analysis.intervals import Integers
 from analysis.readers.nsys.collectives import collectives
-from analysis.readers.sqlite_database import MISSING, Database
+from analysis.readers.sqlite_database import Database
 from analysis.readers.steps import CAPTURE, captured_rank, empty_steps, launch_moments, take_steps
-from analysis.timeline import OPERATOR_COLUMNS, Timeline, clip_overlaps, empty
+from analysis.timeline import MISSING, OPERATOR_COLUMNS, Timeline, clip_overlaps, empty
 
 if TYPE_CHECKING:
     import pandas as pd

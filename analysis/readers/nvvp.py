@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.readers.cupti import CALLS, PREFIX, by_process, finish_ranges, read_calls, read_work
-from analysis.readers.sqlite_database import MISSING, SQLITE_HEADER, Database, is_of_nvprof, open_database, unpacked
+from analysis.readers.sqlite_database import SQLITE_HEADER, Database, is_of_nvprof, open_database, unpacked
 from analysis.readers.steps import DOMAIN
-from analysis.timeline import Timeline
+from analysis.timeline import MISSING, Timeline
 from common.errors import InputError
 
 if TYPE_CHECKING:

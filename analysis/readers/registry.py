@@ -50,9 +50,9 @@ _NOT_READ: tuple[tuple[re.Pattern[bytes], str], ...] = (
 )
 
 _HEAD_BYTES = 1 << 16
-PAYS_FROM_BYTES = 64 << 20
+PAYS_FROM_BYTES = 16 << 20
 """Size of all files, packed ones counted _PACKED_RATIO times, from which more processes are faster: below it one reads
-them in 0.5 s, and each further one begins without what is known of names and sends its tables back."""
+them in 0.2 s, and each further one begins without what is known of names and sends its tables back."""
 _PACKED_RATIO = 15
 
 

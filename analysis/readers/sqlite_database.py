@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from analysis.readers.registry import Head
 
 SQLITE_HEADER = b"SQLite format 3\0"
-MISSING = -(2**63)
-"""In columns of whole numbers: the database does not say."""
 _TEXTS = {"StringIds": "id", "StringTable": "_id_"}
 """Tables of texts by id, of nsys and of nvprof."""
 

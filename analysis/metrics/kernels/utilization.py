@@ -12,8 +12,6 @@ Where a trace has grid sizes and the number of SMs, the SM-weighted utilization 
 
 It is the most that the grids allow, not what the SMs did: blocks that end early or stall are not seen. TensorBoard's
 "Est. SM Efficiency" is its kin (https://github.com/pytorch/kineto/tree/main/tb_plugin).
-
-Hardware counters that PyTorch's profiler sampled (CUPTI) say what SMs and tensor pipes did over time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -130,39 +128,3 @@ def _sm_weighted(kernels: "pd.DataFrame", sm_counts: Mapping[int, int], whole: I
         area = int((level[:-1].clip(max=most) * inside_ns(whole, times[:-1], times[1:])).sum())
         shares.append(area / most)
     return float(np.mean(shares)) / total_ns(whole), ""
-
-
-_COUNTERS = {
-    "sm_utilization": r"sm__(?:cycles_active|throughput)\b.*pct_of_peak_sustained",
-    "tensor_utilization": r"sm__\w*pipe_tensor.*pct_of_peak_sustained",
-}
-_PARTS = 20
-
-
-def sampled_utilization(timeline: Timeline) -> "pd.DataFrame":
-    """Return means over the samples of each part of a trace: rank, part, begin_ms, samples, sm_utilization and
-    tensor_utilization (fractions of the peak). Empty without such samples.
-
-    Parts are the marked steps, by their number, or else _PARTS equal times from the first sample to the last; begin_ms
-    counts from the first part. NaN where a part has no sample of the counter.
-    """
-    import pandas as pd
-
-    kind = pd.Series(None, timeline.samples.index, dtype="object")
-    for name, pattern in _COUNTERS.items():
-        kind[timeline.samples["name"].astype(str).str.match(pattern)] = name
-    samples = timeline.samples.assign(kind=kind, value=timeline.samples["value"] / 100)
-    if not samples["kind"].notna().any():
-        return pd.DataFrame()
-    start, steps = samples["start"].to_numpy(dtype=np.int64), timeline.steps
-    if len(steps):
-        numbers, begins, ends = (steps[name].to_numpy(dtype=np.int64) for name in ("step", "start", "end"))
-    else:
-        bounds = np.linspace(0, int(start.max() - start.min()) + 1, _PARTS + 1).astype(np.int64) + start.min()
-        numbers, begins, ends = np.arange(_PARTS), bounds[:-1], bounds[1:]
-    samples["place"] = np.searchsorted(begins, start, side="right") - 1
-    samples = samples[(samples["place"] >= 0) & (start < ends[samples["place"]]) & samples["kind"].notna()]
-    frame = pd.DataFrame({"rank": timeline.rank, "part": numbers, "begin_ms": (begins - begins[0]) / 1e6})
-    frame["samples"] = samples["place"].value_counts().reindex(frame.index, fill_value=0)
-    means = samples.pivot_table("value", "place", "kind").reindex(index=frame.index, columns=[*_COUNTERS])
-    return frame.join(means).astype({"rank": "Int64"})

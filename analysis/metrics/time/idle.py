@@ -17,7 +17,7 @@ from analysis.intervals import (
     Intervals,
     contains,
     difference,
-    inside_each,
+    inside_ns,
     intersection,
     levels,
     merged,
@@ -99,7 +99,7 @@ def _gaps_of(timeline: Timeline, sets: WorkSets, whole: Intervals, waits: Mappin
         explained = union(explained, pieces[cause])
     pieces["launch_bound"] = difference(late, explained)
     pieces["unknown"] = difference(idle, union(explained, pieces["launch_bound"]))
-    lengths = np.stack([inside_each(pieces[cause], idle) for cause in CAUSES])
+    lengths = np.stack([inside_ns(pieces[cause], idle[:, 0], idle[:, 1]) for cause in CAUSES])
     first, last = (active[0, 0], active[-1, 1]) if len(active) else (whole[0, 0], whole[-1, 1])
     part = np.where(idle[:, 1] <= first, 0, np.where(idle[:, 0] >= last, 2, 1))
     steps = timeline.steps.sort_values("start", kind="stable")["step"].astype("Int64").array

@@ -9,7 +9,9 @@ Occurrences of a range are steps; those that overlap are one, and the time betwe
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
+from glob import escape
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,7 +19,6 @@ import numpy.typing as npt
 
 from analysis.intervals import Intervals, merged, total_ns
 from analysis.metrics.time.work import Numbers, calls_with, launching_calls, work_sets
-from analysis.names import is_like
 from analysis.timeline import STEP_COLUMNS, ChosenWindow, Mask, Timeline, empty, named
 from analysis.wording import number
 from common.errors import InputError, UsageError
@@ -217,7 +218,7 @@ def _occurrences(timeline: Timeline, choice: WindowChoice) -> Intervals:
     """Return the occurrences of a range, or of an operator where no range has the name; those that touch stay apart."""
     exactly = lambda one: choice.name in (one, one.removeprefix("bertbench:"))  # noqa: E731
     for table in (timeline.ranges, timeline.operators):
-        for matches in (exactly, partial(is_like, pattern=choice.name)):
+        for matches in (exactly, partial(fnmatchcase, pat=escape(choice.name).replace("[*]", "*"))):
             chosen = named(table["name"], matches) & (table["end"] > table["start"]).to_numpy()
             if not chosen.any():
                 continue

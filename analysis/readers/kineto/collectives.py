@@ -24,10 +24,7 @@ _Named = Sequence[tuple[str, Arguments]]
 """Arguments of the calls of these names, the best first."""
 _Row = dict[str, Any]
 
-_HOST_CALL = re.compile(
-    r"record_param_comms$|(?:nccl|gloo|mpi|ucc|xccl)[:_]|c10d::_?allgather_base",
-    re.IGNORECASE,
-)
+_HOST_CALL = re.compile(r"record_param_comms$|(?:nccl|gloo|mpi|ucc|xccl)[:_]|c10d::_?allgather_base", re.IGNORECASE)
 _ON_CPU = re.compile(r"(?:gloo|mpi|ucc)[:_]", re.IGNORECASE)
 # What one rank receives is counted; all others count what one rank gives.
 _BY_OUTPUT = ("all_gather", "gather")
@@ -56,20 +53,22 @@ def process_groups(information: Mapping[str, Any], calls: Iterable[Arguments]) -
     """
     groups: dict[str, ProcessGroup] = {}
 
-    def add(name: str, description: Any, size: Any, ranks: tuple[int, ...]) -> None:
+    def add(name: str, description: Any, size: int, ranks: tuple[int, ...]) -> None:
         text = _text(description).strip()
-        if name and name not in groups:
-            count = max(_count(size), len(ranks)) or -1
-            groups[name] = ProcessGroup(name, "" if text == "undefined" else text, count, ranks)
+        count = max(size, len(ranks)) or -1
+        groups.setdefault(name, ProcessGroup(name, "" if text == "undefined" else text, count, ranks))
 
     for group in information.get("pg_config") or ():
-        add(_text(group.get("pg_name")), group.get("pg_desc"), group.get("pg_size"), _ranks(group.get("ranks")))
+        ranks = _ranks(group.get("ranks"))
+        add(_text(group.get("pg_name")), group.get("pg_desc"), _count(group.get("pg_size")), ranks)
     for args in calls:
-        size, first, stride = _count(args.group_size), _count(args.first_rank), _count(args.rank_stride)
-        ranks = _ranks(args.ranks)
-        if not ranks and first >= 0 and stride > 0 and size > 0:
-            ranks = tuple(range(first, first + size * stride, stride))
-        add(_text(args.group), args.description, size, ranks)
+        if (name := _text(args.group)) and name not in groups:
+            size, first, stride = _count(args.group_size), _count(args.first_rank), _count(args.rank_stride)
+            ranks = _ranks(args.ranks)
+            if not ranks and first >= 0 and stride > 0 and size > 0:
+                ranks = tuple(range(first, first + size * stride, stride))
+            add(name, args.description, size, ranks)
+    groups.pop("", None)
     return groups
 
 
@@ -173,8 +172,15 @@ def _facts(kind: str, named: _Named, groups: Mapping[str, ProcessGroup], only: P
         # PyTorch 2.1 and 2.2 name no argument: tensors, number, group's address, rank, "", splits, splits, ranks.
         if name == "record_param_comms" and not group:
             types, inputs = msgspec.json.decode(args.types) or [], msgspec.json.decode(args.inputs) or []
-            known = ["Scalar", "Scalar", "Scalar", "", "ScalarList", "ScalarList", "Scalar"]
-            if len(inputs) == 8 and types[1:] == known:
+            if len(inputs) == 8 and types[1:] == [
+                "Scalar",
+                "Scalar",
+                "Scalar",
+                "",
+                "ScalarList",
+                "ScalarList",
+                "Scalar",
+            ]:
                 seq, size, communicator = _count(inputs[1]), _count(inputs[7]), _text(inputs[2])
     listed = groups.get(group)
     if not group and not communicator and only is not None:
@@ -206,11 +212,10 @@ def _bytes(kind: str, name: str, args: Arguments, dtype: str, ranks: int) -> tup
     if not tensors:
         return 0 if kind == "barrier" and max(given, received) == 0 else -1, dtype
     of_c10d = name.startswith("c10d::")  # output, input, ...
-    if not of_c10d and ":" not in name:
+    if ":" not in name:
         return -1, dtype
     total = sum(elements * _width(kind_of) for elements, kind_of in tensors[: 1 if of_c10d else None])
-    if kind in _BY_OUTPUT and not of_c10d:
-        total *= ranks
+    total *= ranks if kind in _BY_OUTPUT and not of_c10d else 1
     return total if total > 0 else -1, dtype or tensors[0][1]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import msgspec
 import numpy as np
@@ -14,13 +14,14 @@ from msgspec import Raw
 
 from analysis.intervals import Integers
 from analysis.readers.packed import damage_code, unpacked_blocks
+from analysis.timeline import MISSING
 from common.errors import InputError
 from common.memory import available_bytes
 
-MISSING = -(2**63)
-"""In columns of integers: the file does not say, or what it says is no whole number of 64 bits."""
 MEMORY_SHARE = 5
 """The unpacked file may take one part in so many of the free memory; events and tables take the rest."""
+CHECKED_FROM_BYTES = 64 << 20
+"""Smaller files are read whatever memory is free."""
 # Below it float64 is spaced by at most 2^-10 us: what has three decimals gives the exact nanosecond.
 _EXACT_BELOW_US = 2.0**43
 # PyTorch writes nothing where a group has no description, and C++ writes what is no number as nan or inf.
@@ -69,10 +70,9 @@ class Arguments(msgspec.Struct, gc=False, frozen=True):
         return msgspec.structs.replace(self, **raw)
 
 
-class Event(msgspec.Struct, gc=False):
-    """An event of the Chrome trace format; times are in microseconds."""
+class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """An event of the Chrome trace format with a duration; times are in microseconds."""
 
-    ph: str = ""
     cat: str = ""
     name: str = ""
     pid: Any = None
@@ -88,9 +88,17 @@ class CounterEvent(Event, gc=False):
     args: Any = None
 
 
+# Of the other phases of events nothing is decoded: metadata, arrows, instants, objects, counters.
+_OTHER = [
+    msgspec.defstruct("Other", [("cat", str, _named("-", ""))], tag_field="ph", tag=phase, gc=False)
+    for phase in "BECiIMstfbneNODPRcVvpSTF(),"
+]
+
+
 def _decoder(event: type[Event], **options: Any) -> Any:
     about = ("schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds", "bertbench")
-    fields: list[Any] = [("traceEvents", list[event]), *((name, Any, None) for name in about)]  # type: ignore[valid-type]
+    events: Any = list[Union[(event, *_OTHER)]]  # type: ignore[valid-type]
+    fields: list[Any] = [("traceEvents", events), *((name, Any, None) for name in about)]
     return msgspec.json.Decoder(msgspec.defstruct("Document", fields), **options)
 
 
@@ -144,11 +152,12 @@ def load(path: Path) -> Content:
 
 
 def _unpacked(path: Path, cut: list[str]) -> bytes:
-    free, size, blocks = available_bytes(), 0, []
+    size, blocks = 0, []
     # A plain file is read at once, and not copied.
     block_bytes = path.stat().st_size + 1 if path.is_file() and path.suffix != ".gz" else 8 << 20
     for block in unpacked_blocks(path, cut.append, block_bytes=block_bytes):
         size += len(block)
+        free = available_bytes() if size >= CHECKED_FROM_BYTES else None
         if free is not None and size * MEMORY_SHARE > free:
             limit = f"1/{MEMORY_SHARE} of the available memory ({free:,} bytes)"
             raise InputError("file-limit", f"{path} is larger than {limit}: record fewer steps")

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 from analysis.counters import IDENTITY, KernelCounters
 from analysis.readers.kineto.collectives import process_groups
 from analysis.readers.kineto.events import Content, CounterEvent, InexactTimesError, load, whole
-from analysis.readers.kineto.tables import COUNTED, SAMPLED, Tables
-from analysis.timeline import SAMPLE_COLUMNS, LostKernels, Timeline, typed
+from analysis.readers.kineto.tables import COUNTED, Tables
+from analysis.timeline import LostKernels, Timeline
 from common.errors import Code, InputError
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from analysis.readers.registry import Head
 
 _UNITS = {".pct": "%", "bytes": "byte", "inst": "inst", "cycles": "cycle"}
@@ -62,11 +60,11 @@ def read_contents(path: Path) -> tuple[Timeline] | tuple[Timeline, KernelCounter
     about = content.about
     base = about.baseTimeNanoseconds if isinstance(about.baseTimeNanoseconds, int) else 0
     try:
-        tables = Tables(about.traceEvents, base)
+        tables = Tables(about.traceEvents, base, content.truncated)
     except InexactTimesError:
-        tables = Tables(content.exact_events(), base)
+        tables = Tables(content.exact_events(), base, content.truncated)
     about.traceEvents = None
-    if tables.is_empty and not tables.unknown:
+    if not (tables.filled or tables.unknown):
         code: Code = "file-truncated" if content.truncated else "file-empty"
         raise InputError(code, f"{path} has no events of the PyTorch profiler: record again")
     information = about.distributedInfo if isinstance(about.distributedInfo, dict) else {}
@@ -74,8 +72,6 @@ def read_contents(path: Path) -> tuple[Timeline] | tuple[Timeline, KernelCounter
     devices = {device["id"]: device for device in about.deviceProperties or ()}
     made_later: dict[str, Any] = {name: partial(tables.frame, name) for name in ("operators", "ranges", "api", "host")}
     made_later |= {"steps": tables.steps, "kernels": tables.work, "collectives": partial(tables.collectives, groups)}
-    if tables.sampled:
-        made_later["samples"] = partial(_samples, content.counter_events(SAMPLED), base)
     timeline = Timeline(
         rank=_rank(about, path),
         **made_later,
@@ -87,7 +83,7 @@ def read_contents(path: Path) -> tuple[Timeline] | tuple[Timeline, KernelCounter
         groups=groups,
         truncated=content.truncated,
     )
-    if not tables.counted:
+    if COUNTED not in tables.filled:
         return (timeline,)
     return timeline, _counters(content.counter_events(COUNTED), timeline, devices)
 
@@ -153,15 +149,3 @@ def _counters(
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-
-
-def _samples(samples: Sequence[CounterEvent], base_ns: int) -> "pd.DataFrame":
-    """Return the hardware counters that CUPTI sampled, "GPU 0 Counters", as Timeline.samples."""
-    rows = []
-    for event in samples:
-        if device := re.fullmatch(r"GPU (\d+) Counters", str(event.pid)):
-            start = round(float(event.ts) * 1000) + base_ns
-            for name, value in event.args.items():
-                named = name if "__" in name else event.name  # one counter of several, or the one of this name
-                rows.append({"name": named, "device": int(device[1]), "start": start, "value": value})
-    return typed(rows, SAMPLE_COLUMNS)

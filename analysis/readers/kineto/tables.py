@@ -8,8 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, compress
-from operator import attrgetter
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,15 +17,15 @@ import numpy.typing as npt
 from analysis.intervals import Integers, nesting
 from analysis.names import PRECISIONS, family, has_roofline, is_gpu_library, kernel_collective, precision
 from analysis.readers.kineto.collectives import HostCall, collectives, is_host_call
-from analysis.readers.kineto.events import MISSING, Event, nanoseconds, whole_numbers
+from analysis.readers.kineto.events import Event, nanoseconds, whole_numbers
 from analysis.readers.steps import empty_steps, launch_moments, marked_steps
-from analysis.timeline import EVALUATES, HOST_NS, MODULE, GpuWork, ProcessGroup, clip_overlaps, where
+from analysis.timeline import EVALUATES, HOST_NS, MISSING, MODULE, GpuWork, ProcessGroup, clip_overlaps, where
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COUNTED, SAMPLED = "cuda_profiler_range", "hardware_counters"
-"""Categories of counters of a kernel, and of hardware counters that CUPTI sampled."""
+COUNTED = "cuda_profiler_range"
+"""Category of counters of a kernel."""
 _OPERATOR, _RANGE, _CALL, _HOST, _WORK, _NO_TABLE = "operators", "ranges", "api", "host", "kernels", "none"
 _KINDS = ("kernel", "memcpy", "memset")
 _KIND = {"kernel": 0, "Kernel": 0, "gpu_memcpy": 1, "Memcpy": 1, "gpu_memset": 2, "Memset": 2}
@@ -39,16 +38,12 @@ _TABLES = {
     **dict.fromkeys(_KIND, _WORK),
     **dict.fromkeys(("python_function", "overhead"), _HOST),
     COUNTED: COUNTED,
-    SAMPLED: SAMPLED,
     **dict.fromkeys(("", "Trace", "cpu_instant_event", "external_correlation", "bertbench"), _NO_TABLE),
     **dict.fromkeys(("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward"), _NO_TABLE),
     **dict.fromkeys(("gpu_user_annotation", "cuda_sync", "cuda_event", "xpu_sync", "collective_comm"), _NO_TABLE),
 }
-_TIMED = ("X", "C")
-"""Phases of events with a duration and of values of counters."""
 _LOADS = re.compile("lazy function loading|module loading", re.IGNORECASE)
 _LAUNCH = re.compile("LaunchKernel|KernelLaunch|GraphLaunch")
-_THREAD, _START, _DURATION, _NAME = attrgetter("pid", "tid"), attrgetter("ts"), attrgetter("dur"), attrgetter("name")
 _Columns = dict[str, Any]
 
 
@@ -60,25 +55,23 @@ class _Codes(dict[Any, int]):
         self[value] = code
         return code
 
-    def of(self, values: Iterable[Any], count: int) -> npt.NDArray[np.int32]:
-        return np.fromiter(map(self.__getitem__, values), dtype=np.int32, count=count)
+    def of(self, values: Iterable[Any]) -> npt.NDArray[np.int32]:
+        return np.fromiter(map(self.__getitem__, values), dtype=np.int32)
 
 
 class Tables:
     """The tables of one trace: numbers as arrays, texts as codes, until a table is asked for."""
 
-    def __init__(self, events: Iterable[Event], base_ns: int) -> None:
+    def __init__(self, events: Iterable[Event], base_ns: int, truncated: bool) -> None:
         """Take the events of a trace, and what is added to their times. Raises InexactTimesError."""
         lists: dict[str, list[Event]] = {table: [] for table in _TABLES.values()}
         by_category = defaultdict(list, {category: lists[table] for category, table in _TABLES.items()})
         for event in events:  # those of one table in the order of the file
             by_category[event.cat].append(event)
-        lists = {table: [event for event in rows if event.ph in _TIMED] for table, rows in lists.items()}
         self._base_ns, self.timeless = base_ns, 0
-        others = chain.from_iterable(rows for name, rows in by_category.items() if name not in _TABLES)
-        self.unknown = Counter(event.cat for event in others if event.ph in _TIMED)
+        self.unknown = Counter({name: len(rows) for name, rows in by_category.items() if name not in _TABLES})
         """Number of events by category that is not understood."""
-        self.counted, self.sampled = bool(lists[COUNTED]), bool(lists[SAMPLED])
+        self.filled = {table for table, rows in lists.items() if rows} - {_NO_TABLE}
         self._names: dict[str, list[str]] = {}
         self._threads, self._inputs = _Codes(), _Codes({"": 0})
         self.host_calls: list[HostCall] = []
@@ -88,14 +81,13 @@ class Tables:
             _CALL: self._calls(lists[_CALL]),
             _HOST: self._host(lists[_HOST]),
         }
-        self.work, self.problems = self._work(lists[_WORK])
-        self.is_empty = not any(rows for table, rows in lists.items() if table != _NO_TABLE)
-        self._steps, left_out_steps = self._whole_steps()
-        self.problems += tuple(left_out_steps)
+        self.work, clipped = self._work(lists[_WORK])
+        self._steps, left_out = self._whole_steps(truncated)
+        self.problems = (*clipped, *left_out)
 
     def _timed(self, events: list[Event]) -> tuple[list[Event], Integers, Integers]:
         """Return the events with a usable time, their starts and ends, ns."""
-        start, duration = nanoseconds(list(map(_START, events))), nanoseconds(list(map(_DURATION, events)))
+        start, duration = nanoseconds([event.ts for event in events]), nanoseconds([event.dur for event in events])
         usable = (start != MISSING) & (duration >= 0)
         if not usable.all():
             self.timeless += int((~usable).sum())
@@ -105,19 +97,19 @@ class Tables:
 
     def _coded(self, table: str, names: Sequence[str]) -> npt.NDArray[np.int32]:
         codes = _Codes()
-        numbers = codes.of(names, len(names))
+        numbers = codes.of(names)
         self._names[table] = list(codes)
         return numbers
 
     def _spans(self, table: str, events: list[Event]) -> tuple[list[Event], _Columns]:
         """Return the usable events of operators, ranges or calls with their columns; note the calls of collectives."""
         events, start, end = self._timed(events)
-        threads = self._threads.of(map(_THREAD, events), len(events))
-        name = self._coded(table, list(map(_NAME, events)))
+        threads = self._threads.of(zip([event.pid for event in events], [event.tid for event in events], strict=True))
+        name = self._coded(table, [event.name for event in events])
         for row in np.flatnonzero(where(name, self._names[table], is_host_call)).tolist() if table != _CALL else ():
             event = events[row]
-            call = (event.name, _thread_name(_THREAD(event)), int(start[row]), int(end[row]), event.args.detached())
-            self.host_calls.append(call)
+            thread = _thread_name((event.pid, event.tid))
+            self.host_calls.append((event.name, thread, int(start[row]), int(end[row]), event.args.detached()))
         return events, {"name": name, "thread": threads, "start": start, "end": end}
 
     def _operators(self, events: list[Event]) -> _Columns:
@@ -129,15 +121,13 @@ class Tables:
         evaluates = where(columns["name"], names, lambda name: name.startswith(EVALUATES)) & (sequence >= 0)
         rows = np.flatnonzero(evaluates)
         thread[rows] = whole_numbers([events[row].args.forward_thread for row in rows.tolist()], -1)
-        with_inputs = where(columns["name"], names, lambda name: family(name) == "GEMM" or has_roofline(name))
-        for row in np.flatnonzero(with_inputs).tolist():
-            event = events[row]
-            parts = [bytes(part) for part in (event.args.dimensions, event.args.types, event.args.inputs)]
-            if family(event.name) == "GEMM":
-                precisions[row] = _precision_of(parts[1])
-            if has_roofline(event.name) and b"null" not in parts[:2]:
-                parts[2] = b"[]" if parts[2] == b"null" else parts[2]
-                inputs[row] = self._inputs[f"[{b','.join(parts).decode()}]"]
+        for row in np.flatnonzero(where(columns["name"], names, lambda name: family(name) == "GEMM")).tolist():
+            precisions[row] = _precision_of(bytes(events[row].args.types))
+        for row in np.flatnonzero(where(columns["name"], names, has_roofline)).tolist():
+            args = events[row].args
+            dimensions, types, values = (bytes(part).decode() for part in (args.dimensions, args.types, args.inputs))
+            if "null" not in (dimensions, types):
+                inputs[row] = self._inputs[f"[{dimensions},{types},{'[]' if values == 'null' else values}]"]
         more: _Columns = {"precision": precisions, "inputs": inputs, "sequence": sequence, "forward_thread": thread}
         return columns | {column: values for column, values in more.items() if (values != _UNKNOWN[column]).any()}
 
@@ -154,8 +144,8 @@ class Tables:
             of_profiler = event.cat == "overhead"
             loads = of_profiler and _LOADS.search(event.name)
             names.append(f"profiler: {event.name}" if of_profiler and not loads else event.name)
-            threads.append(None if of_profiler else _THREAD(event))
-        coded = {"name": self._coded(_HOST, names), "thread": self._threads.of(threads, len(threads))}
+            threads.append(None if of_profiler else (event.pid, event.tid))
+        coded = {"name": self._coded(_HOST, names), "thread": self._threads.of(threads)}
         return {**coded, "start": start[chosen], "end": end[chosen]}
 
     def _work(self, events: list[Event]) -> tuple[GpuWork, tuple[str, ...]]:
@@ -170,7 +160,8 @@ class Tables:
             if len(absent := np.flatnonzero(values == MISSING)):
                 values[absent] = whole_numbers([getattr(events[row], field) for row in absent.tolist()], -1)
             place[column] = values
-        name, kind = self._coded(_WORK, list(map(_NAME, events))), np.array([_KIND[one.cat] for one in events], np.int8)
+        name = self._coded(_WORK, [event.name for event in events])
+        kind = np.array([_KIND[event.cat] for event in events], dtype=np.int8)
         names = self._names[_WORK]
         communicating = where(name, names, lambda name: kernel_collective(name) is not None) & (kind == 0)
         self.kernel_calls = {row: args[row].detached() for row in np.flatnonzero(communicating).tolist()}
@@ -179,15 +170,14 @@ class Tables:
             "correlation_id": whole_numbers([one.correlation for one in args], -1),
             "bytes": whole_numbers([one.bytes for one in args], 0),
         }
-        sizes = chain.from_iterable([one.grid for one in args])
-        shape = np.fromiter(sizes, dtype=np.int64, count=3 * len(args)).reshape(-1, 3).astype(np.int32)
+        shape = np.array([one.grid for one in args], dtype=np.int32).reshape(-1, 3)
         more |= {f"grid_{letter}": shape[:, axis] for axis, letter in enumerate("xyz")}
         per_sm = np.array([one.blocks_per_sm for one in args], dtype=np.float64)
         more |= {"blocks_per_sm": per_sm} if np.isfinite(per_sm).any() else {}
         end, problems = clip_overlaps(place["device"], place["stream"], start, end)
         return GpuWork(names, name, _KINDS, kind, place["device"], place["stream"], start, end, more), problems
 
-    def _whole_steps(self) -> tuple[Integers, list[str]]:
+    def _whole_steps(self, truncated: bool) -> tuple[Integers, list[str]]:
         """Take the marked steps out of operators and ranges.
 
         Returns:
@@ -203,8 +193,16 @@ class Tables:
                 self._columns[table] = {name: values[numbers < 0] for name, values in columns.items()}
         steps = np.concatenate(marks)
         steps = steps[np.argsort(steps[:, 1], kind="stable")]
+        cut = steps[:, 2] > self._last_end() if truncated else np.zeros(len(steps), dtype=bool)
+        listed = ", ".join(map(str, steps[cut, 0].tolist()))
+        steps = steps[~cut]
         empty, notes = empty_steps(steps[:, 0], steps[:, 1], steps[:, 2], self._launches)
-        return steps[~empty], notes
+        return steps[~empty], [*notes, *[f"left out, as the file ends inside: step {listed}"] * bool(listed)]
+
+    def _last_end(self) -> int:
+        """Return when the last work that is in the file ended, ns."""
+        ends = self.work.end if len(self.work) else self._columns[_OPERATOR]["end"]
+        return int(ends.max(initial=0))
 
     def _launches(self) -> Integers:
         """When work was launched: calls that are tied to it; else operators; else the work's own starts."""

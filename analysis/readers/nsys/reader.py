@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from analysis.readers.cupti import CALLS, by_process, finish_ranges, labels, owners, read_calls, read_work
 from analysis.readers.nsys.report import REPORT_HEADER, exported
 from analysis.readers.packed import read_start
-from analysis.readers.sqlite_database import MISSING, SQLITE_HEADER, Database, is_of_nvprof, open_database, unpacked
+from analysis.readers.sqlite_database import SQLITE_HEADER, Database, is_of_nvprof, open_database, unpacked
 from analysis.readers.steps import CAPTURE, DOMAIN
-from analysis.timeline import HOST_NS, LostKernels, Timeline
+from analysis.timeline import HOST_NS, MISSING, LostKernels, Timeline
 from common.errors import InputError
 
 if TYPE_CHECKING:

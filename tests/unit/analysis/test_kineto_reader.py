@@ -137,6 +137,15 @@ def test_a_cut_trace_is_read_up_to_its_last_whole_event(tmp_path: Path) -> None:
     assert 0 < len(found.operators) <= 41 and found.truncated
 
 
+def test_the_step_that_a_cut_trace_ends_inside_is_left_out(tmp_path: Path) -> None:
+    steps = [event(f"ProfilerStep#{n}", 100 * n, 100, "user_annotation") for n in range(3)]
+    work = [event("k", 100 * n + 50, 60, "kernel", args=GPU) for n in range(3)]
+    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": [*steps, *work]}))
+    assert read(tmp_path / "a.json").steps["step"].tolist() == [0, 1, 2]
+    found = of(tmp_path, json.dumps({"traceEvents": [*steps, *work]}).encode()[:-20])
+    assert found.truncated and found.steps["step"].tolist() == [0, 1] and len(found.problems) == 3
+
+
 @pytest.mark.parametrize(
     ("content", "code", "fact"),
     [
@@ -161,6 +170,7 @@ def test_a_file_above_its_share_of_the_memory_is_refused(tmp_path: Path, monkeyp
     with refused("path-missing", "gone.json"):
         read(tmp_path / "gone.json")
     size = len(trace())
+    monkeypatch.setattr(kineto_events, "CHECKED_FROM_BYTES", 0)
     for free in (None, kineto_events.MEMORY_SHARE * size):
         monkeypatch.setattr(kineto_events, "available_bytes", lambda free=free: free)
         assert len(of(tmp_path, trace()).operators)
@@ -223,17 +233,6 @@ def test_an_all_gather_counts_what_a_rank_receives(tmp_path: Path) -> None:
     ).collectives
     assert list(found["bytes"]) == [80, 40] and list(found["seq"]) == [5, 5]
     assert dict(found.dtypes.astype(str)) == COLLECTIVE_COLUMNS
-
-
-def test_sampled_hardware_counters_are_a_table() -> None:
-    found = read(OWN / "kineto/sampled-counters.json")
-    assert found.problems == () and len(found.kernels) == 4
-    assert sorted({*found.samples["name"]}) == [
-        "sm__cycles_active.avg.pct_of_peak_sustained_elapsed",
-        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_elapsed",
-    ]
-    first = found.samples.iloc[0]
-    assert (first["device"], first["start"], first["value"]) == (0, BASE + 100_000, 80.0) and len(found.samples) == 40
 
 
 @pytest.mark.parametrize(

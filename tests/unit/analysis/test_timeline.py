@@ -21,7 +21,7 @@ from analysis.timeline import GpuWork, LostKernels, Timeline, clip_overlaps, kep
 
 ROOT = Path(__file__).resolve().parents[3]
 GPU = {"device": 0, "stream": 7}
-TABLES = ("steps", "operators", "kernels", "ranges", "api", "host", "collectives", "samples")
+TABLES = ("steps", "operators", "kernels", "ranges", "api", "host", "collectives")
 
 
 def sample(folder: Path) -> Path:
