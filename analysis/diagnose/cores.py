@@ -123,8 +123,7 @@ def by_batch(counters: Sequence[KernelCounters], sizes: Sequence[int], window_ns
     import pandas as pd
 
     parts = {size: [part for part, of in zip(counters, sizes, strict=True) if of == size] for size in sizes}
-    windows = None if window_ns is None else dict.fromkeys(parts, window_ns)
-    table = pd.DataFrame(rows({size: joined_counters(each) for size, each in parts.items()}, windows))
+    table = pd.DataFrame(rows({size: joined_counters(each) for size, each in parts.items()}, window_ns))
     return Finding("core_utilization_by_batch", "Core utilization by batch size", table.dropna(axis=1, how="all"))
 
 

@@ -20,7 +20,7 @@ from analysis.diagnose.finding import Finding, plain_rows
 from analysis.metrics.cautions import disturbance
 from analysis.metrics.communication.collectives import by_size
 from analysis.metrics.kernels.core_utilization import rows as core_rows
-from analysis.metrics.kernels.utilization import compute_utilization_rows
+from analysis.metrics.time.temporal import compute_utilization_rows
 from analysis.metrics.time.window import parse_window
 from analysis.open import Source, open_sources
 from analysis.wording import inert
@@ -224,11 +224,10 @@ def utilization_by_batch(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dic
 def _core_rows(trial: Trial, opened: OpenedProfile, reason: str) -> list[dict[str, Any]]:
     """Return the rows of core_utilization.csv: one per table of counters, or one that says why there is none."""
     problems = "; ".join(opened.source.problems)
-    windows = None if opened.window_ns is None else {trial.micro_batch_size: opened.window_ns}
     counted = [
         {**row, "reason": "; ".join(dict.fromkeys(filter(None, [problems, row["reason"]])))}
         for counters in opened.source.counters
-        for row in core_rows({trial.micro_batch_size: counters}, windows)
+        for row in core_rows({trial.micro_batch_size: counters}, opened.window_ns)
     ]
     return counted or [{"reason": reason or problems}]
 

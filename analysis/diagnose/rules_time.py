@@ -14,8 +14,8 @@ from analysis.diagnose.finding import Finding, joined, number
 from analysis.intervals import total_ns
 from analysis.metrics.kernels import tables as kernel_tables
 from analysis.metrics.kernels.operator_roofline import fp32_share, gemm_time_by_precision
-from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.metrics.time import idle, phases, temporal
+from analysis.metrics.time.temporal import compute_utilization
 from analysis.metrics.time.window import analysis_time, origin_ns
 from analysis.names import MOVES_MEMORY, family, has_fused_optimizer
 from analysis.timeline import Timeline, columns, lost_kernels, typed
@@ -190,7 +190,7 @@ def largest_gaps(gaps: Gaps) -> Finding | None:
 
 def kernel_families(timelines: Sequence[Timeline], span_ns: int, context: Context) -> Finding | None:
     """Return kernel_families, with advice on the kernels that could save most."""
-    table = kernel_tables.over_ranks([kernel_tables.family_rows(timeline) for timeline in timelines], "family")
+    table = kernel_tables.over_ranks([kernel_tables.kernel_rows(one, copies=False) for one in timelines], "family")
     if not len(table) or not float(table["mean_ms"].sum()):
         return None
     name, share = str(table["family"].iloc[0]), percent(float(table["kernel_time_share"].iloc[0]))

@@ -9,7 +9,7 @@ import numpy as np
 from analysis.counters import Summary
 from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import OF_KERNELS, Finding, distinct, number, short_name, slug
-from analysis.metrics.communication.links import alpha_beta
+from analysis.metrics.communication.collectives import alpha_beta
 from analysis.names import COMMUNICATION, MOVES_MEMORY, family, has_fused_optimizer
 from analysis.wording import percent, traffic
 

@@ -26,8 +26,22 @@ _PEAK_DRIFT = 0.15
 # A profiler that makes steps so many times as long says little about their time.
 _SLOWED = 1.5
 FASTER_LOADER = "give its DataLoader more workers, a faster disk or a core of their own"
-_FASTER_INPUT = "use a faster disk or leave a core for the loader; --data synthetic shows the difference"
 _AGAIN = "measure again (a new --out)"
+_REMEDIES = {
+    "noisy": "close other programs, fix clocks and power mode, or measure longer; sequences of unequal length vary too",
+    "loaded": f"stop them or wait until they end, or reserve the machine, then {_AGAIN}",
+    "throttled": f"improve cooling or power supply, or lower the clocks to ones it sustains; then {_AGAIN}",
+    "power_capped": "usual for large GEMMs at the default limit; compare only runs with the same power limit",
+    "bf16_emulated": "measure with --precisions fp32 here; bf16 results of this machine do not carry over to others",
+    "tf32_on_cpu": "measure with --precisions fp32 here",
+    "reading": "if training needs more, store the shards uncompressed (data pretrain --gzip-level 0)",
+    "data_wait": "use a faster disk or leave a core for the loader; --data synthetic shows the difference",
+    "straggler": "check that rank for other load, throttling or a slower device; give ranks equal devices and cores",
+    "mfu_above_one": f"{_AGAIN} on a quiet machine; do not quote this MFU",
+    "peak_changed": "check for other load or throttling; MFU uses the higher peak, so it may be too low",
+    "profiler_slow": "read shares, not times; record fewer steps, or on an idle machine",
+    "scaling_above_one": "do not quote this scaling; measure both again on a quiet machine (a new --out, --rounds 3)",
+}
 # Codes that say that the machine was disturbed, the plainest first; of the others, those that it makes likely.
 _DISTURBED = ("loaded", "throttled", "drifted", "mfu_above_one")
 FROM_DISTURBANCE = (*_DISTURBED, "noisy", "interval_wide", "warmup_long", "peak_changed", "not_explained")
@@ -49,9 +63,10 @@ def of_trial(
     trial: Trial, result: Row, rows: Sequence[Row], environment: Row, telemetry: Sequence[Row] = ()
 ) -> list[dict[str, str]]:
     """Return the cautions of one trial as {code, message, remedy}; `rows` are its measured steps by `combine`."""
+    remedies = _REMEDIES | ({"data_wait": FASTER_LOADER} if trial.kind == "measure" else {})
     window = _of_window(trial, result) if trial.kind not in ("train", "profile", "probe") else ()
-    machine = _of_machine(trial, rows, environment, telemetry)
-    return [asdict(one) for one in (*window, *machine, *_of_result(trial, result))]
+    others = (*_of_machine(trial, rows, environment, telemetry), *_of_result(trial, result))
+    return [asdict(one) for one in (*window, *(Caution(code, message, remedies[code]) for code, message in others))]
 
 
 def _of_window(trial: Trial, result: Row) -> Iterator[Caution]:
@@ -82,16 +97,16 @@ def _of_window(trial: Trial, result: Row) -> Iterator[Caution]:
         yield Caution("interval_wide", message, f"{longer}, or use a quieter machine")
 
 
-def _of_machine(trial: Trial, rows: Sequence[Row], environment: Row, telemetry: Sequence[Row]) -> Iterator[Caution]:
+def _of_machine(
+    trial: Trial, rows: Sequence[Row], environment: Row, telemetry: Sequence[Row]
+) -> Iterator[tuple[str, str]]:
     if len(rows) >= FEWEST_STEPS:
         times = np.array([row["step_time_ms"] for row in rows])
         median = float(np.median(times))
         deviation, tail = statistics.robust_deviation(times) / median, statistics.percentile(times, 95) / median
         if deviation > _NOISY_DEVIATION or tail > _NOISY_TAIL:
             spread = f"robust deviation {100 * deviation:.0f} % of the median, 95th percentile {tail:.2f} x the median"
-            remedy = "close other programs, fix clocks and power mode, or measure longer; "
-            remedy += "sequences of unequal length vary too"
-            yield Caution("noisy", f"step times vary: {spread}", remedy)
+            yield "noisy", f"step times vary: {spread}"
     timed = rows and rows[0].get("start_ns") is not None
     span = (rows[0]["start_ns"], rows[-1]["end_ns"]) if timed else (0, -1)
     load, cores = environment.get("load_average"), (environment.get("cpu") or {}).get("logical_cores")
@@ -102,51 +117,37 @@ def _of_machine(trial: Trial, rows: Sequence[Row], environment: Row, telemetry: 
     elif load and cores and load[0] > 0.5 * cores:
         used = f"load average {load[0]:.1f} on {cores} logical cores before this trial began"
     if used:
-        remedy = f"stop them or wait until they end, or reserve the machine, then {_AGAIN}"
-        yield Caution("loaded", f"other programs used the machine: {used}", remedy)
+        yield "loaded", f"other programs used the machine: {used}"
     names, capped = throttle_reasons(telemetry, *span)
     if names:
-        remedy = f"improve cooling or power supply, or lower the clocks to ones it sustains; then {_AGAIN}"
-        yield Caution("throttled", f"a GPU throttled inside the window: {', '.join(names)}", remedy)
+        yield "throttled", f"a GPU throttled inside the window: {', '.join(names)}"
     if capped:
-        remedy = "usual for large GEMMs at the default limit; compare only runs with the same power limit"
-        yield Caution("power_capped", "a GPU reached its software power cap inside the window", remedy)
+        yield "power_capped", "a GPU reached its software power cap inside the window"
     if trial.precision == "bf16" and environment.get("native_bf16") is False:
         what = "CPU" if trial.device == "cpu" else "GPU"
-        message = f"this {what} has no bf16 matrix instructions: bf16 is emulated and slow"
-        remedy = "measure with --precisions fp32 here; bf16 results of this machine do not carry over to others"
-        yield Caution("bf16_emulated", message, remedy)
+        yield "bf16_emulated", f"this {what} has no bf16 matrix instructions: bf16 is emulated and slow"
     if trial.precision == "tf32" and trial.device == "cpu":
-        message = "tf32 is a GPU format; on a CPU it runs as fp32"
-        yield Caution("tf32_on_cpu", message, "measure with --precisions fp32 here")
+        yield "tf32_on_cpu", "tf32 is a GPU format; on a CPU it runs as fp32"
 
 
-def _of_result(trial: Trial, result: Row) -> Iterator[Caution]:
+def _of_result(trial: Trial, result: Row) -> Iterator[tuple[str, str]]:
     read, rate = result.get("shards_read_samples_per_second"), result.get("samples_per_second")
     wait, step = result.get("data_wait_ms"), result.get("step_time_ms")
     if trial.kind == "input":
         if read and rate and read < rate:
-            message = f"compressed shards are read at {read:,.0f} samples/s, slower than batches are made"
-            remedy = "if training needs more, store the shards uncompressed (data pretrain --gzip-level 0)"
-            yield Caution("reading", message, remedy)
+            yield "reading", f"compressed shards are read at {read:,.0f} samples/s, slower than batches are made"
     else:
         if wait and step and wait > _DATA_WAIT_SHARE * step:
-            remedy = FASTER_LOADER if trial.kind == "measure" else _FASTER_INPUT
-            yield Caution("data_wait", f"each step waits for data for {percent(wait / step)} of its time", remedy)
+            yield "data_wait", f"each step waits for data for {percent(wait / step)} of its time"
         for row in result.get("per_rank", []):
             if row["straggler"]:
                 more = f"{percent(row['skew'])} more time for its own work than the fastest rank"
-                remedy = "check that rank for other load, throttling or a slower device; "
-                remedy += "give ranks equal devices and cores"
-                yield Caution("straggler", f"rank {row['rank']} needs {more}; the others wait", remedy)
+                yield "straggler", f"rank {row['rank']} needs {more}; the others wait"
     mfu, drift = result.get("mfu"), (result.get("measured_peak") or {}).get("drift") or 0
     if mfu is not None and mfu > 1:
-        message = f"MFU is {percent(mfu)} of the measured peak, which was measured too low"
-        yield Caution("mfu_above_one", message, f"{_AGAIN} on a quiet machine; do not quote this MFU")
+        yield "mfu_above_one", f"MFU is {percent(mfu)} of the measured peak, which was measured too low"
     if drift > _PEAK_DRIFT:
-        message = f"the measured peaks before and after the trial differ by {percent(drift)}"
-        remedy = "check for other load or throttling; MFU uses the higher peak, so it may be too low"
-        yield Caution("peak_changed", message, remedy)
+        yield "peak_changed", f"the measured peaks before and after the trial differ by {percent(drift)}"
 
 
 def disturbance(cautions: Iterable[Row]) -> str:
@@ -159,8 +160,7 @@ def of_profiles(rows: Sequence[Row]) -> list[Caution]:
     """Return the caution of profiles under which a step took 1.5 times as long as without, or longer."""
     most = max(((row.get("profile") or {}).get("step_time_ratio") or 0.0 for row in rows), default=0.0)
     message = f"a step took up to {most:.2f} times as long under the profiler as without it"
-    remedy = "read shares, not times; record fewer steps, or on an idle machine"
-    return [Caution("profiler_slow", message, remedy)] if most > _SLOWED else []
+    return [Caution("profiler_slow", message, _REMEDIES["profiler_slow"])] if most > _SLOWED else []
 
 
 def of_scaling(rows: Sequence[Row]) -> list[Caution]:
@@ -172,8 +172,7 @@ def of_scaling(rows: Sequence[Row]) -> list[Caution]:
         f"{row['scaling']} scaling of {wording.implementation(row)} to {row['world_size']} ranks at micro batch "
         f"{row['micro_batch_size']} is {percent(row['efficiency'])}: the run on {row['base_world_size']} was disturbed"
     )
-    remedy = "do not quote this scaling; measure both again on a quiet machine (a new --out, --rounds 3)"
-    return [Caution("scaling_above_one", message, remedy)]
+    return [Caution("scaling_above_one", message, _REMEDIES["scaling_above_one"])]
 
 
 def quotable(row: Row) -> bool:

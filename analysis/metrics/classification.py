@@ -1,4 +1,4 @@
-"""Classification metrics: confusion matrix, and precision, recall and F1 of each label."""
+"""Classification metrics: confusion matrix; precision, recall and F1 of each label as scikit-learn defines them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from common.packages import need
 from records.classification import Pairs
 
 Int64 = npt.NDArray[np.int64]
@@ -44,20 +43,18 @@ class Classification:
     @property
     def normalized(self) -> Float64:
         """Confusion matrix as shares of each row [K, K], NaN in rows of labels without texts."""
-        sums = self.confusion.sum(axis=1, keepdims=True)
-        shares: Float64 = np.divide(self.confusion, sums, out=np.full(self.confusion.shape, np.nan), where=sums > 0)
-        return shares
-
-    def pairs(self) -> list[tuple[str, str, int]]:
-        """Return true label, prediction and texts of each pair that occurs, in order."""
-        places = np.argwhere(self.confusion).tolist()
-        return [(self.labels[true], self.labels[given], int(self.confusion[true, given])) for true, given in places]
+        return _ratio(self.confusion, self.confusion.sum(axis=1, keepdims=True))
 
     def most_confused(self, count: int) -> list[tuple[str, str, int, float]]:
         """Return the most frequent errors: true label, prediction, texts, share of that label's texts."""
-        support = {row["label"]: row["support"] for row in self.report}
-        wrong = sorted((pair for pair in self.pairs() if pair[0] != pair[1]), key=lambda pair: -pair[2])
-        return [(true, given, texts, texts / support[true]) for true, given, texts in wrong[:count]]
+        support = self.confusion.sum(axis=1)
+        places = [(true, given) for true, given in np.argwhere(self.confusion).tolist() if true != given]
+        most = sorted(places, key=lambda place: -self.confusion[place])[:count]
+        texts = [int(self.confusion[place]) for place in most]
+        return [
+            (self.labels[true], self.labels[given], number, number / int(support[true]))
+            for (true, given), number in zip(most, texts, strict=True)
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; unknown ones are None."""
@@ -68,35 +65,27 @@ class Classification:
             "labels": list(self.labels),
             "confusion": self.confusion.tolist(),
             "confusion_normalized": [[None if np.isnan(one) else one for one in row] for row in shares],
-            "confusion_pairs": [list(pair) for pair in self.pairs()],
         }
 
 
 def classify(pairs: Pairs, labels: Sequence[str] = ()) -> Classification:
-    """Return the metrics of predictions, defined as in scikit-learn's precision_recall_fscore_support.
+    """Return the metrics of predictions.
 
     Labels stand in the given order; others that occur come behind them, sorted.
     """
-    need("classification results", "scores", "sklearn")
-    from sklearn.metrics import precision_recall_fscore_support
-
     others = {label for pair in pairs for label in pair} - set(labels)
     order = (*labels, *sorted(others, key=_label_order))
     codes = {label: code for code, label in enumerate(order)}
     confusion = np.zeros((len(order), len(order)), dtype=np.int64)
     for (true_label, prediction), count in pairs.items():
         confusion[codes[true_label], codes[prediction]] += count
-    true, predicted = np.nonzero(confusion)
-    precision, recall, f1, _ = precision_recall_fscore_support(
-        true, predicted, labels=range(len(order)), sample_weight=confusion[true, predicted], zero_division=0
-    )  # arrays [K]
-    support, given = confusion.sum(axis=1), confusion.sum(axis=0)
+    right, support, given = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+    precision, recall, f1 = _ratio(right, given), _ratio(right, support), _ratio(2 * right, support + given)
+    columns = {"precision": precision, "recall": recall, "f1": f1}
     report = [
         {
             "label": label,
-            "precision": float(precision[code]) if given[code] else None,
-            "recall": float(recall[code]) if support[code] else None,
-            "f1": float(f1[code]) if support[code] or given[code] else None,
+            **{name: None if np.isnan(values[code]) else float(values[code]) for name, values in columns.items()},
             "support": int(support[code]),
             "predicted": int(given[code]),
         }
@@ -107,12 +96,18 @@ def classify(pairs: Pairs, labels: Sequence[str] = ()) -> Classification:
         labels=order,
         confusion=confusion,
         report=report,
-        accuracy=float(confusion.trace() / total),
+        accuracy=float(right.sum() / total),
         balanced_accuracy=float(recall[support > 0].mean()),
-        macro_f1=float(f1[(support > 0) | (given > 0)].mean()),
-        weighted_f1=float((f1 * support).sum() / total),
+        macro_f1=float(f1[support + given > 0].mean()),
+        weighted_f1=float((np.nan_to_num(f1) * support).sum() / total),
         majority=float(support.max() / total),
     )
+
+
+def _ratio(parts: Int64, whole: Int64) -> Float64:
+    """Return parts / whole, NaN where the whole is 0."""
+    shares: Float64 = np.divide(parts, whole, out=np.full(parts.shape, np.nan), where=whole > 0)
+    return shares
 
 
 def _label_order(label: str) -> tuple[int, float, str]:

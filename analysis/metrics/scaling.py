@@ -1,21 +1,47 @@
-"""Scaling efficiency over device counts: weak and strong."""
+"""What a run says of other sizes: scaling efficiency, a projection to more devices, days and cost of pretraining.
+
+docs/explanation/scaling.md derives the first two. The projection is a model of data-parallel training: step(N) = work +
+exposed(N), where work is the measured step on the most devices less its exposed communication, and exposed(N) is how
+long after the backward pass the last bucket of gradients has been reduced: buckets are ready at the measured moments,
+and their all-reduces take, one after another, what the alpha-beta line gives for N ranks.
+
+Pretraining is that of Devlin et al. 2019, "BERT: Pre-training of Deep Bidirectional Transformers", appendix A.2:
+1,000,000 steps of 256 sequences, 90 % of them with 128 tokens a sequence (phase 1) and the rest with 512 (phase 2).
+"""
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
-from statistics import median
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.load import LoadedTrial, circumstances
+from analysis.load import Key, LoadedTrial, circumstances
+from analysis.metrics.communication.collectives import FloatArray, Link, fitted_links
 from analysis.metrics.comparison.ratio import rate_ratio
+from analysis.wording import bucket_mib
+from common.errors import UsageError
+from records.schema import OPTION_COLUMNS
 
 Row = Mapping[str, Any]
 
+FIRST_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 25 << 20
+PHASES = {1: (128, 230_400_000), 2: (512, 25_600_000)}
+"""Per phase of pretraining: tokens of a sequence, sequences of the phase."""
 _MODEL = ("task", "task_options", "implementation", "levers", "preset", "precision", "seq_len")
 _SAME = (*_MODEL, "device", "activation_checkpointing")
 _CONFIGURATION = (*_SAME, "micro_batch_size", "grad_accum_steps")
 _STRATEGY = ("strategy", "strategy_options", "allocator")
+_PROJECTED = (
+    "step_time_ms", "samples_per_second", "efficiency", "work_ms", "all_reduce_ms", "exposed_ms", "buckets",
+    "measured_step_time_ms", "error",
+)  # fmt: skip
+# What has to agree before two rates are the two phases of one pretraining; each phase has a batch of its own.
+_ONE_PRETRAINING = (
+    "implementation", "preset", "precision", "strategy", "device", "world_size", "nodes", *OPTION_COLUMNS,
+)  # fmt: skip
+_NO_PRICE = "no price was given (--price-per-hour)"
 
 
 def measured_efficiency(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
@@ -46,15 +72,24 @@ def efficiency(rows: Sequence[Row], work: Mapping[str, np.ndarray] | None = None
                 batch = _global_batch(row) if kind == "strong" else (row["micro_batch_size"], row["grad_accum_steps"])
                 groups[(*circumstances(row), *(row.get(name) for name in _SAME), batch)].append(row)
         for group in groups.values():
-            strategies = sorted({strategy_of(row) for row in group})
-            for strategy in [one for one in strategies if one[0] != "single"] or strategies:
-                result.extend(_curve(group, kind, strategy, work or {}))
+            for strategy, members in _by_strategy(group):
+                result.extend(_curve(members, kind, strategy, work or {}))
     return result
 
 
-def strategy_of(row: Row) -> tuple[str, ...]:
+def _strategy_of(row: Row) -> tuple[str, ...]:
     """Return a strategy with its options as a key that can be sorted."""
     return tuple(str(row.get(name) or "") for name in _STRATEGY)
+
+
+def _by_strategy(rows: Sequence[Row]) -> Iterator[tuple[tuple[str, ...], list[Row]]]:
+    """Yield each strategy with its rows; one device needs none, so that 'single' serves as the base of all others."""
+    strategies = sorted({_strategy_of(row) for row in rows})
+    for strategy in [one for one in strategies if one[0] != "single"] or strategies:
+        yield (
+            strategy,
+            [row for row in rows if _strategy_of(row) == strategy or row["strategy"] == "single" != strategy[0]],
+        )
 
 
 def _global_batch(row: Row) -> int:
@@ -62,20 +97,16 @@ def _global_batch(row: Row) -> int:
 
 
 def _curve(
-    group: Sequence[Row], kind: str, strategy: tuple[str, ...], work: Mapping[str, np.ndarray]
+    members: Sequence[Row], kind: str, strategy: tuple[str, ...], work: Mapping[str, np.ndarray]
 ) -> list[dict[str, Any]]:
     by_size: dict[tuple[int, int], list[Row]] = defaultdict(list)
-    for row in group:
-        # One device needs no parallelism: 'single' serves as the base of every strategy that did not run on one.
-        alone = row["strategy"] == "single" != strategy[0] and int(row["world_size"]) == 1
-        if strategy_of(row) == strategy or alone:
-            by_size[int(row["world_size"]), int(row.get("nodes") or 1)].append(row)
+    for row in members:
+        by_size[int(row["world_size"]), int(row.get("nodes") or 1)].append(row)
     if len({size for size, _ in by_size}) < 2:  # the same devices on more nodes are no scaling
         return []
     places = {
-        place: [row for row in rows if strategy_of(row) == strategy] or rows for place, rows in sorted(by_size.items())
+        place: [row for row in rows if _strategy_of(row) == strategy] or rows for place, rows in sorted(by_size.items())
     }
-    members = [row for rows in by_size.values() for row in rows]
     base, cpu = next(iter(places)), members[0].get("device") == "cpu"
     shared = cpu and members[0].get("threads_per_rank") is None
     # Cores that the ranks do not divide evenly are left over: three cores are two for two ranks.
@@ -106,3 +137,174 @@ def _interval(
         return None, None
     ratio = rate_ratio(few, many)
     return ratio.low / ratio.value, ratio.high / ratio.value
+
+
+class Backward(NamedTuple):
+    """What one backward pass hands over: buckets in the order of their all-reduces."""
+
+    bucket_bytes: FloatArray
+    ready_ms: FloatArray
+    """When the last gradient of each is ready, since the pass began."""
+    backward_ms: float
+
+    def exposed_ms(self, reduce_ms: FloatArray) -> float:
+        """Return how long after the pass the last bucket is reduced, at these times of the all-reduces."""
+        free = 0.0
+        for ready, duration in zip(self.ready_ms, reduce_ms, strict=True):
+            free = max(free, float(ready)) + float(duration)
+        return max(free - self.backward_ms, 0.0)
+
+
+def backward_pass(record: Row, bucket_mib: int | None = None) -> Backward:
+    """Return the buckets of what bench.run.measure.backward_timeline wrote; without a cap in MiB they are PyTorch's."""
+    first, others = (FIRST_BUCKET_BYTES, BUCKET_BYTES) if bucket_mib is None else (bucket_mib << 20,) * 2
+    begins = [0, *bucket_ends(record["bytes"], first, others)[:-1]]
+    sizes, ready = (np.array(record[name], dtype=np.float64) for name in ("bytes", "ready_ms"))
+    counts, moments = np.add.reduceat(sizes, begins), np.maximum.reduceat(ready, begins)
+    return Backward(counts, moments, float(record["backward_ms"]))
+
+
+def bucket_ends(sizes: Sequence[int], first_bytes: int, bucket_bytes: int) -> list[int]:
+    """Return one past the last gradient of each bucket; a gradient is never divided, so buckets may exceed the cap."""
+    ends: list[int] = []
+    filled = 0
+    for place, size in enumerate(sizes, start=1):
+        filled += size
+        if filled >= (bucket_bytes if ends else first_bytes):
+            ends.append(place)
+            filled = 0
+    return ends if ends and ends[-1] == len(sizes) else [*ends, len(sizes)]
+
+
+def project(trials: Sequence[LoadedTrial], world_sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Return what the model gives for every measured configuration, under weak scaling: a device keeps its batch.
+
+    Rows have the configuration, strategy, global_batch_size, world_size, base_world_size (the most devices measured),
+    link_nodes (nodes of the sweep), reason (why there is no projection; else ""), and step_time_ms, samples_per_second,
+    work_ms, all_reduce_ms (all buckets, hidden or not), exposed_ms and buckets of the model; on measured devices
+    measured_step_time_ms and error (modelled / measured - 1), on others efficiency (base / modelled step time).
+    """
+    if world_sizes and min(world_sizes) < 2:
+        raise UsageError("option-value", f"--project {min(world_sizes)}: a projection is to 2 devices or more")
+    links = [link for link in fitted_links(trials) if link.dtype == "fp32"]
+    groups: dict[Key, dict[str, LoadedTrial]] = defaultdict(dict)
+    for trial in trials:
+        if trial.ok and trial.trial.kind == "throughput" and trial.trial.strategy in ("single", "ddp"):
+            key = (*circumstances(trial.row), *(trial.row[name] for name in _CONFIGURATION))
+            groups[key][trial.trial.trial_id] = trial
+    rows = []
+    for members in groups.values():
+        for _, chosen in _by_strategy([trial.row for trial in members.values()]):
+            rounds: dict[int, list[LoadedTrial]] = defaultdict(list)
+            for row in sorted(chosen, key=lambda row: int(row["world_size"])):
+                rounds[int(row["world_size"])].append(members[row["trial_id"]])
+            rows += _projected(rounds, links, sorted({*world_sizes}))
+    return rows
+
+
+def _projected(
+    rounds: Mapping[int, Sequence[LoadedTrial]], links: Sequence[Link], sizes: Sequence[int]
+) -> list[dict[str, Any]]:
+    base_size, base = list(rounds.items())[-1]
+    trial, first = base[0].trial, base[0].row
+    link = max((one for one in links if one.device == trial.device), key=lambda one: one.nodes, default=None)
+    passes = [
+        backward_pass(record["backward"], bucket_mib(one.trial.strategy_options))
+        for one in base
+        for record in one.ranks.values()
+        if record.get("backward")
+    ]
+    about: dict[str, Any] = {name: first[name] for name in (*_CONFIGURATION, *_STRATEGY)} | dict.fromkeys(_PROJECTED)
+    about |= {"base_world_size": base_size, "link_nodes": None if link is None else link.nodes, "reason": ""}
+    batch = trial.micro_batch_size * trial.grad_accum_steps
+    if link is None:
+        about["reason"] = "no all-reduce of fp32 was measured in this run: run `bertbench comm --out` with its folder"
+    elif link.reason:
+        about["reason"] = f"no line fits the measured all-reduces: {link.reason}"
+    elif len(rounds) < 2:
+        seen = f"only {base_size} devices were measured"
+        about["reason"] = f"{seen}: measure two counts (`bertbench throughput --devices`)"
+    elif not passes:
+        about["reason"] = "no trial recorded when its gradients were ready (compiled models do not)"
+    if about["reason"] or link is None:
+        return [{**about, "world_size": size, "global_batch_size": batch * size} for size in sizes]
+    # The backward time of the step clock is of all micro-steps; buckets of one configuration are equal.
+    times = [float(t.row["backward_ms"]) / t.trial.grad_accum_steps for t in base if t.row.get("backward_ms")]
+    whole = float(np.median(times or [one.backward_ms for one in passes]))
+    ready = np.median(np.minimum([one.ready_ms / one.backward_ms for one in passes], 1.0), axis=0) * whole
+    backward = Backward(passes[0].bucket_bytes, ready, whole)
+    measured = _median(base, "step_time_ms")
+    work_ms = measured - _median(base, "communication_ms")
+    # Of a device in a median step at the measured rate, which is that of all steps together.
+    samples = _median(base, "samples_per_second") * measured / 1e3 / base_size
+    rows = []
+    for size in sorted({*rounds, *sizes}):
+        reduce_ms = np.array([link.time_us(count, size) / 1e3 for count in backward.bucket_bytes])
+        exposed_ms = backward.exposed_ms(reduce_ms)
+        step_ms = work_ms + exposed_ms
+        row = {**about, "world_size": size, "global_batch_size": batch * size, "step_time_ms": step_ms}
+        row |= {"samples_per_second": 1e3 * samples * size / step_ms, "work_ms": work_ms}
+        row |= {"all_reduce_ms": float(reduce_ms.sum()), "exposed_ms": exposed_ms, "buckets": len(reduce_ms)}
+        if size in rounds:
+            row["measured_step_time_ms"] = _median(rounds[size], "step_time_ms")
+            row["error"] = step_ms / row["measured_step_time_ms"] - 1
+        else:
+            row["efficiency"] = measured / step_ms
+        rows.append(row)
+    return rows
+
+
+def _median(trials: Sequence[LoadedTrial], name: str) -> float:
+    """Return the median of a column over rounds; a value that was not measured counts as 0."""
+    return float(np.median([trial.row.get(name) or 0.0 for trial in trials]))
+
+
+def pretraining_costs(rates: Sequence[Row], price_per_hour: float | None = None) -> list[dict[str, Any]]:
+    """Return a row for each configuration that was measured at the length of a phase, at its fastest batch there.
+
+    Of several data, those count whose sequences are fullest. Columns: the fields of a configuration, phase_N_batch,
+    phase_N_padding_efficiency, phase_N_samples_per_second, phase_N_days, phase_N_cost, days, cost, unknown ({column:
+    why it is None}).
+    """
+    groups: dict[Key, dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rates:
+        for phase, (seq_len, _) in PHASES.items():
+            if (row["kind"], row["task"], row["seq_len"]) == ("throughput", "pretrain", seq_len):
+                groups[tuple(row[name] for name in _ONE_PRETRAINING)][phase].append(row)
+    return [
+        dict(zip(_ONE_PRETRAINING, key, strict=True)) | _pretraining(phases, price_per_hour)
+        for key, phases in groups.items()
+    ]
+
+
+def _pretraining(measured: Mapping[int, Sequence[Row]], price_per_hour: float | None) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    unknown: dict[str, str] = {}
+    days: dict[str, float | None] = {}
+    for phase, (seq_len, samples) in PHASES.items():
+        prefix, one = f"phase_{phase}_", _fastest(measured[phase]) if phase in measured else {}
+        rate = float(one["samples_per_second"]) if one else None
+        row[f"{prefix}batch"] = one.get("micro_batch_size")
+        row[f"{prefix}padding_efficiency"] = one.get("padding_efficiency")
+        row[f"{prefix}samples_per_second"] = rate
+        days[prefix] = samples / rate / 86_400 if rate else None
+        if rate is None:
+            names = ("batch", "padding_efficiency", "samples_per_second", "days", "cost")
+            why = f"not measured with {seq_len} tokens a sequence (--seq-lens {seq_len})"
+            unknown |= dict.fromkeys((*(f"{prefix}{name}" for name in names), "days", "cost"), why)
+    known = [value for value in days.values() if value is not None]
+    days[""] = sum(known) if len(known) == len(PHASES) else None
+    for prefix, value in days.items():
+        row[f"{prefix}days"] = value
+        row[f"{prefix}cost"] = None if value is None or price_per_hour is None else value * 24 * price_per_hour
+        if price_per_hour is None:
+            unknown.setdefault(f"{prefix}cost", _NO_PRICE)
+    return {**row, "unknown": unknown}
+
+
+def _fastest(rows: Sequence[Row]) -> Row:
+    by_data: dict[Key, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_data[row["data"], row["data_fingerprint"]].append(row)
+    fullest = max(by_data.values(), key=lambda group: fmean(row["padding_efficiency"] or 0 for row in group))
+    return max(fullest, key=lambda row: float(row["samples_per_second"]))

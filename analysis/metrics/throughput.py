@@ -176,12 +176,8 @@ def _rates(window: Rows, unknown: Unknown) -> dict[str, Any]:
     times = np.array([row["step_time_ms"] for row in window])
     seconds = float(times.sum()) / 1000
     totals = {source: _total(window, source) for source in _RATES.values()}
-    rates: dict[str, Any] = {}
-    for name, source in _RATES.items():
-        total = totals[source]
-        rates[name] = None if total is None else total / seconds
-        if total is None:
-            unknown[name] = f"the step records have no {source}"
+    rates = {name: None if (total := totals[source]) is None else total / seconds for name, source in _RATES.items()}
+    unknown |= {name: f"the step records have no {_RATES[name]}" for name, rate in rates.items() if rate is None}
     real, padded, samples = totals["real_tokens"], totals["padded_tokens"], totals["samples"]
     rates["padding_efficiency"] = real / padded if real is not None and padded else None
     rates["samples_per_step"] = None if samples is None else samples / len(times)

@@ -15,11 +15,10 @@ from analysis.diagnose.finding import Finding
 from analysis.diagnose.profiles import open_profile, summary_rows, utilization_by_batch
 from analysis.load import TAKEN_APART, LoadedRun, LoadedTrial, load_run
 from analysis.metrics.classification import Classification
-from analysis.metrics.communication.links import fitted_links, project
+from analysis.metrics.communication.collectives import fitted_links
 from analysis.metrics.comparison.runs import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.comparison.trainings import TrainingComparison, VariantRun, compare_trainings
-from analysis.metrics.pretraining_cost import pretraining_costs
-from analysis.metrics.scaling import measured_efficiency
+from analysis.metrics.scaling import measured_efficiency, pretraining_costs, project
 from analysis.open import Source
 from analysis.render import result_tables
 from analysis.render.comparison_tables import comparison_notes, comparison_rows, comparison_table

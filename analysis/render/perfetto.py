@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from analysis.intervals import difference
 from analysis.metrics.time.phases import PHASES, PREFIX
-from analysis.metrics.time.window import work_time
-from analysis.metrics.time.work import NOTHING, work_sets
+from analysis.metrics.time.window import NOTHING, work_sets, work_time
 from analysis.timeline import Timeline
 from common.atomic import atomic_path
 from common.errors import InputError

@@ -16,8 +16,7 @@ from analysis.metrics.kernels.core_utilization import FOUR, core_use_by_family
 from analysis.metrics.kernels.ncu_metrics import DRAM, DRAM_LEVEL, L1, L2, LEVEL_KINDS
 from analysis.metrics.kernels.roofline import Roofline, is_bandwidth, roofline
 from analysis.metrics.time.temporal import Temporal, temporal_breakdown
-from analysis.metrics.time.window import work_time
-from analysis.metrics.time.work import work_sets
+from analysis.metrics.time.window import work_sets, work_time
 from analysis.render.figure import (
     COLOURS,
     LINE,

@@ -8,9 +8,9 @@ from analysis.diagnose.answer import Answer
 from analysis.diagnose.run import grouped_cautions, joined_disturbance, trial_name
 from analysis.load import LoadedTrial
 from analysis.metrics.cautions import Caution, quotable
-from analysis.metrics.communication.links import Link, link_rows
+from analysis.metrics.communication.collectives import Link, link_rows
 from analysis.metrics.comparison.runs import Comparison
-from analysis.metrics.pretraining_cost import PHASES
+from analysis.metrics.scaling import PHASES
 from analysis.metrics.speed_of_light import FLOOR, LOSS
 from analysis.render.tables import (
     Block,
@@ -216,7 +216,7 @@ def input_tables(inputs: Sequence[Row], gaps: Sequence[Row]) -> list[Table]:
 
 
 def pretraining_table(rows: Sequence[Row]) -> list[Table]:
-    """Return the table of what pretraining_cost.pretraining_costs returned; none where there are no rows."""
+    """Return the table of what scaling.pretraining_costs returned; none where there are no rows."""
     shown = [
         *columns("implementation"),
         computed("model", lambda row: f"{row['preset']} {row['precision']}"),

@@ -67,7 +67,7 @@ def _inside(
 
 def _measured(run: RunDirectory, trials: list[Trial], results: list[dict[str, Any]]) -> Result:
     from analysis.load import load_run
-    from analysis.metrics.communication.links import fitted_links, link_rows
+    from analysis.metrics.communication.collectives import fitted_links, link_rows
     from analysis.render.result_tables import collectives_table, links_table
     from analysis.render.tables import Facts
 

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from analysis.counters import KernelCounters, joined
-from analysis.diagnose import cores
 from analysis.diagnose.explain import explain, to_do
-from analysis.metrics.kernels.core_utilization import FOUR, core_use
-from analysis.metrics.kernels.ncu_metrics import metrics_of
 from analysis.open import Source
 from analysis.render.tables import Plain, Table, of_frame
 from analysis.render.terminal import Screen
@@ -64,6 +61,8 @@ OPTIONS = {"core-util FILE.csv...": CoreUtilOptions}
 
 def run(options: CoreUtilOptions) -> Result:
     """Read the counters; show four lines per file with the largest kernels, or the table that --by names."""
+    from analysis.diagnose import cores
+    from analysis.metrics.kernels.core_utilization import FOUR, core_use
     from analysis.readers.ncu import reader as ncu
 
     files, window_ns = _files(options.files), None if options.window_ms is None else options.window_ms * 1e6
@@ -117,6 +116,9 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _without_pipes(files: Sequence[Path], capability: tuple[int, int] | None) -> InputError:
+    from analysis.metrics.kernels.core_utilization import FOUR
+    from analysis.metrics.kernels.ncu_metrics import metrics_of
+
     pipes = {metric for pipe in FOUR for metric in metrics_of(pipe, capability)}
     collected, _ = ncu_metrics.metrics_of(capability or (8, 0))
     wanted = ",".join(one for one in collected if one == "gpu__time_duration.sum" or one.partition(".")[0] in pipes)
@@ -128,6 +130,8 @@ def _without_pipes(files: Sequence[Path], capability: tuple[int, int] | None) ->
 
 def _kernels(counters: KernelCounters, window_ns: float | None) -> Table:
     """Return the pipes of the kernels that take longest, in percent: all four fit 80 characters."""
+    from analysis.diagnose import cores
+
     kernels = cores.by_kernel(counters, window_ns)
     table = kernels.table.drop(columns=["launches", "timed", "time_ms"], errors="ignore")
     for name in [str(name) for name in table if str(name).endswith("utilization")]:
@@ -137,10 +141,13 @@ def _kernels(counters: KernelCounters, window_ns: float | None) -> Table:
 
 def _block(use: "pd.DataFrame", title: str) -> str:
     """Return a line for each pipe; unknown is one that was counted without a result."""
+    from analysis.diagnose.cores import NOT_IN_FILE
+    from analysis.metrics.kernels.core_utilization import FOUR
+
     lines = [title] if title else []
     for name in FOUR:
         percent, in_window = (float(use[column][name]) for column in ("percent", "in_window_percent"))
-        unknown = "unknown" if isinstance(use["metric"][name], str) else cores.NOT_IN_FILE
+        unknown = "unknown" if isinstance(use["metric"][name], str) else NOT_IN_FILE
         text = f"{percent:.2f} %" if percent >= 0 else unknown
         lines.append(f"{name} {text}" + (f" ({in_window:.2f} % of the window)" if in_window >= 0 else ""))
     return "\n".join(lines)

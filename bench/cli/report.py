@@ -62,8 +62,8 @@ def _of_run(options: ReportOptions) -> Result:
     from analysis.diagnose.answer import without_measurement
     from analysis.diagnose.run import cautions_of_scripts, reference
     from analysis.load import load_run
-    from analysis.metrics.communication.links import project
     from analysis.metrics.comparison.runs import ratios_of
+    from analysis.metrics.scaling import project
     from analysis.render.pages import write_report
     from analysis.render.result_tables import caution_lines, projection_blocks, results_blocks
     from analysis.render.terminal import run_screen

@@ -112,7 +112,7 @@ def _packages() -> Iterator[Check]:
         ),
         "pynvml": ("nvidia-ml-py", "make setup, for GPU power and clocks"),
         "nvtx": ("nvtx", "pip install 'bertbench[gpu]' for NVTX ranges"),
-        "sklearn": ("scikit-learn", "pip install 'bertbench[scores]' for scores of GLUE and classification results"),
+        "sklearn": ("scikit-learn", "pip install 'bertbench[scores]' for scores of GLUE"),
         "tensorboard": ("tensorboard", "pip install 'bertbench[tensorboard]' for the scalars of trainings"),
         "optuna": ("optuna", "pip install 'bertbench[tune]' for `bertbench tune`"),
         "ncu_report": ("ncu-report", "pip install 'bertbench[ncu]' to read reports of Nsight Compute (.ncu-rep)"),

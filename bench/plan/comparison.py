@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.diagnose.profiles import open_profile
-from analysis.metrics.communication.exposure import all_reduce
 from bench.implementations import OURS, TRAINER_STRATEGIES
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, resolve_strategy
@@ -172,6 +170,9 @@ def profile_variants(session: Session, planned: Sequence[PlannedVariant], steps:
         By the name of the variant the result of analysis.metrics.communication.exposure.all_reduce, or
         `profile_problem`, the reason that there is none.
     """
+    from analysis.diagnose.profiles import open_profile
+    from analysis.metrics.communication.exposure import all_reduce
+
     several = [item for item in planned if item.plan.settings.world_size > 1]
     if not several:
         return {}

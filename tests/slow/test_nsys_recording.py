@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.nsys_recording import record, skip_unless_nsys_can_record_nvtx
 
-from analysis.metrics.kernels.utilization import compute_utilization
+from analysis.metrics.time.temporal import compute_utilization
 from analysis.readers.nsys.reader import read
 from analysis.timeline import Timeline
 

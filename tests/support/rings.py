@@ -112,7 +112,7 @@ class Machine:
 
     def steps(self, ranks: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Return [count] times of steps in ms, and [count, ranks] own works, as the suite would measure them."""
-        from analysis.metrics.communication.links import backward_pass
+        from analysis.metrics.scaling import backward_pass
 
         record = {"bytes": self.gradients, "ready_ms": self.ready(), "backward_ms": self.backward_ms}
         buckets = backward_pass(record, self.bucket_mib)

@@ -1,15 +1,32 @@
-"""What follows from the measurements of a collective, by size, as nccl-tests counts."""
+"""Measured collectives by size, as nccl-tests counts, and the alpha-beta line of all-reduces.
+
+docs/explanation/scaling.md derives both. The line is Hockney's model for the ring that reduces and then gathers, with n
+ranks T(n, bytes) = 2(n-1) x alpha + 2(n-1)/n x bytes / bandwidth.
+"""
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from analysis.metrics.statistics import median_interval, percentile
 from analysis.names import bus_factor
 from records.kinds import CollectiveTest, read_measurements
 from records.run import TrialDirectory
 from records.trial import Trial
+
+if TYPE_CHECKING:
+    from analysis.load import LoadedTrial
+
+FloatArray = npt.NDArray[np.float64]
+
+FEWEST_SIZES = 4
+"""Distinct sizes a line is fitted to at least: two parameters, and something left to judge them by."""
+_FIT = ("alpha_us", "bandwidth_gb_s", "median_error", "largest_error", "largest_error_bytes")
 
 
 def by_size(trial: Trial, measurements: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -71,3 +88,118 @@ def _cautions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
             "message": f"the interval of the median time is wider than ±10 % at {wide} of {len(rows)} sizes",
             "remedy": "use a quieter machine, or more --repetitions",
         }
+
+
+class Point(NamedTuple):
+    """What was measured at one size on one number of ranks: the median over processes of their medians."""
+
+    ranks: int
+    size_bytes: int
+    time_us: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """A fitted line; `reason` says why there is none, and what to do."""
+
+    dtype: str
+    device: str
+    nodes: int
+    """Nodes that the ranks were spread over."""
+    points: tuple[Point, ...]
+    """What was fitted, by ranks and size."""
+    alpha_us: float = math.nan
+    bandwidth_gb_s: float = math.nan
+    """What a link carries of endless messages in 1e9 bytes/s: where busbw levels off."""
+    reason: str = ""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Numbers of ranks measured, ascending."""
+        return tuple(sorted({point.ranks for point in self.points}))
+
+    @property
+    def errors(self) -> FloatArray:
+        """Fitted / measured - 1, per point."""
+        return np.array([self.time_us(point.size_bytes, point.ranks) / point.time_us - 1 for point in self.points])
+
+    def time_us(self, size_bytes: float, ranks: int) -> float:
+        """Return the time that the line gives, us."""
+        steps, volume = ring(ranks)
+        return steps * self.alpha_us + volume * size_bytes / self.bandwidth_gb_s / 1e3
+
+
+def ring(ranks: int) -> tuple[float, float]:
+    """Return the steps of a ring and the part of the bytes that a link carries."""
+    return 2.0 * (ranks - 1), 2 * (ranks - 1) / ranks
+
+
+def fitted_links(trials: "Sequence[LoadedTrial]") -> list[Link]:
+    """Return a line for each dtype, device and number of nodes; trials with wrong results count for nothing."""
+    times: dict[tuple[str, str, int], dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for trial in trials:
+        if trial.trial.kind == "comm" and trial.row["status"] == "ok" and not trial.row["wrong"]:
+            for row in trial.row["by_size"]:
+                if row["collective"] == "all_reduce" and row["time_us"] > 0:
+                    key = (row["dtype"], trial.trial.device, row["nodes"])
+                    times[key][row["ranks"], row["size_bytes"]].append(row["time_us"])
+    links = []
+    for (dtype, device, nodes), measured in sorted(times.items()):
+        points = tuple(Point(*place, float(np.median(values))) for place, values in sorted(measured.items()))
+        links.append(Link(dtype=dtype, device=device, nodes=nodes, points=points, **_fitted(points)))
+    return links
+
+
+def _fitted(points: Sequence[Point]) -> dict[str, Any]:
+    """Return alpha_us and bandwidth_gb_s that minimize relative errors, so that small sizes count; or a reason."""
+    ranks, sizes, measured = (np.array(values) for values in zip(*points, strict=True))
+    distinct = len(set(sizes.tolist()))
+    if distinct < FEWEST_SIZES:
+        return {"reason": f"{distinct} sizes were measured, a line needs {FEWEST_SIZES}: use a smaller --factor"}
+    terms = np.array([ring(count) for count in ranks.tolist()])
+    alpha, slope = _line(terms[:, 0], terms[:, 1] * sizes, measured)
+    if not (alpha > 0 and slope > 0):
+        return {"reason": "no line with alpha and bandwidth above 0 fits: measure more sizes on a quieter machine"}
+    if sizes.max() / ranks.max() * slope <= alpha:
+        why = f"latency outweighs the transfer even at {sizes.max():,} bytes: measure larger sizes (--max-bytes)"
+        return {"reason": why}
+    return {"alpha_us": alpha, "bandwidth_gb_s": 1e-3 / slope}
+
+
+def alpha_beta(sizes: FloatArray, times_us: FloatArray) -> tuple[float, float, float] | None:
+    """Return alpha in us, bandwidth in 1e9 bytes/s as algbw counts, and the median relative error, of one test's times.
+
+    None with fewer than three sizes above 0, or where no line with both above 0 fits.
+    """
+    usable = (sizes > 0) & (times_us > 0) & np.isfinite(times_us)
+    sizes, times_us = sizes[usable], times_us[usable]
+    if len(np.unique(sizes)) < 3:
+        return None
+    alpha, slope = _line(np.ones_like(sizes), sizes, times_us)
+    if not (alpha > 0 and slope > 0):
+        return None
+    return alpha, 1e-3 / slope, float(np.median(np.abs((alpha + slope * sizes) / times_us - 1)))
+
+
+def _line(steps: FloatArray, volume: FloatArray, times: FloatArray) -> tuple[float, float]:
+    """Return the cost of a step in us and of a byte in us that minimize the squares of the relative errors."""
+    terms = np.column_stack([steps, volume]) / times[:, None]
+    scale = terms.max(axis=0)
+    alpha, slope = np.linalg.lstsq(terms / scale, np.ones(len(times)), rcond=None)[0] / scale
+    return float(alpha), float(slope)
+
+
+def link_rows(links: Sequence[Link]) -> list[dict[str, Any]]:
+    """Return dtype, device, ranks ("2 4"), nodes, sizes and reason of each line, and, None without a line, alpha_us,
+    bandwidth_gb_s, median_error, largest_error, largest_error_bytes."""
+    rows = []
+    for link in links:
+        row: dict[str, Any] = {"dtype": link.dtype, "device": link.device, "ranks": " ".join(map(str, link.ranks))}
+        row |= {"nodes": link.nodes, "sizes": len({point.size_bytes for point in link.points}), "reason": link.reason}
+        fit: tuple[float | None, ...] = (None,) * len(_FIT)
+        if not link.reason:
+            typical, worst = float(np.median(np.abs(link.errors))), int(np.abs(link.errors).argmax())
+            largest = (float(link.errors[worst]), link.points[worst].size_bytes)
+            fit = (link.alpha_us, link.bandwidth_gb_s, typical, *largest)
+        rows.append(row | dict(zip(_FIT, fit, strict=True)))
+    return rows

@@ -1,26 +1,23 @@
 """Communication: one table with a row per collective, and its sums by rank, by kind, by process group and by step.
 
 On unions of intervals, as docs/explanation/communication.md defines them: C communication, K computation (see
-time.work); overlapped = |C and K|, exposed = |C minus K|. Times are cut at the window's edges; counts, bytes and
+time.window); overlapped = |C and K|, exposed = |C minus K|. Times are cut at the window's edges; counts, bytes and
 bandwidths are of the collectives that the host launched in the window. Bandwidths are nccl-tests', in 1e9 bytes/s:
 algbw = bytes / time, and busbw = algbw x `names.bus_factor`, the rate at which a link has to run.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from analysis.intervals import Intervals, difference, inside_ns, intersection, merged, total_ns, within
 from analysis.metrics.kernels.devices import LinkRates
-from analysis.metrics.time.window import collectives_at, step_places, work_time
-from analysis.metrics.time.work import device_sets, work_sets
+from analysis.metrics.time.window import collectives_at, device_sets, step_places, work_sets, work_time
 from analysis.names import bus_factor, parallelism
 from analysis.timeline import ProcessGroup, Timeline, columns, typed
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 RANK_COLUMNS = columns(
     "rank steps window_ms compute_ms communication_ms overlapped_ms exposed_ms exposed_transfer_ms exposed_wait_ms "
@@ -46,7 +43,7 @@ def communication_window(timeline: Timeline) -> Intervals | None:
     return whole
 
 
-def collective_table(timeline: Timeline, matching: "pd.DataFrame | None" = None, member: int = 0) -> "pd.DataFrame":
+def collective_table(timeline: Timeline, matching: pd.DataFrame | None = None, member: int = 0) -> pd.DataFrame:
     """Return one row per collective of a rank, those outside the window too, in order of start.
 
     Columns: rank, collective, group, group_size (-1 unknown), bytes, device, step (marked one that launched it),
@@ -54,8 +51,6 @@ def collective_table(timeline: Timeline, matching: "pd.DataFrame | None" = None,
 
     The matching is that of `match_collectives`, the member the timeline's place among those matched.
     """
-    import pandas as pd
-
     table = timeline.collectives
     moments = collectives_at(timeline)
     steps = timeline.steps.sort_values("start", kind="stable")["step"].astype("Int64").array
@@ -85,7 +80,7 @@ def _compute(timeline: Timeline, device: int) -> Intervals:
     return next((one.compute for one in device_sets(timeline) if one.device == device), work_sets(timeline).compute)
 
 
-def communication_by_rank(timelines: Sequence[Timeline], matching: "pd.DataFrame | None" = None) -> "pd.DataFrame":
+def communication_by_rank(timelines: Sequence[Timeline], matching: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return one row per rank with work, times means over its GPUs: RANK_COLUMNS.
 
     The matching of `match_collectives` splits the exposed time into transfer and wait.
@@ -103,13 +98,13 @@ def communication_by_rank(timelines: Sequence[Timeline], matching: "pd.DataFrame
         exposed = [difference(*pair) for pair in zip(talks, computes, strict=True)]
         span, total, bare = total_ns(whole), _mean(talks), _mean(exposed)
         row = {"rank": timeline.rank, "steps": len(timeline.steps), "window_ms": span / 1e6}
-        row |= {"compute_ms": _mean(computes) / 1e6, "communication_ms": total / 1e6}
+        row |= {"compute_ms": _mean(computes) / 1e6, "communication_ms": total / 1e6, **_shares(total, bare, span)}
         if len(table) and table["transfer_ns"].notna().all():
             # A collective waits first and transfers last.
             transfers = merged(table["end_ns"] - table["transfer_ns"].astype("int64"), table["end_ns"])
             transfer = _mean([intersection(one, transfers) for one in exposed])
             row |= {"exposed_transfer_ms": transfer / 1e6, "exposed_wait_ms": (bare - transfer) / 1e6}
-        rows.append({**row, **_shares(total, bare, span)})
+        rows.append(row)
     return typed(rows, RANK_COLUMNS)
 
 
@@ -128,9 +123,9 @@ def _shares(total: int, exposed: int, span: int) -> dict[str, float | None]:
 
 
 def _sums(
-    timelines: Sequence[Timeline], matching: "pd.DataFrame | None", *keys: str
-) -> Iterator[tuple[Timeline, tuple[Any, ...], dict[str, Any]]]:
-    """Yield (timeline, values of the keys, sums) of every part of the collectives of each rank."""
+    timelines: Sequence[Timeline], matching: pd.DataFrame | None, *keys: str
+) -> Iterator[tuple[Timeline, dict[str, Any]]]:
+    """Yield the sums of every part of the collectives of each rank, with its values of the keys."""
     for member, timeline in enumerate(timelines):
         whole = communication_window(timeline)
         if whole is None or not len(timeline.collectives):
@@ -138,92 +133,82 @@ def _sums(
         table, devices = collective_table(timeline, matching, member), len(device_sets(timeline))
         for values, part in table.groupby(list(keys), sort=False):
             times = []
-            for device in part["device"].unique().tolist():
-                rows = part[part["device"] == device]
+            for _, rows in part.groupby("device"):
                 union = within(merged(rows["start_ns"], rows["end_ns"]), whole)
-                times.append((total_ns(union), total_ns(difference(union, _compute(timeline, device)))))
+                compute = _compute(timeline, int(rows["device"].iloc[0]))
+                times.append((total_ns(union), total_ns(difference(union, compute))))
             gpus = devices if part["device"].min() >= 0 else 1
             total, exposed = (round(sum(one) / gpus) for one in zip(*times, strict=True))
             counted = part[part["counted"]]
             if len(counted) or total:
-                row = {"total_ms": total / 1e6, **_shares(total, exposed, total_ns(whole)), **_rates(counted)}
-                yield timeline, values, row
+                row = {"rank": timeline.rank, **dict(zip(keys, values, strict=True)), "total_ms": total / 1e6}
+                yield timeline, row | _shares(total, exposed, total_ns(whole)) | _rates(counted)
 
 
-def _rates(rows: "pd.DataFrame") -> dict[str, Any]:
+def _rates(rows: pd.DataFrame) -> dict[str, Any]:
     """Return counts, bytes and bandwidths of collectives."""
-    durations = (rows["end_ns"] - rows["start_ns"]).to_numpy(dtype=float)
     sizes, transfers = (rows[name].to_numpy(dtype=float) for name in ("bytes", "transfer_ns"))
+    durations = (rows["end_ns"] - rows["start_ns"]).to_numpy(dtype=float)
     kinds = zip(rows["collective"].tolist(), rows["group_size"].tolist(), strict=True)
     factors = np.array([bus_factor(kind, size) for kind, size in kinds], dtype=float)  # NaN where there is none
-
-    def rate(times: Any, weights: Any) -> float | None:
-        known = (sizes > 0) & (times > 0) & np.isfinite(weights)
-        return float((sizes[known] * weights[known]).sum() / times[known].sum()) if known.any() else None
-
-    return {
-        "count": len(rows),
-        "sized": int((sizes > 0).sum()),
-        "bytes": int(sizes[sizes > 0].sum()) if (sizes > 0).any() else None,
-        "algbw_gb_s": rate(durations, np.ones_like(sizes)),
-        "busbw_gb_s": rate(durations, factors),
-        "transfer_busbw_gb_s": rate(transfers, factors),
-    }
+    sized = sizes > 0
+    row: dict[str, Any] = {"count": len(rows), "sized": int(sized.sum())}
+    row["bytes"] = int(sizes[sized].sum()) if sized.any() else None
+    rates = {"algbw": (durations, 1.0), "busbw": (durations, factors), "transfer_busbw": (transfers, factors)}
+    for name, (times, weights) in rates.items():
+        volume = sizes * weights
+        known = sized & (times > 0) & np.isfinite(volume)
+        row[f"{name}_gb_s"] = float(volume[known].sum() / times[known].sum()) if known.any() else None
+    return row
 
 
 def communication_by_kind(
-    timelines: Sequence[Timeline], matching: "pd.DataFrame | None" = None, links: LinkRates | None = None
-) -> "pd.DataFrame":
+    timelines: Sequence[Timeline], matching: pd.DataFrame | None = None, links: LinkRates | None = None
+) -> pd.DataFrame:
     """Return one row per rank, kind of collective and group, those that take most first: KIND_COLUMNS.
 
     Without measured rates of the links, published ones are compared with.
     """
     rows = []
-    for timeline, (kind, name, size), values in _sums(timelines, matching, "collective", "group", "group_size"):
-        group = _group_of(timeline, str(name), int(size))
-        row: dict[str, Any] = {"rank": timeline.rank, "collective": kind, "group": name, **values, **_about(group)}
-        row |= {"description": group.description, "group_ranks": group.listed, "link_source": ""}
-        rate = values["busbw_gb_s"] if values["transfer_busbw_gb_s"] is None else values["transfer_busbw_gb_s"]
+    for timeline, row in _sums(timelines, matching, "collective", "group", "group_size"):
+        group = _group_of(timeline, row)
+        row |= {"description": group.description, "group_ranks": group.listed, "link_source": "", **_about(group)}
+        rate = row["busbw_gb_s"] if row["transfer_busbw_gb_s"] is None else row["transfer_busbw_gb_s"]
         if rate is not None:
-            link = (links or LinkRates.of()).rate(timeline, str(kind), group, values["bytes"] / values["sized"])
+            link = (links or LinkRates.of()).rate(timeline, row["collective"], group, row["bytes"] / row["sized"])
             if link is not None:
                 row |= {"link_gb_s": link.gb_s, "link_share": rate / link.gb_s, "link_source": link.source}
         rows.append(row)
     return typed(rows, KIND_COLUMNS).sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
 
 
-def communication_by_group(timelines: Sequence[Timeline], matching: "pd.DataFrame | None" = None) -> "pd.DataFrame":
+def communication_by_group(timelines: Sequence[Timeline], matching: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return one row per process group of a description, those with most exposed time first: GROUP_COLUMNS.
 
     Sets of ranks that have the same description, such as the tensor parallel groups of a job, are one row; collectives
     whose group is not known have none. What two groups do at the same time counts for both.
     """
-    import pandas as pd
-
     rows = []
-    for timeline, (name,), values in _sums(timelines, matching, "group"):
-        if name:
-            size = int(timeline.collectives["group_size"][timeline.collectives["group"] == name].max())
-            group = _group_of(timeline, str(name), size)
-            rows.append({"group": group.label, "members": (group.name, group.ranks), **_about(group), **values})
+    for timeline, row in _sums(timelines, matching, "group"):
+        if row["group"]:
+            of_group = timeline.collectives["group"] == row["group"]
+            group = _group_of(timeline, row | {"group_size": timeline.collectives["group_size"][of_group].max()})
+            rows.append({**row, "group": group.label, "members": (group.name, group.ranks), **_about(group)})
     if not rows:
         return typed([], GROUP_COLUMNS)
     frame = pd.DataFrame(rows).astype({**dict.fromkeys(_MEANS, "float64"), "group_size": "Int64"})
     by_label = frame.groupby("group", sort=False)
-    sizes = by_label["group_size"]
-    table = by_label[list(_MEANS)].mean().assign(
-        parallelism=by_label["parallelism"].first(),
-        groups=by_label["members"].nunique(),
-        group_size=sizes.max().where(sizes.nunique() == 1),
-        traces=by_label.size(),
-    )  # fmt: skip
+    sizes, table = by_label["group_size"], by_label[list(_MEANS)].mean()
     table["bytes"] = table["bytes"].round()
+    table["parallelism"], table["groups"] = by_label["parallelism"].first(), by_label["members"].nunique()
+    table["group_size"], table["traces"] = sizes.max().where(sizes.nunique() == 1), by_label.size()
     table = table.reset_index()[list(GROUP_COLUMNS)].astype(GROUP_COLUMNS)
     return table.sort_values("exposed_ms", ascending=False, kind="stable", ignore_index=True)
 
 
-def _group_of(timeline: Timeline, name: str, size: int) -> ProcessGroup:
+def _group_of(timeline: Timeline, row: Mapping[str, Any]) -> ProcessGroup:
     """Return a group as the trace lists it, with the size that its collectives have where the list has none."""
+    name, size = str(row["group"]), int(row["group_size"])
     group = timeline.groups.get(name) or ProcessGroup(name)
     return dataclasses.replace(group, size=size) if size > 0 else group
 
@@ -232,7 +217,7 @@ def _about(group: ProcessGroup) -> dict[str, Any]:
     return {"parallelism": parallelism(group.description), "group_size": group.size if group.size > 0 else None}
 
 
-def buckets(timeline: Timeline, matching: "pd.DataFrame | None" = None, member: int = 0) -> "pd.DataFrame":
+def buckets(timeline: Timeline, matching: pd.DataFrame | None = None, member: int = 0) -> pd.DataFrame:
     """Return the bucket timeline: one row per collective launched in each step in order of start, BUCKET_COLUMNS.
 
     Where no step is marked the whole trace is one, with step <NA>. Times count from the step's start. wait_ms needs the
@@ -270,9 +255,9 @@ def all_reduce(timelines: Sequence[Timeline]) -> dict[str, Any]:
         return {"profile_problem": "the profile marks no steps"}
     # All groups together: what two of them do at the same time counts once.
     parts = [
-        (values["communication_share"], values["exposed_share"], values["total_ms"] / len(timeline.steps))
-        for timeline, (kind,), values in _sums(timelines, None, "collective")
-        if kind == "all_reduce" and len(timeline.steps)
+        (row["communication_share"], row["exposed_share"], row["total_ms"] / len(timeline.steps))
+        for timeline, row in _sums(timelines, None, "collective")
+        if row["collective"] == "all_reduce" and len(timeline.steps)
     ]
     share, bare, time_ms = (np.sum(parts, axis=0) if parts else np.zeros(3)).tolist()
     return {

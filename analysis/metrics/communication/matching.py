@@ -7,15 +7,13 @@ where everyone waits for everyone; in an all_to_all it is a lower bound, as rank
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from analysis.timeline import Timeline, columns, typed
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all")
 """Collectives in which no rank can end before all have begun."""
@@ -24,7 +22,7 @@ CLOCK_COLUMNS = columns("rank offset_us spread_us collectives")
 _LONGEST_SHIFT = 64
 
 
-def match_collectives(timelines: Sequence[Timeline]) -> "pd.DataFrame":
+def match_collectives(timelines: Sequence[Timeline]) -> pd.DataFrame:
     """Return one row per matched collective and rank.
 
     Columns: match (number of the collective), member (place of the timeline), index (row of its `collectives`),
@@ -36,8 +34,6 @@ def match_collectives(timelines: Sequence[Timeline]) -> "pd.DataFrame":
     looked for under which their ends keep the same distance. A set over fewer ranks than its group has is matched among
     those there are.
     """
-    import pandas as pd
-
     table = pd.concat([_keyed(timeline, member) for member, timeline in enumerate(timelines)], ignore_index=True)
     key = table.groupby(["collective", "group", "group_size", "seq", "bytes"], sort=False).ngroup()
     present = table.groupby(key)["member"].transform("nunique")
@@ -63,7 +59,7 @@ def match_collectives(timelines: Sequence[Timeline]) -> "pd.DataFrame":
     return table[names]
 
 
-def _keyed(timeline: Timeline, member: int) -> "pd.DataFrame":
+def _keyed(timeline: Timeline, member: int) -> pd.DataFrame:
     """Return a rank's collectives with what is equal on all ranks; -2 where bytes tell nothing apart."""
     table = timeline.collectives
     names = {name: f"{name} ({group.listed})" for name, group in timeline.groups.items() if group.listed}
@@ -80,7 +76,7 @@ def _keyed(timeline: Timeline, member: int) -> "pd.DataFrame":
     )
 
 
-def _shifts(rows: "pd.DataFrame") -> npt.NDArray[np.int64]:
+def _shifts(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
     """Return how far the collectives of each rank that has fewer are shifted, of one key: to the steadiest distance."""
     members, ends = rows["member"].to_numpy(), rows["end"].to_numpy()
     counts, shifts = np.bincount(members), np.zeros(len(rows), dtype=np.int64)
@@ -95,7 +91,7 @@ def _shifts(rows: "pd.DataFrame") -> npt.NDArray[np.int64]:
     return shifts
 
 
-def stragglers(timelines: Sequence[Timeline], matching: "pd.DataFrame") -> "pd.DataFrame":
+def stragglers(timelines: Sequence[Timeline], matching: pd.DataFrame) -> pd.DataFrame:
     """Return one row per rank, the one that others waited for longest first: STRAGGLER_COLUMNS.
 
     matched counts those that split; unmatched ones no other rank has. wait_caused_ms is the mean wait of the other
@@ -104,26 +100,20 @@ def stragglers(timelines: Sequence[Timeline], matching: "pd.DataFrame") -> "pd.D
     split = matching[matching["transfer_ns"].notna()]
     by_match = split.groupby("match")
     others = by_match["wait_ns"].transform("sum") / (by_match["member"].transform("size") - 1)
-    rows = []
-    for member, timeline in enumerate(timelines):
-        mine = split["member"] == member
-        last = mine & split["last"]
-        rows.append(
-            {
-                "rank": timeline.rank,
-                "matched": int(mine.sum()),
-                "unmatched": len(timeline.collectives) - int((matching["member"] == member).sum()),
-                "transfer_ms": split["transfer_ns"][mine].sum() / 1e6,
-                "wait_ms": split["wait_ns"][mine].sum() / 1e6,
-                "times_last": int(last.sum()),
-                "wait_caused_ms": others[last].sum() / 1e6,
-            }
-        )
-    table = typed(rows, STRAGGLER_COLUMNS)
+    sums = split.assign(wait_caused_ns=others.where(split["last"], 0.0)).groupby("member").agg(
+        matched=("last", "size"), times_last=("last", "sum"), transfer_ms=("transfer_ns", "sum"),
+        wait_ms=("wait_ns", "sum"), wait_caused_ms=("wait_caused_ns", "sum"),
+    )  # fmt: skip
+    members = range(len(timelines))
+    table = sums.reindex(members, fill_value=0)
+    table[["transfer_ms", "wait_ms", "wait_caused_ms"]] /= 1e6
+    table["rank"], table["unmatched"] = [one.rank for one in timelines], [len(one.collectives) for one in timelines]
+    table["unmatched"] -= matching["member"].value_counts().reindex(members, fill_value=0)
+    table = table[list(STRAGGLER_COLUMNS)].astype(STRAGGLER_COLUMNS)
     return table.sort_values("wait_caused_ms", ascending=False, kind="stable", ignore_index=True)
 
 
-def clock_offsets(timelines: Sequence[Timeline], matching: "pd.DataFrame") -> "pd.DataFrame":
+def clock_offsets(timelines: Sequence[Timeline], matching: pd.DataFrame) -> pd.DataFrame:
     """Return the offset of each rank's clock from collectives that it and the first rank took part in: CLOCK_COLUMNS.
 
     Those that end together on all ranks count where there are any; an all_to_all may end at different times. spread_us

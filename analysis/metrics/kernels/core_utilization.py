@@ -5,34 +5,25 @@ duration where cycles are not known. docs/explanation/core-utilization.md derive
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from analysis.counters import KernelCounters
 from analysis.metrics.kernels.ncu_metrics import PIPES, metrics_of, no_metric, pipe_percent
 from analysis.names import family
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 FOUR: Mapping[str, str] = {"fma": "FMA", "fp16": "FP16", "tensor": "tensor cores", "sfu": "SFU"}
 """The four main kinds of cores, with the names shown to people."""
 
 
-def core_use(counters: KernelCounters, window_ns: float | None = None) -> "pd.DataFrame":
-    """Return the utilization of each of PIPES over all kernels of a file.
+def core_use(counters: KernelCounters, window_ns: float | None = None) -> pd.DataFrame:
+    """Return the utilization of each of PIPES over all kernels of a file, NaN where it is not known.
 
-    Args:
-        counters: what a reader returned.
-        window_ns: length of the same iterations without the profiler, in ns (steps x median step time). With several
-            processes in the file the window counts once per process.
-
-    Returns:
-        Indexed by pipe: percent of the peak rate while kernels run; in_window_percent, of the window, with the time in
-        which no kernel runs; metric (what it was computed from, without the suffix; None where the file has none);
-        reason (why a percent is NaN, or for how many kernels it was not counted; "" where there is nothing to say).
+    The window is the length of the same iterations without the profiler; several processes have one each. Columns:
+    percent of the peak rate while kernels run, in_window_percent with the time in which none runs, metric (what it was
+    computed from; None where the file has none), reason (why it is NaN, or how many kernels were not counted).
     """
-    import pandas as pd
-
     frame = counters.kernels
     whole = core_use_by(counters, pd.Series("all", frame.index), window_ns)
     weight, late, table = _weight(frame), "", {}
@@ -61,26 +52,17 @@ def core_use(counters: KernelCounters, window_ns: float | None = None) -> "pd.Da
     return pd.DataFrame.from_dict(table, orient="index", columns=["percent", "in_window_percent", "metric", "reason"])
 
 
-def core_use_by_family(counters: KernelCounters, window_ns: float | None = None) -> "pd.DataFrame":
+def core_use_by_family(counters: KernelCounters, window_ns: float | None = None) -> pd.DataFrame:
     """Return the utilization for each family of kernels (GEMM, attention, ...), as `core_use_by`."""
     return core_use_by(counters, counters.kernels["name"].map(family), window_ns)
 
 
-def core_use_by(counters: KernelCounters, labels: "pd.Series[str]", window_ns: float | None = None) -> "pd.DataFrame":
-    """Return the utilization for each group of kernels.
+def core_use_by(counters: KernelCounters, labels: "pd.Series[str]", window_ns: float | None = None) -> pd.DataFrame:
+    """Return the utilization for each group of kernels, which `labels` names; the longest first, NaN where not known.
 
-    Args:
-        counters: what a reader returned.
-        labels: the group of every kernel, in their order; a missing one leaves the kernel out.
-        window_ns: as for `core_use`; the shares of the window add up over the groups to those of all kernels.
-
-    Returns:
-        Indexed by group, longest first, by time, or by cycles where no time is known: kernels, timed (those that have a
-        duration), kernel_time_ms (of these), cycles (NaN where not every kernel has them), and of each of PIPES
-        <pipe>_percent and <pipe>_in_window_percent. NaN is not known.
+    Columns: kernels, timed (those that have a duration), kernel_time_ms (of these), cycles (NaN where not every kernel
+    has them), and of each of PIPES <pipe>_percent and <pipe>_in_window_percent, which add up over the groups.
     """
-    import pandas as pd
-
     frame = counters.kernels
     groups, weight = frame.groupby(labels, sort=False), _weight(frame)
     lengths = groups[["duration_ns", "cycles"]]
@@ -102,7 +84,7 @@ def core_use_by(counters: KernelCounters, labels: "pd.Series[str]", window_ns: f
     return table.loc[order.sort_values(ascending=False, kind="stable").index]
 
 
-def rows(by_batch: Mapping[int, KernelCounters], windows_ns: Mapping[int, float] | None = None) -> list[dict[str, Any]]:
+def rows(by_batch: Mapping[int, KernelCounters], window_ns: float | None = None) -> list[dict[str, Any]]:
     """Return the rows of core_utilization.csv, one per micro batch size, smallest first.
 
     Columns: micro_batch_size, device, kernels, kernel_time_ms, weight (what kernels are weighted by: "cycles" or
@@ -111,7 +93,7 @@ def rows(by_batch: Mapping[int, KernelCounters], windows_ns: Mapping[int, float]
     """
     table = []
     for size in sorted(by_batch):
-        frame, use = by_batch[size].kernels, core_use(by_batch[size], (windows_ns or {}).get(size))
+        frame, use = by_batch[size].kernels, core_use(by_batch[size], window_ns)
         time = frame["duration_ns"].sum(min_count=1) / 1e6
         row: dict[str, Any] = {"micro_batch_size": size, "device": by_batch[size].device_name, "kernels": len(frame)}
         row |= {"kernel_time_ms": time, "weight": (_weight(frame) or "").removesuffix("_ns") or None}
@@ -124,14 +106,14 @@ def rows(by_batch: Mapping[int, KernelCounters], windows_ns: Mapping[int, float]
     return table
 
 
-def _weight(frame: "pd.DataFrame") -> str | None:
+def _weight(frame: pd.DataFrame) -> str | None:
     """Return the column that weights the kernels: one unit for all, cycles unless more kernels have a duration."""
     known = {column: int(frame[column].count()) for column in ("cycles", "duration_ns")}
     best = max(known, key=lambda column: known[column])  # cycles first when equal
     return best if known[best] else None
 
 
-def _windows_ns(frame: "pd.DataFrame", window_ns: float) -> float:
+def _windows_ns(frame: pd.DataFrame, window_ns: float) -> float:
     return window_ns * max(1, int(frame["process"].nunique()))
 
 
@@ -143,14 +125,12 @@ _DOMAIN = "bertbench@"
 _AROUND = ("run", "step ", "bertbench:capture")
 
 
-def kernel_phases(counters: KernelCounters) -> "pd.DataFrame | None":
+def kernel_phases(counters: KernelCounters) -> pd.DataFrame | None:
     """Return phase and part of every kernel, in their order; None where the file has no such ranges.
 
     part is the outermost range of the model inside the phase ("layer.3", "embeddings"), "" where there is none. PyTorch
     launches the backward pass from a thread without ranges: kernels without any range that follow forward are backward.
     """
-    import pandas as pd
-
     kernels = counters.kernels
     if "push_pop_ranges" not in kernels:
         return None

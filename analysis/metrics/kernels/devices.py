@@ -100,9 +100,7 @@ class LinkRates:
     def of(cls, summaries: Iterable[Summary] = (), rows: Iterable[Mapping[str, Any]] = ()) -> "LinkRates":
         """Return what tests measured; those without a number of ranks, or with wrong results, count for nothing.
 
-        Args:
-            summaries: of files; those of nccl-tests are taken, for collectives that `rows` does not have.
-            rows: of `collectives.by_size`, of the suite's own trials.
+        The suite's own trials (rows of `collectives.by_size`) come before nccl-tests'.
         """
         best: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
         sources: dict[tuple[str, int], str] = {}

@@ -7,18 +7,14 @@ is time of the backward pass. All other work is OUTSIDE. Without GPU work, opera
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from analysis.intervals import Nested
-from analysis.metrics.time.window import in_window
-from analysis.metrics.time.work import launching_calls
+from analysis.metrics.time.window import in_window, launching_calls
 from analysis.timeline import EVALUATES, MODULE, Timeline, name_codes, named
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Numbers = npt.NDArray[np.int64]
 
@@ -27,17 +23,13 @@ BETWEEN = " > "
 """Between the names of a path."""
 
 
-def module_rows(timelines: Sequence[Timeline]) -> "pd.DataFrame":
+def module_rows(timelines: Sequence[Timeline]) -> pd.DataFrame:
     """Return one row per module that has time, a module before what it contains, in order of first appearance.
 
-    Returns:
-        path: names from the outermost to this one, which is `name`. depth: 0 outermost. ranks: that
-        have it. calls (in the window) and kernels (pieces of work, within it too): sums over ranks. Times are means
-        over ranks: own_ms is outside of what it contains, total_ms with it, of that backward_ms in the backward pass.
-        total_share: of the time of all work.
+    path: names from the outermost to this one, which is `name`. depth: 0 outermost. ranks: that have it. calls (in the
+    window) and kernels (pieces of work, within it too): sums over ranks. Times are means over ranks: own_ms is outside
+    of what it contains, total_ms with it, of that backward_ms in the backward pass. total_share: of all work.
     """
-    import pandas as pd
-
     each = pd.concat([_by_path(timeline).assign(rank=place) for place, timeline in enumerate(timelines)])
     sums = each.groupby("path", sort=False)[["calls", "ns"]].sum()
     inside = each.assign(path=each["path"].map(_lineage)).explode("path")
@@ -62,7 +54,7 @@ def module_rows(timelines: Sequence[Timeline]) -> "pd.DataFrame":
     return table.astype({"path": "str", "name": "str"})
 
 
-def class_rows(places: "pd.DataFrame") -> "pd.DataFrame":
+def class_rows(places: pd.DataFrame) -> pd.DataFrame:
     """Return what `module_rows` returned by class of module, the largest own time first: name, instances, calls,
     own_ms and own_share."""
     modules = places[places["path"] != OUTSIDE]
@@ -78,10 +70,8 @@ def _lineage(path: str) -> list[str]:
     return [BETWEEN.join(names[:depth]) for depth in range(1, len(names) + 1)]
 
 
-def _by_path(timeline: Timeline) -> "pd.DataFrame":
+def _by_path(timeline: Timeline) -> pd.DataFrame:
     """Return path, calls, kernels, ns and backward_ns of one rank, a module before what it contains."""
-    import pandas as pd
-
     threads: dict[str, int] = {}
     host = timeline.host[named(timeline.host["name"], lambda name: name.startswith(MODULE))]
     modules = _nested_spans(host, threads)
@@ -115,16 +105,16 @@ def _by_path(timeline: Timeline) -> "pd.DataFrame":
     return table.join(sums).reset_index()
 
 
-def launched_in(timeline: Timeline, spans: "pd.DataFrame", rows: Numbers) -> Numbers:
+def launched_in(timeline: Timeline, spans: pd.DataFrame, rows: Numbers, any_thread: bool = False) -> Numbers:
     """Return the place of the innermost of the host's spans around the call that launched each piece of work, or -1.
 
-    Args:
-        timeline: what a reader returned.
-        spans: rows with thread, start and end, such as operators.
-        rows: places of the work in timeline.work, shape (n,).
+    Spans have thread, start and end, such as operators; they are of the calling thread, or of any. Rows are places of
+    the work in timeline.work, shape (n,).
     """
     threads: dict[str, int] = {}
-    return _nested_spans(spans, threads).around(*_launches(timeline, rows, threads))
+    nested = _nested_spans(spans.assign(thread="") if any_thread else spans, threads)
+    thread, moment = _launches(timeline, rows, threads)
+    return nested.around(np.where(thread >= 0, threads[""], -1) if any_thread else thread, moment)
 
 
 def _launches(timeline: Timeline, rows: Numbers, threads: dict[str, int]) -> tuple[Numbers, Numbers]:
@@ -137,18 +127,18 @@ def _launches(timeline: Timeline, rows: Numbers, threads: dict[str, int]) -> tup
     return thread, moment
 
 
-def _nested_spans(table: "pd.DataFrame", threads: dict[str, int]) -> Nested:
+def _nested_spans(table: pd.DataFrame, threads: dict[str, int]) -> Nested:
     """Return rows of a table as spans that nest by thread; `threads` numbers the threads and grows."""
     return Nested(_thread_numbers(table, threads), *(table[name].to_numpy(np.int64) for name in ("start", "end")))
 
 
-def _thread_numbers(table: "pd.DataFrame", threads: dict[str, int]) -> Numbers:
+def _thread_numbers(table: pd.DataFrame, threads: dict[str, int]) -> Numbers:
     codes, names = name_codes(table["thread"])
     numbers: Numbers = np.array([threads.setdefault(name, len(threads)) for name in names], dtype=np.int64)[codes]
     return numbers
 
 
-def node_makers(operators: "pd.DataFrame", threads: dict[str, int]) -> "tuple[pd.DataFrame, Numbers]":
+def node_makers(operators: pd.DataFrame, threads: dict[str, int]) -> tuple[pd.DataFrame, Numbers]:
     """Return autograd's evaluations of nodes, n, and thread and start of each node's forward operator, shape (n, 2).
 
     Sequence numbers count the nodes of one thread of the forward pass. Operators that run before a node is made have

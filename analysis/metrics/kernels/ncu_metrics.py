@@ -6,7 +6,7 @@ sections (SpeedOfLight_HierarchicalSingleRooflineChart and its siblings) and of 
 Collect Data using Performance Tools on Intel CPUs and NVIDIA GPUs" (Yang, 2020, arXiv:2009.02449, table III).
 Percentages are of all cycles of a kernel, as ncu's own verdict (rule SOLBottleneck) takes them. Names are those of the
 sections SpeedOfLight, ComputeWorkloadAnalysis, MemoryWorkloadAnalysis, LaunchStats and Occupancy of Nsight Compute
-2022.3, on the raw page; then the labels of the details page, of that version, older and newer ones.
+2022.3, on the raw page; then the labels of the details page since 2021.2.
 """
 
 import math
@@ -14,24 +14,22 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from analysis.counters import KernelCounters
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 _ELAPSED, _ACTIVE = ".avg.pct_of_peak_sustained_elapsed", ".avg.pct_of_peak_sustained_active"
+_SOL = "GPU Speed Of Light Throughput: "
 # Cycles in which an SM had work, and all cycles: their ratio brings a percentage of the first to one of the second.
 _CYCLES_PAIRS = (
     ("sm__cycles_active.avg", "sm__cycles_elapsed.avg"),
     ("sm__cycles_active.avg", "sm__cycles_elapsed.max"),
-    ("GPU Speed Of Light Throughput: SM Active Cycles", "GPU Speed Of Light Throughput: Elapsed Cycles"),
-    ("GPU Speed Of Light: SM Active Cycles", "GPU Speed Of Light: Elapsed Cycles"),
+    (f"{_SOL}SM Active Cycles", f"{_SOL}Elapsed Cycles"),
     ("sm__cycles_active.avg", "gpc__cycles_elapsed.max"),
 )
 # Labels of percentages of active cycles; those of the others are of all cycles (SpeedOfLight.section).
-_OF_ACTIVE_CYCLES = ("L1/TEX Cache Throughput", "SOL L1/TEX Cache", "SOL TEX", "SM Busy", "Issue Slots Busy")
+_OF_ACTIVE_CYCLES = ("L1/TEX Cache Throughput", "SM Busy", "Issue Slots Busy")
 _TENSOR_ACTIVE = (
     "sm__pipe_tc_cycles_active",
     "sm__pipe_tensor_cycles_active_v2",
@@ -66,7 +64,7 @@ def metrics_of(pipe: str, capability: tuple[int, int] | None) -> tuple[str, ...]
     return PIPES[pipe]
 
 
-def pipe_percent(frame: "pd.DataFrame", metrics: Sequence[str]) -> "tuple[pd.Series[float], str | None]":
+def pipe_percent(frame: pd.DataFrame, metrics: Sequence[str]) -> "tuple[pd.Series[float], str | None]":
     """Return a pipe's percentage of its peak over all cycles of each kernel, and the metric; None where there is none.
 
     A file that has it over active cycles only (`ncu --set full`) gives it x active cycles / elapsed cycles of the SMs.
@@ -76,14 +74,14 @@ def pipe_percent(frame: "pd.DataFrame", metrics: Sequence[str]) -> "tuple[pd.Ser
     return values, f"{base} (of active cycles, x {cycles})" if cycles else base
 
 
-def no_metric(frame: "pd.DataFrame", metrics: Sequence[str]) -> str:
+def no_metric(frame: pd.DataFrame, metrics: Sequence[str]) -> str:
     """Return why a pipe has no percentage in a file."""
     if any(base + _ACTIVE in frame for base in metrics):
         return "only over active cycles: collect sm__cycles_active.avg and sm__cycles_elapsed.avg, or ..._elapsed"
     return "this GPU or version of ncu lacks the metric, or it was not collected"
 
 
-def _percent(frame: "pd.DataFrame", names: Sequence[str]) -> "tuple[pd.Series[float], str | None, str]":
+def _percent(frame: pd.DataFrame, names: Sequence[str]) -> "tuple[pd.Series[float], str | None, str]":
     """Return the first of these percentages of all cycles, its column, and the active cycles that brought it there.
 
     Without the cycles a percentage of active ones is not known: a grid on a few SMs keeps these busy and the GPU idle.
@@ -99,10 +97,8 @@ def _percent(frame: "pd.DataFrame", names: Sequence[str]) -> "tuple[pd.Series[fl
     return _first(frame, ()), None, ""
 
 
-def _first(frame: "pd.DataFrame", names: Sequence[str]) -> "pd.Series[float]":
+def _first(frame: pd.DataFrame, names: Sequence[str]) -> "pd.Series[float]":
     """Return the first of these columns that has a value; NaN without one."""
-    import pandas as pd
-
     known = (frame[name] for name in names if name in frame and frame[name].notna().any())
     return next(known, pd.Series(math.nan, frame.index))
 
@@ -112,23 +108,18 @@ def _first(frame: "pd.DataFrame", names: Sequence[str]) -> "pd.Series[float]":
 THREAD_TYPES: Mapping[str, str] = {"fp32": "f", "fp64": "d", "fp16": "h"}
 """Types whose operations are counted outside the tensor cores, and their letter in the metrics' names. A packed fp16
 instruction works on two values and counts once, so that fp16 is a lower bound, at least half of what was done."""
-VOLTA_TENSOR_FLOP = 512
+_VOLTA_TENSOR_FLOP = 512
 """Operations of one tensor instruction of a warp on compute capability 7.0 (the factor in ncu's
 SpeedOfLight_HierarchicalTensorRooflineChart section). Later chips have instructions of several sizes."""
-TENSOR_INSTRUCTIONS = ("sm__inst_executed_pipe_tensor", "smsp__inst_executed_pipe_tensor")
+_TENSOR_INSTRUCTIONS = ("sm__inst_executed_pipe_tensor", "smsp__inst_executed_pipe_tensor")
 _TENSOR = re.compile(
     r"(?P<base>sm__ops_path_tensor_src_(?P<kind>(?:tf|fp|bf)\d+)\w*?_dst_(?:fp|bf)\d+)(?P<sparsity>_sparsity_(?:on|off))?"
     r"\.sum(?:\.per_cycle_elapsed|\.per_second)?"
 )
 
 
-def total(frame: "pd.DataFrame", base: str) -> "pd.Series[float]":
-    """Return a counter's sum per kernel, or its rate x time.
-
-    Args:
-        frame: kernels of KernelCounters.
-        base: the counter without its suffix, such as "lts__t_bytes".
-    """
+def _total(frame: pd.DataFrame, base: str) -> "pd.Series[float]":
+    """Return the sum per kernel, or rate x time, of a counter without its suffix, such as "lts__t_bytes"."""
     seconds = frame["duration_ns"] / 1e9
     clock = _first(frame, (f"{base.partition('__')[0]}__cycles_elapsed.avg.per_second",))
     for end, times in ((".sum", 1.0), (".sum.per_second", seconds), (".sum.per_cycle_elapsed", clock * seconds)):
@@ -137,14 +128,14 @@ def total(frame: "pd.DataFrame", base: str) -> "pd.Series[float]":
     return _first(frame, ())
 
 
-def peak_rate(frame: "pd.DataFrame", base: str) -> "pd.Series[float]":
+def _peak_rate(frame: pd.DataFrame, base: str) -> "pd.Series[float]":
     """Return a counter's highest rate per second at the clock of each kernel, as ncu's rooflines have it."""
     unit = base.removeprefix("derived__").partition("__")[0]
     clock = "lts" if base == "l1tex__m_xbar2l1tex_read_bytes" else unit
     return _first(frame, (f"{base}.sum.peak_sustained",)) * _first(frame, (f"{clock}__cycles_elapsed.avg.per_second",))
 
 
-def tensor_counters(frame: "pd.DataFrame") -> dict[str, list[str]]:
+def _tensor_counters(frame: pd.DataFrame) -> dict[str, list[str]]:
     """Return the counters of the tensor cores' operations by type of the inputs: of a whole, else with and without
     sparsity, which are parts of it."""
     bases: dict[str, dict[str, str]] = {}
@@ -160,27 +151,25 @@ def tensor_counters(frame: "pd.DataFrame") -> dict[str, list[str]]:
 def _operations(counters: KernelCounters) -> "dict[str, pd.Series[float]]":
     """Return the operations of each kernel: of THREAD_TYPES, tensor_<type of the inputs>, and `tensor`, which is 0 of
     a kernel whose tensor operations are known or none, NaN of one whose operations nothing tells."""
-    import pandas as pd
-
     frame = counters.kernels
     counts: dict[str, pd.Series[float]] = {}
     tensor: dict[str, pd.Series[float]] = {}
     for kind, letter in THREAD_TYPES.items():
         for unit in ("smsp", "sm"):
             base = f"{unit}__sass_thread_inst_executed_op_{letter}"
-            add, mul, fma = (total(frame, f"{base}{operation}_pred_on") for operation in ("add", "mul", "fma"))
+            add, mul, fma = (_total(frame, f"{base}{operation}_pred_on") for operation in ("add", "mul", "fma"))
             done = add + mul + 2 * fma
             counts[kind] = done if done.notna().any() else counts.get(kind, done)
-    for kind, bases in tensor_counters(frame).items():
-        if known := [values for base in bases if (values := total(frame, base)).notna().any()]:
+    for kind, bases in _tensor_counters(frame).items():
+        if known := [values for base in bases if (values := _total(frame, base)).notna().any()]:
             tensor[f"tensor_{kind}"] = reduce(operator.add, known)
     if not tensor and counters.compute_capability == (7, 0):
-        for instructions in (total(frame, base) for base in TENSOR_INSTRUCTIONS):
+        for instructions in (_total(frame, base) for base in _TENSOR_INSTRUCTIONS):
             if instructions.notna().any():
-                tensor.setdefault("tensor_fp16", VOLTA_TENSOR_FLOP * instructions)
+                tensor.setdefault("tensor_fp16", _VOLTA_TENSOR_FLOP * instructions)
     # What is 0 where the tensor cores stood still, whatever the file has.
     worked, _ = pipe_percent(frame, PIPES["tensor"])
-    if base := next((base for base in TENSOR_INSTRUCTIONS if f"{base}.sum" in frame), ""):
+    if base := next((base for base in _TENSOR_INSTRUCTIONS if f"{base}.sum" in frame), ""):
         # A chip that runs packed fp16 on this pipe (GA100) counts those warps here: 32 threads each, and no matrix.
         packed = _first(frame, (f"{base.partition('__')[0]}__sass_thread_inst_executed_op_hfma_pred_on.sum",))
         worked = frame[f"{base}.sum"].where(frame[f"{base}.sum"] * 32 != packed, 0.0)
@@ -203,9 +192,7 @@ LEVEL_KINDS: Mapping[str, str] = {L1: "l1", L2: "l2", DRAM_LEVEL: DRAM}
 _TRAFFIC: Mapping[str, Mapping[str, int]] = {
     L1: {
         "l1tex__t_bytes": 1,
-        "derived__l1tex__lsu_writeback_bytes_mem_lgds": 1,
-        "derived__l1tex__lsu_writeback_bytes_mem_lg": 1,
-        "derived__l1tex__lsu_writeback_bytes": 1,
+        **{f"derived__l1tex__lsu_writeback_bytes{end}": 1 for end in ("_mem_lgds", "_mem_lg", "")},
     },
     L2: {
         "lts__t_bytes": 1,
@@ -217,13 +204,13 @@ _TRAFFIC: Mapping[str, Mapping[str, int]] = {
 }
 
 
-def level_traffic(frame: "pd.DataFrame", level: str) -> "tuple[pd.Series[float], pd.Series[float]]":
+def level_traffic(frame: pd.DataFrame, level: str) -> "tuple[pd.Series[float], pd.Series[float]]":
     """Return the bytes of each kernel at one of LEVEL_KINDS, and the highest bytes per second there.
 
     Bytes and peak are of one counter, for different counters see different parts of the traffic. Of several that the
     file has, one with a peak comes first.
     """
-    pairs = [(size * total(frame, base), size * peak_rate(frame, base)) for base, size in _TRAFFIC[level].items()]
+    pairs = [(size * _total(frame, base), size * _peak_rate(frame, base)) for base, size in _TRAFFIC[level].items()]
     moved, peak = max(pairs, key=lambda pair: (pair[0].notna().any(), pair[1].notna().any()))
     if level == DRAM_LEVEL and "dram__bytes.sum" not in frame:
         label = "Memory Workload Analysis: Memory Throughput"
@@ -236,47 +223,42 @@ def level_traffic(frame: "pd.DataFrame", level: str) -> "tuple[pd.Series[float],
 # ---- percentages ----
 
 
-def _labels(*labels: str) -> tuple[str, ...]:
-    sections = ("GPU Speed Of Light Throughput", "GPU Speed Of Light")  # the second until 2021
-    return tuple(f"{section}: {label}" for section in sections for label in labels)
-
-
-DRAM_PERCENTS = (
+_DRAM_PERCENTS = (
     f"dram__throughput{_ELAPSED}",
     f"gpu__dram_throughput{_ELAPSED}",
     "dram__bytes.sum.pct_of_peak_sustained_elapsed",
-    *_labels("DRAM Throughput", "SOL DRAM", "SOL FB"),
+    f"{_SOL}DRAM Throughput",
 )
-"""Columns that say how near DRAM was to its peak, best first."""
 # Columns of each percentage, best first.
 _PERCENTS: Mapping[str, tuple[str, ...]] = {
     f"memory_{L1}": (
-        *(f"l1tex__throughput{end}" for end in (_ELAPSED, _ACTIVE)),
-        *_labels("L1/TEX Cache Throughput", "SOL L1/TEX Cache", "SOL TEX"),
+        f"l1tex__throughput{_ELAPSED}",
+        f"l1tex__throughput{_ACTIVE}",
+        f"{_SOL}L1/TEX Cache Throughput",
     ),
     f"memory_{L2}": (
         f"lts__throughput{_ELAPSED}",
-        *_labels("L2 Cache Throughput", "SOL L2 Cache", "SOL L2"),
+        f"{_SOL}L2 Cache Throughput",
         f"lts__t_sectors{_ELAPSED}",
         f"lts__t_bytes{_ELAPSED}",
     ),
-    f"memory_{DRAM_LEVEL}": DRAM_PERCENTS,
-    f"memory_{MEMORY}": (
-        f"gpu__compute_memory_throughput{_ELAPSED}",
-        *_labels("Memory Throughput", "Memory [%]"),
-    ),
+    f"memory_{DRAM_LEVEL}": _DRAM_PERCENTS,
+    f"memory_{MEMORY}": (f"gpu__compute_memory_throughput{_ELAPSED}", f"{_SOL}Memory Throughput"),
     f"sm_{SM}": (
         f"sm__throughput{_ELAPSED}",
-        *_labels("Compute (SM) Throughput", "Compute (SM) [%]", "SM [%]", "SOL SM"),
+        f"{_SOL}Compute (SM) Throughput",
         # All pipes and the issue slots, the part of SM's throughput that replaces it.
-        *(f"sm__instruction_throughput{end}" for end in (_ELAPSED, _ACTIVE)),
+        f"sm__instruction_throughput{_ELAPSED}",
+        f"sm__instruction_throughput{_ACTIVE}",
         "Compute Workload Analysis: SM Busy",
     ),
     "sm_issue slots": (
-        *(f"sm__inst_issued{end}" for end in (_ELAPSED, _ACTIVE)),
+        f"sm__inst_issued{_ELAPSED}",
+        f"sm__inst_issued{_ACTIVE}",
         "Compute Workload Analysis: Issue Slots Busy",
     ),
 }
+_LEAST_PERCENT = 5.0  # a smaller percentage, rounded to two decimals, implies no peak
 _OCCUPANCY = (f"sm__warps_active{_ACTIVE}", "Occupancy: Achieved Occupancy")
 _PIPE = re.compile(r"(sm__(?:inst_executed_)?pipe_(\w+?)(?:_cycles_active(?:_v\d)?)?)\.avg\.pct_of_peak_sustained_\w+")
 # How names of pipes begin, the longest first, and what the pipe is called.
@@ -286,15 +268,13 @@ _CALLED = {
 }  # fmt: skip
 
 
-def _percents(frame: "pd.DataFrame") -> "dict[str, pd.Series[float]]":
+def _percents(frame: pd.DataFrame) -> "dict[str, pd.Series[float]]":
     """Return the percentages of _PERCENTS of each kernel, its occupancy, and sm_<pipe> of every pipe in the file.
 
     A pipe has several counts, of the cycles in which it worked and of instructions against the highest rate: the larger
     one says how near it is to its limit. ncu's rule HighPipeUtilization goes by the cycles, for an instruction can take
     several of them.
     """
-    import pandas as pd
-
     percents = {name: _percent(frame, columns)[0] for name, columns in _PERCENTS.items()}
     percents["occupancy"] = _first(frame, _OCCUPANCY)
     for match in filter(None, map(_PIPE.fullmatch, map(str, frame.columns))):
@@ -304,18 +284,45 @@ def _percents(frame: "pd.DataFrame") -> "dict[str, pd.Series[float]]":
     return percents
 
 
-def launch_table(counters: KernelCounters) -> "pd.DataFrame":
+def launch_table(counters: KernelCounters) -> pd.DataFrame:
     """Return one row per launch with what the file has of it, so that sums over launches can be divided by each other.
 
-    Returns:
-        duration_ns, bytes_<kind of level>, flop_<type>, and products of the time with shares of 1:
-        busy_memory_<level>, busy_sm_<pipe>, busy_occupancy.
+    duration_ns, bytes_<kind of level>, flop_<type>, and products of the time with shares of 1: busy_memory_<level>,
+    busy_sm_<pipe>, busy_occupancy.
     """
-    import pandas as pd
-
     frame = counters.kernels
     columns = {f"bytes_{kind}": level_traffic(frame, level)[0] for level, kind in LEVEL_KINDS.items()}
     columns |= {f"flop_{kind}": values for kind, values in _operations(counters).items()}
     columns |= {f"busy_{name}": frame["duration_ns"] * values / 100 for name, values in _percents(frame).items()}
     known = {name: values for name, values in columns.items() if name == "flop_tensor" or values.notna().any()}
     return pd.DataFrame({"duration_ns": frame["duration_ns"], **known})
+
+
+def implied_ceilings(counters: KernelCounters) -> dict[str, float]:
+    """Return the ceilings that the counters imply: FLOP/s by type as in Device.flops, bytes/s of LEVEL_KINDS.
+
+    That is peak per cycle x cycles per second, as ncu's rooflines have it, or what a percentage of the peak says.
+    Clocks differ from kernel to kernel: the median counts.
+    """
+    frame, known = counters.kernels, dict[str, float]()
+    implied: list[tuple[str, pd.Series[float]]] = []
+    for kind, letter in THREAD_TYPES.items():
+        fma = "{}__sass_thread_inst_executed_op_" + f"{letter}fma_pred_on"
+        implied.append((kind, 2 * _peak_rate(frame, fma.format("sm"))))
+        if (derived := f"derived__{fma.format('sm')}_x2") in frame and "sm__cycles_elapsed.avg.per_second" in frame:
+            implied.append((kind, frame[derived] * frame["sm__cycles_elapsed.avg.per_second"]))
+        implied.append((kind, 2 * _peak_rate(frame, fma.format("smsp"))))
+    for kind, bases in _tensor_counters(frame).items():
+        # Accumulating in fp16 can be twice as fast: the peak is of what most operations did.
+        most_first = sorted(bases, key=lambda base: -_total(frame, base).sum())
+        implied += [(f"tensor_{kind}", _peak_rate(frame, base)) for base in most_first]
+    if counters.compute_capability == (7, 0):
+        implied += [("tensor_fp16", _VOLTA_TENSOR_FLOP * _peak_rate(frame, base)) for base in _TENSOR_INSTRUCTIONS]
+    implied += [(kind, level_traffic(frame, level)[1]) for level, kind in LEVEL_KINDS.items()]
+    rate = level_traffic(frame, DRAM_LEVEL)[0] / (frame["duration_ns"] / 1e9)
+    near = [frame[name].where(frame[name] >= _LEAST_PERCENT) / 100 for name in _DRAM_PERCENTS if name in frame]
+    for kind, rates in (*implied, *((DRAM, rate / share) for share in near)):
+        positive = rates[(rates > 0) & (rates < math.inf)]
+        if kind not in known and len(positive):
+            known[kind] = float(positive.median())
+    return known

@@ -8,18 +8,16 @@ import json
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from analysis.metrics.kernels.devices import device_of
 from analysis.metrics.kernels.modules import launched_in
 from analysis.metrics.time.window import in_window
 from analysis.names import GEMMS, PRECISIONS, family, precision
 from analysis.timeline import Timeline
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _SHOWN = (
     "operator", "sizes", "dtype", "calls", "time_ms", "achieved_flops", "achieved_gb_s", "attainable_fraction", "bound",
@@ -50,9 +48,7 @@ class Work(NamedTuple):
 def work_of(name: str, inputs: str) -> Work | None:
     """Return the work of one call of an operator that names.has_roofline; None where its inputs are not as usual.
 
-    Args:
-        name: of the operator.
-        inputs: as in Timeline.operators: a JSON list of the inputs' sizes, types and values.
+    Inputs are a JSON list of their sizes, types and values, as in Timeline.operators.
     """
     operator = name.removeprefix("aten::")
     backward = operator.endswith("_backward")
@@ -109,18 +105,14 @@ def _attention(
     return flop, sum(map(math.prod, (query, key, value))) if backward else batch * heads * length * narrow
 
 
-def operator_roofline(timelines: Sequence[Timeline]) -> "pd.DataFrame":
+def operator_roofline(timelines: Sequence[Timeline]) -> pd.DataFrame:
     """Return GEMMs and attention by operator, sizes and type, the longest first; none where the trace has no sizes.
 
-    Returns:
-        operator, sizes and dtype as in Work. calls: over all ranks, those that launched kernels of the window. time_ms:
-        of their kernels, mean over ranks; time_share: of all kernels. mean_us, flop and bytes: of a call.
-        achieved_flops (FLOP/s) and achieved_gb_s: of the kernels' time. attainable_fraction: the least time by the
-        peaks over this time; bound: "compute" or "memory", what takes that time, "" unknown. peak_flops (of this type)
-        and peak_gb_s: the published peaks of peak_of, "" for a GPU that is not in the table of devices.
+    calls: over all ranks, those that launched kernels of the window. time_ms: of their kernels, mean over ranks;
+    time_share: of all kernels. mean_us, flop and bytes: of a call. achieved_flops (FLOP/s) and achieved_gb_s: of the
+    kernels' time. attainable_fraction: the least time by the peaks over this time; bound: "compute" or "memory", what
+    takes that time, "" unknown. peak_flops (of this type), peak_gb_s: published for peak_of, "" for an unknown GPU.
     """
-    import pandas as pd
-
     parts = [_calls(timeline) for timeline in timelines if "inputs" in timeline.operators.columns]
     if not any(len(calls) for calls in parts):
         return pd.DataFrame()
@@ -154,10 +146,8 @@ def _computes(timeline: Timeline) -> "np.typing.NDArray[np.bool_]":
     return in_window(timeline)[0] & ~timeline.work.is_kind("memcpy", "memset")
 
 
-def _calls(timeline: Timeline) -> "pd.DataFrame":
+def _calls(timeline: Timeline) -> pd.DataFrame:
     """Return operator, inputs, tf32 (whether a kernel's name says it), device and ns of each call that has kernels."""
-    import pandas as pd
-
     work, table = timeline.work, timeline.operators[(timeline.operators["inputs"] != "").to_numpy()]
     rows = np.flatnonzero(_computes(timeline))
     owner = launched_in(timeline, table, rows)
@@ -178,8 +168,6 @@ def gemm_time_by_precision(timelines: Sequence[Timeline]) -> dict[str, int]:
     A kernel's name decides; where it does not tell, the input types of the operator that launched it, if the trace has
     those. On a trace without GPU work, the operators' own time by their inputs' types.
     """
-    import pandas as pd
-
     times = pd.Series(0, index=PRECISIONS)
     for timeline in timelines:
         work, operators = timeline.work, timeline.operators

@@ -7,30 +7,23 @@ Analysis", Yang, 2020). docs/explanation/roofline.md derives every number and na
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from analysis.counters import KernelCounters
 from analysis.metrics.kernels.devices import device_of
 from analysis.metrics.kernels.ncu_metrics import (
     DRAM,
     DRAM_LEVEL,
-    DRAM_PERCENTS,
     LEVEL_KINDS,
     MEMORY,
     SM,
-    TENSOR_INSTRUCTIONS,
     THREAD_TYPES,
-    VOLTA_TENSOR_FLOP,
+    implied_ceilings,
     launch_table,
-    level_traffic,
-    peak_rate,
-    tensor_counters,
-    total,
 )
 from analysis.names import family
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LATENCY, UNKNOWN = "latency", "unknown"
 COMPUTE = "compute"
@@ -40,13 +33,12 @@ LATENCY_BOUND_BELOW = 0.6
 draws the line there ("latency_bound_threshold = 60" in SpeedOfLight.py of Nsight Compute 2022.3)."""
 _ACCOUNTS_FOR = 0.9  # of ncu's sum, for sums and parts are measured in different runs of a kernel
 _NEEDED = {"fp32", "tensor"}  # without these the rest is no total
-_LEAST_PERCENT = 5.0  # a smaller percentage, rounded to two decimals, implies no peak
 
 
 class Roofline(NamedTuple):
     """Every kernel against the ceilings."""
 
-    kernels: "pd.DataFrame"
+    kernels: pd.DataFrame
     """One row per kernel name, longest first: name, family, launches, timed (launches that have a time; all others are
     left out of the row if there are any), time_ms, time_share, flop, flop_type (the type nearest its ceiling, else the
     one with most operations), achieved_flops (FLOP/s), fp32_flops, fp64_flops,
@@ -63,13 +55,7 @@ class Roofline(NamedTuple):
 
 
 def roofline(counters: KernelCounters, measured: Mapping[str, float] | None = None) -> Roofline:
-    """Return the roofline of a file's kernels.
-
-    Args:
-        counters: what a reader returned.
-        measured: ceilings that were measured on this device: FLOP/s by type as in Device.flops, bytes/s as "dram".
-            They come first, then those that the counters imply, then published ones; an unknown device has no other.
-    """
+    """Return the roofline of a file's kernels; `measured` are ceilings of this device, as `ceilings` takes them."""
     work, known = launch_table(counters), ceilings(counters, measured)
     kernels = _by_name(work, counters.kernels["name"].astype("object"), known)
     kernels.insert(1, "family", kernels["name"].map(family))
@@ -82,11 +68,9 @@ def roofline(counters: KernelCounters, measured: Mapping[str, float] | None = No
 
 
 def measured_ceiling(dtype: str, flops_per_second: float) -> dict[str, float]:
-    """Return a measured GEMM peak (rank record `measured_peak`) as `roofline` takes it; {} for other types.
+    """Return a measured GEMM peak of one device as `roofline` takes it; {} for other types.
 
-    Args:
-        dtype: of the GEMMs, as PyTorch names it; float32 counts as fp32, whatever units ran it.
-        flops_per_second: of one device.
+    The type is named as PyTorch does; float32 counts as fp32, whatever units ran it.
     """
     kinds = {"float8_e4m3fn": "tensor_fp8", "bfloat16": "tensor_bf16", "float16": "tensor_fp16", "float32": "fp32",
              "float64": "fp64"}  # fmt: skip
@@ -99,47 +83,21 @@ def is_bandwidth(kind: str) -> bool:
 
 
 def ceilings(counters: KernelCounters, measured: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Return the ceilings by kind: measured ones first, then implied ones, then those of the table of devices.
+    """Return the ceilings by kind: FLOP/s by type as in Device.flops, bytes/s of LEVEL_KINDS.
 
-    Implied are peak per cycle x cycles per second, as ncu's rooflines have it, and what a percentage of the peak says.
-    Clocks differ from kernel to kernel: the median counts.
+    Measured ones come first, then those that the counters imply, then published ones; an unknown device has no other.
     """
-    frame, known = counters.kernels, dict[str, float]()
-    implied: list[tuple[str, pd.Series[float]]] = []
-    for kind, letter in THREAD_TYPES.items():
-        fma = "{}__sass_thread_inst_executed_op_" + f"{letter}fma_pred_on"
-        implied.append((kind, 2 * peak_rate(frame, fma.format("sm"))))
-        if (derived := f"derived__{fma.format('sm')}_x2") in frame and "sm__cycles_elapsed.avg.per_second" in frame:
-            implied.append((kind, frame[derived] * frame["sm__cycles_elapsed.avg.per_second"]))
-        implied.append((kind, 2 * peak_rate(frame, fma.format("smsp"))))
-    for kind, bases in tensor_counters(frame).items():
-        # Accumulating in fp16 can be twice as fast: the peak is of what most operations did.
-        most_first = sorted(bases, key=lambda base: -total(frame, base).sum())
-        implied += [(f"tensor_{kind}", peak_rate(frame, base)) for base in most_first]
-    if counters.compute_capability == (7, 0):
-        implied += [("tensor_fp16", VOLTA_TENSOR_FLOP * peak_rate(frame, base)) for base in TENSOR_INSTRUCTIONS]
-    implied += [(kind, level_traffic(frame, level)[1]) for level, kind in LEVEL_KINDS.items()]
-    rate = level_traffic(frame, DRAM_LEVEL)[0] / (frame["duration_ns"] / 1e9)
-    for name in DRAM_PERCENTS:
-        if name in frame:
-            implied.append((DRAM, rate / (frame[name].where(frame[name] >= _LEAST_PERCENT) / 100)))
-    for kind, rates in implied:
-        positive = rates[(rates > 0) & (rates < math.inf)]
-        if kind not in known and len(positive):
-            known[kind] = float(positive.median())
-    published = {}
+    published: dict[str, float] = {}
     if (device := device_of(counters.device_name)) is not None:
         published = {**device.flops, DRAM: device.bytes_per_second or math.nan}
-    known |= {kind: float(rate) for kind, rate in (measured or {}).items() if 0 < rate < math.inf}
-    return {kind: rate for kind, rate in {**published, **known}.items() if rate > 0}
+    known = {kind: float(rate) for kind, rate in (measured or {}).items() if 0 < rate < math.inf}
+    return {kind: rate for kind, rate in (published | implied_ceilings(counters) | known).items() if rate > 0}
 
 
 # ---- kernels ----
 
 
-def _by_name(work: "pd.DataFrame", names: "pd.Series[str]", known: Mapping[str, float]) -> "pd.DataFrame":
-    import pandas as pd
-
+def _by_name(work: pd.DataFrame, names: "pd.Series[str]", known: Mapping[str, float]) -> pd.DataFrame:
     timed = work["duration_ns"].notna()
     # Launches without a time are left out, but of a name that has no other.
     groups = work[timed | ~timed.groupby(names).transform("any")].groupby(names, sort=False)
@@ -149,7 +107,8 @@ def _by_name(work: "pd.DataFrame", names: "pd.Series[str]", known: Mapping[str, 
     def part(prefix: str) -> pd.DataFrame:
         return sums.loc[:, sums.columns.str.startswith(prefix)].rename(columns=lambda name: name.removeprefix(prefix))
 
-    time, seconds = _positive(sums["duration_ns"]), _positive(sums["duration_ns"] / 1e9)
+    time = sums["duration_ns"].where(sums["duration_ns"] > 0)
+    seconds = time / 1e9
     flops, moved = part("flop_"), part("bytes_").reindex(columns=[*LEVEL_KINDS.values()])
     flop = flops.sum(axis=1, skipna=False) if set(flops) >= _NEEDED else nothing
     intensity = moved.rdiv(flop, axis=0).where(moved > 0)
@@ -200,12 +159,7 @@ def _by_name(work: "pd.DataFrame", names: "pd.Series[str]", known: Mapping[str, 
     return table.sort_values("time_ms", ascending=False, kind="stable", na_position="last", ignore_index=True)
 
 
-def _positive(values: "pd.Series[float]") -> "pd.Series[float]":
-    """Return what can be divided by."""
-    return values.where(values > 0)
-
-
-def _highest(table: "pd.DataFrame") -> "pd.Series[str]":
+def _highest(table: pd.DataFrame) -> "pd.Series[str]":
     """Return the column of the highest value of each row that has any but 0, else ""."""
     known = table.where(table != 0).notna().any(axis=1)
     return table.fillna(-math.inf).idxmax(axis=1).where(known, "") if len(table.columns) else known.map({False: ""})

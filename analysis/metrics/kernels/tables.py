@@ -11,14 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.intervals import inside_ns
-from analysis.metrics.time.window import in_window
-from analysis.metrics.time.work import work_sets
+from analysis.metrics.time.window import in_window, work_sets
 from analysis.names import family
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
-
 
 Numbers = npt.NDArray[np.int64]
 
@@ -35,14 +33,7 @@ class KernelTimes(NamedTuple):
 
 
 def kernel_times(timeline: Timeline, copies: bool = True, window: Literal["steps", "kernels"] = "steps") -> KernelTimes:
-    """Return the time of each kernel name of a rank.
-
-    Args:
-        timeline: what a reader returned.
-        copies: count copies and memsets as names too.
-        window: "steps": what the marked steps launched, or all where none is marked; "kernels": all, as Holistic Trace
-            Analysis has it.
-    """
+    """Return the time of each kernel name of a rank, of copies and memsets too; the window as in `work_time`."""
     work = timeline.work
     kept, window_ns = in_window(timeline, window)
     if not copies:
@@ -59,12 +50,7 @@ def kernel_times(timeline: Timeline, copies: bool = True, window: Literal["steps
 
 def kernel_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
     """Return one row per kernel name of a rank, those that take most first: rank, name, family, calls, total_ms,
-    mean_us, kernel_time_share and window_share.
-
-    Args:
-        timeline: what a reader returned.
-        copies: count copies and memsets as rows too, in the family "copy".
-    """
+    mean_us, kernel_time_share and window_share; with `copies` copies and memsets too, in the family "copy"."""
     import pandas as pd
 
     times = kernel_times(timeline, copies)
@@ -81,26 +67,12 @@ def kernel_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
     return pd.DataFrame(columns).astype({"rank": "Int64", "name": "str", "family": "str"})
 
 
-def family_rows(timeline: Timeline) -> "pd.DataFrame":
-    """Return one row per family of kernels of a rank, those that take most first: rank, family, calls, total_ms,
-    kernel_time_share, window_share.
+def over_ranks(rows: "Sequence[pd.DataFrame]", by: str = "name") -> "pd.DataFrame":
+    """Return kernel_rows of several ranks as one table, by "name" or "family", those that take most first.
 
-    Copies and memsets are no kernels; the family "copy" are kernels that copy or convert.
-    """
-    sums = ["calls", "total_ms", "kernel_time_share", "window_share"]
-    groups = kernel_rows(timeline, copies=False).groupby(["rank", "family"], dropna=False, sort=False)[sums]
-    rows = groups.sum(min_count=1).reset_index()
-    return rows.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
-
-
-def over_ranks(rows: Sequence["pd.DataFrame"], by: str = "name") -> "pd.DataFrame":
-    """Return what kernel_rows or family_rows returned of several ranks as one table, by "name" or "family".
-
-    A rank that does not have a name counts as 0 in the mean and the least: it ran, and the kernel did not.
-
-    Returns:
-        name (with by="name"), family, ranks (that have it), calls (of all), mean_ms, min_ms, max_ms, and
-        kernel_time_share (of all ranks), longest mean first.
+    A rank that does not have a name counts as 0 in the mean and the least: it ran, and the kernel did not. Columns:
+    name (with by="name"), family, ranks (that have it), calls (of all), mean_ms, min_ms, max_ms, kernel_time_share (of
+    all ranks).
     """
     import pandas as pd
 
@@ -141,9 +113,8 @@ def host_memory(name: str) -> str:
 def copy_rows(timeline: Timeline) -> "pd.DataFrame":
     """Return one row per direction and kind of host memory of the copies and memsets in the window, longest first.
 
-    Returns:
-        rank, direction, host_memory, count, bytes (missing where the trace does not give every copy's), total_ms,
-        bandwidth_gb_s (10^9 bytes per second of copying), overlapped_share (of their time, in which the rank computed).
+    Columns: rank, direction, host_memory, count, bytes (missing where the trace does not give every copy's), total_ms,
+    bandwidth_gb_s (10^9 bytes per second of copying), overlapped_share (of their time, in which the rank computed).
     """
     import pandas as pd
 
@@ -174,11 +145,7 @@ def copy_rows(timeline: Timeline) -> "pd.DataFrame":
 
 
 def operator_rows(timeline: Timeline) -> "pd.DataFrame":
-    """Return one row per operator of a rank's marked steps, or of the whole trace where none is marked.
-
-    Returns:
-        name, family, calls and self_ns (sum over calls, ns), in order of first appearance.
-    """
+    """Return name, family, calls and self_ns of the operators of a rank's window, in order of first appearance."""
     table = timeline.operators
     table = table[timeline.inside(table["start"].to_numpy(dtype=np.int64))]
     groups = table.groupby(table["name"].astype(str), sort=False)["self_ns"]
@@ -187,11 +154,8 @@ def operator_rows(timeline: Timeline) -> "pd.DataFrame":
 
 
 def operators_over_ranks(timelines: Sequence[Timeline], by: str = "name") -> "pd.DataFrame":
-    """Return the operators of all ranks together by "name" or "family", those that take most first.
-
-    Returns:
-        name (with by="name"), family, calls, self_ms (own time of all ranks), mean_us (of a call), self_time_share.
-    """
+    """Return the operators of all ranks together by "name" or "family", those that take most first: name (with
+    by="name"), family, calls, self_ms (own time of all ranks), mean_us (of a call), self_time_share."""
     import pandas as pd
 
     keys = ["name", "family"] if by == "name" else ["family"]

@@ -9,9 +9,10 @@ is in one. The causes of a gap add up to it, to the nanosecond; its own cause is
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from analysis.intervals import (
     Intervals,
@@ -25,13 +26,18 @@ from analysis.intervals import (
     union,
 )
 from analysis.metrics.time.phases import phase_of
-from analysis.metrics.time.window import in_window, step_places, work_time
-from analysis.metrics.time.work import NOTHING, WorkSets, cpu_communication, device_sets, launching_calls
+from analysis.metrics.time.window import (
+    NOTHING,
+    WorkSets,
+    cpu_communication,
+    device_sets,
+    in_window,
+    launching_calls,
+    step_places,
+    work_time,
+)
 from analysis.names import collective
 from analysis.timeline import Timeline, columns, named, typed
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 CAUSES = ("data_wait", "communication", "synchronization", "allocator", "launch_bound", "unknown")
 PARTS = ("start_up", "steady", "tear_down")
@@ -56,14 +62,12 @@ _OF_CPU = re.compile(r"gloo:|mpi_", re.I)
 _FEWEST_STEPS, _GROUPS = 3, 10
 
 
-def idle_gaps(timeline: Timeline) -> "pd.DataFrame | None":
+def idle_gaps(timeline: Timeline) -> pd.DataFrame | None:
     """Return the idle gaps of one rank in the window, in order of start; None for a trace without work.
 
     Columns: rank, device (-1 on a CPU, and where the rank has one GPU), start_ns, end_ns, part (of PARTS), step (marked
     one in which it begins), cause, and the nanoseconds of each of CAUSES.
     """
-    import pandas as pd
-
     whole = work_time(timeline)
     if whole is None:
         return None
@@ -85,9 +89,7 @@ def idle_gaps(timeline: Timeline) -> "pd.DataFrame | None":
     return table.sort_values("start_ns", kind="stable", ignore_index=True)
 
 
-def _gaps_of(timeline: Timeline, sets: WorkSets, whole: Intervals, waits: Mapping[str, Intervals]) -> "pd.DataFrame":
-    import pandas as pd
-
+def _gaps_of(timeline: Timeline, sets: WorkSets, whole: Intervals, waits: Mapping[str, Intervals]) -> pd.DataFrame:
     active = sets.active if sets.on_gpu else sets.compute
     idle = difference(whole, sets.busy if sets.on_gpu else active)
     host, late = _host_time(timeline, sets, whole) if sets.on_gpu else (idle, NOTHING)
@@ -143,7 +145,7 @@ def _host_time(timeline: Timeline, sets: WorkSets, whole: Intervals) -> tuple[In
     return union(host, merged([busy[-1, 1]], [after])), merged(starts[late], reached[late])
 
 
-def idle_causes(timeline: Timeline, gaps: "pd.DataFrame") -> "pd.DataFrame":
+def idle_causes(timeline: Timeline, gaps: pd.DataFrame) -> pd.DataFrame:
     """Return the idle time of one rank by cause: CAUSE_COLUMNS; causes that only a GPU has are left out on a CPU.
 
     start_up and tear_down are of time before the first and after the last kernel, whatever the CPU did. Times are means
@@ -176,7 +178,7 @@ def idle_causes(timeline: Timeline, gaps: "pd.DataFrame") -> "pd.DataFrame":
     return typed(rows, CAUSE_COLUMNS)
 
 
-def _repeating(timeline: Timeline, gaps: "pd.DataFrame", values: "pd.Series[int]") -> float:
+def _repeating(timeline: Timeline, gaps: pd.DataFrame, values: "pd.Series[int]") -> float:
     """Return the time of the median step times the steps, ns; of fewer than three steps, of ten groups of gaps."""
     steps = timeline.steps["step"]
     if len(steps) >= _FEWEST_STEPS:
@@ -190,7 +192,7 @@ def _repeating(timeline: Timeline, gaps: "pd.DataFrame", values: "pd.Series[int]
     return min(usual, float(values.sum()))
 
 
-def largest_gaps(timeline: Timeline, gaps: "pd.DataFrame", count: int = 5) -> "pd.DataFrame":
+def largest_gaps(timeline: Timeline, gaps: pd.DataFrame, count: int = 5) -> pd.DataFrame:
     """Return the longest gaps of one rank, the longest first.
 
     Columns: rank, start_ms (since the begin of the window), length_ms, idle_time_share, part, step, cause, call.
@@ -210,8 +212,6 @@ def _call_in(timeline: Timeline, begin: int, end: int) -> str:
 
     Marked steps do not count, nor do calls of the operating system on threads that launch nothing.
     """
-    import pandas as pd
-
     launchers, host, parts = _launchers(timeline), timeline.host, []
     host = host[named(host["thread"], lambda thread: not launchers or thread in launchers)]
     for table in (timeline.api, timeline.operators, host, timeline.ranges):
@@ -238,13 +238,13 @@ def _waits_for_others(name: str) -> bool:
     return bool(_OF_CPU.search(name)) and collective(name) is not None
 
 
-def _open(tables: "Iterable[pd.DataFrame]", wanted: Callable[[str], bool]) -> Intervals:
+def _open(tables: Iterable[pd.DataFrame], wanted: Callable[[str], bool]) -> Intervals:
     """Return when a row of a wanted name is open in any of the tables."""
     chosen = [table[named(table["name"], wanted)] for table in tables]
     return union(*(merged(rows["start"], rows["end"]) for rows in chosen))
 
 
-def launch_queue(timelines: Iterable[Timeline]) -> "pd.DataFrame":
+def launch_queue(timelines: Iterable[Timeline]) -> pd.DataFrame:
     """Return one row per rank whose trace ties kernels to calls, copies not counted: QUEUE_COLUMNS.
 
     kernels are those launched in the window, matched those of them whose call is in the trace: the rest is of these.

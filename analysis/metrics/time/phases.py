@@ -6,20 +6,17 @@ the calling thread, else, in a range, on any thread; kernels of communication ar
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from analysis.intervals import Nested, difference, merged, own_times, total_ns, union, within
-from analysis.metrics.time.window import analysis_time, in_window
-from analysis.metrics.time.work import NOTHING, launching_calls
+from analysis.intervals import difference, merged, own_times, total_ns, union, within
+from analysis.metrics.kernels.modules import launched_in
+from analysis.metrics.time.window import NOTHING, analysis_time, in_window
 from analysis.names import OTHER, communicates
 from analysis.timeline import Timeline, columns, name_codes, typed
 from records.schema import RANGE_COLUMNS
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PREFIX = "bertbench:"
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
@@ -53,7 +50,7 @@ def phase_of(name: str) -> str | None:
     return phase or next((phase for begin, phase in _BY_BEGINNING.items() if text.startswith(begin)), None)
 
 
-def phase_rows(timeline: Timeline) -> "pd.DataFrame":
+def phase_rows(timeline: Timeline) -> pd.DataFrame:
     """Return one row per phase and one for "other": PHASE_COLUMNS; copies and memsets count in gpu_ms alone.
 
     The GPU's are missing on a trace without kernels. No row where the trace has neither a phase's range nor a kernel
@@ -89,10 +86,8 @@ def phase_rows(timeline: Timeline) -> "pd.DataFrame":
     return typed(rows, PHASE_COLUMNS)
 
 
-def _spans(timeline: Timeline) -> "pd.DataFrame":
+def _spans(timeline: Timeline) -> pd.DataFrame:
     """Return the ranges and operators that are phases: phase, thread, start, end, is_range."""
-    import pandas as pd
-
     parts = []
     for table in (timeline.ranges, timeline.operators):
         codes, names = name_codes(table["name"])
@@ -105,36 +100,23 @@ def _spans(timeline: Timeline) -> "pd.DataFrame":
     return ordered
 
 
-def _phases_of_work(timeline: Timeline, spans: "pd.DataFrame") -> npt.NDArray[np.object_]:
-    import pandas as pd
-
-    work, api, calls = timeline.work, timeline.api, launching_calls(timeline)
+def _phases_of_work(timeline: Timeline, spans: pd.DataFrame) -> npt.NDArray[np.object_]:
+    work = timeline.work
     phases = np.full(len(work), OTHER, dtype=object)
-    if calls is not None:
-        known = np.flatnonzero(calls >= 0)
-        called = api["start"].to_numpy(dtype=np.int64)[calls[known]]
-        for part, by_thread in ((spans, True), (spans[spans["is_range"]], False)):
-            threads = pd.concat([part["thread"], api["thread"]]).astype(str)
-            codes = pd.factorize(threads)[0].astype(np.int64) * by_thread
-            starts, ends = (part[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-            left = phases[known] == OTHER
-            nested, of_calls = Nested(codes[: len(part)], starts, ends), codes[len(part) :][calls[known[left]]]
-            around = nested.around(of_calls, called[left])
-            phases[known[left]] = np.append(part["phase"].to_numpy(dtype=object), OTHER)[around]
+    for part, any_thread in ((spans, False), (spans[spans["is_range"]], True)):
+        left = np.flatnonzero(phases == OTHER)
+        around = launched_in(timeline, part, left, any_thread)
+        phases[left] = np.append(part["phase"].to_numpy(dtype=object), OTHER)[around]
     phases[work.is_named(communicates) & ~work.is_kind("memcpy", "memset")] = "communication"
     return phases
 
 
-def range_rows(timelines: Sequence[Timeline]) -> "pd.DataFrame":
-    """Return one row per name of a range, over all ranks, the longest total first.
+def range_rows(timelines: Sequence[Timeline]) -> pd.DataFrame:
+    """Return one row per name of a range that begins in the window, over all ranks, the longest first: RANGE_COLUMNS.
 
-    Returns:
-        RANGE_COLUMNS: times on the CPU. total_ms is from entering to leaving, what lies within counted too (inclusive);
-        self_ms leaves out what lies within on the same thread, so that its sum is the time of threads in any range.
-        Ranges are those that begin in the marked steps, or all where none is marked.
+    Times are the CPU's. total_ms is from entering to leaving, what lies within counted too (inclusive); self_ms leaves
+    out what lies within on the same thread, so that its sum is the time of threads in any range.
     """
-    import pandas as pd
-
     parts = []
     for member, timeline in enumerate(timelines):
         ranges = timeline.ranges[timeline.inside(timeline.ranges["start"].to_numpy(dtype=np.int64))]

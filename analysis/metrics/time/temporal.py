@@ -1,24 +1,48 @@
-"""Where the time of a rank goes: computing, communicating, copying, idle; as a whole and step by step.
+"""Where the time of a rank goes: computing, communicating, copying, idle; as a whole, step by step, and utilization.
 
 On unions of intervals, as docs/explanation/timeline.md defines them: overlapped communication is computation and
 communication at once, exposed what has no computation beside it; exposed memory is copies and memsets alone. Busy is
 computation + exposed communication + exposed memory. Times of a rank with several GPUs are means over its GPUs.
+
+Compute utilization, in nvprof's sense, is the share of the time in which a kernel runs, of communication too; the same
+share without communication is also given. On a CPU: the outermost operators less the communication inside them. A
+kernel of one block keeps 1 of an H100's 132 multiprocessors (SMs) busy, and counts like one that fills all. Where a
+trace has grid sizes and the number of SMs, the SM-weighted utilization is also given:
+
+    integral over the window of min(1, sum over running kernels of min(1, blocks / SMs)) / window
+
+It is the most that the grids allow, not what the SMs did: blocks that end early or stall are not seen. TensorBoard's
+"Est. SM Efficiency" is its kin (https://github.com/pytorch/kineto/tree/main/tb_plugin).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from analysis.intervals import inside_ns, merged, total_ns, within
-from analysis.metrics.time.window import Window, launched_at, step_places, work_time
-from analysis.metrics.time.work import Numbers, device_sets, launching_calls, work_sets
+from analysis.intervals import Intervals, inside_ns, levels, merged, total_ns, within
+from analysis.metrics.time.window import (
+    Numbers,
+    Window,
+    analysis_time,
+    cpu_computation,
+    device_sets,
+    launched_at,
+    launching_calls,
+    step_places,
+    work_sets,
+    work_time,
+)
 from analysis.names import communicates
-from analysis.timeline import MOSTLY, Mask, Timeline
+from analysis.timeline import MOSTLY, Mask, Timeline, lost_kernels
+from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
+
+GPU_KERNELS = "GPU kernels"
+CPU_OPERATORS = "CPU operators"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +226,92 @@ def iteration_spread(frame: "pd.DataFrame") -> "pd.DataFrame":
             low, median, high = np.percentile(values, [5, 50, 95])
             rows.append((name, len(values), median, low, high, values.min(), values.max()))
     return pd.DataFrame(rows, columns=["quantity", "steps", "median", "p5", "p95", "min", "max"])
+
+
+class Utilization(NamedTuple):
+    """Compute utilization of one rank; None is unknown.
+
+    steps: in the window, 0 where none is marked. busy_ms: time in the window in which something was being computed, the
+    mean over devices. compute_utilization: its share, 0 to 1, and without communication. sm_weighted_utilization: each
+    kernel weighted with the share of the SMs that its blocks can fill. devices: GPUs, None on a CPU. counted:
+    GPU_KERNELS, CPU_OPERATORS or "". reason: why a number is not known.
+    """
+
+    rank: int | None = None
+    steps: int = 0
+    window_ms: float | None = None
+    busy_ms: float | None = None
+    compute_utilization: float | None = None
+    compute_utilization_without_communication: float | None = None
+    sm_weighted_utilization: float | None = None
+    devices: int | None = None
+    counted: str = ""
+    reason: str = ""
+
+
+def compute_utilization(timeline: Timeline) -> Utilization:
+    """Return the compute utilization of one rank's trace, unknown values as None with a reason."""
+    known = Utilization(timeline.rank, len(timeline.steps))
+    whole = analysis_time(timeline)
+    if whole is None or not (length := total_ns(whole)):
+        return known._replace(reason="no event of the trace has a duration")
+    known, sets = known._replace(window_ms=length / 1e6), device_sets(timeline)
+    computing = timeline.work.is_kind("kernel", "graph")
+    if computing.any():
+        busy, alone = (
+            float(np.mean([total_ns(within(spans, whole)) for spans in each]))
+            for each in ([one.active for one in sets], [one.compute for one in sets])
+        )
+        weighted, reason = _sm_weighted(timeline.kernels[computing], timeline.sm_counts, whole)
+        known = known._replace(devices=len(sets), counted=GPU_KERNELS, reason=reason, sm_weighted_utilization=weighted)
+    elif len(timeline.operators):
+        busy = alone = float(total_ns(within(cpu_computation(timeline.operators), whole)))
+        known = known._replace(counted=CPU_OPERATORS)
+    else:
+        reason = "the trace has ranges, but neither kernels nor operators: use --profiler torch for a CPU run"
+        if len(timeline.kernels):
+            reason = "the trace has copies but no kernels: no computation was recorded"
+        return known._replace(reason=lost_kernels([timeline]) or reason)
+    return known._replace(
+        busy_ms=busy / 1e6,
+        compute_utilization=busy / length,
+        compute_utilization_without_communication=alone / length,
+    )
+
+
+def compute_utilization_rows(
+    trial: Mapping[str, Any], timelines: Sequence[Timeline], reason: str = ""
+) -> list[dict[str, Any]]:
+    """Return the rows of compute_utilization.csv of a trial: one per rank, by rank, unknown values None.
+
+    The one row of a trial without timelines says the reason.
+    """
+    fields = {name: trial.get(name) for name in PROFILED_COLUMNS}
+    rows = [compute_utilization(timeline) for timeline in timelines]
+    rows.sort(key=lambda row: (row.rank is None, row.rank or 0))
+    rows = rows or [Utilization(reason=reason or "the trial has no trace")]
+    return [{**fields, **{name: getattr(row, name) for name in COMPUTE_COLUMNS}} for row in rows]
+
+
+def _sm_weighted(kernels: "pd.DataFrame", sm_counts: Mapping[int, int], whole: Intervals) -> tuple[float | None, str]:
+    """Return the mean over devices, or None and why."""
+    unknown = "sm_weighted_utilization is unknown: "
+    sizes = ["grid_x", "grid_y", "grid_z"]
+    if not set(sizes) <= set(kernels.columns):
+        return None, f"{unknown}the trace has no grid sizes"
+    starts, ends = (kernels[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+    inside = inside_ns(whole, starts, ends) > 0
+    grids = kernels[sizes].to_numpy(dtype=np.float64).prod(axis=1)
+    if lacking := int((inside & ~(grids > 0)).sum()):
+        return None, f"{unknown}{lacking:,} of {int(inside.sum()):,} kernels have no grid size"
+    shares = []
+    device = kernels["device"].to_numpy()
+    for number in np.unique(device).tolist():
+        most = sm_counts.get(int(number), 0)
+        if most <= 0:
+            return None, f"{unknown}the trace does not record the number of SMs of device {number}"
+        rows = inside & (device == number)
+        times, level = levels(starts[rows], ends[rows], np.minimum(grids[rows], most).astype(np.int64))
+        area = int((level[:-1].clip(max=most) * inside_ns(whole, times[:-1], times[1:])).sum())
+        shares.append(area / most)
+    return float(np.mean(shares)) / total_ns(whole), ""

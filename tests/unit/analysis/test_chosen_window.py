@@ -11,10 +11,9 @@ from support.timelines import timeline
 
 from analysis.metrics.communication.exposure import communication_by_rank
 from analysis.metrics.kernels.tables import kernel_times, operator_rows
-from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.metrics.time.idle import idle_gaps
 from analysis.metrics.time.phases import phase_rows, range_rows
-from analysis.metrics.time.temporal import temporal_breakdown
+from analysis.metrics.time.temporal import compute_utilization, temporal_breakdown
 from analysis.metrics.time.window import windowed
 from analysis.timeline import Timeline
 from bench.cli.main import run

@@ -152,13 +152,3 @@ def test_times_of_buckets_count_from_the_start_of_the_step() -> None:
     columns = ["step", "bytes", "start_ms", "end_ms", "duration_ms", "exposed_ms"]
     assert table[columns].to_numpy().tolist() == [[3, 20_000_000, 30, 50, 20, 10], [3, 50_000_000, 65, 90, 25, 20]]
     assert table["wait_ms"].isna().all() and buckets(with_step(-10, 100))["start_ms"].tolist() == [40, 75]
-
-
-def test_on_a_cpu_operators_of_other_threads_hide_spans_of_gloo() -> None:
-    trace = timeline(
-        steps=[(0, 0, 100)],
-        operators=[("aten::mm", 0, 60), ("aten::mm", 80, 90), ("gloo:all_reduce", 40, 80, "gloo")],
-        collectives=[("all_reduce", 40, 80, 1000)],
-    )
-    row = communication_by_rank([trace]).iloc[0]
-    assert (row["compute_ms"] * MS, row["exposed_ms"] * MS) == (pytest.approx(70), pytest.approx(20))

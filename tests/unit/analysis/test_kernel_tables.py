@@ -5,23 +5,18 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support import shared_files
 from support.kineto_events import event, write
 from support.timelines import timeline
 
 from analysis.metrics.kernels.tables import (
     copy_rows,
     direction,
-    family_rows,
     host_memory,
     kernel_rows,
-    kernel_times,
     operators_over_ranks,
     over_ranks,
 )
 from analysis.metrics.time.phases import range_rows
-from analysis.names import OTHER, family
-from analysis.open import open_sources
 from analysis.readers.kineto.reader import read
 from analysis.timeline import is_communication, name_codes
 
@@ -55,19 +50,13 @@ def test_kernels_count_in_the_steps_that_launched_them() -> None:
     assert "Memcpy HtoD" not in kernel_rows(sample(), copies=False)["name"].tolist()
 
 
-def test_families_add_up_the_kernels() -> None:
-    rows = family_rows(sample()).set_index("family")
-    assert rows["total_ms"].to_dict() == pytest.approx({"GEMM": 700e-6, "communication": 200e-6})
-    assert rows["kernel_time_share"].sum() == pytest.approx(1.0) and rows["calls"].to_dict()["GEMM"] == 3
-
-
 def test_over_ranks_a_rank_without_the_kernel_counts_as_zero() -> None:
     lone = timeline(2, kernels=[("sgemm", 7, 0, 100)])
     table = over_ranks([kernel_rows(sample(0)), kernel_rows(sample(1, extra=300)), kernel_rows(lone)]).set_index("name")
     assert table.loc["sgemm", ["ranks", "calls"]].tolist() == [3, 7]
     assert table.loc["sgemm", ["mean_ms", "min_ms", "max_ms"]].tolist() == pytest.approx([600e-6, 100e-6, 1000e-6])
     assert table.loc["Memcpy HtoD", ["ranks", "mean_ms", "min_ms"]].tolist() == pytest.approx([2, 100e-6 / 3, 0])
-    families = over_ranks([family_rows(sample()), family_rows(lone)], by="family")
+    families = over_ranks([kernel_rows(sample(), copies=False), kernel_rows(lone)], by="family")
     assert families["family"].tolist()[0] == "GEMM" and families["kernel_time_share"].sum() == pytest.approx(1.0)
     assert len(over_ranks([])) == 0
 
@@ -159,37 +148,3 @@ def test_ranges_are_counted_by_name_inside_the_steps() -> None:
     assert (table.loc[0, "min_ms"], table.loc[0, "max_ms"]) == pytest.approx((0.1, 0.3))
     # In one's steps b (10..20,010) lies within a (0..300,000): a's own are 280,000 and other's 100,000.
     assert table["self_ms"].tolist() == pytest.approx([0.38, 0.02])
-
-
-# An MPI example's own kernel: its name is no library's, and "other" is the truth about it.
-NO_FRAMEWORK = "pipit__tests__data__saxpy-mpi-cuda_nsys_perlmutter0.sqlite.gz"
-
-
-def shares_of_other(path: Path) -> list[float]:
-    """Return the share of each profile's kernel time that has names of no known family."""
-    source = open_sources(path)
-    shares = []
-    for trace in source.timelines:
-        times = kernel_times(trace, copies=False, window="kernels")
-        known = [family(name) != OTHER for name in times.names]
-        shares += [1 - times.total_ns[known].sum() / times.total_ns.sum()] if times.names else []
-    for part in source.counters:
-        times = part.kernels.groupby(part.kernels["name"].map(family))["duration_ns"].sum()
-        shares += [times.get(OTHER, 0.0) / times.sum()] if times.sum() else []
-    return shares
-
-
-def recordings() -> list[Path]:
-    found = [
-        *shared_files.TRACES.glob("kineto/**/*.json.gz"),
-        *shared_files.TRACES.glob("ncu/*"),
-        *shared_files.TRACES.glob("nsys/*.sqlite.gz"),
-    ]
-    return sorted(path for path in found if path.name not in (NO_FRAMEWORK, "ERROR_ONLY_raw.csv"))
-
-
-@pytest.mark.slow
-@pytest.mark.public
-def test_in_every_real_recording_less_than_two_percent_is_other() -> None:
-    shares = {path.name: max(found) for path in recordings() if (found := shares_of_other(path))}
-    assert max(shares.values()) < 0.02 and len(shares) >= 30, shares

@@ -1,20 +1,15 @@
 """What launched what, the window that counts by it, and the launch queue: by hand and by brute force."""
 
-import gzip
-import json
-
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import shared_files
 from support.timelines import timeline
 
-from analysis.metrics.kernels.tables import family_rows
+from analysis.metrics.kernels.tables import kernel_rows, over_ranks
 from analysis.metrics.time.idle import launch_queue
 from analysis.metrics.time.temporal import iterations
-from analysis.metrics.time.work import launching_calls
-from analysis.open import open_sources
+from analysis.metrics.time.window import launching_calls
 from analysis.timeline import Timeline
 
 LAUNCH, US, MS = "cudaLaunchKernel", 1_000, 1_000_000
@@ -92,7 +87,8 @@ def test_the_work_of_each_step_counts_once_where_the_gpu_runs_behind() -> None:
             kernels.append((*about, begin * MS, (begin + length) * MS, place))
             api += [(LAUNCH, (90 * step + number) * MS, (90 * step + number) * MS + 5000, place)] * (step >= 0)
     trace = timeline(steps=[(n, 90 * n * MS, 90 * (n + 1) * MS) for n in range(3)], kernels=kernels, api=api)
-    rows = family_rows(trace).set_index("family")[["calls", "total_ms"]].T.to_dict("list")
+    families = over_ranks([kernel_rows(trace)], "family").set_index("family")
+    rows = families[["calls", "mean_ms"]].T.to_dict("list")
     assert rows == {"GEMM": [30, 240], "communication": [3, 78]}
     assert iterations(trace)["kernels"].tolist() == [11, 11, 11]
 
@@ -105,28 +101,4 @@ def test_work_without_a_call_counts_where_it_begins(called: tuple[int, ...], cou
         kernels=[("sgemm", 7, n * 10 * MS, (n * 10 + 5) * MS, n + 1) for n in range(4)],
         api=[(LAUNCH, at * MS, at * MS + 5000, at // 10 + 1) for at in called],
     )
-    assert family_rows(trace)["calls"].tolist() == [counted]
-
-
-@pytest.mark.public
-def test_launched_work_of_a_public_trace_by_brute_force() -> None:
-    """Also of ranks 1 and 3, where the GPU still ran a fifth of its kernels from before the recording."""
-    for path in sorted((shared_files.TRACES / "kineto" / "dlrm-8-ranks").glob("*.json.gz")):
-        events = [one for one in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if one.get("ph") == "X"]
-        (step,) = [one for one in events if one["name"].startswith("ProfilerStep") and one["cat"] == "user_annotation"]
-        calls = {
-            one["args"]["correlation"]: one["ts"] - step["ts"]
-            for one in events
-            if one["cat"] == "cuda_runtime" and "correlation" in one["args"]
-        }
-        kernels = [
-            one
-            for one in events
-            if one["cat"] == "kernel" and 0 <= calls.get(one["args"]["correlation"], -1) < step["dur"]
-        ]
-        moments = set[int]()
-        for one in kernels:
-            moments |= set() if "nccl" in one["name"].lower() else set(range(one["ts"], one["ts"] + one["dur"]))
-        ((row,),) = (iterations(trace).to_dict("records") for trace in open_sources(path).timelines)
-        assert row["launched_compute_ms"] == pytest.approx(len(moments) / 1e3), path.name
-        assert row["kernels"] == len(kernels)
+    assert kernel_rows(trace)["calls"].tolist() == [counted]

@@ -1,24 +1,17 @@
 """GPU time by place in the model: worked by hand, by brute force on a public trace, by the profiler's own arrows."""
 
-import gzip
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import shared_files
 from support.kineto_events import event, write
 
 from analysis.diagnose.explain import comparison_findings
-from analysis.diagnose.modules import findings
 from analysis.metrics.comparison.traces import compare_traces, trace_diff
 from analysis.metrics.kernels.modules import BETWEEN, OUTSIDE, class_rows, module_rows, node_makers
-from analysis.metrics.kernels.tables import kernel_rows
 from analysis.readers.kineto.reader import read
 from analysis.timeline import EVALUATES
-
-BERT = shared_files.TRACES / "kineto" / "tracelens" / "h100__gaunernst_bert-small-uncased__1016001.json.gz"
 
 
 def launch(number: int, moment: float, start: float, length: float, thread: int = 1, call: str = "Launch") -> list[Any]:
@@ -102,30 +95,6 @@ def test_sequence_numbers_count_per_thread(tmp_path: Path) -> None:
         "Bmm_0": 4,
         "Sum_0": 8,
     }
-
-
-@pytest.mark.public
-def test_a_public_trace_of_bert_by_brute_force() -> None:
-    events = [one for one in json.loads(gzip.decompress(BERT.read_bytes()))["traceEvents"] if one.get("ph") == "X"]
-    modules = [one for one in events if one["name"].startswith("nn.Module: ")]
-    calls = {one["args"]["correlation"]: one for one in events if one["cat"] in ("cuda_runtime", "cuda_driver")}
-    expected: Counter[str] = Counter()
-    for work in events:
-        if work["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
-            call = calls[work["args"]["correlation"]]
-            around = [
-                one for one in modules
-                if one["tid"] == call["tid"] and one["ts"] <= call["ts"] < one["ts"] + one["dur"]
-            ]  # fmt: skip
-            expected[min(around, key=lambda one: one["dur"])["name"].removeprefix("nn.Module: ")] += work["dur"]
-    timeline = read(BERT)
-    rows = module_rows([timeline])
-    own = {name: ms * 1e3 for name, ms in zip(rows["name"], rows["own_ms"], strict=True) if ms}
-    assert own == pytest.approx(dict(expected)) and len(own) > 40
-    assert rows["own_ms"].sum() == pytest.approx(kernel_rows(timeline)["total_ms"].sum())
-    said = {one.name: one for one in findings([timeline])}
-    first = said["module_classes"].table.iloc[0]
-    assert first["name"] == "Linear" and round(first["own_share"], 3) == 0.639
 
 
 def test_the_backward_pass_is_tied_as_by_the_arrows_of_the_profiler(tmp_path: Path) -> None:

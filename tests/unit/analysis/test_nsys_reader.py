@@ -22,7 +22,7 @@ from support.nsys_export import (
 )
 from support.refusals import refused
 
-from analysis.metrics.kernels.utilization import compute_utilization
+from analysis.metrics.time.temporal import compute_utilization
 from analysis.readers.nsys.reader import read
 from analysis.timeline import Timeline, lost_kernels
 

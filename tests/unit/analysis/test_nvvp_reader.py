@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from analysis.metrics.kernels.utilization import compute_utilization
+from analysis.metrics.time.temporal import compute_utilization
 from analysis.readers.nvvp import read
 from analysis.readers.registry import find_reader, read_head
 from analysis.timeline import COLLECTIVE_COLUMNS

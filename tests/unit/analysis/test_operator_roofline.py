@@ -1,20 +1,17 @@
 """FLOPs and bytes by sizes: PyTorch's own counter, calculations by hand, and a public trace by brute force."""
 
-import gzip
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import shared_files
 from support.kineto_events import event, write
 
 from analysis.diagnose.modules import roofline_findings
 from analysis.metrics.kernels.operator_roofline import operator_roofline, work_of
 from analysis.readers.kineto.reader import read
 
-MEGATRON = shared_files.TRACES / "kineto" / "megatron-8-ranks" / "megatron_tp8_rank0.json.gz"
 FLASH, BACKWARD = "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"
 HALF = "c10::Half"
 
@@ -114,22 +111,3 @@ def test_the_peak_of_an_unknown_gpu_is_unknown(tmp_path: Path) -> None:
     (row,) = operator_roofline([found]).itertuples()
     assert row.bound == row.peak_of == "" and math.isnan(row.attainable_fraction) and row.achieved_flops > 0
     assert [one.name for one in roofline_findings([found])] == ["operator_roofline"]
-
-
-@pytest.mark.public
-def test_a_public_trace_by_brute_force() -> None:
-    events = [one for one in json.loads(gzip.decompress(MEGATRON.read_bytes()))["traceEvents"] if one.get("ph") == "X"]
-    sizes = [[8192, 2048], [2048, 4096]]
-    products = [one for one in events if one["name"] == "aten::mm" and one["args"].get("Input Dims") == sizes]
-    calls = {
-        one["args"]["correlation"] for one in events
-        if one.get("cat") in ("cuda_runtime", "cuda_driver")
-        and any(own["tid"] == one["tid"] and 0 <= one["ts"] - own["ts"] < own["dur"] for own in products)
-    }  # fmt: skip
-    kernels = [one for one in events if one.get("cat") == "kernel" and one["args"]["correlation"] in calls]
-    table = operator_roofline([read(MEGATRON)])
-    row = table[table["sizes"] == "8192x2048 2048x4096"].iloc[0]
-    assert row["calls"] == len(products) == 40 and row["dtype"] == "fp16"
-    assert row["time_ms"] * 1e3 == pytest.approx(sum(one["dur"] for one in kernels))
-    assert row["achieved_flops"] == pytest.approx(2 * 8192 * 2048 * 4096 * 40 / (row["time_ms"] / 1e3))
-    assert row["attainable_fraction"] == pytest.approx(242.65 / 312, rel=1e-4) and row["bound"] == "compute"

@@ -7,7 +7,6 @@ from support import shared_files
 from support.timelines import timeline
 
 from analysis.metrics.time.phases import phase_of, phase_rows
-from analysis.readers.kineto.reader import read
 
 TRACES = shared_files.TRACES / "kineto"
 LAUNCH = "cudaLaunchKernel"
@@ -91,10 +90,3 @@ def test_a_cpu_has_unknown_gpu_times_and_a_trace_without_phases_has_no_rows() ->
     assert rows["gpu_ms"].isna().all() and rows["kernels"].isna().all()
     assert len(phase_rows(timeline())) == 0
     assert len(phase_rows(timeline(kernels=[("sgemm", 7, 0, 10)], ranges=[("layer.3", 0, 10)]))) == 0
-
-
-@pytest.mark.public
-def test_host_phases_of_a_public_trace_fill_its_steps() -> None:
-    rows = phase_rows(read(TRACES / "hta" / "nccl_parser_config__nccl_data.json.gz")).set_index("phase")
-    assert rows["host_share"].sum() == pytest.approx(1.0) and rows.loc["other", "host_share"] < 0.01
-    assert rows.loc["communication", "kernels"] == 21, "Holistic Trace Analysis: 21 NCCL kernels"

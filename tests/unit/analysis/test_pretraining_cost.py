@@ -9,7 +9,7 @@ from support.fake_run import write_sweep
 from support.page import report_page
 
 from analysis.load import load_run
-from analysis.metrics.pretraining_cost import pretraining_costs
+from analysis.metrics.scaling import pretraining_costs
 from records.schema import OPTION_COLUMNS
 
 STEPS, BATCH = 1_000_000, 256

@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import shared_files
 from support.kineto_events import event, write
 from support.rings import ring_all_reduce_us, write_collectives
-from support.shared_files import OWN
 from support.timelines import timeline
 
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.profiles import own_tests
 from analysis.diagnose.rules_communication import findings
-from analysis.metrics.communication.exposure import communication_by_group
 from analysis.metrics.kernels.devices import LinkRates
 from analysis.open import open_sources
 from analysis.readers import nccl_tests
@@ -165,26 +162,3 @@ def test_the_suites_own_measurement_comes_before_nccl_tests(tmp_path: Path) -> N
     expected = (1 << 24) / ring_all_reduce_us(4, 1 << 24, 10.0, 50.0) / 1e3 * 1.5
     assert found is not None and found.gb_s == pytest.approx(expected, rel=1e-6) and "bertbench comm" in found.source
     assert wrong.world_size == 2 and ("all_reduce", 2) not in rates.measured
-
-
-@pytest.mark.parametrize(
-    ("path", "ranks", "count"),
-    [
-        (OWN / "kineto/nccl-4-ranks/rank0.pt.trace.json.gz", (0, 1, 2, 3), 12),
-        # HTA's facts: 21 NCCL kernels on ranks [0, 1].
-        pytest.param(
-            shared_files.TRACES / "kineto/hta/nccl_parser_config__nccl_data.json.gz",
-            (0, 1),
-            21,
-            marks=pytest.mark.public,
-        ),
-    ],
-    ids=["own", "public"],
-)
-def test_a_trace_names_its_group(path: Path, ranks: tuple[int, ...], count: int) -> None:
-    found = read(path)
-    (row,) = communication_by_group([found]).to_dict("records")
-    assert (row["group"], row["group_size"], row["traces"]) == ("default_pg", len(ranks), 1)
-    assert row["count"] == count and found.groups["0"].ranks == ranks
-    table = found.collectives
-    assert row["bytes"] == int(table["bytes"].sum())

@@ -1,7 +1,5 @@
 """The roofline: by hand, with each source of ceilings, and on real files."""
 
-import csv
-import gzip
 import math
 from typing import Any
 
@@ -11,10 +9,9 @@ from support import shared_files
 
 from analysis.counters import KernelCounters
 from analysis.diagnose import cores as core_findings
-from analysis.diagnose.cores import flop_rates, memory_levels
+from analysis.diagnose.cores import flop_rates
 from analysis.metrics.kernels.ncu_metrics import DRAM
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, ceilings, measured_ceiling, roofline
-from analysis.readers.ncu.reader import read
 
 TRACES = shared_files.TRACES / "ncu"
 PERCENT = ".avg.pct_of_peak_sustained_elapsed"
@@ -125,15 +122,6 @@ def test_operations_of_tensor_cores_are_read_as_rates_and_with_their_peak(end: s
     assert row["tensor_flops"] == pytest.approx(4e9) and found.ceilings["tensor_fp16"] == 64e9
 
 
-def test_the_tensor_peak_is_that_of_the_output_type_with_most_operations() -> None:
-    """GeForce accumulates in fp16 at twice the rate."""
-    own = {"sm__cycles_elapsed.avg.per_second": 1e9}
-    for kind, peak, done in (("fp16", 2048.0, 100.0), ("fp32", 1024.0, 300.0)):
-        base = f"sm__ops_path_tensor_src_fp16_dst_{kind}.sum"
-        own |= {base: done, f"{base}.peak_sustained": peak}
-    assert ceilings(counters(own))["tensor_fp16"] == pytest.approx(1024e9)
-
-
 def test_launches_of_one_name_are_summed_and_the_longest_comes_first() -> None:
     other = {**ONE, "name": "other", "duration_ns": 5000.0}
     table = roofline(counters(ONE, other, ONE)).kernels
@@ -238,43 +226,3 @@ def test_an_unknown_device_has_no_ceiling() -> None:
 def test_a_kernel_without_operations_computes_nothing() -> None:
     row = only(counters({**ONE, **ops("f", 0, 0, 0)}))
     assert (row["flop"], row["flop_type"], row["compute_fraction"]) == (0, "", 0)
-
-
-@pytest.mark.public
-def test_the_peak_that_a_real_file_implies_is_that_of_its_memory() -> None:
-    found = read(
-        TRACES / "tests__copy_blocked.csv"
-    )  # capability 7.5: 256 bit, two transfers per cycle of the DRAM's clock
-    clock = found.kernels["GPU Speed Of Light Throughput: DRAM Frequency"][0]
-    assert ceilings(found)[DRAM] == pytest.approx(clock * 2 * 256 / 8, rel=1e-3)
-    assert only(found)["bound"] == "DRAM" and only(found)["memory_fraction"] == pytest.approx(0.6184)
-
-
-@pytest.mark.public
-def test_levels_of_a_real_file_are_those_that_its_rows_add_up_to() -> None:
-    """Of the four launches of the sliced GEMM: bytes of each level, operations and times, from the rows themselves."""
-    path = TRACES / "attention_5-9__bert_torch_nsight.csv.gz"
-    sums: dict[str, float] = {}
-    seconds = 0.0
-    cycles: dict[str, float] = {}
-    for row in csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines()):
-        if row["Kernel Name"] != "ampere_sgemm_32x32_sliced1x4_tn" or not row["Metric Name"]:
-            continue
-        name, text = row["Metric Name"], row["Metric Value"].replace(",", "")
-        if name in ("sm__cycles_elapsed.avg", "sm__cycles_elapsed.avg.per_second"):
-            cycles[name] = float(text)
-            if len(cycles) == 2:
-                seconds += cycles["sm__cycles_elapsed.avg"] / cycles["sm__cycles_elapsed.avg.per_second"]
-                cycles = {}
-        elif "__" in name and name.endswith(".sum"):
-            sums[name] = sums.get(name, 0.0) + float(text)
-    work = {op: sums[f"sm__sass_thread_inst_executed_op_{op}_pred_on.sum"] for op in ("fadd", "fmul", "ffma")}
-    flop = work["fadd"] + work["fmul"] + 2 * work["ffma"]
-    found = roofline(read(path)).kernels.set_index("name").loc["ampere_sgemm_32x32_sliced1x4_tn"]
-    assert found["fp32_flops"] == pytest.approx(flop / seconds) and found["tensor_flops"] == 0 == found["fp64_flops"]
-    for level, base in (("l1", "l1tex__t_bytes"), ("l2", "lts__t_bytes"), ("dram", "dram__bytes")):
-        assert found[f"{level}_bytes"] == sums[f"{base}.sum"] > 0
-        assert found[f"{level}_gb_s"] == pytest.approx(sums[f"{base}.sum"] / seconds / 1e9)
-    assert found["l2_flop_per_byte"] == pytest.approx(flop / sums["lts__t_bytes.sum"])
-    table = memory_levels(roofline(read(path))).table
-    assert "attainable_by" not in table and len(table) == 12, "no peak is in the file"

@@ -12,7 +12,7 @@ from analysis.diagnose import rules_time
 from analysis.diagnose.advice import Advice, Context, faster_gemms
 from analysis.diagnose.explain import explain, in_window
 from analysis.diagnose.finding import Finding
-from analysis.metrics.kernels.utilization import compute_utilization
+from analysis.metrics.time.temporal import compute_utilization
 from analysis.open import Source, open_sources
 from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline

@@ -4,19 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import text as shown_text
 from support.fake_run import step_rows, write_csv, write_trial
-from support.page import report_page
 
-from analysis.load import load_run
 from analysis.metrics.speed_of_light import (
     Ceilings,
     component_rows,
     summarize_components,
     waterfall,
 )
-from analysis.render.result_tables import light_blocks
-from analysis.wording import floor_sentence
 from records.kinds import Component, components_csv, write_components
 from records.run import RunDirectory, TrialDirectory
 from records.schema import COMPONENT_COLUMNS
@@ -126,16 +121,3 @@ def test_records_give_the_same_waterfall_and_the_slowest_rank_counts(
     assert (found["floor_ms"], found["of_floor"], found["rounds"]) == (pytest.approx(41.0), pytest.approx(0.41), 3)
     assert (found["step_time_ms"], found["steps_measured"], found["mfu"]) == (100.0, 7, pytest.approx(0.24))
     assert (found["drift"]["peak"], found["drift"]["bandwidth"]) == (pytest.approx(1 / 9), pytest.approx(-0.2))
-
-
-def test_the_report_shows_table_and_picture(tmp_path: Path) -> None:
-    written(tmp_path)
-    page = report_page(RunDirectory(tmp_path)).read_text(encoding="utf-8")
-    assert "Speed of light" in page and "= floor" in page and "This run breaks down a step" in page
-    assert {path.name for path in (tmp_path / "report").rglob("*")} >= {
-        "waterfall-0.png", "waterfall.csv", "components.csv"
-    }  # fmt: skip
-    (trial,) = load_run(RunDirectory(tmp_path))
-    shown = shown_text(light_blocks(trial))
-    assert "the floor is 41.0 ms, 41.0 % of that" in shown and "-1.00" in shown, "a part may be faster than memory"
-    assert "%" not in floor_sentence({**trial.row, "floor_ms": 120.0, "of_floor": 1.2}), "no share above its floor"

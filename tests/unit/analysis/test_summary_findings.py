@@ -11,7 +11,7 @@ from analysis.counters import KernelCounters, Summary
 from analysis.diagnose.explain import counter_endings
 from analysis.diagnose.finding import Finding, distinct_names
 from analysis.diagnose.summaries import communication_share, findings
-from analysis.metrics.communication.links import alpha_beta
+from analysis.metrics.communication.collectives import alpha_beta
 from analysis.names import has_fused_optimizer
 from analysis.open import Source
 

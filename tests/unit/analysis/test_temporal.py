@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.timelines import timeline
 
-from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.metrics.time.temporal import (
     Temporal,
+    compute_utilization,
     iteration_spread,
     iterations,
     launched_compute_ns,

@@ -46,10 +46,6 @@ def test_rates_are_totals_of_the_window_over_its_time() -> None:
     assert result["mfu"] == pytest.approx(40e9 / 4e11)
     assert result["cost_per_million_samples"] == pytest.approx(3.6 / 3600 / 40 * 1e6)
     assert result["samples_per_second_low"] < 40 < result["samples_per_second_high"]
-    # The slower of two ranks determines each step: 100 + 150 + 100 + 700 ms for 80 samples.
-    slower = [{**row, "step_time_ms": time} for row, time in zip(rows, (400.0, 90.0, 150.0, 100.0, 600.0), strict=True)]
-    result = summarize(dataclasses.replace(trial, world_size=2), {0: rows, 1: slower}, {}, ENVIRONMENT)
-    assert result["samples_per_second"] == pytest.approx(80 / 1.05)
 
 
 def test_a_step_is_as_long_as_its_slowest_rank_and_counts_are_summed() -> None:
@@ -104,22 +100,6 @@ def test_what_is_missing_is_unknown_and_says_why() -> None:
     json.dumps(one, allow_nan=False)
 
 
-def test_a_first_step_that_compiles_is_in_neither_steps_nor_energy() -> None:
-    """4 s at 100 W, then 20 steps at 700 W, some of them outliers: beside these the first one seems usual to MSER."""
-    steps = [80, 81, 79, 120, 80, 78, 60, 82, 79, 81, 80, 121, 79, 80, 59, 81, 80, 82, 78, 80]
-    seconds = np.arange(0, 7, 0.1)
-    joules = np.where(seconds < 4, 100 * seconds, 400 + 700 * (seconds - 4))
-    telemetry = [
-        {"time_ns": START_NS + round(1e9 * at), "device": "gpu0", "quantity": "energy_joules", "value": float(value)}
-        for at, value in zip(seconds, joules, strict=True)
-    ]
-    trial = Trial(preset="mini", micro_batch_size=8, device="cuda")
-    result = summarize(trial, {0: step_rows([4000.0, *map(float, steps)], 8)}, {}, ENVIRONMENT, telemetry)
-    assert (result["steps_warmup"], result["window_start"], result["steps_measured"]) == (1, 1, 20)
-    assert result["energy_joules"] == pytest.approx(700 * sum(steps) / 1000)
-    assert result["joules_per_sample"] == pytest.approx(700 * sum(steps) / 1000 / 160)
-
-
 def test_own_work_shows_the_straggler_that_equal_step_times_hide() -> None:
     steps = {
         0: step_rows([100.0] * 10, 8, communication=20.0, data_wait=0.0),
@@ -167,21 +147,6 @@ def reading(quantity: str, value: float) -> list[dict[str, Any]]:
         {"time_ns": START_NS + second * 10**9, "device": "x", "quantity": quantity, "value": value}
         for second in range(8)
     ]
-
-
-@pytest.mark.parametrize(
-    ("fields", "helps", "not_"),
-    [
-        ({"start_iteration": 1, "stop_iteration": 5}, "--stop", "--max-"),
-        ({"max_seconds": 1.0}, "--max-seconds", "--stop"),
-        ({"max_steps": 4}, "--max-steps", "--stop"),  # all that were allowed were made: more time makes no more
-    ],
-)
-def test_too_few_steps_name_the_option_that_makes_more(fields: dict[str, Any], helps: str, not_: str) -> None:
-    trial = dataclasses.replace(MINI, **fields)
-    result = summarize(trial, {0: step_rows([100.0] * 4, 8)}, {0: rank_record()}, ENVIRONMENT, [])
-    (remedy,) = [one["remedy"] for one in result["cautions"] if one["code"] == "too_few_steps"]
-    assert helps in remedy and not_ not in remedy
 
 
 def test_a_quiet_trial_has_none() -> None:

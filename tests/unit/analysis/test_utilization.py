@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.kineto_events import event, write
 
-from analysis.metrics.kernels.utilization import (
+from analysis.metrics.time.temporal import (
     CPU_OPERATORS,
     GPU_KERNELS,
     Utilization,
@@ -59,16 +59,6 @@ def test_communication_kernels_count_and_the_share_without_them_stands_beside(tm
     assert found.compute_utilization_without_communication == pytest.approx(0.2)
 
 
-def test_a_rank_with_two_gpus_gets_the_mean_of_both(tmp_path: Path) -> None:
-    events = [
-        *STEPS,
-        event("gemm", 0, 1000, "kernel", args={"device": 0, "stream": 7}),
-        event("gemm", 0, 500, "kernel", args={"device": 1, "stream": 7}),
-    ]
-    found = measured(tmp_path, events)
-    assert (found.compute_utilization, found.devices) == (pytest.approx(0.75), 2)
-
-
 def test_on_a_cpu_outermost_operators_count_less_the_communication_inside_them(tmp_path: Path) -> None:
     events = [
         *STEPS,
@@ -108,13 +98,10 @@ def test_copies_alone_are_unknown_and_an_empty_trace_too(tmp_path: Path) -> None
     assert nothing.window_ms is nothing.compute_utilization is None and "no event" in nothing.reason
 
 
-def test_steps_without_any_kernel_are_a_measured_zero(tmp_path: Path) -> None:
-    found = measured(tmp_path, [*STEPS, event("late", 5000, 10, "kernel")])
-    assert found.compute_utilization == 0.0
-
-
 def test_a_graph_recorded_as_one_piece_computes() -> None:
-    graph = pd.DataFrame([{"name": "CUDA graph 7", "kind": "graph", "device": 0, "start": 0, "end": 2_000_000}])
+    graph = pd.DataFrame(
+        [{"name": "CUDA graph 7", "kind": "graph", "device": 0, "stream": 7, "start": 0, "end": 2_000_000}]
+    )
     steps = pd.DataFrame({"step": [0], "start": [0], "end": [5_000_000]})
     found = compute_utilization(ranges_only(kernels=graph, steps=steps))
     assert found.compute_utilization == pytest.approx(0.4)
@@ -129,20 +116,6 @@ def with_grids(kernels: list[tuple[int, int, int, tuple[int, int, int]]], sms: d
     ]
     steps = pd.DataFrame({"step": [0], "start": [0], "end": [1000]})
     return ranges_only(steps=steps, kernels=pd.DataFrame(rows), sm_counts=sms)
-
-
-def test_kernels_are_weighted_with_the_share_of_the_sms_that_they_can_fill() -> None:
-    kernels = [
-        (0, 0, 200, (10, 5, 1)),  # 50 of 100 SMs, 200 ns
-        (0, 100, 300, (30, 1, 1)),  # 30: with the first 80 from 100 to 200
-        (0, 400, 500, (70, 1, 1)),
-        (0, 450, 600, (1000, 1000, 1)),  # all, and with the one before no more than all
-        (0, 900, 1500, (100, 1, 1)),  # cut at 1000
-    ]
-    # 50*100 + 80*100 + 30*100 + 70*50 + 100*150 + 100*100
-    found = compute_utilization(with_grids(kernels, {0: 100}))
-    assert found.sm_weighted_utilization == pytest.approx(44_500 / 100_000)
-    assert (found.compute_utilization, found.reason) == (pytest.approx(0.6), "")
 
 
 def test_the_sm_weighted_utilisation_of_two_gpus_is_their_mean() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from analysis.metrics.communication.links import backward_pass, bucket_ends
+from analysis.metrics.scaling import backward_pass, bucket_ends
 from bench.run.measure import backward_of, backward_timeline
 from bert.optim.precision import Precision
 from bert.parallel import ddp

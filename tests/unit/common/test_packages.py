@@ -70,13 +70,6 @@ def test_accuracy_alone_needs_no_package(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("absent")
-def test_classification_results_need_scikit_learn(tmp_path: Path) -> None:
-    (tmp_path / "a_testset_predictions.csv").write_text("prediction,true_label\nspam,ham\nham,ham\n")
-    with refused("package-missing", "scikit-learn", "bertbench[scores]"):
-        result("report", tmp_path / "a_testset_predictions.csv")
-
-
-@pytest.mark.usefixtures("absent")
 def test_without_tensorboard_a_training_logs_nothing_there_and_one_that_asks_for_it_is_refused() -> None:
     said: list[str] = []
     assert loaded_loggers(said.append) == {} and said == []
