@@ -168,6 +168,33 @@ class TrainState(TypedDict, total=False):
     best: dict[str, Any] | None
 
 
+class Target(TypedDict):
+    """The score that ends a training."""
+
+    score: str
+    value: float
+
+
+class TrainedRow(TypedDict, total=False):
+    """A training of several, as far as a comparison reads it; the other fields are schema.TRAININGS."""
+
+    variant: Required[str]
+    status: Required[str]
+    seed: int | None
+    step_seconds: float | None
+    samples_per_second: float | None
+
+
+class TrainingsRecord(TypedDict, total=False):
+    """trainings.json."""
+
+    target: Required[Target | None]
+    settings: Required[dict[str, Any]]
+    data: Required[dict[str, Any]]
+    machine: Required[dict[str, str]]
+    rows: Required[list[TrainedRow]]
+
+
 def read_document(path: Path, kind: type) -> dict[str, Any]:
     """Return a JSON record whose fields have the types that `kind`, one of the classes above, declares.
 

@@ -179,38 +179,7 @@ COMPONENTS = (
     Column("time_ms", float, "ms", "time of one call"),
 )
 
-# comparison.csv of compare-strategies, one row per variant; the scores of the last evaluation follow as score_NAME.
-COMPARISON = (
-    Column("implementation", str, "", "implementation of the model"),
-    Column("strategy", str, "", "parallelism"),
-    Column("backend", str, "", "communication backend: gloo or nccl"),
-    Column("precision", str, "", "fp32, tf32, bf16 or fp16"),
-    Column("devices", int, "", "devices, one process each"),
-    Column("status", str, "", "finished, or how the last attempt ended"),
-    Column("device", str, "", "cpu or cuda"),
-    Column("parameters", int, "", "parameters of the model"),
-    Column("threads_per_rank", int, "", "CPU threads per process"),
-    Column("global_batch_size", int, "", "sequences per update"),
-    Column("micro_batch_size", int, "", "sequences per device and micro-step"),
-    Column("grad_accum_steps", int, "", "micro-steps per update"),
-    Column("steps", int, "", "updates made"),
-    Column("total_steps", int, "", "updates in the whole run"),
-    Column("samples", int, "", "sequences seen"),
-    Column("epochs", float, "", "samples / samples of an epoch"),
-    Column("step_seconds", float, "s", "time of the steps only"),
-    Column("loop_seconds", float, "s", "time including evaluations and checkpoints"),
-    Column("step_time_ms", float, "ms", "median step"),
-    Column("samples_per_second", float, "1/s", "samples / step_seconds"),
-    Column("epoch_seconds", float, "s", "time of an epoch, steps only, at that rate"),
-    Column("speedup", float, "", "samples_per_second over that of the first variant"),
-    Column("time_saved", float, "", "share of the first variant's step_seconds, if both saw as many samples"),
-    Column("last_loss", float, "", "loss of the last step, mean over the ranks"),
-    Column("greatest_loss_difference", float, "", "from the first variant, over the steps both made"),
-    Column("greatest_loss_difference_step", int, "", "step of that difference"),
-    Column("compared_steps", int, "", "steps both made"),
-    Column("evaluation_samples", int, "", "samples of the last evaluation"),
-    Column("peak_memory_bytes", int, "B", "of the rank that needs the most"),
-    Column("peak_memory_kind", str, "", "device allocator, or resident set of the process"),
+_PROFILED_TRAINING = (
     Column("communication_share", float, "", "time of all collectives in a profiled step"),
     Column("communication_exposed_share", float, "", "time of exposed communication in a profiled step"),
     Column("communication_exposed_ms", float, "ms", "exposed communication per profiled step"),
@@ -221,60 +190,60 @@ COMPARISON = (
     Column("profiled_step_ms", float, "ms", "mean step time with the profiler: the base of the communication shares"),
     Column("profiled_steps", int, "", "steps under the profiler"),
     Column("profile_problem", str, "", "why there is no profile"),
-    Column("attempts", int, "", "number of calls that trained it"),
-    Column("reason", str, "", "why the status is not finished"),
-    Column("log", str, "", "log of the last attempt"),
 )
 
-# heads.csv of compare-heads, one row per evaluation of each head.
-HEADS = (
-    Column("head", str, "", "head of the model"),
-    Column("epoch", float, "", "epochs seen when it was evaluated"),
-    Column("applied_steps", int, "", "updates made by then"),
-    Column("training_loss", float, "", "mean since the previous evaluation"),
-    Column("log_loss", float, "", "on the validation data"),
-    Column("accuracy", float, "", "on the validation data"),
-    Column("best", bool, "", "whether this is the head's best evaluation"),
-)
-
-# speedrun.csv of speedrun, one row per seed. Times end with the first evaluation at or below the target; those of a
-# seed that did not reach it end with its last step.
-SPEEDRUN = (
-    Column("seed", int, "", "seed of weights, data order and dropout", "seed", "count"),
+# trainings.csv of `train --vary`, `--seeds` and `--until`, one row per training; the scores of the last evaluation
+# follow as score_NAME. With a target, everything ends with the first evaluation at or below it, or the last step.
+TRAININGS = (
+    Column("variant", str, "", "values of the varied options"),
+    Column("seed", int, "", "seed of weights, data order and dropout"),
+    Column("folder", str, "", "name of its run directory"),
     Column(
         "status",
         str,
         "",
-        "reached; not reached (all steps were made); otherwise how the last attempt ended, or not begun",
-        "status",
+        "finished, reached (the target), not reached (all steps were made); otherwise how the last attempt ended, or "
+        "not begun",
     ),
-    Column("steps", int, "", "updates made", "steps", "count"),
-    Column("samples", int, "", "sequences seen", "samples", "count"),
-    Column("tokens", int, "", "tokens seen, without padding", "tokens", "count"),
-    Column("mlm_loss", float, "", "held-out MLM loss of the evaluation that ended it, in nats", "MLM loss"),
-    Column("step_seconds", float, "s", "training time: time of the steps only", "training s", "fine"),
-    Column(
-        "loop_seconds",
-        float,
-        "s",
-        "from the first step to the end of the evaluation, with earlier evaluations and checkpoints",
-        "with evaluations s",
-        "fine",
-    ),
-    Column(
-        "total_seconds",
-        float,
-        "s",
-        "from the start of the processes to the end of the evaluation, over all attempts",
-        "with start-up s",
-        "fine",
-    ),
-    Column("samples_per_second", float, "1/s", "samples / step_seconds", "samples/s"),
-    Column("energy_joules", float, "J", "energy of the training devices from the first step on", "energy J"),
-    Column("cost", float, "", "total_seconds at --price-per-hour", "cost"),
-    Column("evaluations", int, "", "evaluations up to there", "evaluations", "count"),
-    Column("attempts", int, "", "number of calls that trained it", "attempts", "count"),
-    Column("reason", str, "", "why the status is not reached"),
+    Column("implementation", str, "", "implementation of the model"),
+    Column("strategy", str, "", "parallelism"),
+    Column("backend", str, "", "communication backend: gloo or nccl"),
+    Column("precision", str, "", "fp32, tf32, bf16 or fp16"),
+    Column("devices", int, "", "devices, one process each"),
+    Column("device", str, "", "cpu or cuda"),
+    Column("parameters", int, "", "parameters of the model"),
+    Column("threads_per_rank", int, "", "CPU threads per process"),
+    Column("global_batch_size", int, "", "sequences per update"),
+    Column("micro_batch_size", int, "", "sequences per device and micro-step"),
+    Column("grad_accum_steps", int, "", "micro-steps per update"),
+    Column("steps", int, "", "updates made"),
+    Column("total_steps", int, "", "updates in the whole run"),
+    Column("samples", int, "", "sequences seen"),
+    Column("tokens", int, "", "tokens seen, without padding"),
+    Column("epochs", float, "", "samples / samples of an epoch"),
+    Column("step_seconds", float, "s", "training time: time of the steps only"),
+    Column("loop_seconds", float, "s", "time including evaluations and checkpoints"),
+    Column("total_seconds", float, "s", "from the start of the processes, over all attempts"),
+    Column("step_time_ms", float, "ms", "median step"),
+    Column("samples_per_second", float, "1/s", "samples / step_seconds"),
+    Column("epoch_seconds", float, "s", "time of an epoch, steps only, at that rate"),
+    Column("speedup", float, "", "samples_per_second over that of the first variant with this seed"),
+    Column("time_saved", float, "", "share of the first variant's step_seconds, if both saw as many samples"),
+    Column("energy_joules", float, "J", "energy of the training devices from the first step on"),
+    Column("cost", float, "", "total_seconds at --price-per-hour"),
+    Column("last_loss", float, "", "loss of the last step, mean over the ranks"),
+    Column("greatest_loss_difference", float, "", "from the first variant, over the steps both made"),
+    Column("greatest_loss_difference_step", int, "", "step of that difference"),
+    Column("compared_steps", int, "", "steps both made"),
+    Column("evaluations", int, "", "evaluations"),
+    Column("evaluation_samples", int, "", "samples of the last evaluation"),
+    Column("best_score", str, "", "score that selects the best checkpoint"),
+    Column("best_value", float, "", "its value at the best checkpoint"),
+    Column("peak_memory_bytes", int, "B", "of the rank that needs the most"),
+    Column("peak_memory_kind", str, "", "device allocator, or resident set of the process"),
+    *_PROFILED_TRAINING,
+    Column("attempts", int, "", "number of calls that trained it"),
+    Column("reason", str, "", "why the status is neither finished nor reached"),
 )
 
 _PROFILED = (
@@ -355,9 +324,8 @@ PHASE_COLUMNS = names(_PHASES)
 CURVE_COLUMNS = parsers(CURVE)
 COLLECTIVE_COLUMNS = parsers(COLLECTIVES)
 COMPONENT_COLUMNS = parsers(COMPONENTS)
-COMPARISON_COLUMNS = names(COMPARISON)
-HEAD_COLUMNS = names(HEADS)
-SPEEDRUN_COLUMNS = names(SPEEDRUN)
+TRAINING_COLUMNS = names(TRAININGS)
+PROFILED_TRAINING_COLUMNS = names(_PROFILED_TRAINING)
 PROFILED_COLUMNS = names(_PROFILED)
 COMPUTE_COLUMNS = names(_COMPUTES)
 RANGE_COLUMNS = names(RANGES)

@@ -54,7 +54,7 @@ PIXEL = base64.b64decode(
 # none begins the longest file when the others have no more to do.
 LONGEST_FIRST = (
     "test_pretraining_learns", "test_launch_nodes", "test_train_kill", "test_squad_learns",
-    "test_classify_real", "test_pretraining_real", "test_compare_strategies_command", "test_scaling_whole",
+    "test_classify_real", "test_pretraining_real", "test_train_variants_command", "test_scaling_whole",
     "test_slurm", "test_profile_squad", "test_strategies_two_ranks", "test_kernels_interpreted_whole",
     "test_kernels_compiled", "test_bench", "test_resume_anywhere",
     "test_squad_whole", "test_autotune_command", "test_bombs", "test_pages", "test_charts", "test_profile_reports",

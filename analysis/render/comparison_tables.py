@@ -1,20 +1,19 @@
-"""Tables of comparisons: runs over time, variants of a training, the heads of GAP by epoch, speedruns."""
+"""Tables of comparisons: runs over time, and several trainings."""
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from analysis import wording
 from analysis.load import CIRCUMSTANCES
 from analysis.metrics.comparison.history import History
-from analysis.metrics.comparison.runs import describe
-from analysis.metrics.comparison.trainings import SIGNIFICANCE, SUMMARIZED, HeadResult, TrainingComparison, row_names
-from analysis.render.tables import Block, Facts, Table, columns, computed, measured, plain, texts
+from analysis.metrics.comparison.runs import Comparison, describe
+from analysis.metrics.comparison.trainings import WHOLE, score_columns
+from analysis.render.tables import Block, Column, Facts, Table, columns, computed, measured, plain, spread
 from analysis.wording import FORMS, UNKNOWN, Row
-from common.scores import score
-from records.schema import COMPARISON_COLUMNS, SPEEDRUN
+from common.scores import Score, score
 
 
 def history_blocks(history: History) -> list[Block]:
@@ -61,48 +60,112 @@ def _series_blocks(one: Row, title: str, above: str) -> list[Block]:
     ]
 
 
-def comparison_table(comparison: TrainingComparison, csv: str = "") -> Table:
-    """Return a row per variant, without the columns of which no variant has a value; comparison.csv has all."""
-    rows = [
-        {**row, "variant": name, **{f"score_{name}": value for name, value in row["scores"].items()}}
-        for name, row in zip(row_names(comparison.rows), comparison.rows, strict=True)
+def trainings_blocks(run: Row) -> list[Block]:
+    """Return several trainings: a row per variant, a row per training where they tell more, and what they depend on.
+
+    Args:
+        run: trainings.json.
+    """
+    rows, variants = run["rows"], run["variants"]
+    blocks: list[Block] = [variants_table(variants)]
+    if len(rows) > len(variants) or any(row["status"] not in WHOLE for row in rows):
+        blocks.append(trainings_table(rows))
+    facts = []
+    if run["target"] is not None:
+        on, target = run["data"].get("held_out_samples"), run["target"]
+        where = "" if on is None else f", on {on:,} held-out samples"
+        facts.append(("target", f"{score(target['score']).label} of {target['value']:g} nats or less{where}"))
+    facts += [(row["folder"], f"{row['status']}: {row['reason']}") for row in rows if row["reason"]]
+    facts += [(one["variant"], f"faster or slower: {one['decided']}, {one['why']}")
+              for one in variants if one["why"] and one["seeds"] > 1]  # fmt: skip
+    facts += [("machine", run["machine"]["device_name"])] if run["machine"].get("device_name") else []
+    facts += [("note", text) for text in run["notes"]]
+    cautions: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for row in rows:
+        for one in row["cautions"]:
+            cautions[one["code"]].append((row["folder"], f"{one['message']}; {one['remedy']}"))
+    facts += [("caution", f"{', '.join(name for name, _ in same)}: {same[0][1]}") for same in cautions.values()]
+    return [*blocks, *training_notes(rows), Facts(facts)]
+
+
+def variants_table(variants: Sequence[Row]) -> Table:
+    """Return a row per variant: the means over its seeds with their intervals; without columns that no variant has."""
+    several = any(one["seeds"] > 1 for one in variants)
+    seeds = computed("seeds", lambda row: f"{row['whole']} of {row['seeds']}", lambda row: row["seeds"])
+    shown = [
+        plain("", "variant"),
+        *([seeds] if several else []),
+        *(_mean(label, name, FORMS[form]) for label, name, form in _MEANS),
+        *([spread("speedup")] if several else []),
+        *_scores(variants, _mean),
+        measured("exposed", "communication_exposed_share", "percent"),
+        measured("all-reduce", "all_reduce_share", "percent"),
     ]
-    names = dict.fromkeys(name for row in comparison.rows for name in row["scores"] if score(name).headline)
+    return Table("variants", _known(shown, variants), variants)
+
+
+_MEANS = (
+    ("time, s", "step_seconds", "fine"), ("with start-up, s", "total_seconds", "fine"),
+    ("samples/s", "samples_per_second", "fine"), ("speed-up", "speedup", "fine"), ("last loss", "last_loss", "fine"),
+    ("energy, J", "energy_joules", "number"), ("cost", "cost", "number"),
+)  # fmt: skip
+
+
+def trainings_table(rows: Sequence[Row], csv: str = "") -> Table:
+    """Return a row per training, without the columns of which none has a value; trainings.csv has all."""
 
     def steps(row: Row) -> str:
         return UNKNOWN if row["steps"] is None else f"{row['steps']:,} of {row['total_steps']:,}"
 
     shown = [
-        plain("", "variant"),
-        *([computed("training", lambda row: str(row["status"])), computed("steps", steps)] * bool(comparison.failed)),
-        measured("time, s", "step_seconds", "fine"),
-        measured("samples/s", "samples_per_second", "fine"),
-        measured("ratio", "speedup", "fine"),
-        measured("last loss", "last_loss", "fine"),
-        *(measured(score(name).label, f"score_{name}", _score_form(name)) for name in names),
+        plain("", "folder"),
+        computed("training", lambda row: str(row["status"])),
+        computed("steps", steps),
+        *(measured(label, name, form) for label, name, form in _MEANS),
+        *_scores(rows, measured),
         measured("exposed", "communication_exposed_share", "percent"),
         measured("all-reduce", "all_reduce_share", "percent"),
     ]
-    known = [one for one in shown if not one.fields or any(row.get(one.fields[0]) is not None for row in rows)]
-    return Table("comparison", known, rows, csv=csv)
+    return Table("trainings", _known(shown, rows), rows, csv=csv)
 
 
-def _score_form(name: str) -> Any:
-    return lambda value: UNKNOWN if value is None else score(name).text(value)
+def _mean(label: str, name: str, form: Callable[[Any], str]) -> Column:
+    """Return a column of means, with half the width of their intervals."""
+
+    def text(row: Row) -> str:
+        mean, high = row.get(name), row.get(f"{name}_high")
+        margin = (
+            "" if mean is None or high is None or name == "speedup" else f" \N{PLUS-MINUS SIGN} {form(high - mean)}"
+        )
+        return form(mean) + margin
+
+    return Column(label, (name, f"{name}_low", f"{name}_high"), text, lambda row: row.get(name))
 
 
-def comparison_notes(comparison: TrainingComparison) -> list[str]:
-    """Return what the table has no column for, each value once: batch, parameters, memory."""
+def _scores(rows: Sequence[Row], column: Callable[[str, str, Callable[[Any], str]], Column]) -> list[Column]:
+    known = {name: score(name.removeprefix("score_")) for name in score_columns(rows)}
+
+    def text(one: Score) -> Callable[[Any], str]:
+        return lambda value: UNKNOWN if value is None else one.text(value)
+
+    shown = [column(one.label, name, text(one)) for name, one in known.items() if one.headline]
+    best = {row["best_score"]: score(row["best_score"]) for row in rows if row.get("best_score")}
+    return shown + [column(f"best {one.label}", "best_value", text(one)) for one in best.values()]
+
+
+def _known(shown: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
+    """Leave out the columns of which no row has a value."""
+    return [one for one in shown if not one.fields or any(row.get(one.fields[0]) is not None for row in rows)]
+
+
+def training_notes(rows: Sequence[Row]) -> list[str]:
+    """Return what the tables have no column for, each value once: batch, threads, parameters, memory."""
     notes: dict[str, dict[str, None]] = {}
-    for row in comparison.rows:
+    for row in rows:
         batch = f"{row['global_batch_size']} = {row['micro_batch_size']} x {row['grad_accum_steps']} x {row['devices']}"
         memory = f"{wording.size(row['peak_memory_bytes'])} ({row['peak_memory_kind']})"
         for label, field, text in (
-            (
-                "global batch = micro batch x accumulation x devices",
-                "global_batch_size",
-                batch,
-            ),
+            ("global batch = micro batch x accumulation x devices", "global_batch_size", batch),
             ("threads per process", "threads_per_rank", wording.count(row["threads_per_rank"])),
             ("parameters", "parameters", wording.count(row["parameters"])),
             ("peak memory per process", "peak_memory_bytes", memory),
@@ -112,102 +175,12 @@ def comparison_notes(comparison: TrainingComparison) -> list[str]:
     return ["; ".join(f"{label}: {', '.join(texts)}" for label, texts in notes.items())] if notes else []
 
 
-def comparison_rows(comparison: TrainingComparison) -> list[Row]:
-    """Return a row of a CSV file per variant: COMPARISON_COLUMNS, score_<name> of the last evaluation; no lists."""
-    names = dict.fromkeys(name for row in comparison.rows for name in row["scores"])
-    return [
-        {name: row[name] for name in COMPARISON_COLUMNS} | {f"score_{name}": row["scores"].get(name) for name in names}
-        for row in comparison.rows
-    ]
-
-
-def heads_blocks(results: Sequence[HeadResult], majority: float | None = None) -> list[Block]:
-    """Return the evaluations of each head, its best one with the training time, and the score that selects it.
-
-    Args:
-        results: of compare_heads.
-        majority: accuracy of always giving the most frequent answer, a fraction.
-    """
-    evaluations = [row for result in results for row in result.evaluations]
-    heads: list[Row] = [
-        {**{name: result.training[name] for name in ("samples_per_second", "status")}, **(result.best or {}),
-         "head": result.head, "seconds": result.training["loop_seconds"]}
-        for result in results
-    ]  # fmt: skip
-    heads += [] if majority is None else [{"head": "(majority)", "accuracy": majority}]
-    best = computed("", lambda row: "best" * row["best"])
-    return [
-        Table("epochs", [*columns("head epoch training_loss log_loss accuracy"), best], evaluations),
-        Table("heads", columns("head accuracy epoch seconds samples_per_second status", epoch="at epoch"), heads),
-        *(f"best epoch selected by {by}" for by in dict.fromkeys(score(result.best_by).label for result in results)),
-    ]
-
-
-def head_summary(result: HeadResult) -> dict[str, Any]:
-    """Return the summary of a head as plain JSON values."""
-    names = ("status", "step_seconds", "loop_seconds", "epoch_seconds", "samples_per_second", "parameters", "reason")
-    summary = {name: result.training[name] for name in names}
-    return {"head": result.head, **summary, "best": None if result.best is None else dict(result.best)}
-
-
-_SEEDS = "steps tokens mlm_loss step_seconds loop_seconds total_seconds samples_per_second energy_joules cost"
-_OPTIONAL = ("energy_joules", "cost")
-_LABELS = {column.name: column.label for column in SPEEDRUN}
-_FORMS = {column.name: FORMS[column.form] for column in SPEEDRUN}
-
-
-def speedrun_blocks(run: Row) -> list[Block]:
-    """Return a speedrun: the seeds, what they needed on average, and what the numbers depend on.
-
-    Args:
-        run: speedrun.json with `summary`, as load_speedrun returns it.
-    """
-    rows, whole = run["rows"], run["summary"]
-    facts = [("target", _target_text(run)), ("reached", f"{whole['reached']} of {whole['seeds']} seeds")]
-    facts += [(_LABELS[name], _mean_text(name, whole)) for name in SUMMARIZED if whole[name]]
-    # Where no mean is known, one line says so.
-    names = ("step_seconds",) if whole["reached"] < whole["seeds"] else set(whole["unknown"]) - {"cost"}
-    facts += [(_LABELS[name], f"not known: {why}") for name, why in whole["unknown"].items() if name in names]
-    facts += [(f"seed {row['seed']}", f"{row['status']}: {row['reason']}") for row in rows if row["reason"]]
-    if run["machine"]:
-        facts.append(("machine", ", ".join(f"{name} {value}" for name, value in run["machine"].items())))
-    facts += [
-        ("caution", f"{one['message']}; {one['remedy']} (seeds {' '.join(map(str, one['seeds']))})")
-        for one in run.get("cautions") or []
-    ]
-    shown = [name for name in _SEEDS.split() if name not in _OPTIONAL or any(row.get(name) is not None for row in rows)]
-    return [Table("speedrun", columns(["seed", "status", *shown]), rows), Facts(facts)]
-
-
-def _target_text(run: Row) -> str:
-    target, held_out = run["target"], run["data"].get("held_out_samples")
-    on = "" if held_out is None else f", on {held_out:,} held-out samples"
-    return f"{score(target['score']).label} of {target['value']:g} nats or less{on}"
-
-
-def _mean_text(name: str, whole: Row) -> str:
-    """Return a mean over the seeds with its interval."""
-    if not whole[name]:
-        return UNKNOWN
-    mean, low, high = (whole[name][key] for key in ("mean", "low", "high"))
-    known = f"95 % interval {_FORMS[name](low)} to {_FORMS[name](high)}"
-    return f"{_FORMS[name](mean)} ({'one seed: no interval' if low is None else known})"
-
-
-def speedrun_comparison_blocks(a: Row, b: Row, comparison: Row) -> list[Block]:
-    """Return speedrun B beside speedrun A, and the decision."""
-    both, ratios = (a["summary"], b["summary"]), comparison["ratios"]
-    rows = [("reached", *(f"{one['reached']} of {one['seeds']}" for one in both), "")]
-    for name in SUMMARIZED:
-        if any(one[name] for one in both):
-            ratio = f"{ratios[name]:.3f}" if name in ratios else UNKNOWN
-            rows.append((_LABELS[name], *(_mean_text(name, one) for one in both), ratio))
-    verdict = {"not reached": "B does not reach the target", "cannot decide": "not conclusive"}.get(
-        comparison["verdict"], f"B is {comparison['verdict']}, at a significance of {SIGNIFICANCE:g}"
-    )
-    facts = [("target", _target_text(b)), ("verdict", verdict), ("reason", comparison["reason"])]
-    if comparison["saved_seconds"] is not None:
-        saved, low, high = (wording.fine(comparison[name]) for name in ("saved_seconds", "saved_low", "saved_high"))
-        facts.append(("training time saved", f"{saved} s (95 % interval {low} to {high})"))
-    facts += [("differs", text) for text in comparison["differences"]]
-    return [texts("speedruns", ("", "A", "B", "B / A"), rows), Facts(facts)]
+def trainings_comparison_blocks(comparison: Comparison) -> list[Block]:
+    """Return a row per variant of two folders of trainings, the reasons of the verdicts, and what else differs."""
+    shown = columns(
+        "variant seeds_a seeds_b step_seconds_a step_seconds_b time_ratio time_ratio~ verdict",
+        seeds_a="old seeds", seeds_b="new seeds", step_seconds_a="old s", step_seconds_b="new s",
+    )  # fmt: skip
+    facts = [(row["variant"], f"{row['verdict']}: {row['reason']}") for row in comparison.rows]
+    facts += [("differs", text) for text in comparison.differences]
+    return [Table("compare", shown, comparison.rows), Facts(facts), f"threshold {100 * comparison.threshold:g} %"]

@@ -17,11 +17,11 @@ from analysis.load import TAKEN_APART, LoadedRun, LoadedTrial, load_run
 from analysis.metrics.classification import Classification
 from analysis.metrics.communication.collectives import fitted_links
 from analysis.metrics.comparison.runs import input_ratios, ratios_of, synthetic_gaps
-from analysis.metrics.comparison.trainings import TrainingComparison, VariantRun, compare_trainings
+from analysis.metrics.comparison.trainings import WHOLE, Training, courses_of, score_columns, summaries
 from analysis.metrics.scaling import measured_efficiency, pretraining_costs, project
 from analysis.open import Source
 from analysis.render import result_tables
-from analysis.render.comparison_tables import comparison_notes, comparison_rows, comparison_table
+from analysis.render.comparison_tables import training_notes, trainings_table, variants_table
 from analysis.render.figure import Figure
 from analysis.render.page import (
     Block,
@@ -41,12 +41,13 @@ from analysis.render.run_figures import run_figures, utilization_figure, waterfa
 from analysis.render.tables import Block as TextBlock
 from analysis.render.tables import Facts, Table, columns, texts, write_csv
 from analysis.render.training import training_part
-from analysis.render.training_figures import comparison_figure
+from analysis.render.training_figures import trainings_figure
 from analysis.wording import percent
 from records.classification import ClassificationResult
 from records.run import RunDirectory
-from records.schema import RESULT_COLUMNS, RESULTS
+from records.schema import PROFILED_TRAINING_COLUMNS, RESULT_COLUMNS, RESULTS, TRAINING_COLUMNS
 from records.training import TrainRun, is_train_run
+from records.trainings import is_trainings, read_trainings
 
 _MOST_ANSWERS = 3
 _PRETRAINING = (
@@ -337,37 +338,39 @@ def trainings_in(folder: Path) -> list[TrainRun]:
     return sorted((run for run in runs if run.attempts()), key=lambda run: run.attempts()[0].trial_json.stat().st_mtime)
 
 
-def write_trainings_report(folder: Path, runs: Sequence[TrainRun], out: Path | None) -> tuple[Path, TrainingComparison]:
-    """Write the page of several trainings into `out`, or into `report` of their folder; return it with the comparison.
+def write_trainings_report(
+    folder: Path, runs: Sequence[TrainRun], out: Path | None
+) -> tuple[Path, Sequence[Mapping[str, Any]]]:
+    """Write the page of several trainings into `out`, or into `report` of their folder; return it with their rows.
 
     Raises SchemaError for a damaged record, and StorageError.
     """
-    comparison = compare_trainings([_variant(run) for run in runs])
-    figure = comparison_figure(comparison)
-    failed = [(row["name"], wording.status(row)) for row in comparison.failed]
+    record: Mapping[str, Any] = read_trainings(folder) if is_trainings(folder) else {}
+    target, known = (record.get("target") or {}).get("value"), {row["folder"]: row for row in record.get("rows", ())}
+    trainings = []
+    for run in runs:
+        row = known.get(run.path.name, {})
+        profile = {name: row[name] for name in PROFILED_TRAINING_COLUMNS if row}
+        variant = row.get("variant", run.path.name)
+        trainings.append(Training(run=run, variant=variant, seed=row.get("seed"), profile=profile))
+    courses = courses_of(trainings, target, record.get("price_per_hour"), (record.get("data") or {}).get("samples"))
+    rows = [course.row for course in courses]
+    figure = trainings_figure(courses, target)
+    failed = [(row["folder"], wording.status(row)) for row in rows if row["status"] not in WHOLE]
     each = [path for path in [*(run.path for run in runs), folder / "profile"] if path.is_dir()]
     headline = Text(f"{len(runs) - len(failed)} of {len(runs)} trainings finished.", "headline")
+    tables = [variants_table(summaries(rows, target)), trainings_table(rows, "trainings.csv")]
     sections = [
         Section("", [headline], "answer"),
-        Section("Trainings", [comparison_table(comparison, "comparison.csv"), *comparison_notes(comparison)]),
+        Section("Trainings", [*tables, *training_notes(rows)]),
         Section("Not finished", [Facts(failed)] if failed else []),
         Section("Figures", [Figures([figure])] if figure else []),
         Section("Each training", [Facts([(path.name, f"bertbench report {path}") for path in each])]),
     ]
-    files: Files = {"comparison.csv": partial(write_csv, rows=comparison_rows(comparison))}
+    names = [*TRAINING_COLUMNS, *score_columns(rows)]
+    files: Files = {"trainings.csv": partial(write_csv, rows=rows, columns=names)}
     page = write_page(out or folder / "report", folder.resolve().name, "bertbench report", sections, files)[0]
-    return page, comparison
-
-
-def _variant(run: TrainRun) -> VariantRun:
-    trial = run.attempts()[-1].read_trial()
-    return VariantRun(
-        name=run.path.name,
-        strategy=trial.strategy,
-        devices=trial.world_size * trial.devices_per_rank,
-        implementation=wording.implementation_label(trial.implementation, trial.levers),
-        run=run,
-    )
+    return page, rows
 
 
 def write_classification_report(result: ClassificationResult, scores: Classification, folder: Path) -> Path:

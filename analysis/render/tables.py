@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from analysis import wording
 from analysis.wording import FORMS, UNKNOWN, Row, inert, interval, is_known
 from common.atomic import atomic_path
-from records.schema import RESULT, SPEEDRUN
+from records.schema import RESULT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -183,13 +183,13 @@ def _of_values(name: str, values: Sequence[Any]) -> Column:
 
 _FORMS = {
     "count": "rank ranks rounds trials wrong sizes attempt texts predicted count support global_batch_size "
-    "calls_per_step from_step applied_steps",
+    "calls_per_step from_step applied_steps seeds_a seeds_b",
     "number": "days cost ms epoch work_ms training_samples_per_second synthetic_samples_per_second step_time_ms_a "
     "step_time_ms_b time_ms step_ms floor_ms start_ms time_us algbw_gb_s busbw_gb_s alpha_us bandwidth_gb_s "
     "measured_step_time_ms all_reduce_ms exposed_ms wall_seconds seconds",
     "percent": "skew efficiency share error accuracy precision recall f1 slowest_share throughput_ratio time_saved "
     "of_best of_ceiling median_error largest_error",
-    "fine": "time_ratio time_ratio_first rate training_loss log_loss",
+    "fine": "time_ratio time_ratio_first rate training_loss log_loss step_seconds_a step_seconds_b",
     "ratio": "speedup",
     "signed": "gap",
     "size": "predicted_bytes",
@@ -228,7 +228,6 @@ _HEADINGS = {
 }
 """Field -> heading, where it is not the name with its unit."""
 _NUMBERS = {
-    **{column.name: (column.label, column.form) for column in SPEEDRUN if column.label and column.type is not str},
     **{name: (column.label, column.form) for name, column in RESULT.items() if column.label and column.type is not str},
     **{name: (_HEADINGS.get(name, heading(name)), form) for form, names in _FORMS.items() for name in names.split()},
 }

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.load import LoadedTrial
-from analysis.metrics.comparison.trainings import TrainingComparison, row_names
+from analysis.metrics.comparison.trainings import SCORE, Course
 from analysis.render.figure import (
     COLOURS,
     CYCLE,
@@ -145,30 +145,35 @@ def running_median(values: Array) -> Array:
     return pd.Series(values).rolling(window, center=True, min_periods=1).median().to_numpy()
 
 
-def comparison_figure(comparison: TrainingComparison, title: str = "", note: str = "") -> Figure | None:
-    """Return progress by time, and loss by progress; None if no variant made a step.
+def trainings_figure(courses: Sequence[Course], target: float | None = None, note: str = "") -> Figure | None:
+    """Return the training loss of several trainings by time in the loop, and their first score by time of the steps.
 
     Args:
-        comparison: the trainings to draw.
-        title: name of the training.
-        note: what else the caption says, such as the machine.
+        courses: the trainings; None is returned where none made a step.
+        target: value of trainings.SCORE to mark.
+        note: what the caption says, such as the machine.
     """
-    if not comparison.curves:
+    drawn = {course.row["folder"]: course for course in courses if len(course.steps)}
+    if not drawn:
         return None
-    unit, scale = clock_unit(max(float(np.nanmax([0.0, *variant.seconds])) for variant in comparison.curves))
-    share, epochs = "percent of the run", comparison.epochs
-    if epochs is not None and epochs > 0.95:
-        share = "percent of the epoch" if epochs < 1.05 else f"percent of {epochs:.3g} epochs"
-    progress: dict[str, tuple[Numbers, Numbers]] = {}
+    unit, scale = clock_unit(max(float(np.nanmax([0.0, *course.seconds])) for course in drawn.values()))
     losses: dict[str, tuple[Numbers, Numbers]] = {}
-    names = row_names([variant.row for variant in comparison.curves])
-    for name, variant in zip(names, comparison.curves, strict=True):
-        smoothed = running_median(variant.loss) if len(variant.loss) >= _FEWEST_SMOOTHED else variant.loss
-        progress[name] = (variant.seconds / scale, variant.percent)
-        losses[name] = (variant.percent, smoothed)
+    scores: dict[str, tuple[Numbers, Numbers]] = {}
+    known = [one["scores"] for course in drawn.values() for one in course.row["readings"]]
+    headline = next((name for name, one in shown_scores(known).items() if one.headline), "")
+    shown = headline if target is None else SCORE
+    for name, course in drawn.items():
+        loss, readings = course.loss, course.row["readings"]
+        losses[name] = (course.seconds / scale, running_median(loss) if len(loss) >= _FEWEST_SMOOTHED else loss)
+        if readings and shown:
+            times = column(readings, "step_seconds") / scale
+            scores[name] = (times, column([one["scores"] for one in readings], shown))
     time = f"time in the loop, with evaluations and checkpoints ({unit})"
-    panels = [(time, share, progress, None), (share, "training loss (nats)", losses, None)]
-    return lines_figure("comparison", "Comparison of trainings", ". ".join(filter(None, [title, note])), panels)
+    panels: list[Panel] = [(time, "training loss", losses, None)]
+    if scores:
+        level = None if target is None else ("target", target)
+        panels.append((f"training time ({unit})", f"held-out {score(shown).label}", scores, level))
+    return lines_figure("trainings", "Comparison of trainings", note, panels)
 
 
 def lines_figure(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Figure:

@@ -1,4 +1,4 @@
-"""`bertbench compare A B [C ...]`: two runs, traces or speedruns, or runs over time; exit code 1 on a regression."""
+"""`bertbench compare A B [C ...]`: two runs, traces or trainings, or runs over time; exit code 1 on a regression."""
 
 import os
 from contextlib import suppress
@@ -17,12 +17,11 @@ from records.run import RunDirectory
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareOptions(Tables):
     """Compare B (new) with A (old): two run directories, two traces (files, folders of ranks, tars, profiled trials),
-    or two speedruns (folders or their speedrun.json). Three or more run directories are ordered by time, each
+    or two folders of trainings (or their trainings.json). Three or more run directories are ordered by time, each
     measurement compared with the previous one on the same kind of machine.
 
-    Exit code 0: no regression. 1: B (of more runs, the newest) is slower by more than the threshold, or does not reach
-    the target of a speedrun. 4: the measurements cannot decide for some configuration of two runs, or between two
-    speedruns.
+    Exit code 0: no regression. 1: B (of more runs, the newest) is slower by more than the threshold, or misses the
+    target of trainings. 4: the measurements cannot decide for some configuration of two runs or variant of trainings.
 
     Examples:
         bertbench compare runs/main runs/change
@@ -31,12 +30,11 @@ class CompareOptions(Tables):
     """
 
     paths: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="A B [C ...]")]
-    """Run directories, traces or speedruns: the old one, then the new one; of three or more runs in any order."""
+    """Run directories, traces or trainings: the old one, then the new one; three or more runs in any order."""
     threshold: float | None = None
-    """Relative change of the step time that counts as a regression; default 0.02 (2 %) for runs, 0.05 for traces.
-    Speedruns have none."""
+    """Relative change of the step time that counts as a regression; default 0.02 (2 %) for runs, 0.05 for traces."""
     undecided_ok: bool = False
-    """Two runs or speedruns only: exit with 0 instead of 4 where the measurements cannot decide."""
+    """Two runs or folders of trainings only: exit with 0 instead of 4 where the measurements cannot decide."""
 
 
 UNDECIDED = 4
@@ -47,13 +45,13 @@ OPTIONS = {"compare A B [C ...]": CompareOptions}
 
 def run(options: CompareOptions) -> Result:
     """Compare; exit code 1 on a regression, UNDECIDED if that is not conclusive."""
-    from records.speedrun import is_speedrun
+    from records.trainings import is_trainings
 
     if len(options.paths) < 2:
         raise UsageError("option-missing", "give two paths or more: bertbench compare --help")
     if len(options.paths) > 2:
         return _history(options)
-    compare = _speedruns if any(map(is_speedrun, options.paths)) else _runs_or_traces
+    compare = _trainings if any(map(is_trainings, options.paths)) else _runs_or_traces
     result = compare(options, *options.paths)
     with suppress(OSError):
         if options.paths[0].samefile(options.paths[1]):
@@ -125,24 +123,22 @@ def _runs(options: CompareOptions, a: Path, b: Path) -> Result:
     return _with_markdown(result, options)
 
 
-def _speedruns(options: CompareOptions, a: Path, b: Path) -> Result:
-    from analysis.metrics.comparison.trainings import compare_speedruns, load_speedrun
-    from analysis.render.comparison_tables import speedrun_comparison_blocks
-    from records.speedrun import read_speedrun
+def _trainings(options: CompareOptions, a: Path, b: Path) -> Result:
+    if options.csv is not None:
+        raise UsageError("option-not-applicable", "--csv is for traces; for trainings use --json")
+    from analysis.metrics.comparison.ratio import THRESHOLD
+    from analysis.metrics.comparison.trainings import compare_trainings
+    from analysis.render.comparison_tables import trainings_comparison_blocks
+    from records.trainings import read_trainings
 
-    for name in ("threshold", "csv"):
-        if getattr(options, name) is not None:
-            raise UsageError(
-                "option-not-applicable",
-                f"--{name} is for runs and traces: two speedruns are decided by their seeds; use --json",
-            )
-    old, new = (load_speedrun(path, read_speedrun(path)) for path in (a, b))
-    comparison = compare_speedruns(old, new)
-    undecided = 0 if options.undecided_ok else UNDECIDED
+    threshold = THRESHOLD if options.threshold is None else options.threshold
+    comparison = compare_trainings(read_trainings(a), read_trainings(b), threshold)
+    undecided = comparison.undecided and not options.undecided_ok
     result = Result(
-        document=comparison | {"a": old["summary"], "b": new["summary"]},
-        blocks=speedrun_comparison_blocks(old, new, comparison),
-        code={"faster": 0, "cannot decide": undecided}.get(comparison["verdict"], 1),
+        document=comparison.to_json(),
+        blocks=trainings_comparison_blocks(comparison),
+        failure=None if comparison.rows else InputError("run-mismatch", f"{a} and {b} have no variant in common"),
+        code=1 if comparison.regressed else UNDECIDED if undecided else 0,
     )
     return _with_markdown(result, options)
 
@@ -161,7 +157,7 @@ def _traces(options: CompareOptions, a: Path, b: Path) -> Result:
     if options.undecided_ok:
         raise UsageError(
             "option-not-applicable",
-            "--undecided-ok is for two runs or speedruns: comparing traces has no exit code 4",
+            "--undecided-ok is for two runs: comparing traces has no exit code 4",
         )
     # Trials of a run directory may hold a trace. Open the other path first: it is the one that does not fit.
     opened = {path: open_sources(path) for path in sorted((a, b), key=is_run)}

@@ -42,11 +42,10 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
 
   doctor                   check this machine and which tools can run on it
   data, convert            prepare data sets; convert checkpoints
-  train, predict           train or resume a task; predict with a trained model
+  train                    train or resume a task; --vary, --seeds, --until compare
+  predict                  predict with a trained model
   eval                     official scores
-  compare-strategies       compare training by strategy and precision
-  compare-heads            train GAP with each head and compare them
-  tune, autotune, speedrun search: best score, throughput; time to a given loss
+  tune, autotune           search: best score, throughput
   throughput, measure      measure samples/s of BERT; of any PyTorch script
   speed-of-light           measure the floor of a step, and where time is lost
   comm                     benchmark collectives by message size

@@ -275,6 +275,17 @@ def in_plural(argv: Sequence[str], options: type) -> list[str]:
     return [lists.get(name.replace("_", "-"), name) + equals + value for name, equals, value in parts]
 
 
+def one_each(argv: Sequence[str], option: str) -> list[str]:
+    """Return a command line in which every NAME=VALUES after an option has the option before it."""
+    words: list[str] = []
+    for given in argv:
+        follows = words[-2:-1] == [option] and not given.startswith("-")
+        if follows and "=" not in given and not Path(given).exists():
+            raise UsageError("option-value", f"{option} {given} has no values: give {given}=VALUE,VALUE")
+        words += [option, given] if follows and "=" in given else [given]
+    return words
+
+
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words before and after the first --: options and command."""
     words = list(argv)

@@ -46,9 +46,7 @@ _TABLES = {
     "curve.csv of `train`: a row per step": schema.CURVE,
     "trials/TRIAL/collectives.csv of `comm`: a row per size, placement and repetition": schema.COLLECTIVES,
     "trials/TRIAL/components-RANK.csv of `speed-of-light`: a row per part and round": schema.COMPONENTS,
-    "comparison.csv of `compare-strategies`: a row per variant": schema.COMPARISON,
-    "heads.csv of `compare-heads`: a row per evaluation": schema.HEADS,
-    "speedrun.csv of `speedrun`: a row per seed": schema.SPEEDRUN,
+    "trainings.csv of `train --vary`, `--seeds` and `--until`: a row per training": schema.TRAININGS,
     "compute_utilization.csv of `profile`: a row per profiled trial and rank": schema.COMPUTE_UTILIZATION,
     "ranges.csv of `analyze --csv`: a row per range": schema.RANGES,
 }

@@ -48,8 +48,8 @@ def run(options: ReportOptions) -> Result:
     if is_run(options.path):
         return _of_run(options)
     if trainings := trainings_in(options.path):
-        path, comparison = write_trainings_report(options.path, trainings, options.out)
-        return Result(document={"report": str(path), "trainings": list(comparison.rows)}, blocks=[Plain(str(path))])
+        path, rows = write_trainings_report(options.path, trainings, options.out)
+        return Result(document={"report": str(path), "trainings": list(rows)}, blocks=[Plain(str(path))])
     if options.project:
         raise UsageError(
             "option-not-applicable",

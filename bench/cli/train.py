@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from bench.cli.options import Printed, check_task, parse, plain_words, run_folder
+from bench.cli.options import Printed, check_task, given_names, parse, plain_words, run_folder
 from bench.cli.progress import duration, note, terminal_text
 from bench.cli.result import Result
 from bench.cli.train_progress import TrainProgress, append_log
@@ -32,8 +32,11 @@ from records.training import TrainRun
 
 if TYPE_CHECKING:
     from bench.cli.train_classify import TrainClassifyOptions
+    from bench.cli.train_variants import SeveralCall
 
 
+SEVERAL_OPTIONS = frozenset({"vary", "seeds", "until"})
+"""Options that make several trainings of one command."""
 C = TypeVar("C", bound=Printed)
 
 
@@ -121,9 +124,13 @@ def _data_of_phase_2(data: str | None) -> str:
     return str(data) if fits else "FOLDER_OF_512_TOKENS"
 
 
-def read_words(words: list[str], program: str) -> TrainCall:
+def read_words(words: list[str], program: str) -> "TrainCall | SeveralCall":
     """Parse the command line; the first word names the task."""
     check_task(words, program)
+    if given_names(words) & SEVERAL_OPTIONS:
+        from bench.cli import train_variants
+
+        return train_variants.read_words(words, program)
     options = _options_class(words[0])
     return TrainCall(parse(options, plain_words(words, options), program), words)
 
@@ -133,12 +140,16 @@ def parse_trainings(task: str, words: list[str]) -> TrainOptions:
     return parse(TrainOptions, [task, *words], "bertbench train")
 
 
-def run(call: TrainCall) -> Result:
+def run(call: "TrainCall | SeveralCall") -> Result:
     """Train; return exit code 0 for a finished or stopped run, 2 for a refused one, 3 for a failed one.
 
     A process that torchrun or `bertbench launch` started joins that world: rank 0 runs the command, and the other ranks
     follow it.
     """
+    if not isinstance(call, TrainCall):
+        from bench.cli import train_variants
+
+        return train_variants.run(call)
     options = call.options
     world = joined_world()
     if world is not None and world.rank:
@@ -322,4 +333,7 @@ def __getattr__(name: str) -> Any:
     """Return the options of all tasks as OPTIONS, for the reference page."""
     if name != "OPTIONS":
         raise AttributeError(name)
-    return {"train TASK": TrainOptions, "train classify FILE": _options_class("classify")}
+    from bench.cli.train_variants import SeveralOptions
+
+    several = {"train TASK --vary NAME=V,V --seeds N --until mlm_loss=X": SeveralOptions}
+    return {"train TASK": TrainOptions, "train classify FILE": _options_class("classify"), **several}

@@ -5,8 +5,6 @@ import math
 import shlex
 import signal
 import sys
-import types
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +12,17 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
-from bench.cli.options import Printed, check_task, parse_known, run_folder
+from bench.cli.options import Printed, check_task, one_each, parse_known, run_folder
 from bench.cli.result import Result
 from bench.cli.train import TrainingsCall, parse_trainings
 from bench.cluster.world import joined_world
 from bench.machine.devices import Devices, find_devices
-from bench.plan.options import TaskFlags, of_our_tasks
-from bench.plan.training import Plan, TrainOptions
+from bench.plan.options import of_our_tasks
+from bench.plan.training import Plan, TrainOptions, option_kinds
 from bench.plan.variants import PlannedVariant, Values, plan_variant
 from bench.run.processes import StopRequest
 from bench.tune.document import FILE, document
-from bench.tune.space import Kind, SearchSpace, make_space, word
+from bench.tune.space import SearchSpace, make_space, word
 from bench.tune.study import EVALUATORS, PRUNERS, SAMPLERS, Question, Search, Study, storage_path
 from bench.tune.worker import Job, Objective, make_objective, work
 from common.errors import UsageError
@@ -131,7 +129,7 @@ def run(call: TrainingsCall[TuneOptions]) -> Result:
                 "tune starts the processes of its trials itself: run it without torchrun, once per worker (`bertbench "
                 "submit` with --launcher none)",
             )
-        space = make_space(options.search, options.space, search_kinds())
+        space = make_space(options.search, options.space, option_kinds(_NOT_SEARCHED))
         _check_given_once(base, space)
         out = run_folder(options.out)
         if is_train_run(out):
@@ -163,23 +161,10 @@ def run(call: TrainingsCall[TuneOptions]) -> Result:
     return _finish(options, study, search, trials, why, stop)
 
 
-def search_kinds() -> dict[str, Kind]:
-    """Return the training options that can be searched, with the type of each."""
-    found: dict[str, Kind] = {}
-    for options in (TrainOptions, TaskFlags):
-        for name, hint in typing.get_type_hints(options).items():
-            kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-            plain = [kind for kind in kinds if kind is not type(None)]
-            kind = str if plain == [Path] else plain[0]
-            if name not in _NOT_SEARCHED and len(plain) == 1 and kind in (bool, int, float, str):
-                found[name] = kind
-    return found
-
-
 def read_words(argv: list[str], program: str) -> TrainingsCall[TuneOptions]:
     """Parse the options of the search and of its trainings; the first word names the task."""
     check_task(argv, program)
-    options, words = parse_known(TuneOptions, _one_search_each(argv), program)
+    options, words = parse_known(TuneOptions, one_each(argv, "--search"), program)
     base = parse_trainings(options.task, words)
     if base.best_by is not None:
         raise UsageError(
@@ -188,19 +173,6 @@ def read_words(argv: list[str], program: str) -> TrainingsCall[TuneOptions]:
             f"objective: give --objective {base.best_by}",
         )
     return TrainingsCall(options, base, words)
-
-
-def _one_search_each(argv: list[str]) -> list[str]:
-    words: list[str] = []
-    for given in argv:
-        follows = words[-2:-1] == ["--search"] and not given.startswith("-")
-        if follows and "=" not in given and not Path(given).exists():
-            raise UsageError(
-                "option-value", f"--search {given} has no values: give {given}=VALUE,VALUE or {given}=LOW:HIGH"
-            )
-        searches = follows and "=" in given
-        words += ["--search", given] if searches else [given]
-    return words
 
 
 def _check_given_once(base: TrainOptions, space: SearchSpace) -> None:

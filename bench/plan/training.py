@@ -4,7 +4,9 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -53,6 +55,7 @@ class TrainOptions:
         bertbench train pretrain --preset tiny --data synthetic --steps 20 --global-batch-size 32
         bertbench train squad --data runs/squad --init bert-base --out runs/squad-train
         bertbench train glue --task mrpc --data runs/glue-data --init bert-base --epochs 3
+        bertbench train gap --vary head=mul,concat --help  # several trainings: --vary, --seeds, --until
     """
 
     GROUPS: ClassVar[Groups] = {
@@ -195,6 +198,23 @@ class TrainOptions:
             changed["init"] = Path(changed["init"])
         task_flags = dataclasses.replace(self.task_flags, **of_task)
         return dataclasses.replace(self, **changed, **own, task_flags=task_flags)
+
+
+Kind = type[bool] | type[int] | type[float] | type[str]
+"""Type of the value of an option."""
+
+
+def option_kinds(excluded: Collection[str]) -> dict[str, Kind]:
+    """Return the training options with a single value, those of tasks too, with the type of each."""
+    found: dict[str, Kind] = {}
+    for options in (TrainOptions, TaskFlags):
+        for name, hint in typing.get_type_hints(options).items():
+            kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+            plain = [kind for kind in kinds if kind is not type(None)]
+            kind = str if plain == [Path] else plain[0]
+            if name not in excluded and len(plain) == 1 and kind in (bool, int, float, str):
+                found[name] = kind
+    return found
 
 
 # The ranges of the run's settings, checked here before any data are read.

@@ -2,16 +2,15 @@
 
     choose -> plan -> measure -> conclude
 
-A choice selects the next variant: every combination of the axes in turn (`grid`, `in_turn`), the largest batch by
-doubling and bisection (`largest_batch`), the fastest configuration by a search (bench.plan.autotune), or Optuna's
-suggestion (bench.tune.worker). It is a generator that yields a variant, receives its result, and returns its
-conclusion. `explore` runs it. A variant is a trial of a run directory (`measured_trials`), or a whole training run in
-its own folder (`PlannedVariant`).
+A choice selects the next variant: the largest batch by doubling and bisection (`largest_batch`), the fastest
+configuration by a search (bench.plan.autotune), or Optuna's suggestion (bench.tune.worker). It is a generator that
+yields a variant, receives its result, and returns its conclusion. `explore` runs it. A variant is a trial of a run
+directory (`measured_trials`), or a whole training run in its own folder (`PlannedVariant`).
 """
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -62,19 +61,6 @@ def explore(
     finally:
         choice.close()
     return None
-
-
-def in_turn(variants: Iterable[V]) -> Generator[V, Any, int]:
-    """Yield each variant once; the conclusion is their number."""
-    number = 0
-    for number, variant in enumerate(variants, start=1):  # noqa: B007
-        yield variant
-    return number
-
-
-def grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return every combination of the axes, the last one changing fastest."""
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 @dataclass(frozen=True, slots=True)

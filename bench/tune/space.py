@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.plan.training import Kind
 from bench.plan.variants import Value
 from common.errors import InputError, UsageError, content_code, read_code
 from common.registry import lookup
-
-Kind = type[bool] | type[int] | type[float] | type[str]
-"""Type of the value of an option."""
 
 _RANGE_FIELDS = ("low", "high", "log", "step")
 _FORMS = "NAME=VALUE,VALUE,... or NAME=LOW:HIGH, NAME=LOW:HIGH:STEP, NAME=log:LOW:HIGH"
@@ -143,6 +141,15 @@ def make_space(words: Sequence[str], path: Path | None, kinds: Mapping[str, Kind
     return SearchSpace(tuple(found))
 
 
+def make_choices(words: Sequence[str], kinds: Mapping[str, Kind]) -> dict[str, tuple[Value, ...]]:
+    """Return the values of each option, given as NAME=VALUE,VALUE. Raises UsageError: a range, or an option twice."""
+    found = make_space(words, None, kinds).parameters if words else ()
+    for one in found:
+        if not one.choices:
+            raise UsageError("option-value", f"{one.name}={one.text()}: give the values, separated by commas")
+    return {one.name: one.choices for one in found}
+
+
 def word(value: Value) -> str:
     """Return a value as a command-line word."""
     return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, float) else str(value)
@@ -151,14 +158,14 @@ def word(value: Value) -> str:
 def _of_word(text: str, kinds: Mapping[str, Kind]) -> Parameter:
     name, equals, values = text.partition("=")
     if not equals or not name or not values:
-        raise UsageError("option-value", f"--search {text!r}: give {_FORMS}")
+        raise UsageError("option-value", f"{text!r}: give {_FORMS}")
     name, kind = _known(name, kinds)
     return _of_text(name, kind, values)
 
 
 def _known(name: str, kinds: Mapping[str, Kind]) -> tuple[str, Kind]:
     name = name.strip().removeprefix("--").replace("-", "_")
-    return name, lookup(kinds, name, "option to search")
+    return name, lookup(kinds, name, "training option")
 
 
 def _of_text(name: str, kind: Kind, text: str) -> Parameter:

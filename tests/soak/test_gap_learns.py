@@ -51,16 +51,15 @@ def test_head_mul_is_above_the_majority_class_on_validation(tmp_path: Path) -> N
 
 def test_heads_are_compared_epoch_by_epoch_and_a_second_call_trains_nothing(tmp_path: Path) -> None:
     data, out = prepared(tmp_path / "data"), tmp_path / "heads"
-    words = ["compare-heads", "gap", "--data", data, "--heads", "mul", "span", "--preset", "tiny", "--epochs", 2]
+    words = ["train", "gap", "--data", data, "--vary", "head=mul,span", "--preset", "tiny", "--epochs", 2]
     options = ["--device", "cpu", "--learning-rate", "2e-3", "--schedule", "cyclic", "--warmup", "0.25", "--out", out]
     document = json.loads(run(out, *words, *options, "--json"))
-    assert [head["head"] for head in document["heads"]] == ["mul", "span"]
-    assert [(row["head"], row["epoch"]) for row in document["epochs"]] == [
-        ("mul", 1.0), ("mul", 2.0), ("span", 1.0), ("span", 2.0),
-    ]  # fmt: skip
-    assert all(head["loop_seconds"] > 0 and head["status"] == "finished" for head in document["heads"])
-    assert len(list(csv.reader((out / "heads.csv").open()))) == 5
-    assert (out / "heads.png").read_bytes().startswith(b"\x89PNG")
+    rows = document["rows"]
+    assert [row["variant"] for row in rows] == ["mul", "span"]
+    assert [[one["epoch"] for one in row["readings"]] for row in rows] == [[1.0, 2.0]] * 2
+    assert all(row["loop_seconds"] > 0 and row["status"] == "finished" and row["best_value"] for row in rows)
+    assert len(list(csv.reader((out / "trainings.csv").open()))) == 3
+    assert (out / "trainings.png").read_bytes().startswith(b"\x89PNG")
     assert len(list(out.glob("*/trials/*"))) == 2
     assert "best" in run(out, *words, *options)
     assert len(list(out.glob("*/trials/*"))) == 2

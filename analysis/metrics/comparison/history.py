@@ -14,6 +14,7 @@ from analysis.metrics.comparison.runs import (
     change_of,
     changed_settings,
     check_threshold,
+    configuration,
     differing,
     environment_of,
     paired,
@@ -89,7 +90,8 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
     chains: dict[str, list[list[_Place]]] = defaultdict(list)
     for run in sorted(dated, key=lambda one: one.began_ns):
         latest = {chain[-1].key: chain for chain in chains[run.machine]}
-        before = {new: latest[old] for old, new in paired({k: c[-1].rounds for k, c in latest.items()}, run.groups)}
+        ends = {key: chain[-1].rounds for key, chain in latest.items()}
+        before = {new: latest[old] for old, new in paired(ends, run.groups, configuration)}
         for key, rounds in run.groups.items():
             if key not in before:
                 chains[run.machine].append(before.setdefault(key, []))
@@ -127,7 +129,8 @@ def _read(run: RunDirectory, problems: list[str]) -> Iterator[_Run]:
     spread = run_spread(trials)
     for device, of_device in by_device.items():
         where = [one for one in trials if one.row["device"] == device]
-        yield _Run(min(starts), run.path, of_device, spread, environment_of(where), _machine_of(where))
+        environment = environment_of(one.environment for one in where)
+        yield _Run(min(starts), run.path, of_device, spread, environment, _machine_of(where))
 
 
 def _machine_of(trials: Sequence[LoadedTrial]) -> str:

@@ -2,9 +2,9 @@
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from analysis.metrics.comparison.ratio import (
 from common.errors import UsageError
 from records.run import RunDirectory
 
+K = TypeVar("K")
+T = TypeVar("T")
 Rounds = Sequence[LoadedTrial]
 Side = tuple[str, str]
 """Implementation and its optimizations (`Trial.levers`)."""
@@ -220,22 +222,27 @@ def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = THRESHOLD)
     sides = [load_run(run) for run in (a, b)]
     spread = run_spread(*sides)
     old, new = (by_key(side, kinds=("throughput", "input", "measure"), failed=True) for side in sides)
-    pairs = paired(old, new)
+    pairs = paired(old, new, configuration)
     rows = [_compare_row(old.pop(before), new.pop(after), threshold, spread) for before, after in pairs]
     differences = [f"{run.path}: {text}" for run, side in zip((a, b), sides, strict=True) for text in side.problems]
-    differences += differing(map(environment_of, sides))
+    differences += differing(environment_of(trial.environment for trial in side) for side in sides)
     for run, left in ((a, old), (b, new)):
         differences += dict.fromkeys(f"only in {run.path}: {describe(rounds[0].row)}" for rounds in left.values())
     return Comparison(rows=rows, differences=differences, threshold=threshold, spread=spread)
 
 
-def paired(old: Mapping[Key, Rounds], new: Mapping[Key, Rounds]) -> list[tuple[Key, Key]]:
-    """Return which measurements are compared: equal ones, then single ones of equal configuration that are left."""
-    left: dict[Key, tuple[list[Key], list[Key]]] = defaultdict(lambda: ([], []))
+def configuration(trial: LoadedTrial) -> Key:
+    """Return what two measurements need to share to be compared: kind and CONFIGURATION."""
+    return (trial.trial.kind, *trial.key())
+
+
+def paired(old: Mapping[K, Sequence[T]], new: Mapping[K, Sequence[T]], alike: Callable[[T], Any]) -> list[tuple[K, K]]:
+    """Return the keys of the groups to compare: equal ones, then single ones left whose first members are alike."""
+    left: dict[Any, tuple[list[K], list[K]]] = defaultdict(lambda: ([], []))
     for side, (groups, others) in enumerate(((old, new), (new, old))):
-        for key, rounds in groups.items():
+        for key, members in groups.items():
             if key not in others:
-                left[rounds[0].trial.kind, *rounds[0].key()][side].append(key)
+                left[alike(members[0])][side].append(key)
     single = [(olds[0], news[0]) for olds, news in left.values() if len(olds) == len(news) == 1]
     return [(key, key) for key in old if key in new] + single
 
@@ -356,10 +363,10 @@ def changed_settings(old: Rounds, new: Rounds) -> list[str]:
     return differing({name: value for name, value in side.items() if name in shared} for side in sides)
 
 
-def environment_of(trials: Rounds) -> dict[str, str]:
+def environment_of(environments: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the machine and the versions that trials ran on, by name; several values are joined."""
     values: dict[str, set[str]] = defaultdict(set)
-    for environment in (trial.environment for trial in trials):
+    for environment in environments:
         cpu, gpus = environment.get("cpu") or {}, environment.get("gpus") or []
         row = {name: environment.get(name) for name in ("device_name", "driver", "memory_bytes", "system", "python")}
         row |= {"cpu": cpu.get("model"), "cores": cpu.get("physical_cores"), "gpus": len(gpus) or None}

@@ -232,7 +232,7 @@ class Slurm:
 
 # Commands of bertbench that write one folder: those that join the ranks of a launcher, and those of one node.
 _JOINING = ("comm", "throughput", "train")
-_OF_ONE_NODE = ("autotune", "compare-heads", "compare-strategies", "data", "profile", "speed-of-light", "speedrun")
+_OF_ONE_NODE = ("autotune", "data", "profile", "speed-of-light")
 
 
 def _check_launcher(options: SlurmOptions, command: Sequence[str], nodes: int) -> None:

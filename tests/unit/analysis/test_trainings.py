@@ -1,160 +1,249 @@
-"""Trainings held against each other: every figure worked by hand from run directories that are written here."""
+"""Several trainings: every figure worked by hand from run directories that are written here."""
 
 import csv
 import json
+import math
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from support.commands import document
+from support.commands import document, result
 from support.commands import text as shown
-from support.fake_run import write_training
+from support.fake_run import write_events, write_training
+from support.refusals import refused
+from support.several import (
+    BATCH,
+    EVALUATION_MS,
+    START_UP_MS,
+    STEP_MS,
+    TOKENS,
+    WATTS,
+    write_attempt,
+    write_run_curve,
+    write_seed,
+    write_trainings,
+)
 from support.timelines import timeline
 
 from analysis.metrics.communication.exposure import all_reduce
-from analysis.metrics.comparison.trainings import VariantRun, compare_heads, compare_trainings
+from analysis.metrics.comparison.trainings import Course, Training, courses_of, has_reached, summaries
+from analysis.metrics.statistics import mean_interval
 from analysis.render import figure as charts
-from analysis.render.comparison_tables import (
-    comparison_rows,
-    comparison_table,
-    head_summary,
-    heads_blocks,
-)
+from analysis.render.comparison_tables import trainings_table, variants_table
 from analysis.render.pages import trainings_in
-from analysis.render.tables import Table
-from analysis.render.training_figures import comparison_figure, lines_figure
+from analysis.render.training_figures import lines_figure, trainings_figure
 from records.files import write_record
-from records.run import TrialDirectory
-from records.schema import COMPARISON_COLUMNS, STEP_COLUMNS
-from records.training import TrainRun, events_jsonl, write_curve
+from records.schema import STEP_COLUMNS, TRAINING_COLUMNS
+from records.training import TrainRun, write_curve
 from records.trial import Trial
 
-BATCH = 8
-TOTAL = 4
+
+def seed_row(seed: int, run: TrainRun, target: float, price_per_hour: float | None = None) -> dict[str, Any]:
+    (course,) = courses_of([Training(run=run, variant="v", seed=seed)], target, price_per_hour)
+    return course.row
 
 
-def write_attempt(
-    run: TrainRun,
-    times_ms: list[list[float]],
-    number: int = 0,
-    first_step: int = 0,
-    gap_ms: float = 0.0,
-    total: int = TOTAL,
-) -> TrialDirectory:
-    """An attempt with one list of step times per rank; `gap_ms` lies between any two steps."""
-    ranks = len(times_ms)
-    trial = Trial(
-        kind="train", strategy="single" if ranks == 1 else "ddp", preset="tiny", micro_batch_size=BATCH // ranks,
-        world_size=ranks, round=number, training=(("steps", total),),
-    )  # fmt: skip
-    directory = run.run.trial(trial.trial_id)
-    directory.path.mkdir(parents=True)
-    write_record(directory.trial_json, trial.to_json())
-    slowest = [max(step) for step in zip(*times_ms, strict=True)]
-    for rank, own in enumerate(times_ms):
-        with directory.steps_csv(rank).open("w", newline="") as file:
-            table = csv.DictWriter(file, STEP_COLUMNS)
-            table.writeheader()
-            for place, time_ms in enumerate(own):
-                start = 10**18 + round(1e6 * (sum(slowest[:place]) + gap_ms * place))
-                table.writerow({"step": first_step + place, "start_ns": start, "step_time_ms": time_ms})
-        write_record(directory.rank_json(rank), {"threads": 2 // ranks, "peak_memory_bytes": 1000 + rank})
-    return directory
+def test_a_seed_ends_at_its_first_evaluation_at_or_below_the_target(tmp_path: Path) -> None:
+    run = TrainRun(tmp_path)
+    write_seed(run, {5: 7.0, 10: 6.5, 15: 6.9, 20: 6.0})
+    assert has_reached(run, 6.5) and not has_reached(run, 5.9)
+    row = seed_row(3, run, 6.5, price_per_hour=36.0)
+    assert (row["seed"], row["status"], row["steps"], row["score_mlm_loss"]) == (3, "reached", 10, 6.5)
+    assert (row["samples"], row["tokens"], row["evaluations"]) == (10 * BATCH, 10 * TOKENS, 2)
+    assert row["step_seconds"] == pytest.approx(10 * STEP_MS / 1000), "without evaluations"
+    assert row["loop_seconds"] == pytest.approx((10 * STEP_MS + 2 * EVALUATION_MS) / 1000)
+    assert row["total_seconds"] == pytest.approx((START_UP_MS + 10 * STEP_MS + 2 * EVALUATION_MS) / 1000)
+    assert row["samples_per_second"] == pytest.approx(10 * BATCH / 1.0)
+    # The window of the energy ends with the last step that counts: one evaluation lies inside.
+    assert row["energy_joules"] == pytest.approx(WATTS * (10 * STEP_MS + EVALUATION_MS) / 1000, rel=0.01)
+    assert row["cost"] == pytest.approx(36.0 / 3600 * row["total_seconds"])
+    assert set(row) >= set(TRAINING_COLUMNS) and row["unknown"] == {}
+    assert [(one["steps"], one["scores"]["mlm_loss"]) for one in row["readings"]] == [(5, 7.0), (10, 6.5)]
+    assert [one["step_seconds"] for one in row["readings"]] == pytest.approx([0.5, 1.0])
 
 
-def curve_rows(losses: list[float | None]) -> list[dict[str, Any]]:
+def test_a_run_that_was_killed_counts_its_repeated_steps_once_in_training_and_twice_on_the_wall(tmp_path: Path) -> None:
+    run = TrainRun(tmp_path)
+    write_attempt(run, 0, range(8), {5: 7.0}, step_ms=300)  # the checkpoint of update 5 is the last one
+    second = write_attempt(run, 1, range(5, 12), {10: 6.4}, begin_ns=2 * 10**18)
+    write_run_curve(run, 12)
+    row = seed_row(1, run, 6.5)
+    assert (row["status"], row["steps"], row["attempts"], row["evaluations"]) == ("reached", 10, 2, 2)
+    assert row["step_seconds"] == pytest.approx(5 * 0.3 + 5 * 0.1)
+    first_end = (START_UP_MS + 8 * 300 + EVALUATION_MS + 1000 - 200) / 1000  # its last sensor reading, every 200 ms
+    last_start = (START_UP_MS + 5 * STEP_MS + EVALUATION_MS) / 1000
+    assert row["total_seconds"] == pytest.approx(first_end + last_start, abs=0.2)
+    shutil.rmtree(second.path)
+    write_run_curve(run, 8)
+    unfinished = seed_row(1, run, 6.5)
+    assert unfinished["status"] == "interrupted" and unfinished["steps"] == 8
+
+
+def test_a_seed_that_never_reaches_the_target_says_so(tmp_path: Path) -> None:
+    run = TrainRun(tmp_path / "a")
+    write_seed(run, {5: 7.0, 15: 6.6, 20: 6.7})
+    row = seed_row(1, run, 6.5)
+    assert (row["status"], row["steps"], row["score_mlm_loss"]) == ("not reached", 20, 6.7)
+    assert "6.6" in row["reason"] and "20 steps" in row["reason"] and row["step_seconds"] == pytest.approx(2.0)
+    diverged = TrainRun(tmp_path / "b")
+    write_seed(diverged, {5: None, 20: None})
+    assert seed_row(1, diverged, 6.5)["status"] == "not reached"
+    stopped = TrainRun(tmp_path / "c")
+    write_seed(stopped, {5: 7.0}, steps=8, finished=False)
+    assert seed_row(1, stopped, 6.5)["status"] == "stopped"
+    write_record(stopped.state_json, {"finished": False, "status": "crashed", "reason": "out of luck"})
+    assert (seed_row(1, stopped, 6.5)["status"], seed_row(1, stopped, 6.5)["reason"]) == ("crashed", "out of luck")
+    assert seed_row(1, TrainRun(tmp_path / "d"), 6.5)["status"] == "not begun"
+
+
+def test_unknown_numbers_have_a_reason(tmp_path: Path) -> None:
+    run = TrainRun(tmp_path)
+    write_seed(run, {10: 6.4}, energy=False)
+    row = seed_row(1, run, 6.5)
+    assert row["energy_joules"] is None and row["unknown"]["energy_joules"] == "no RAPL"
+    assert row["cost"] is None and "--price-per-hour" in row["unknown"]["cost"]
+    (attempt,) = run.attempts()
+    attempt.telemetry_csv(0).unlink()
+    row = seed_row(1, run, 6.5, 2.0)
+    assert (
+        row["total_seconds"] is None and row["unknown"]["total_seconds"] and row["step_seconds"] == pytest.approx(1.0)
+    )
+
+
+def rows_of(*seconds: float | None, variant: str = "v") -> list[dict[str, Any]]:
     return [
-        {"step": n, "applied_steps": n + 1, "samples": BATCH * (n + 1), "loss": loss, "learning_rate": 0.1 * (n + 1)}
-        for n, loss in enumerate(losses)
-    ]
+        {"variant": variant, "seed": seed, "status": "not reached" if value is None else "reached",
+         "step_seconds": value, "unknown": {}}
+        for seed, value in enumerate(seconds)
+    ]  # fmt: skip
 
 
-def variant(folder: Path, name: str, losses: list[float | None], **state: Any) -> VariantRun:
-    strategy, devices = name.split("-")
-    run = TrainRun(folder / name)
-    run.path.mkdir(parents=True, exist_ok=True)
-    write_curve(run.curve_csv, curve_rows(losses))
-    write_record(run.state_json, {"finished": True, "status": "ok", **state})
-    return VariantRun(strategy=strategy, devices=int(devices), run=run)
+def ends(row: dict[str, Any], name: str) -> list[float | None]:
+    return [row[name], row[f"{name}_low"], row[f"{name}_high"]]
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> list[VariantRun]:
-    """One device with 4 steps of 100 ms, and two devices whose slowest rank takes 60, 50, 50 and 40 ms."""
-    one = variant(tmp_path, "single-1", [4.0, 3.0, 2.5, 2.0], evaluation=scores(80.0))
-    write_attempt(one.run, [[100.0, 100.0, 100.0, 100.0]], gap_ms=50.0)
-    two = variant(tmp_path, "ddp-2", [4.0, 3.25, 2.5, 1.9], evaluation=scores(80.5))
-    write_attempt(two.run, [[60.0, 30.0, 50.0, 20.0], [10.0, 50.0, 40.0, 40.0]])
-    return [one, two]
+def test_the_interval_over_seeds_is_students() -> None:
+    (found,) = summaries(rows_of(10.0, 12.0, 14.0), 6.5)
+    half = 4.302653 * 2.0 / math.sqrt(3)  # the table's quantile of two degrees of freedom
+    assert ends(found, "step_seconds") == pytest.approx([12.0, 12.0 - half, 12.0 + half], rel=1e-4)
+    assert (found["seeds"], found["whole"]) == (3, 3)
+    assert ends(summaries(rows_of(10.0), 6.5)[0], "step_seconds") == [10.0, None, None]
+    (part,) = summaries(rows_of(10.0, None, 12.0), 6.5)
+    assert part["step_seconds"] is None and (part["seeds"], part["whole"]) == (3, 2)
+    assert "2 of 3" in part["unknown"]["step_seconds"]
+    mean, low, high = mean_interval([])
+    assert math.isnan(mean) and math.isnan(low) and math.isnan(high)
 
 
-def scores(f1: float) -> dict[str, Any]:
-    return {
-        "event": "evaluated", "time_ns": 5, "seconds": 1.5, "applied_steps": 4, "best": True, "samples": 64,
-        "exact": 70.0, "f1": f1,
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("seconds", "decided"),
+    [((5.0, 5.1, 5.2), "yes"), ((10.0, 10.1, 9.95), "no"), ((8.0, 12.0, 10.0), "cannot decide"),
+     ((5.0,), "cannot decide")],
+)  # fmt: skip
+def test_a_variant_is_faster_where_the_interval_of_its_ratio_over_the_seeds_says_so(
+    seconds: tuple[float, ...], decided: str
+) -> None:
+    first, second = summaries([*rows_of(10.0, 10.2, 9.9), *rows_of(*seconds, variant="w")], 6.5)
+    assert first["speedup"] == 1.0 and first["decided"] is None
+    assert second["speedup"] == pytest.approx(10.0 / sorted(seconds)[len(seconds) // 2])
+    assert second["speedup_low"] <= second["speedup"] <= second["speedup_high"] and second["decided"] == decided
 
 
-def test_time_rate_and_what_is_saved_are_those_worked_by_hand(pair: list[VariantRun]) -> None:
-    one, two = compare_trainings(pair).rows
-    assert (one["step_seconds"], two["step_seconds"]) == (pytest.approx(0.4), pytest.approx(0.2))
-    assert one["loop_seconds"] == pytest.approx(0.55), "4 steps and the 3 gaps between them"
-    told = {"time_ns": 9, "applied_steps": 4, "seconds": 1.5}
-    saved = {**told, "event": "saved", "path": "step-0000004", "size_bytes": 1, "seconds": 0.25}
-    lines = [scores(80.0), saved, {**scores(70.0), "applied_steps": 2}]
-    events_jsonl(pair[0].run.attempts()[-1]).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    behind = compare_trainings(pair).rows[0]["loop_seconds"]
-    assert behind == pytest.approx(0.55 + 1.5 + 0.25), "with what came behind the last step"
-    assert (one["samples_per_second"], two["samples_per_second"]) == (pytest.approx(80), pytest.approx(160))
-    assert (one["speedup"], two["speedup"]) == (1, pytest.approx(2))
-    assert two["time_saved"] == pytest.approx(0.5)
-    assert (one["step_time_ms"], two["step_time_ms"]) == (100, 50)
-    assert (one["threads_per_rank"], two["threads_per_rank"], two["peak_memory_bytes"]) == (2, 1, 1001)
-    assert (two["global_batch_size"], two["micro_batch_size"], two["steps"], two["samples"]) == (8, 4, 4, 32)
-    assert two["greatest_loss_difference"] == 0.25 and two["greatest_loss_difference_step"] == 1
-    assert one["greatest_loss_difference"] == 0 and two["compared_steps"] == 4 and two["last_loss"] == 1.9
-    assert two["scores"] == {"exact": 70.0, "f1": 80.5} and two["evaluation_samples"] == 64
+SLOW, FAST = {1: 100.0, 2: 102.0, 3: 98.0}, {1: 80.0, 2: 79.0, 3: 81.0}
 
 
-def test_epochs_follow_from_the_samples_of_the_data(pair: list[VariantRun]) -> None:
-    found = compare_trainings(pair, samples_per_epoch=16)
-    assert found.epochs == 2 and [row["epochs"] for row in found.rows] == [2, 2]
-    assert found.rows[1]["epoch_seconds"] == pytest.approx(16 / 160)
-    assert compare_trainings(pair).epochs is None
+def test_compare_decides_by_folders_and_by_copies_of_the_record(tmp_path: Path) -> None:
+    slow, fast = (write_trainings(tmp_path / name, seeds) for name, seeds in (("slow", SLOW), ("fast", FAST)))
+    record = tmp_path / "record.json"
+    shutil.copy(slow.document, record)
+    for before in (slow.path, record):
+        found = result("compare", before, fast.path)
+        (row,) = found.document["rows"]
+        assert found.code == 0 and row["verdict"] == "improvement" and row["time_ratio"] == pytest.approx(0.8)
+        assert row["time_ratio_high"] < 0.98 and (row["seeds_a"], row["seeds_b"]) == (3, 3)
+        assert (row["step_seconds_a"], row["step_seconds_b"]) == pytest.approx((1.0, 0.8))
+    assert result("compare", fast.path, slow.path).code == 1
+    summary_file = tmp_path / "summary.md"
+    result("compare", fast.path, slow.path, "--markdown", summary_file)
+    assert summary_file.read_text(encoding="utf-8").startswith("### bertbench compare: regression\n")
+    assert "same records" in result("compare", fast.path, fast.path).notes[0]
 
 
-def test_steps_made_again_count_once_and_time_between_attempts_not_at_all(pair: list[VariantRun]) -> None:
-    write_attempt(pair[0].run, [[30.0, 20.0]], number=1, first_step=2)
-    found = compare_trainings(pair)
-    row, curve = found.rows[0], found.curves[0]
-    assert row["step_seconds"] == pytest.approx(0.1 + 0.1 + 0.03 + 0.02) and row["attempts"] == 2
-    assert curve.seconds.tolist() == pytest.approx([0.1, 0.25, 0.28, 0.3])
-    assert curve.percent.tolist() == [25, 50, 75, 100]
+def test_too_few_seeds_or_too_small_a_difference_decide_nothing(tmp_path: Path) -> None:
+    slow = write_trainings(tmp_path / "slow", SLOW)
+    few = write_trainings(tmp_path / "few", {1: 80.0, 2: 79.0})
+    near = write_trainings(tmp_path / "near", {1: 99.0, 2: 97.0, 3: 101.0})
+    for other in (few, near):
+        found = result("compare", slow.path, other.path)
+        assert (found.document["rows"][0]["verdict"], found.code) == ("cannot decide", 4)
+    assert result("compare", slow.path, few.path, "--undecided-ok").code == 0
+    assert result("compare", slow.path, near.path, "--threshold", "0.2").code == 0
 
 
-def test_a_variant_that_failed_is_named_and_the_others_are_compared(tmp_path: Path, pair: list[VariantRun]) -> None:
-    broken = variant(tmp_path, "ddp-4", [4.0, 3.0], finished=False, status="oom", reason="rank 3: no memory left")
-    log = write_attempt(broken.run, [[50.0, 50.0]] * 4).log
-    absent = VariantRun(strategy="ddp", devices=8, run=TrainRun(tmp_path / "ddp-8"))
-    found = compare_trainings([*pair, broken, absent])
-    assert [row["status"] for row in found.rows] == ["finished", "finished", "oom", "not begun"]
-    assert [row["devices"] for row in found.failed] == [4, 8]
-    row = found.rows[2]
-    assert (row["reason"], row["log"]) == ("rank 3: no memory left", str(log))
-    assert row["speedup"] == pytest.approx(2) and row["time_saved"] is None, "it saw fewer samples"
-    assert found.rows[1]["speedup"] == pytest.approx(2)
-    assert "2 of 4" in shown([comparison_table(found)]) and "oom" in shown([comparison_table(found)])
+def test_a_seed_that_misses_the_target_is_a_regression_where_the_others_reached_it(tmp_path: Path) -> None:
+    slow = write_trainings(tmp_path / "slow", SLOW)
+    never = write_trainings(tmp_path / "never", FAST, reached=False)
+    found = result("compare", slow.path, never.path)
+    (row,) = found.document["rows"]
+    assert (row["verdict"], row["time_ratio"], found.code) == ("regression", None, 1) and "seed 1" in row["reason"]
+    assert result("compare", never.path, slow.path).code == 4
 
 
-def test_the_table_has_a_row_per_variant_with_every_column(pair: list[VariantRun]) -> None:
-    rows = comparison_rows(compare_trainings(pair))
-    assert list(rows[0]) == [*COMPARISON_COLUMNS, "score_exact", "score_f1"]
-    assert [(row["strategy"], row["devices"], row["score_f1"]) for row in rows] == [
-        ("single", 1, 80.0),
-        ("ddp", 2, 80.5),
-    ]
-    assert rows[0]["all_reduce_share"] is None and rows[1]["speedup"] == pytest.approx(2)
-    json.dumps(compare_trainings(pair).rows, allow_nan=False)
+def test_trainings_of_different_targets_or_data_are_refused_and_other_options_too(tmp_path: Path) -> None:
+    one = write_trainings(tmp_path / "one", SLOW)
+    easier = write_trainings(tmp_path / "easier", SLOW, target=6.9)
+    with refused("run-mismatch", "target", 6.5, 6.9):
+        result("compare", one.path, easier.path)
+    other = write_trainings(tmp_path / "other", SLOW)
+    content = json.loads(other.document.read_text())
+    write_record(other.document, content | {"data": {**content["data"], "held_out_fingerprint": "cc"}})
+    with refused("run-mismatch", "held_out_fingerprint", "bb", "cc"):
+        result("compare", one.path, other.path)
+    with refused("option-not-applicable", "--csv"):
+        result("compare", one.path, one.path, "--csv", tmp_path / "csv")
+    with refused("path-missing", tmp_path / "absent"):
+        result("compare", one.path, tmp_path / "absent")
+    write_record(other.document, content | {"rows": [{"variant": "v", "status": "reached", "step_seconds": "1"}]})
+    with refused("file-damaged", "rows.0.step_seconds"):
+        result("compare", one.path, other.path)
+
+
+def test_variants_are_paired_by_name_and_what_differs_is_listed(tmp_path: Path) -> None:
+    one = write_trainings(tmp_path / "one", SLOW, precision="fp32")
+    two = write_trainings(tmp_path / "two", FAST, precision="bf16", levers="auto")
+    content = json.loads(two.document.read_text())
+    named = [{**row, "variant": "other"} for row in content["rows"]]
+    write_record(two.document, content | {"rows": named})
+    found = document("compare", one.path, two.path)
+    assert found["differences"] == ["precision: fp32 -> bf16", "levers: not set -> auto"]
+    assert [row["variant"] for row in found["rows"]] == ["other"], "the only one that is left on each side"
+    write_record(two.document, content | {"rows": [*content["rows"], *named]})
+    found = document("compare", one.path, two.path)
+    assert [row["variant"] for row in found["rows"]] == ["pretrain"] and "only in B: other" in found["differences"]
+
+
+RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict", "ratio"),
+    [("", "-batch-8", "cannot decide", "0.90"), ("", "-batch-64", "regression", "1.95"),
+     ("-batch-8", "-batch-64", "regression", "2.17")],
+)  # fmt: skip
+def test_the_page_of_records_says_what_its_files_say(a: str, b: str, verdict: str, ratio: str) -> None:
+    paths = [RESULTS / f"2026-11-26-speedrun{name}.json" for name in (a, b)]
+    (row,) = document("compare", *paths)["rows"]
+    assert row["verdict"] == verdict and f"{row['time_ratio']:.2f}" == ratio
+    page = (RESULTS / "2026-11-26-speedrun.md").read_text(encoding="utf-8")
+    assert ratio in page
+    for path in paths:
+        (whole,) = json.loads(path.read_text())["variants"]
+        mean, low, high = ends(whole, "step_seconds")
+        assert f"{mean:.1f} s" in page and f"{low:.1f} to {high:.1f}" in page
+        assert f"{whole['samples_per_second']:.1f}" in page and f"{whole['loop_seconds']:.1f} s" in page
+        assert f"{whole['total_seconds']:.1f} s" in page
 
 
 MS = 1_000_000
@@ -192,25 +281,135 @@ def test_all_reduce_is_the_mean_of_its_shares_over_the_ranks() -> None:
     )
 
 
-def test_exposed_communication_names_the_step_that_it_is_a_share_of(pair: list[VariantRun]) -> None:
+def write_ranks(
+    run: TrainRun, times_ms: list[list[float]], number: int = 0, first: int = 0, gap_ms: float = 0.0
+) -> None:
+    """Write an attempt with one list of step times per rank; `gap_ms` lies between any two steps."""
+    ranks = len(times_ms)
+    trial = Trial(
+        kind="train", strategy="single" if ranks == 1 else "ddp", preset="tiny", micro_batch_size=BATCH // ranks,
+        world_size=ranks, round=number, training=(("steps", 4),),
+    )  # fmt: skip
+    directory = run.run.trial(trial.trial_id)
+    directory.path.mkdir(parents=True)
+    write_record(directory.trial_json, trial.to_json())
+    slowest = [max(step) for step in zip(*times_ms, strict=True)]
+    for rank, own in enumerate(times_ms):
+        with directory.steps_csv(rank).open("w", newline="") as file:
+            table = csv.DictWriter(file, STEP_COLUMNS)
+            table.writeheader()
+            for place, time_ms in enumerate(own):
+                start = 10**18 + round(1e6 * (sum(slowest[:place]) + gap_ms * place))
+                table.writerow({"step": first + place, "start_ns": start, "step_time_ms": time_ms})
+        write_record(directory.rank_json(rank), {"threads": 2 // ranks, "peak_memory_bytes": 1000 + rank})
+
+
+def variant(folder: Path, name: str, losses: list[float | None], **state: Any) -> Training:
+    run = TrainRun(folder / name)
+    run.path.mkdir(parents=True, exist_ok=True)
+    rows = [{"step": n, "applied_steps": n + 1, "samples": BATCH * (n + 1), "loss": loss, "learning_rate": 0.1}
+            for n, loss in enumerate(losses)]  # fmt: skip
+    write_curve(run.curve_csv, rows)
+    write_record(run.state_json, {"finished": True, "status": "ok", **state})
+    return Training(run=run, variant=name)
+
+
+def evaluated(steps: int, f1: float) -> dict[str, Any]:
+    return {
+        "event": "evaluated", "time_ns": 5, "seconds": 1.5, "applied_steps": steps, "samples": 64, "exact": 70.0,
+        "f1": f1,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[Training]:
+    """One device with 4 steps of 100 ms, and two devices whose slowest rank takes 60, 50, 50 and 40 ms."""
+    one = variant(tmp_path, "single", [4.0, 3.0, 2.5, 2.0])
+    write_ranks(one.run, [[100.0, 100.0, 100.0, 100.0]], gap_ms=50.0)
+    two = variant(tmp_path, "ddp", [4.0, 3.25, 2.5, 1.9], best={"score": "f1", "value": 80.5})
+    write_ranks(two.run, [[60.0, 30.0, 50.0, 20.0], [10.0, 50.0, 40.0, 40.0]])
+    write_events(two.run.attempts()[0], evaluated(2, 60.0), evaluated(4, 80.5))
+    return [one, two]
+
+
+def rows_of_pair(pair: list[Training], **options: Any) -> list[dict[str, Any]]:
+    return [course.row for course in courses_of(pair, **options)]
+
+
+def test_time_rate_and_what_is_saved_are_those_worked_by_hand(pair: list[Training]) -> None:
+    one, two = rows_of_pair(pair)
+    assert (one["step_seconds"], two["step_seconds"]) == (pytest.approx(0.4), pytest.approx(0.2))
+    assert one["loop_seconds"] == pytest.approx(0.55), "4 steps and the 3 gaps between them"
+    saved = {"event": "saved", "time_ns": 9, "applied_steps": 4, "path": "step-4", "size_bytes": 1, "seconds": 0.25}
+    write_events(pair[0].run.attempts()[-1], evaluated(2, 70.0), evaluated(4, 80.0), saved)
+    behind = rows_of_pair(pair)[0]["loop_seconds"]
+    assert behind == pytest.approx(0.55 + 1.5 + 0.25), "with what came behind the last step"
+    assert (one["samples_per_second"], two["samples_per_second"]) == (pytest.approx(80), pytest.approx(160))
+    assert (one["speedup"], two["speedup"]) == (1, pytest.approx(2))
+    assert two["time_saved"] == pytest.approx(0.5)
+    assert (one["step_time_ms"], two["step_time_ms"]) == (100, 50)
+    assert (one["threads_per_rank"], two["threads_per_rank"], two["peak_memory_bytes"]) == (2, 1, 1001)
+    assert (two["global_batch_size"], two["micro_batch_size"], two["steps"], two["samples"]) == (8, 4, 4, 32)
+    assert two["greatest_loss_difference"] == 0.25 and two["greatest_loss_difference_step"] == 1
+    assert one["greatest_loss_difference"] == 0 and two["compared_steps"] == 4 and two["last_loss"] == 1.9
+    assert (two["score_exact"], two["score_f1"], two["evaluation_samples"]) == (70.0, 80.5, 64)
+    json.dumps([one, two], allow_nan=False)
+
+
+def test_epochs_and_readings_follow_from_the_samples_of_the_data(pair: list[Training]) -> None:
+    _, row = rows_of_pair(pair, samples_per_epoch=16)
+    assert row["epochs"] == 2 and row["epoch_seconds"] == pytest.approx(16 / 160)
+    assert [(one["epoch"], one["training_loss"]) for one in row["readings"]] == [(1.0, 3.625), (2.0, 2.2)]
+    assert [one["scores"]["f1"] for one in row["readings"]] == [60.0, 80.5]
+    assert rows_of_pair(pair)[1]["epochs"] is None
+
+
+def test_steps_made_again_count_once_and_time_between_attempts_not_at_all(pair: list[Training]) -> None:
+    write_ranks(pair[0].run, [[30.0, 20.0]], number=1, first=2)
+    course = courses_of(pair)[0]
+    assert course.row["step_seconds"] == pytest.approx(0.1 + 0.1 + 0.03 + 0.02) and course.row["attempts"] == 2
+    assert course.seconds.tolist() == pytest.approx([0.1, 0.25, 0.28, 0.3])
+
+
+def test_a_variant_that_failed_is_named_and_the_others_are_compared(tmp_path: Path, pair: list[Training]) -> None:
+    broken = variant(tmp_path, "ddp-4", [4.0, 3.0], finished=False, status="oom", reason="rank 3: no memory left")
+    write_ranks(broken.run, [[50.0, 50.0]] * 4)
+    absent = Training(variant="ddp-8", run=TrainRun(tmp_path / "ddp-8"))
+    rows = rows_of_pair([*pair, broken, absent])
+    assert [row["status"] for row in rows] == ["finished", "finished", "oom", "not begun"]
+    assert rows[2]["reason"] == "rank 3: no memory left"
+    assert rows[2]["speedup"] == pytest.approx(2) and rows[2]["time_saved"] is None, "it saw fewer samples"
+    assert "2 of 4" in shown([trainings_table(rows)]) and "oom" in shown([trainings_table(rows)])
+    assert [one["speedup"] for one in summaries(rows)] == [1.0, pytest.approx(2), None, None]
+
+
+def test_exposed_communication_and_the_best_score_are_columns_where_they_are_known(pair: list[Training]) -> None:
     shares = {"communication_share": 0.2, "communication_exposed_share": 0.145, "communication_exposed_ms": 106.9}
-    profiled = VariantRun(strategy="ddp", devices=2, run=pair[1].run, profile={**shares, "profiled_step_ms": 738.0})
-    table = comparison_table(compare_trainings([pair[0], profiled]))
+    profiled = Training(variant="ddp", run=pair[1].run, profile={**shares, "profiled_step_ms": 738.0})
+    table = variants_table(summaries(rows_of_pair([pair[0], profiled])))
     assert table.headings[-1] == "exposed" and [row[-1] for row in table.texts()] == ["\N{EN DASH}", "14.5 %"]
+    assert [row[table.headings.index("best F1")] for row in table.texts()] == ["\N{EN DASH}", "80.50"]
+    assert "energy, J" not in table.headings
 
 
 @pytest.mark.parametrize("steps", [4, 150])
-def test_the_figure_has_the_progress_and_the_loss_of_each_variant(tmp_path: Path, steps: int) -> None:
-    runs = []
-    for name in ("single-1", "ddp-2"):
-        runs.append(variant(tmp_path, name, [4 - 2 * step / (steps - 1) for step in range(steps)]))
-        write_attempt(runs[-1].run, [[10.0] * steps] * int(name[-1]), total=steps)
-    figure = comparison_figure(compare_trainings(runs), "title $x", "note")
-    assert figure is not None and figure.caption == "title $x. note"
-    progress, losses = charts.drawn(figure).axes
-    assert progress.lines[0].get_xdata()[-1] == pytest.approx(steps / 100)
-    assert [line.get_label() for line in progress.lines] == [line.get_label() for line in losses.lines]
-    assert len(losses.lines) == 2 and losses.lines[0].get_ydata()[0] == pytest.approx(4.0, abs=0.05)
+def test_the_figure_has_the_loss_and_the_score_of_each_training(steps: int) -> None:
+    courses = [
+        Course(
+            row={"folder": name, "readings": [{"step_seconds": 0.5, "scores": {"mlm_loss": 7.0}}]},
+            steps=range(steps),
+            seconds=np.arange(1, steps + 1) / 100,
+            loss=np.linspace(4.0, 2.0, steps),
+        )
+        for name in ("single", "ddp")
+    ]
+    figure = trainings_figure(courses, 6.5)
+    assert figure is not None and trainings_figure([]) is None
+    losses, scores = charts.drawn(figure).axes
+    assert losses.lines[0].get_xdata()[-1] == pytest.approx(steps / 100)
+    assert losses.lines[0].get_ydata()[0] == pytest.approx(4.0, abs=0.05)
+    assert [line.get_label() for line in losses.lines] == ["single", "ddp"]
+    assert [line.get_label() for line in scores.lines] == ["single", "ddp", "target"]
 
 
 def test_no_two_of_many_lines_look_the_same() -> None:
@@ -225,46 +424,13 @@ def test_a_folder_of_trainings_is_a_page_with_the_names_of_its_folders(tmp_path:
     assert [run.path.name for run in trainings_in(tmp_path / "run")] == ["phase1", "phase2"]
     assert trainings_in(tmp_path / "run/phase1") == trainings_in(tmp_path / "absent") == []
     made = document("report", str(tmp_path / "run"), "--out", str(tmp_path / "page"))
-    assert [row["name"] for row in made["trainings"]] == ["phase1", "phase2"]
-    assert Path(made["report"]).is_file() and (tmp_path / "page/comparison.csv").is_file()
+    assert [row["variant"] for row in made["trainings"]] == ["phase1", "phase2"]
+    assert Path(made["report"]).is_file() and (tmp_path / "page/trainings.csv").is_file()
 
 
-def training(folder: Path) -> TrainRun:
-    """A training of 3 updates, evaluated after each: accuracy is best after the 2nd, log loss after the 3rd."""
-    run = TrainRun(folder)
-    trial = Trial(kind="train", task="gap", training=(("steps", 3),))
-    directory = run.run.trial(trial.trial_id)
-    directory.path.mkdir(parents=True)
-    write_record(directory.trial_json, trial.to_json())
-    scores = [(0.5, 0.9, 40.0), (0.75, 0.6, 60.0), (0.75, 0.4, None)]
-    events = [
-        {"event": "evaluated", "time_ns": 1, "applied_steps": step + 1, "seconds": 1.0, "samples": 9,
-         "accuracy": accuracy, "log_loss": loss, "gap_f1": gap_f1}
-        for step, (accuracy, loss, gap_f1) in enumerate(scores)
-    ]  # fmt: skip
-    events_jsonl(directory).write_text("".join(json.dumps(event) + "\n" for event in events))
-    rows = [{"step": n, "applied_steps": n + 1, "samples": 4 * (n + 1), "loss": 1.0} for n in range(3)]
-    write_curve(run.curve_csv, [{**row, "learning_rate": 0.1} for row in rows])
-    write_record(run.state_json, {"finished": True, "status": "ok"})
-    return run
-
-
-@pytest.mark.parametrize(
-    ("best_by", "higher_is_better", "epoch", "words"),
-    [
-        ("accuracy", True, 2.0, "accuracy"),  # the earliest of several, as the training has it
-        ("log_loss", False, 3.0, "log loss"),
-        ("gap_f1", True, 2.0, "GAP F1"),
-    ],
-)
-def test_the_best_evaluation_is_the_one_whose_checkpoint_the_training_kept(
-    tmp_path: Path, best_by: str, higher_is_better: bool, epoch: float, words: str
-) -> None:
-    (result,) = compare_heads({"mul": training(tmp_path / "mul")}, 4, best_by, higher_is_better)
-    assert result.training["status"] == "finished" and result.best is not None and result.best["epoch"] == epoch
-    assert [row["epoch"] for row in result.evaluations if row["best"]] == [epoch]
-    assert head_summary(result)["best"]["scores"][best_by] == result.best["scores"][best_by]
-    epochs, _, by = heads_blocks([result])
-    assert isinstance(epochs, Table)
-    assert [row[1] for row in epochs.texts() if row[-1] == "best"] == [f"{epoch:.2f}"]
-    assert by == f"best epoch selected by {words}"
+def test_a_folder_of_seeds_has_a_page_of_its_record(tmp_path: Path) -> None:
+    place = write_trainings(tmp_path / "run", SLOW)
+    made = document("report", place.path)
+    assert [(row["variant"], row["seed"], row["status"]) for row in made["trainings"]] == [
+        ("pretrain", seed, "reached") for seed in SLOW
+    ]

@@ -1,9 +1,8 @@
-"""`data gap`, `predict gap`, `eval gap` and `compare-heads gap` as a user calls them."""
+"""`data gap`, `predict gap` and `eval gap` as a user calls them."""
 
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,10 +12,7 @@ from support.commands import document, result, text
 from support.gap_files import COLUMNS, learnable, prepared, vocabulary, write
 from support.refusals import check_refusal, refused
 
-from analysis.metrics.comparison.trainings import HeadResult
-from analysis.render.comparison_tables import head_summary, heads_blocks
 from analysis.render.figure import write_png
-from analysis.render.tables import Table
 from analysis.render.task_figures import gap_figure
 from bench.cli.main import run
 from bench.plan.options import TaskFlags
@@ -25,7 +21,6 @@ from bert.model.config import ModelConfig
 from bert.tasks.gap.features import FORM
 from bert.tasks.gap.task import BertForMentions
 from common.errors import Code
-from records.schema import HEAD_COLUMNS
 
 
 @pytest.fixture(scope="module")
@@ -149,29 +144,6 @@ def test_predictions_of_another_dataset_are_refused(tmp_path: Path) -> None:
         result("eval", "gap", "--dataset", str(gold), "--predictions", str(system))
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "fact"),
-    [
-        ([], "option-missing", "bertbench compare-heads gap [options]"),
-        (["squad"], "option-choice", "'squad'"),
-        (["gap", "--heads", "mul", "best"], "option-choice", "'best'"),
-        (["gap", "--heads", "mul", "mul"], "option-value", "--heads mul mul"),
-        (["gap", "--head", "mul"], "option-not-applicable", "--heads mul concat"),
-        (["gap", "--data", "synthetic", "--steps", "3"], "data-missing", "--data"),
-        (["gap", "--data", "FOLDER", "--eval-every", "0"], "data-missing", "--eval-every 0"),
-        (["gap", "--data", "FOLDER", "--train-on-all"], "option-conflict", "--train-on-all"),
-    ],
-    ids=range(8),
-)
-def test_what_compares_no_heads_is_refused(
-    tmp_path: Path, folder: Path, words: list[str], code: Code, fact: str
-) -> None:
-    given = [str(folder) if word == "FOLDER" else word for word in words]
-    out = ["--preset", "tiny", "--device", "cpu", "--out", str(tmp_path / "out")] if words else []
-    with refused(code, fact):
-        result("compare-heads", *given, *out)
-
-
 def test_options_of_gap_are_of_no_other_task() -> None:
     assert TaskFlags(head="span", sample_limit=5).options("gap") == {
         "head": "span", "sample_limit": 5, "train_on_all": False,
@@ -180,57 +152,12 @@ def test_options_of_gap_are_of_no_other_task() -> None:
         TaskFlags(head="span").options("squad")
 
 
-def test_the_table_of_heads_names_the_best_epoch_and_the_time(tmp_path: Path) -> None:
-    def row(head: str, epoch: float, accuracy: float, best: bool) -> dict[str, object]:
-        values = (head, epoch, int(10 * epoch), 1.0, 0.9, accuracy, best)
-        return {**dict(zip(HEAD_COLUMNS, values, strict=True)), "scores": {"accuracy": accuracy}}
-
-    training = dict.fromkeys(("step_seconds", "epoch_seconds", "parameters", "reason")) | {"loop_seconds": 61.5}
-    results = [
-        HeadResult(
-            head,
-            {**training, "status": "finished", "samples_per_second": 20.0},
-            (row(head, 1.0, 0.5, False), row(head, 2.0, 0.625, True)),
-            "accuracy",
-        )
-        for head in ("mul", "span")
-    ]
-    epochs, heads, *_ = heads_blocks(results, 0.45)
-    assert isinstance(epochs, Table) and isinstance(heads, Table)
-    assert [row[-2:] for row in epochs.texts()][1::2] == [["62.5 %", "best"]] * 2
-    assert [row[3] for row in heads.texts()][:2] == ["61.5"] * 2
-    assert heads.texts()[-1][:2] == ["(majority)", "45.0 %"]
-    assert head_summary(results[0])["best"]["epoch"] == 2.0
-
-
 def test_pictures_stand_rows_without_counts(tmp_path: Path) -> None:
     import numpy as np
 
     names = ["neither", "A", "B"]
     scores = gap_figure(np.zeros((3, 3), np.int64), names, names, [("gender", "feminine", 1, 0.0)], 0.0)
     assert write_png(scores, tmp_path).is_file() and values(scores, "accuracy") == [0]
-
-
-def test_heads_are_held_against_the_rows_they_are_evaluated_on_and_record_their_training(
-    tmp_path: Path, folder: Path
-) -> None:
-    from bench.cli.compare_heads import CompareHeadsOptions, _deciding, _document, _plan, read_words
-    from bench.machine.devices import find_devices
-
-    words = ["--data", str(folder), "--preset", "tiny", "--device", "cpu", "--eval-samples", "4", "--sample-limit", "9"]
-
-    def planned(*more: str) -> tuple[CompareHeadsOptions, Any]:
-        call = read_words(["gap", "--heads", "mul", *words, *more], "bertbench compare-heads")
-        return call.options, [_plan(tmp_path, call.base, {"head": "mul"}, find_devices("cpu"))]
-
-    document = _document(*planned("--learning-rate", "2e-4"), [])
-    # Of 12 rows 4 are every third, and the answer of each third row is "neither".
-    assert document["majority_accuracy"] == 1.0
-    assert document["best_by"] == "accuracy"
-    assert _deciding(planned("--best-by", "log_loss")[1]) == ("log_loss", False)
-    assert document["settings"]["task_options"] == {"sample_limit": 9, "train_on_all": False}
-    assert document["request"]["training"]["learning_rate"] == 2e-4
-    assert document["request"]["training"]["task_flags"]["sample_limit"] == 9
 
 
 def test_a_folder_that_cannot_be_written_is_met_before_anything_is_predicted(

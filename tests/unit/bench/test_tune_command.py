@@ -290,9 +290,9 @@ def test_inside_a_world_of_ranks_it_is_refused(
         result("tune", *words(data, tmp_path / "study"))
 
 
-@pytest.mark.parametrize("command", ["tune", "compare-heads", "compare-strategies"])
-def test_help_shows_the_values_that_an_option_takes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("words", [["tune"], ["train", "pretrain", "--vary"]])
+def test_help_shows_the_values_that_an_option_takes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        run([command, "--help"])
+        run([*words, "--help"])
     shown = capsys.readouterr().out
     assert "{None}" not in shown and ("INT" in shown or "PATH" in shown)

@@ -1,4 +1,4 @@
-"""Speedruns whose every number is known, written as the harness writes them."""
+"""Trainings with several seeds whose every number is known, written as the harness writes them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,12 +6,12 @@ from typing import Any
 
 from support.fake_run import START_NS, write_csv, write_events
 
-from analysis.metrics.comparison.trainings import seed_row, summary
+from analysis.metrics.comparison.trainings import Training, courses_of, summaries
 from records.files import write_record
 from records.run import TrialDirectory
 from records.schema import STEP_COLUMNS, TELEMETRY_COLUMNS
-from records.speedrun import KIND, Speedrun
 from records.training import TrainRun, write_curve
+from records.trainings import KIND, Trainings
 from records.trial import Trial
 
 BATCH, TOKENS = 8, 100
@@ -82,29 +82,26 @@ def write_seed(
     write_record(run.state_json, {"finished": finished, "status": "ok", "reason": "", "total_steps": 20})
 
 
-def write_speedrun(
+def write_trainings(
     path: Path, seeds: Mapping[int, float], target: float = 6.5, *, reached: bool = True, **settings: Any
-) -> Speedrun:
-    """Write a speedrun whose seeds reach the target after 10 of 12 steps of the given time in ms, or never do."""
-    place = Speedrun(path)
+) -> Trainings:
+    """Write trainings whose seeds reach the target after 10 of 12 steps of the given time in ms, or never do."""
+    place = Trainings(path)
     losses = {5: 7.0, 10: 6.4, 12: 6.3} if reached else {5: 7.0, 10: 6.9, 12: 6.8}
-    for seed, step_ms in seeds.items():
-        write_seed(place.seed(seed), losses, steps=12, step_ms=step_ms)
-    rows = [seed_row(seed, place.seed(seed), target) for seed in seeds]
+    trainings = [Training(run=TrainRun(path / f"seed-{seed}"), variant="pretrain", seed=seed) for seed in seeds]
+    for one, step_ms in zip(trainings, seeds.values(), strict=True):
+        write_seed(one.run, losses, steps=12, step_ms=step_ms)
+    rows = [course.row for course in courses_of(trainings, target)]
     write_record(
         place.document,
         {
             "kind": KIND,
             "target": {"score": "mlm_loss", "value": target},
-            "command": "bertbench speedrun",
-            "seeds": list(seeds),
             "settings": {"preset": "tiny", **settings},
             "data": DATA,
             "machine": {"device_name": "Example CPU 9000"},
-            "price_per_hour": None,
-            "cautions": [],
             "rows": rows,
-            "summary": summary(rows),
+            "variants": summaries(rows, target),
         },
     )
     return place

@@ -1,0 +1,197 @@
+"""`bertbench train` with several trainings in real processes: one process against two, seeds, kills, targets."""
+
+import csv
+import importlib.util
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.commands import document, result
+from support.refusals import check_refusal
+from support.train_cli import kill_all
+from support.trainings_cli import STEPS, TWO, TrainingsCli, until
+
+from records.training import TrainRun, read_events
+
+
+@pytest.fixture(scope="module")
+def compared(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingsCli, str]:
+    """A finished comparison and what it printed."""
+    command = TrainingsCli(data, tmp_path_factory.mktemp("compare") / "out", *TWO)
+    done = command.run()
+    assert done.returncode == 0, done.stderr
+    return command, done.stdout
+
+
+def test_two_processes_have_the_losses_and_scores_of_one(compared: tuple[TrainingsCli, str]) -> None:
+    command, _ = compared
+    one, two = (TrainRun(command.out / name).read_curve() for name in ("devices-1", "devices-2"))
+    assert [row["step"] for row in one] == [row["step"] for row in two] == list(range(STEPS))
+    assert [row["loss"] for row in two] == pytest.approx([row["loss"] for row in one], abs=1e-4)
+    assert [row["learning_rate"] for row in two] == [row["learning_rate"] for row in one]
+    first, second = command.document()["rows"]
+    assert second["greatest_loss_difference"] < 1e-4 and second["compared_steps"] == STEPS
+    assert second["score_mlm_loss"] == pytest.approx(first["score_mlm_loss"], abs=1e-3)
+
+
+def test_the_comparison_says_what_two_processes_bring_and_what_all_reduce_costs(
+    compared: tuple[TrainingsCli, str],
+) -> None:
+    command, printed = compared
+    first, second = command.document()["rows"]
+    assert [(row["strategy"], row["devices"], row["status"]) for row in (first, second)] == [
+        ("single", 1, "finished"),
+        ("ddp", 2, "finished"),
+    ]
+    assert second["speedup"] == pytest.approx(second["samples_per_second"] / first["samples_per_second"])
+    assert second["time_saved"] == pytest.approx(1 - second["step_seconds"] / first["step_seconds"])
+    assert first["samples"] == second["samples"] == 8 * STEPS and second["threads_per_rank"] == 1
+    assert 0 < second["all_reduce_share"] < 1 and first["all_reduce_share"] is None and second["profiled_steps"] == 2
+    parts = second["all_reduce_exposed_share"] + second["all_reduce_hidden_share"]
+    assert parts == pytest.approx(second["all_reduce_share"])
+    for words in ("devices-1", "devices-2", "samples/s", "all-reduce", "8 = 2 x 2 x 2", "threads per process"):
+        assert words in " ".join(printed.split())
+    rows = list(csv.DictReader((command.out / "trainings.csv").open(encoding="utf-8")))
+    assert [row["strategy"] for row in rows] == ["single", "ddp"]
+    assert (command.out / "trainings.png").stat().st_size > 20_000
+    assert [row["variant"] for row in document("report", command.out)["trainings"]] == ["devices-1", "devices-2"]
+
+
+def test_another_call_runs_nothing_again_and_refuses_other_settings(compared: tuple[TrainingsCli, str]) -> None:
+    command, _ = compared
+    before = sorted(command.out.glob("*/trials/*/result.json"))
+    times = [path.stat().st_mtime_ns for path in command.out.glob("*-[12]/trials/*/result.json")]
+    again = command.run("--json")
+    assert again.returncode == 0 and again.stderr.count("already trained") == 2
+    assert json.loads(again.stdout)["rows"] == command.document()["rows"]
+    assert sorted(command.out.glob("*/trials/*/result.json")) == before and len(before) == 4
+    assert [path.stat().st_mtime_ns for path in command.out.glob("*-[12]/trials/*/result.json")] == times
+    other = command.run("--learning-rate", "0.5")
+    assert other.returncode == 2
+    check_refusal(other.stderr, "settings-changed", "learning_rate", "--out")
+
+
+@pytest.mark.soak
+def test_a_variant_that_fails_is_named_with_its_log_and_the_other_is_shown(
+    compared: tuple[TrainingsCli, str], data: Path, tmp_path: Path
+) -> None:
+    command = TrainingsCli(data, tmp_path / "out", *TWO)
+    shutil.copytree(compared[0].out / "devices-1", command.out / "devices-1")
+    (command.out / "devices-2").mkdir()
+    (command.out / "devices-2" / "checkpoints").write_text("in the way")
+    done = command.run()
+    assert done.returncode == 3 and "Traceback" not in done.stderr
+    assert "devices-2" in done.stderr and "log.txt" in done.stderr and "devices-1" in done.stdout
+    first, second = command.document()["rows"]
+    assert first["status"] == "finished" and first["samples_per_second"] > 0
+    assert second["status"] != "finished" and second["reason"]
+    assert not (command.out / "profile").exists(), "what could not be trained is not profiled"
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(
+    importlib.util.find_spec("accelerate") is None, reason="needs accelerate: pip install 'bertbench[hf]'"
+)
+def test_the_trainer_and_other_precisions_stand_in_one_table_with_ours(data: Path, tmp_path: Path) -> None:
+    command = TrainingsCli(data, tmp_path / "out", *TWO[2:])
+    axes = ("--vary", "implementation=bertbench,hf-trainer", "precision=fp32,bf16", "--optimizer", "adamw")
+    done = command.run(*axes, "--devices", "2", "--profile-steps", "1", timeout=480)
+    assert done.returncode == 0, done.stderr
+    rows = {(row["implementation"], row["precision"]): row for row in command.document()["rows"]}
+    assert len(rows) == 4
+    ours, theirs = (rows[name, "fp32"] for name in ("bertbench", "hf-trainer"))
+    assert theirs["greatest_loss_difference"] < 1e-4 and theirs["compared_steps"] == STEPS
+    assert theirs["score_mlm_loss"] == pytest.approx(ours["score_mlm_loss"], abs=1e-3)
+    assert 0 < theirs["parameters"] <= ours["parameters"] and theirs["peak_memory_kind"] == "resident set"
+    for row in rows.values():
+        assert row["backend"] == "gloo" and row["communication_exposed_ms"] > 0 and row["epoch_seconds"] > 0
+    assert all(row["speedup"] > 0 and row["time_saved"] < 1 for row in rows.values())
+    assert (command.out / "hf-trainer-bf16").is_dir() and (command.out / "trainings.png").exists()
+
+
+def test_a_seed_stops_at_the_first_evaluation_that_reaches_the_target(data: Path, tmp_path: Path) -> None:
+    cli = TrainingsCli(data, tmp_path / "out", *until(4.45))
+    done = cli.run("--seed", "3", "--price-per-hour", "3.6", "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["status"] == "reached" and row["steps"] < 400 and row["steps"] % 2 == 0
+    run = TrainRun(cli.out / "seed-3")
+    (attempt,) = run.attempts()
+    evaluated = {e["applied_steps"]: e["mlm_loss"] for e in read_events(attempt) if e["event"] == "evaluated"}
+    assert evaluated[row["steps"]] == row["score_mlm_loss"] <= 4.45
+    assert all(loss > 4.45 for steps, loss in evaluated.items() if steps < row["steps"])
+    steps = attempt.read_steps(0)[: row["steps"]]
+    assert abs(row["step_seconds"] - sum(step["step_time_ms"] for step in steps) / 1000) < 1e-6
+    assert row["tokens"] == sum(step["real_tokens"] for step in steps)
+    assert row["step_seconds"] < row["loop_seconds"] < row["total_seconds"]
+    assert abs(row["cost"] - row["total_seconds"] / 1000) < 1e-9
+    assert attempt.log.exists() and run.curve_csv.exists(), "every log is kept"
+    assert dict(attempt.read_trial().training)["seed"] == 3 and attempt.read_trial().kind == "train"
+
+
+@pytest.mark.soak
+def test_after_kill_9_the_same_command_trains_the_seeds_that_are_missing(data: Path, tmp_path: Path) -> None:
+    cli = TrainingsCli(data, tmp_path / "out", *until(4.45), "--seed", "1")
+    process = cli.start("--seeds", "3")
+    second = cli.out / "seed-2"
+    deadline = time.monotonic() + 120
+    while not list(second.glob("trials/*/steps-0.csv")) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    kill_all(process)
+    first = cli.document()["rows"][0]
+    assert first["status"] == "reached"
+    done = cli.run("--seeds", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("already trained") >= 1 and "3 of 3" in done.stdout
+    found = cli.document()
+    assert [row["status"] for row in found["rows"]] == ["reached"] * 3 and found["rows"][0] == first
+    (summary,) = found["variants"]
+    assert summary["step_seconds_low"] < summary["step_seconds"] < summary["step_seconds_high"]
+    before = json.dumps(found["rows"])
+    again = cli.run("--seeds", "4")
+    assert again.returncode == 0 and again.stderr.count("already trained") == 3, again.stderr
+    assert json.dumps(cli.document()["rows"][:3]) == before and len(cli.document()["rows"]) == 4
+    other = cli.run("--seeds", "4", "--learning-rate", "5e-4")
+    assert other.returncode == 2
+    check_refusal(other.stderr, "settings-changed", "learning_rate")
+    assert result("compare", cli.out, cli.out).code == 4
+
+
+@pytest.mark.soak
+def test_seeds_that_make_all_steps_without_reaching_the_target_are_reported(data: Path, tmp_path: Path) -> None:
+    cli = TrainingsCli(data, tmp_path / "out", *until(0.5, steps=8))
+    done = cli.run("--seeds", "2")
+    assert done.returncode == 0 and "0 of 2" in done.stdout, done.stderr
+    rows = cli.document()["rows"]
+    assert [(row["status"], row["steps"]) for row in rows] == [("not reached", 8)] * 2
+    assert cli.document()["variants"][0]["step_seconds"] is None
+    again = cli.run("--seeds", "2")
+    assert again.returncode == 0 and again.stderr.count("already trained") == 2
+
+
+@pytest.mark.soak
+def test_a_stop_saves_the_seed_and_the_same_command_resumes_it(data: Path, tmp_path: Path) -> None:
+    cli = TrainingsCli(data, tmp_path / "out", *until(0.5, every=200), "--seed", "1", "--seeds", "2")
+    process = cli.start()
+    deadline = time.monotonic() + 120
+    while not any(path.read_text().count("\n") > 5 for path in cli.out.glob("seed-1/trials/*/steps-0.csv")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0 and "run the same command to resume" in said, said
+    rows = cli.document()["rows"]
+    assert [row["status"] for row in rows] == ["stopped", "not begun"] and rows[0]["steps"] < 400
+    done = cli.run()
+    assert done.returncode == 0, done.stderr
+    rows = cli.document()["rows"]
+    assert [(row["status"], row["steps"], row["attempts"]) for row in rows] == [
+        ("not reached", 400, 2),
+        ("not reached", 400, 1),
+    ]
+    steps = [entry["step"] for entry in TrainRun(cli.out / "seed-1").read_curve()]
+    assert steps == list(range(400)), "no step is missing or repeated"
