@@ -86,10 +86,8 @@ def _by_strategy(rows: Sequence[Row]) -> Iterator[tuple[tuple[str, ...], list[Ro
     """Yield each strategy with its rows; one device needs none, so that 'single' serves as the base of all others."""
     strategies = sorted({_strategy_of(row) for row in rows})
     for strategy in [one for one in strategies if one[0] != "single"] or strategies:
-        yield (
-            strategy,
-            [row for row in rows if _strategy_of(row) == strategy or row["strategy"] == "single" != strategy[0]],
-        )
+        chosen = {strategy, *(one for one in strategies if one[0] == "single" != strategy[0])}
+        yield strategy, [row for row in rows if _strategy_of(row) in chosen]
 
 
 def _global_batch(row: Row) -> int:
