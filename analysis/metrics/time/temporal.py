@@ -117,12 +117,10 @@ def temporal_frame(rows: Sequence[Temporal]) -> "pd.DataFrame":
     import pandas as pd
 
     frame = pd.DataFrame([{**asdict(row), "overlap_share": row.overlap_share} for row in rows])
-    times = [name for name in frame.columns if name.endswith("_ns")]
-    ms = {f"{name[:-3]}_ms": frame[name] / 1e6 for name in times}
-    shares = {f"{name[:-3]}_share": frame[name] / frame["span_ns"] for name in times if name != "span_ns"}
-    named = {name: frame[name] for name in ("rank", "window", "steps", "devices")}
-    made = pd.DataFrame({**named, **ms, **shares, "overlap_share": frame["overlap_share"]})
-    return made.astype({"rank": "Int64", "overlap_share": "float64"})
+    times = frame.filter(regex="_ns$").rename(columns=lambda name: name.removesuffix("_ns"))
+    shares = times.drop(columns="span").div(times["span"], axis="index").add_suffix("_share")
+    named = frame[["rank", "window", "steps", "devices"]].astype({"rank": "Int64"})
+    return named.join([(times / 1e6).add_suffix("_ms"), shares, frame[["overlap_share"]].astype("float64")])
 
 
 def running_ns(timeline: Timeline, wanted: Callable[[str], bool]) -> int:
@@ -218,14 +216,10 @@ def iteration_spread(frame: "pd.DataFrame") -> "pd.DataFrame":
 
     Percentiles are linearly interpolated. Of several ranks' rows put together, every step of every rank counts once.
     """
-    import pandas as pd
-
-    rows = []
-    for name in frame.columns.drop(["rank", "step"], errors="ignore"):
-        if len(values := frame[name].dropna().to_numpy(dtype=float)):
-            low, median, high = np.percentile(values, [5, 50, 95])
-            rows.append((name, len(values), median, low, high, values.min(), values.max()))
-    return pd.DataFrame(rows, columns=["quantity", "steps", "median", "p5", "p95", "min", "max"])
+    values = frame.drop(columns=["rank", "step"], errors="ignore").dropna(axis="columns", how="all").astype(float)
+    spread = values.quantile([0.5, 0.05, 0.95, 0, 1]).set_axis(["median", "p5", "p95", "min", "max"]).T
+    spread.insert(0, "steps", values.count())
+    return spread.rename_axis("quantity").reset_index()
 
 
 class Utilization(NamedTuple):
