@@ -115,8 +115,7 @@ class Figure:
 
 
 def curve(axes: "Axes", x: Iterable[Any], y: Iterable[Any], name: str, colour: str, *, low: Iterable[Any] = (),
-          high: Iterable[Any] = (), shift: float = 0.0, legend: bool = True, titled: int = _MOST_TITLED,
-          **look: Any) -> None:  # fmt: skip
+          high: Iterable[Any] = (), shift: float = 0.0, titled: int = _MOST_TITLED, **look: Any) -> None:  # fmt: skip
     """Draw points joined by a line; None and NaN are gaps.
 
     The axes have their labels, which the texts of values repeat. `low` and `high` are the ends of each point's
@@ -127,7 +126,7 @@ def curve(axes: "Axes", x: Iterable[Any], y: Iterable[Any], name: str, colour: s
 
     name = name.lstrip("_")  # which would keep it from the legend
     across, up, lows, highs = (np.array([*values], dtype=float) for values in (x, y, low, high))
-    look = {"color": COLOURS[colour][0], "linewidth": 1.8, "label": name if legend else "_nolegend_", **look}
+    look = {"color": COLOURS[colour][0], "linewidth": 1.8, "label": name, **look}
     drawn: list[Any] = [*axes.plot(across, up, **look)]
     if len(lows):
         drawn.append(axes.vlines(across, np.fmin(lows, up), np.fmax(highs, up), color=look["color"], linewidth=1.2))
@@ -160,6 +159,8 @@ def bars(axes: "Axes", at: Numbers, end: Numbers, name: str, colour: str | Seque
 
     name = name.lstrip("_")
     ends = np.array(end, dtype=float)
+    if not len(ends):
+        return
     begins = np.array(begin, dtype=float) if len(begin) else np.zeros(len(ends))
     category, value = (axes.yaxis, axes.xaxis) if across else (axes.xaxis, axes.yaxis)
     roles = [colour] * len(ends) if isinstance(colour, str) else [*colour]

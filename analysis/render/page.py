@@ -29,6 +29,7 @@ PAGE = "report.html"
 MOST_ROWS = 200
 """Most rows that a page holds of the table of a finding."""
 _HERE = Path(__file__).parent
+_UNIT = r"%|×|(?:[nµm]?s|[kMGT]i?B|[kMGTP]?FLOP|W|J)\b"  # noqa: RUF001
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Text:
 
     text: str
     style: str
-    """"headline", "faint", "decides", or "badge" with "good" or "caution"."""
+    """"headline", "faint", "decides" or "badge caution"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ def _write(folder: Path, title: str, eyebrow: str, sections: Sequence[Section]) 
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "code": _with_code,
+        "marked_up": _marked_up,
         "drawn": drawn,
         "kind": lambda block: type(block).__name__,
         "csv": link,
@@ -188,8 +189,11 @@ def _write(folder: Path, title: str, eyebrow: str, sections: Sequence[Section]) 
     return [path, *pictures, *csvs]
 
 
-def _with_code(text: str) -> "markupsafe.Markup":
-    """Escape a text, and set what is in backticks apart."""
+def _marked_up(text: str) -> "markupsafe.Markup":
+    """Escape a text; set what is in backticks apart, and keep options, and numbers with their units, in one line."""
     import markupsafe
 
-    return markupsafe.Markup(re.sub("`([^`<]+)`", r"<code>\1</code>", str(markupsafe.escape(text))))  # noqa: S704 # nosec B704 # it is escaped
+    numbers = re.sub(rf"(?<=\d) (?={_UNIT})", "\N{NO-BREAK SPACE}", text)
+    commands = re.sub("`([^`<]+)`", r"<code>\1</code>", str(markupsafe.escape(numbers)))
+    options = re.sub("--[a-z][a-z-]*", r'<span class="option">\g<0></span>', commands)
+    return markupsafe.Markup(options)  # noqa: S704 # nosec B704 # it is escaped

@@ -68,6 +68,7 @@ _MEANINGS = (
     ("scaling efficiency", "Throughput on n devices / (that on the fewest devices x the increase in devices)."),
     ("own work", "Step time without exposed communication and data wait."),
 )
+_MOST_FURTHER = 5
 _BREAKDOWN = "temporal_breakdown"
 """Finding that says where the time goes."""
 _MOST_CONFUSED = 15
@@ -235,15 +236,11 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
             ("swept", f"micro batch {listed('micro_batch_size')}; devices {listed('world_size')}"),
         ]
     recorded = next((trial.environment for trial in trials if trial.environment), {})
-    cpu, libraries = recorded.get("cpu") or {}, recorded.get("libraries") or {}
+    libraries, cpu = recorded.get("libraries") or {}, recorded.get("cpu") or {}
     gpus = Counter(str(gpu.get("name")) for gpu in recorded.get("gpus") or [])
     machine = [f"{count} × {name}" for name, count in gpus.items()]  # noqa: RUF001
     machine.append(str(cpu.get("model") or recorded.get("device_name") or "not recorded"))
-    machine += [f"{cpu['physical_cores']} cores"] if cpu.get("physical_cores") else []
-    machine += [wording.size(recorded["memory_bytes"])] if recorded.get("memory_bytes") else []
     software = [f"{name} {libraries[name]}" for name in ("torch", "transformers") if libraries.get(name)]
-    software += [f"Python {recorded['python']}"] if recorded.get("python") else []
-    software += [str(recorded["system"])] if recorded.get("system") else []
     tally = Counter(str(trial.row["status"]) for trial in doubts.without_probes(trials))
     rounds = len({trial.trial.round for trial in trials if trial.trial.kind not in ("train", "probe")}) or 1
     ended = ", ".join(f"{count} {status}" for status, count in tally.items()) or "only probes"
@@ -300,10 +297,13 @@ def write_source_report(source: Source, findings: Sequence[Finding], folder: Pat
     first = further.pop(0) if further else None
     where = [block for block in breakdown.blocks if not first or block != first[2]] if breakdown else []
     answer: list[Block] = [Text(first[2], "headline")] if first else ["This profile has no findings."]
+    more: list[Block] = [Items(further[:_MOST_FURTHER])] if further else []
+    if rest := further[_MOST_FURTHER:]:
+        more.append(Section(f"{len(rest)} more", [Items(rest)], folded=True))
     sections = [
         Section("", [*answer, *advice_blocks(to_do(source, findings))], "answer"),
         Section("Where the time goes", where, anchor=_BREAKDOWN),
-        Section("Further findings", [Items(further)] if further else []),
+        Section("Further findings", more),
         Section("Details", [*panels.values()]),
         Section(
             "Input", [Facts(_source_facts(source)), Section("Not read or not in the profile", listed(source.problems))]

@@ -28,10 +28,8 @@ from analysis.wording import Row
 
 NOT_MEASURED = ("profile", "probe", "comm", "components")
 """Kinds of trials that have no place in the table of results."""
-_OF_MFU = ("peak_changed", "mfu_above_one")
-"""Codes of cautions about MFU."""
 _MOST_NAMED = 3
-"""Configurations named for one reason; more are counted where the table shows which they are."""
+"""Configurations named for one reason; the table shows all."""
 _MOST_RANK_TRIALS = 8
 _LONGEST_ARGUMENTS = 60
 _CONFIGURATION = "implementation model data strategy devices batch "
@@ -106,7 +104,8 @@ def _ratios_blocks(ratios: Sequence[Row]) -> list[Block]:
         computed("conclusive", lambda row: decided.get(row["decided"], "not yet")),
     ]
     reasons = dict.fromkeys(row["reason"] for row in rows if row["decided"] not in decided)
-    table = Table("ratios", without_constant(shown, rows), sorted(rows, key=wording.order))
+    title = f"throughput relative to {reference}"
+    table = Table("ratios", without_constant(shown, rows), sorted(rows, key=wording.order), title)
     return [table, *(f"ratios to {reference} are not conclusive yet: {reason}" for reason in reasons)]
 
 
@@ -130,8 +129,7 @@ def caution_lines(trials: Sequence[LoadedTrial], of_run: Sequence[Caution] = (),
     lines = []
     for group in joined_disturbance(groups) if joined else groups:
         where = f" ({group.where})" if group.where else ""
-        of_mfu = "MFU: " if group.code in _OF_MFU else ""
-        lines.append(f"caution: {of_mfu}{group.message}{where}; {group.remedy}")
+        lines.append(f"caution: {group.message}{where}; {group.remedy}")
     return lines
 
 
@@ -146,16 +144,13 @@ def comparison_blocks(comparison: Comparison) -> list[Block]:
     shown += columns("step_time_ms_a step_time_ms_b time_ratio time_ratio~ time_saved verdict")
     varied = without_constant(shown, rows)
     table = Table("compare", [column for column in shown if column.label == "model" or column in varied], rows)
-    judged: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    differing: dict[str, list[Row]] = defaultdict(list)
+    notes: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        judged[row["verdict"], row["reason"]].append(row)
+        notes[f"{row['verdict']}: {row['reason']}"].append(row)
         for text in row["differences"]:
-            differing[text].append(row)
-    reasons = Counter(verdict for verdict, _ in judged)
-    lines = [f"{_places(of, reasons[verdict] == 1)}: {verdict}: {reason}" for (verdict, reason), of in judged.items()]
+            notes[f"differs: {text}"].append(row)
+    lines = [f"{_places(of)}: {text}" for text, of in notes.items()]
     lines += [f"differs: {text}" for text in comparison.differences]
-    lines += [f"differs: at {_places(of, len(of) == len(rows))}: {text}" for text, of in differing.items()]
     tally = Counter(row["verdict"] for row in rows)
     counts = ", ".join(f"{count} {name}" for name, count in tally.items()) or "nothing compared"
     return [
@@ -165,10 +160,10 @@ def comparison_blocks(comparison: Comparison) -> list[Block]:
     ]
 
 
-def _places(rows: Sequence[Row], brief: bool) -> str:
-    """Name the rows; where `brief`, the table shows which they are, and many of them are counted."""
+def _places(rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(map(_place, rows)))
-    return f"{len(rows)} configurations" if brief and len(names) > _MOST_NAMED else "; ".join(names)
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return "; ".join(names[:_MOST_NAMED]) + more
 
 
 def rank_tables(trials: Sequence[LoadedTrial]) -> list[Table]:
@@ -222,17 +217,15 @@ def pretraining_table(rows: Sequence[Row]) -> list[Table]:
         computed("model", lambda row: f"{row['preset']} {row['precision']}"),
         *columns("strategy devices" if wording.names_strategies(rows) else "devices"),
     ]
-    costs = any(row[f"phase_{phase}_cost"] is not None for row in rows for phase in PHASES)
+    cost = ["cost"] if any(row[f"phase_{phase}_cost"] is not None for row in rows for phase in PHASES) else []
     for phase, (seq_len, _) in PHASES.items():
         shown += [
             measured(f"batch at {seq_len}", f"phase_{phase}_batch", "count"),
             measured(f"real tokens at {seq_len}", f"phase_{phase}_padding_efficiency", "percent"),
             measured(f"samples/s at {seq_len}", f"phase_{phase}_samples_per_second"),
-            measured(f"days of phase {phase}", f"phase_{phase}_days"),
+            *(measured(f"{name} of phase {phase}", f"phase_{phase}_{name}") for name in ("days", *cost)),
         ]
-        shown += [measured(f"cost of phase {phase}", f"phase_{phase}_cost")] if costs else []
-    shown += columns("days cost" if costs else "days")
-    return [Table("pretraining", shown, rows)] if rows else []
+    return [Table("pretraining", [*shown, *columns(["days", *cost])], rows)] if rows else []
 
 
 def largest_tables(rows: Sequence[Row]) -> list[Table]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from analysis import wording
 from analysis.wording import FORMS, UNKNOWN, Row, inert, interval, is_known
@@ -132,17 +132,14 @@ def _why(row: Row, name: str) -> str:
     return str((row.get("unknown") or {}).get(name, "")) if row.get(name) is None else ""
 
 
-def texts(
-    name: str, headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", *, numeric: bool = True
-) -> Table:
-    """Return a table of texts that are ready to show; with `numeric` all but the first column to the right."""
+def texts(name: str, headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Table:
+    """Return a table of texts that are ready to show; all but the first column to the right."""
 
     def cell(place: int) -> Callable[[Row], str]:
         return lambda row: str(row[str(place)])
 
     columns = [
-        Column(heading, (), cell(place), cell(place) if numeric and place else None)
-        for place, heading in enumerate(headings)
+        Column(heading, (), cell(place), cell(place) if place else None) for place, heading in enumerate(headings)
     ]
     return Table(name, columns, [{str(place): text for place, text in enumerate(row)} for row in rows], title)
 
@@ -293,13 +290,11 @@ def sort_key(column: Column, row: Row) -> float | str:
     return float(value) if is_known(value) else value if isinstance(value, str) else -math.inf
 
 
-def write_csv(
-    path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None, line_end: Literal["\r\n", "\n"] = "\r\n"
-) -> None:
+def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None) -> None:
     """Write plain values, unknown ones as empty fields, no formulas. Raises StorageError."""
     names = list(columns or dict.fromkeys(name for row in rows for name in row))
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8", errors="replace") as file:
-        writer = csv.DictWriter(file, names, extrasaction="ignore", restval="", lineterminator=line_end)
+        writer = csv.DictWriter(file, names, extrasaction="ignore", restval="", lineterminator="\n")
         writer.writerow({name: inert(name) for name in names})
         writer.writerows({name: "" if row.get(name) is None else inert(row[name]) for name in names} for row in rows)
 
@@ -308,4 +303,4 @@ def write_frame(path: Path, frame: "pd.DataFrame") -> None:
     """Write a table whole, in full precision, unknown values as empty fields, no formulas. Raises StorageError."""
     from analysis.diagnose.finding import plain_rows
 
-    write_csv(path, plain_rows(frame), [str(name) for name in frame.columns], line_end="\n")
+    write_csv(path, plain_rows(frame), [str(name) for name in frame.columns])

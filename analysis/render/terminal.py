@@ -60,14 +60,13 @@ def _table_lines(table: Table, width: int) -> list[str]:
     whole = [max(1, *map(len, [*head, *cells])) for head, *cells in zip(heads, *rows, strict=True)]
     numeric = [column.value is not None for column in table.columns]
 
-    def widths(most: int) -> list[int]:
-        return [size if number else min(size, most) for size, number in zip(whole, numeric, strict=True)]
-
-    ends = [*itertools.accumulate(size + len(_BETWEEN) for size in widths(_NARROWEST_TEXT))]
+    for most in range(_WIDEST_TEXT, _NARROWEST_TEXT - 1, -1):
+        sizes = [size if number else min(size, most) for size, number in zip(whole, numeric, strict=True)]
+        ends = [*itertools.accumulate(size + len(_BETWEEN) for size in sizes)]
+        if ends[-1] <= width + 1:
+            break
     count = max(1, sum(end <= width + 1 for end in ends))
-    fitting = (most for most in range(_WIDEST_TEXT, _NARROWEST_TEXT, -1)
-               if sum(widths(most)[:count]) + len(_BETWEEN) * count <= width + 1)  # fmt: skip
-    sizes = widths(next(fitting, _NARROWEST_TEXT))[:count]
+    sizes = sizes[:count]
 
     def drawn(cells: Sequence[Sequence[str]]) -> list[str]:
         """Return the lines of a row of cells of several lines each, the last ones of all beside each other."""

@@ -203,7 +203,7 @@ def _write(plan: TrainingsPlan, profiles: Mapping[str, Mapping[str, Any]]) -> tu
     document = plan.document(courses)
     write_record(plan.place.document, document)
     rows = document["rows"]
-    write_csv(plan.place.csv, rows, [*TRAINING_COLUMNS, *score_columns(rows)], line_end="\n")
+    write_csv(plan.place.csv, rows, [*TRAINING_COLUMNS, *score_columns(rows)])
     return document, courses
 
 

@@ -141,7 +141,7 @@ def test_cautions_stand_below_the_table_equal_ones_together_and_failures_only_th
     lines = caution_lines(loaded)
     assert lines == [
         "caution: bertbench batch 4 on 1 cpu: only 4 steps (2 other trials affected); measure more",
-        "caution: MFU: the measured peak differs by 12 % (bertbench batch 4 on 1 cpu); look for other load",
+        "caution: the measured peak differs by 12 % (bertbench batch 4 on 1 cpu); look for other load",
     ]
     assert caution_lines([]) == []
 

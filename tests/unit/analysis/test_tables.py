@@ -16,6 +16,7 @@ from analysis.load import load_run
 from analysis.render.page import Section, Text, write_page
 from analysis.render.result_tables import results_blocks
 from analysis.render.tables import (
+    Block,
     Facts,
     Plain,
     Table,
@@ -30,9 +31,9 @@ from analysis.render.tables import (
     write_csv,
     write_frame,
 )
-from analysis.render.terminal import blocks_markdown, escaped
+from analysis.render.terminal import MOST_LINES, blocks_markdown, blocks_text, escaped, run_screen, screen_of
 from analysis.wording import FORMS, UNKNOWN, batch, inert, interval
-from bench.cli.result import document, write_csvs
+from bench.cli.result import document
 from bench.plan.script import plan_script
 from records.run import RunDirectory
 
@@ -131,11 +132,6 @@ def test_json_has_full_precision_and_null_for_unknown() -> None:
     assert plain_rows(frame) == [{"a": "x", "b": [1, 2], "c": "2024-01-01 00:00:00"}]
 
 
-def test_csv_files_hold_every_row(tmp_path: Path) -> None:
-    (path,) = write_csvs([finding(300), Finding("empty", "E", pd.DataFrame())], tmp_path / "new")
-    assert path.name == "top_kernels.csv" and len(pd.read_csv(path)) == 300
-
-
 def test_a_hostile_name_cannot_act_on_a_terminal() -> None:
     frame = pd.DataFrame({"name": ["\x1b[2J[bold]x[/bold]", "a\nb"], "calls": [1, 2]})
     shown = text(finding_blocks([Finding("x", "T\x1b", frame, "S\x07.")]))
@@ -164,10 +160,29 @@ def test_markdown_keeps_columns_and_shows_texts_as_they_are() -> None:
 
 
 def test_a_page_escapes_its_words_and_sets_commands_apart(tmp_path: Path) -> None:
-    run = "run `bertbench doctor --has nsys` on <3> ranks"
-    blocks = [Text("<b>1 & 2", "badge good"), Section("Do <i>this", [run], "first")]
+    run = "run `bertbench doctor --has nsys` on <3> ranks for 21.4 %"
+    blocks = [Text("<b>1 & 2", "badge caution"), Section("Do <i>this", [run], "first")]
     path, *others = write_page(tmp_path, "p", "e", [Section("s", blocks)])
     page = path.read_text(encoding="utf-8")
-    assert not others and '<p class="badge good">&lt;b&gt;1 &amp; 2</p>' in page
+    assert not others and '<p class="badge caution">&lt;b&gt;1 &amp; 2</p>' in page
     first = page[page.index('class="first"') :]
-    assert "Do &lt;i&gt;this" in first and "<code>bertbench doctor --has nsys</code> on &lt;3&gt; ranks" in first
+    command = '<code>bertbench doctor <span class="option">--has</span> nsys</code> on &lt;3&gt; ranks'
+    assert "Do &lt;i&gt;this" in first and f"{command} for 21.4\N{NO-BREAK SPACE}%" in first
+
+
+def test_the_fastest_of_many_trials_is_on_the_screen() -> None:
+    rows = [{"name": f"trial{number:02}", "samples_per_second": float(number)} for number in range(30)]
+    rows.append({"name": "failed", "samples_per_second": None})
+    results: list[Block] = [Table("results", [plain("trial", "name")], rows)]
+    shown = blocks_text(run_screen([], results).blocks(100), 100)
+    assert "trial29" in shown and "failed" not in shown and len(shown.splitlines()) <= MOST_LINES
+
+
+def test_of_many_ranks_the_first_the_slowest_and_the_fastest_are_shown() -> None:
+    frame = pd.DataFrame({"rank": range(8), "step_ms": [5.0, 4.0, 9.0, 6.0, 7.0, 3.0, 8.0, 5.5], "never": None})
+    ranks = screen_of([Finding("by_rank", "Ranks", frame)]).ranks
+    assert ranks is not None and [(row[""], row["rank"]) for row in ranks.rows] == [
+        ("first", 0), ("slowest", 2), ("fastest", 5)
+    ]  # fmt: skip
+    (table,) = screen_of([Finding("by_rank", "Ranks", frame.head(7))]).blocks(80)
+    assert isinstance(table, Table) and table.headings == ["rank", "step ms"] and len(table.rows) == 7
