@@ -217,23 +217,10 @@ def student_quantile(confidence: float, degrees: float) -> float:
 
     With x = sqrt(degrees) tan(angle) the density becomes cos(angle)^(degrees - 1), whose integral is inverted.
     """
-    angles, mass = _student_mass(degrees)
-    return float(np.sqrt(degrees) * np.tan(np.interp(confidence * mass[-1], mass, angles)))
-
-
-def student_tail(value: float, degrees: float) -> float:
-    """Return the probability that a Student t variable is above `value`."""
-    angles, mass = _student_mass(degrees)
-    angle = np.arctan(abs(value) / np.sqrt(degrees))
-    beyond = 0.5 * (1.0 - float(np.interp(angle, angles, mass)) / float(mass[-1]))
-    return beyond if value > 0 else 1.0 - beyond
-
-
-def _student_mass(degrees: float) -> tuple[FloatArray, FloatArray]:
-    """Return angles from 0 to pi / 2, and the integral of cos(angle)^(degrees - 1) up to each, times a constant."""
     angles = np.linspace(0.0, np.pi / 2, 20001)
     density = np.cos(angles) ** (degrees - 1)
-    return angles, np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
+    mass = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
+    return float(np.sqrt(degrees) * np.tan(np.interp(confidence * mass[-1], mass, angles)))
 
 
 def welch_error(sides: Sequence[Times]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from analysis.load import CIRCUMSTANCES
 from analysis.metrics.comparison.history import History
 from analysis.metrics.comparison.runs import Comparison, describe
 from analysis.metrics.comparison.trainings import WHOLE, score_columns
-from analysis.render.tables import Block, Column, Facts, Table, columns, computed, measured, plain, spread
+from analysis.render.tables import Block, Column, Facts, Table, columns, computed, measured, plain
 from analysis.wording import FORMS, UNKNOWN, Row
 from common.scores import Score, score
 
@@ -89,60 +89,60 @@ def trainings_blocks(run: Row) -> list[Block]:
 
 
 def variants_table(variants: Sequence[Row]) -> Table:
-    """Return a row per variant: the means over its seeds with their intervals; without columns that no variant has."""
-    several = any(one["seeds"] > 1 for one in variants)
+    """Return a row per variant: the means over its seeds with their intervals."""
     seeds = computed("seeds", lambda row: f"{row['whole']} of {row['seeds']}", lambda row: row["seeds"])
-    shown = [
-        plain("", "variant"),
-        *([seeds] if several else []),
-        *(_mean(label, name, FORMS[form]) for label, name, form in _MEANS),
-        *([spread("speedup")] if several else []),
-        *_scores(variants, _mean),
-        measured("exposed", "communication_exposed_share", "percent"),
-        measured("all-reduce", "all_reduce_share", "percent"),
-    ]
-    return Table("variants", _known(shown, variants), variants)
+    first = [plain("", "variant"), *([seeds] if any(one["seeds"] > 1 for one in variants) else [])]
+    return _table("variants", first, variants, _mean)
 
 
+def trainings_table(rows: Sequence[Row], csv: str = "") -> Table:
+    """Return a row per training; trainings.csv has all columns."""
+
+    def steps(row: Row) -> str:
+        return UNKNOWN if row["steps"] is None else f"{row['steps']:,} of {row['total_steps']:,}"
+
+    status = computed("training", lambda row: str(row["status"]))
+    return _table("trainings", [plain("", "folder"), status, computed("steps", steps)], rows, measured, csv)
+
+
+_MakeColumn = Callable[[str, str, Callable[[Any], str]], Column]
 _MEANS = (
     ("time, s", "step_seconds", "fine"), ("with start-up, s", "total_seconds", "fine"),
     ("samples/s", "samples_per_second", "fine"), ("speed-up", "speedup", "fine"), ("last loss", "last_loss", "fine"),
     ("energy, J", "energy_joules", "number"), ("cost", "cost", "number"),
 )  # fmt: skip
+_SHARES = (("exposed", "communication_exposed_share"), ("all-reduce", "all_reduce_share"))
 
 
-def trainings_table(rows: Sequence[Row], csv: str = "") -> Table:
-    """Return a row per training, without the columns of which none has a value; trainings.csv has all."""
-
-    def steps(row: Row) -> str:
-        return UNKNOWN if row["steps"] is None else f"{row['steps']:,} of {row['total_steps']:,}"
-
+def _table(name: str, first: Sequence[Column], rows: Sequence[Row], column: _MakeColumn, csv: str = "") -> Table:
+    """Return a table without the columns of which no row has a value."""
     shown = [
-        plain("", "folder"),
-        computed("training", lambda row: str(row["status"])),
-        computed("steps", steps),
-        *(measured(label, name, form) for label, name, form in _MEANS),
-        *_scores(rows, measured),
-        measured("exposed", "communication_exposed_share", "percent"),
-        measured("all-reduce", "all_reduce_share", "percent"),
+        *first,
+        *(column(label, field, FORMS[form]) for label, field, form in _MEANS),
+        *_scores(rows, column),
+        *(measured(label, field, "percent") for label, field in _SHARES),
     ]
-    return Table("trainings", _known(shown, rows), rows, csv=csv)
+    known = [one for one in shown if not one.fields or any(row.get(one.fields[0]) is not None for row in rows)]
+    return Table(name, known, rows, csv=csv)
 
 
 def _mean(label: str, name: str, form: Callable[[Any], str]) -> Column:
-    """Return a column of means, with half the width of their intervals."""
+    """Return a column of means with half the width of their intervals, of ratios with their intervals."""
 
     def text(row: Row) -> str:
-        mean, high = row.get(name), row.get(f"{name}_high")
-        margin = (
-            "" if mean is None or high is None or name == "speedup" else f" \N{PLUS-MINUS SIGN} {form(high - mean)}"
+        mean, low, high = (row.get(f"{name}{end}") for end in ("", "_low", "_high"))
+        if mean is None or low is None or high is None:
+            return form(mean)
+        return (
+            f"{form(mean)} \N{PLUS-MINUS SIGN} {form(high - mean)}"
+            if name != "speedup"
+            else (f"{form(mean)} ({form(low)} to {form(high)})")
         )
-        return form(mean) + margin
 
     return Column(label, (name, f"{name}_low", f"{name}_high"), text, lambda row: row.get(name))
 
 
-def _scores(rows: Sequence[Row], column: Callable[[str, str, Callable[[Any], str]], Column]) -> list[Column]:
+def _scores(rows: Sequence[Row], column: _MakeColumn) -> list[Column]:
     known = {name: score(name.removeprefix("score_")) for name in score_columns(rows)}
 
     def text(one: Score) -> Callable[[Any], str]:
@@ -151,11 +151,6 @@ def _scores(rows: Sequence[Row], column: Callable[[str, str, Callable[[Any], str
     shown = [column(one.label, name, text(one)) for name, one in known.items() if one.headline]
     best = {row["best_score"]: score(row["best_score"]) for row in rows if row.get("best_score")}
     return shown + [column(f"best {one.label}", "best_value", text(one)) for one in best.values()]
-
-
-def _known(shown: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
-    """Leave out the columns of which no row has a value."""
-    return [one for one in shown if not one.fields or any(row.get(one.fields[0]) is not None for row in rows)]
 
 
 def training_notes(rows: Sequence[Row]) -> list[str]:

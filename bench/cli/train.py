@@ -4,12 +4,12 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from bench.cli.options import Printed, check_task, given_names, parse, plain_words, run_folder
+from bench.cli.options import check_task, given_names, parse, plain_words, run_folder
 from bench.cli.progress import duration, note, terminal_text
 from bench.cli.result import Result
 from bench.cli.train_progress import TrainProgress, append_log
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 SEVERAL_OPTIONS = frozenset({"vary", "seeds", "until"})
 """Options that make several trainings of one command."""
-C = TypeVar("C", bound=Printed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +46,6 @@ class TrainCall:
     options: TrainOptions
     words: list[str]
     """The command line as given; the same words resume the training."""
-
-    @property
-    def json(self) -> bool:
-        """Whether the result is for programs."""
-        return self.options.json
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingsCall(Generic[C]):
-    """A call of a command that trains several times."""
-
-    options: C
-    """The command's own."""
-    base: TrainOptions
-    """Options common to all trainings."""
-    words: Sequence[str] = ()
-    """Command-line words to repeat in commands that are shown."""
 
     @property
     def json(self) -> bool:

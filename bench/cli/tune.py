@@ -14,7 +14,7 @@ import tyro
 
 from bench.cli.options import Printed, check_task, one_each, parse_known, run_folder
 from bench.cli.result import Result
-from bench.cli.train import TrainingsCall, parse_trainings
+from bench.cli.train import parse_trainings
 from bench.cluster.world import joined_world
 from bench.machine.devices import Devices, find_devices
 from bench.plan.options import of_our_tasks
@@ -118,7 +118,23 @@ _NOT_SEARCHED = (
 _FREE = ("out", "json", "threads", "max_seconds", "log_to", "log_every", "save_every", "keep", "device")
 
 
-def run(call: TrainingsCall[TuneOptions]) -> Result:
+@dataclass(frozen=True, slots=True)
+class TuneCall:
+    """A call of the command."""
+
+    options: TuneOptions
+    base: TrainOptions
+    """Options common to all trainings."""
+    words: Sequence[str]
+    """The command-line words of `base`."""
+
+    @property
+    def json(self) -> bool:
+        """Whether the result is for programs."""
+        return self.options.json
+
+
+def run(call: TuneCall) -> Result:
     """Search; return exit code 0 for a finished or stopped search, 3 if no trial completed."""
     options, base, rest = call.options, call.base, call.words
     with StopRequest() as stop:
@@ -161,7 +177,7 @@ def run(call: TrainingsCall[TuneOptions]) -> Result:
     return _finish(options, study, search, trials, why, stop)
 
 
-def read_words(argv: list[str], program: str) -> TrainingsCall[TuneOptions]:
+def read_words(argv: list[str], program: str) -> TuneCall:
     """Parse the options of the search and of its trainings; the first word names the task."""
     check_task(argv, program)
     options, words = parse_known(TuneOptions, one_each(argv, "--search"), program)
@@ -172,7 +188,7 @@ def read_words(argv: list[str], program: str) -> TrainingsCall[TuneOptions]:
             f"--best-by {base.best_by} does not apply to a study, whose trials choose their best checkpoint by the "
             f"objective: give --objective {base.best_by}",
         )
-    return TrainingsCall(options, base, words)
+    return TuneCall(options, base, words)
 
 
 def _check_given_once(base: TrainOptions, space: SearchSpace) -> None:

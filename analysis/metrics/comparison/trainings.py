@@ -427,7 +427,7 @@ def _judged(before: Sequence[Row], after: Sequence[Row], target: Any, threshold:
         ends = {"time_ratio": ratio.value, "time_ratio_low": ratio.low, "time_ratio_high": ratio.high}
         return {**ends, "verdict": verdict, "reason": reason}
     lacking = [
-        f"{name}: seed {row['seed']} {row['status']}"
+        f"{name}: seed {row.get('seed')} {row['status']}"
         for name, side in (("A", before), ("B", after))
         for row in side
         if row["status"] not in WHOLE
