@@ -142,6 +142,7 @@ def run(call: SeveralCall) -> Result:
         if plan.skipped:
             note(f"skipped {by_reason(plan.skipped)}")
         with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
+            _write(plan, {})  # `report` of a killed command knows its variants
             _train_all(plan, stop)
     with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
         document, courses = _write(plan, {})

@@ -319,7 +319,7 @@ def summaries(rows: Sequence[Row], target: float | None = None) -> list[dict[str
     Columns: variant, seeds, whole (seeds that finished or reached the target), and of SUMMARIZED and each score_NAME
     the mean with _low and _high, Student's 95 % interval (None below two seeds); where a seed is not whole each is
     None, with the reason under `unknown`. speedup: time of the first variant / own, to the target or per sample, with
-    _low and _high, decided and reason (ratio.decision, a seed being a round). best_value and shares of communication
+    _low and _high, decided and why (ratio.decision, a seed being a round). best_value and shares of communication
     are those of the first seed.
     """
     found: list[dict[str, Any]] = []
