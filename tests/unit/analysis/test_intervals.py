@@ -68,13 +68,6 @@ def test_lengths_inside_windows_agree_with_counting(
     assert found == [len(covered & set(range(a, b))) for a, b in zip(begins, ends, strict=True)]
 
 
-def test_nothing_gives_an_empty_set_everywhere() -> None:
-    empty, one = merged([], []), merged([3], [5])
-    assert empty.shape == (0, 2) and total_ns(empty) == 0
-    assert intersection(empty, one).tolist() == difference(empty, one).tolist() == []
-    assert difference(one, empty).tolist() == [[3, 5]]
-
-
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 12), st.integers(0, 10)), min_size=1, max_size=8))
 def test_the_span_around_a_moment_is_the_one_that_began_last_of_those_open(rows: list[tuple[int, int, int]]) -> None:
     thread, start, length = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))

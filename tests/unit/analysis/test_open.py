@@ -49,26 +49,21 @@ def test_a_name_says_nothing_about_the_kind(tmp_path: Path) -> None:
     assert found.kinds == ("ncu",) and found.counter_files == (tmp_path / "b.json",)
 
 
-def test_a_folder_of_ranks_is_in_their_order(tmp_path: Path) -> None:
-    for position, rank in enumerate((2, 0, 1)):
-        (tmp_path / f"{position}.json").write_bytes(trace(rank))
-    assert [found.rank for found in open_sources(tmp_path).timelines] == [0, 1, 2]
-
-
 def test_folders_are_read_to_any_depth_and_files_of_equal_content_once(tmp_path: Path) -> None:
     deep = tmp_path / "a/b/c"
     deep.mkdir(parents=True)
     (deep / "t.json").write_bytes(trace(0))
     (tmp_path / "a/t.json").write_bytes(trace(1))
-    (tmp_path / "again.json").hardlink_to(deep / "t.json")
+    (tmp_path / "again.json").symlink_to(deep / "t.json")
     (tmp_path / "profile/tensorboard/cycles").mkdir(parents=True)
     (tmp_path / "profile/tensorboard/cycles/second.json").write_bytes(trace(0))  # a further cycle of a profile
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "tensorboard/rank2.json").write_bytes(trace(2))  # of a user's own trace handler
-    assert [one.rank for one in open_sources(tmp_path).timelines] == [0, 1, 2]
+    found = open_sources(tmp_path, deep / "t.json")
+    assert [one.rank for one in found.timelines] == [0, 1, 2] and not [one for one in found.problems if "ranks" in one]
 
 
-@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
 def test_a_tar_is_read_like_a_folder(tmp_path: Path, mode: str) -> None:
     path = archive(tmp_path / "traces", {"x/rank1.json": trace(1), "x/rank0.json": trace(0)}, mode)
     found = open_sources(path)
@@ -120,11 +115,8 @@ def test_a_rank_that_is_cut_short_is_left_out_among_whole_ones_and_read_alone(tm
     ("content", "code", "fact"),
     [
         (b"", "file-empty", ""),
-        (b'{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 2}]}', "file-empty", "events"),
         (b"hello, I am a letter\n", "file-format", "docs/how-to/analyze.md"),
-        (b"\x00\x01\x02" * 50, "file-format", "docs/how-to/analyze.md"),
         (b"version https://git-lfs.github.com/spec/v1\n", "file-format", "git lfs pull"),
-        (b"\x1f\x8b\x08\x00broken", "file-truncated", ""),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_message(tmp_path: Path, content: bytes, code: Code, fact: str) -> None:
@@ -157,13 +149,6 @@ def test_a_run_directory_stands_for_its_only_profile(tmp_path: Path) -> None:
             assert len(open_sources(tmp_path).timelines) == 1
     with refused("data-ambiguous", 2, tmp_path / "trials" / "one", tmp_path / "trials" / "two"):
         open_sources(tmp_path)
-
-
-def test_a_file_named_twice_is_one_rank_and_not_two(tmp_path: Path) -> None:
-    path = sample("kineto", tmp_path / "t.json")
-    (tmp_path / "link.json").symlink_to(path)
-    found = open_sources(path, tmp_path / "link.json", path)
-    assert len(found.timelines) == 1 and not found.problems
 
 
 def test_what_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,6 @@ from support.kineto_events import event, write
 from support.profiles import sqlite_with
 from support.timelines import timeline
 
-from analysis.metrics.kernels.tables import kernel_times
-from analysis.metrics.time.temporal import temporal_breakdown
 from analysis.readers.kineto.reader import read
 from analysis.readers.nsys import reader as nsys
 from analysis.timeline import GpuWork, LostKernels, Timeline, clip_overlaps, kept, lost_kernels
@@ -119,23 +117,6 @@ def test_work_of_a_stream_ends_where_the_next_begins() -> None:
     clipped, problems = clip_overlaps(*np.array([(0, 7, 0, 504), (0, 7, 500, 1000), (0, 7, 500, 600)]).T)
     assert clipped.tolist() == [500, 1000, 500] and len(problems) == 1
     assert clip_overlaps(*np.array([(0, 7, 0, 504), (0, 7, 500, 1000)]).T)[1] == ()
-
-
-def test_a_duration_that_cannot_be_right_does_not_fill_the_step(tmp_path: Path) -> None:
-    """Four steps of 10 ms; in each kernels of 1.5 ms, one of 1.6 s that can have had 1.8: 4 x 1.5 + 1.8 = 7.8 ms."""
-    begins = (100, 1900, 3700, 5500, 7300)
-    kernels = [
-        event("gemm", 10_000 * step + begin, 1_600_000 if begin == 3700 else 1500, "kernel", args=GPU)
-        for step in range(4)
-        for begin in begins
-    ]
-    steps = [event(f"ProfilerStep#{n}", 10_000 * n, 10_000, "user_annotation") for n in range(4)]
-    found = read(write(tmp_path / "rank0.json", [*steps, *kernels], deviceProperties=[{"id": 0, "name": "H100"}]))
-    time = temporal_breakdown(found)
-    assert time is not None and (time.compute_ns, time.span_ns) == (31_200_000, 40_000_000)
-    assert kernel_times(found, window="kernels").total_ns.tolist() == [31_200_000]
-    (problem,) = found.problems
-    assert "4 overlaps" in problem and "6,392.8 ms" in problem  # 4 x (1600 - 1.8)
 
 
 def test_an_export_of_nsys_is_clipped_too(tmp_path: Path) -> None:
