@@ -157,9 +157,9 @@ def _fitted(points: Sequence[Point]) -> dict[str, Any]:
     if distinct < FEWEST_SIZES:
         return {"reason": f"{distinct} sizes were measured, a line needs {FEWEST_SIZES}: use a smaller --factor"}
     terms = np.array([ring(count) for count in ranks.tolist()])
-    alpha, slope = _line(terms[:, 0], terms[:, 1] * sizes, measured)
-    if not (alpha > 0 and slope > 0):
+    if (line := _line(terms[:, 0], terms[:, 1] * sizes, measured)) is None:
         return {"reason": "no line with alpha and bandwidth above 0 fits: measure more sizes on a quieter machine"}
+    alpha, slope = line
     if sizes.max() / ranks.max() * slope <= alpha:
         why = f"latency outweighs the transfer even at {sizes.max():,} bytes: measure larger sizes (--max-bytes)"
         return {"reason": why}
@@ -173,20 +173,18 @@ def alpha_beta(sizes: FloatArray, times_us: FloatArray) -> tuple[float, float, f
     """
     usable = (sizes > 0) & (times_us > 0) & np.isfinite(times_us)
     sizes, times_us = sizes[usable], times_us[usable]
-    if len(np.unique(sizes)) < 3:
+    if len(np.unique(sizes)) < 3 or (line := _line(np.ones_like(sizes), sizes, times_us)) is None:
         return None
-    alpha, slope = _line(np.ones_like(sizes), sizes, times_us)
-    if not (alpha > 0 and slope > 0):
-        return None
+    alpha, slope = line
     return alpha, 1e-3 / slope, float(np.median(np.abs((alpha + slope * sizes) / times_us - 1)))
 
 
-def _line(steps: FloatArray, volume: FloatArray, times: FloatArray) -> tuple[float, float]:
-    """Return the cost of a step in us and of a byte in us that minimize the squares of the relative errors."""
+def _line(steps: FloatArray, volume: FloatArray, times: FloatArray) -> tuple[float, float] | None:
+    """Return the costs of a step and of a byte, us, that minimize the squared relative errors; None unless above 0."""
     terms = np.column_stack([steps, volume]) / times[:, None]
     scale = terms.max(axis=0)
     alpha, slope = np.linalg.lstsq(terms / scale, np.ones(len(times)), rcond=None)[0] / scale
-    return float(alpha), float(slope)
+    return (float(alpha), float(slope)) if alpha > 0 and slope > 0 else None
 
 
 def link_rows(links: Sequence[Link]) -> list[dict[str, Any]]:

@@ -9,14 +9,11 @@ is time of the backward pass. All other work is OUTSIDE. Without GPU work, opera
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from analysis.intervals import Nested
-from analysis.metrics.time.window import in_window, launching_calls
+from analysis.metrics.time.window import Numbers, in_window, launching_calls
 from analysis.timeline import EVALUATES, MODULE, Timeline, name_codes, named
-
-Numbers = npt.NDArray[np.int64]
 
 OUTSIDE = "(outside of modules)"
 BETWEEN = " > "

@@ -8,17 +8,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from analysis.intervals import inside_ns
-from analysis.metrics.time.window import in_window, work_sets
+from analysis.metrics.time.window import Numbers, in_window, work_sets
 from analysis.names import family
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Numbers = npt.NDArray[np.int64]
 
 _COPIES = ("memcpy", "memset")
 
@@ -105,16 +102,12 @@ def direction(name: str) -> str:
     return "memset" if "memset" in name.lower() else named
 
 
-def host_memory(name: str) -> str:
-    """Return "pageable" or "pinned" where the name of a copy says which the CPU's side is, "" where it does not."""
-    return next((kind for kind in ("pageable", "pinned") if kind in name.lower()), "")
-
-
 def copy_rows(timeline: Timeline) -> "pd.DataFrame":
     """Return one row per direction and kind of host memory of the copies and memsets in the window, longest first.
 
-    Columns: rank, direction, host_memory, count, bytes (missing where the trace does not give every copy's), total_ms,
-    bandwidth_gb_s (10^9 bytes per second of copying), overlapped_share (of their time, in which the rank computed).
+    Columns: rank, direction, host_memory ("pageable", "pinned", "" unknown), count, bytes (missing where the trace does
+    not give every copy's), total_ms, bandwidth_gb_s (10^9 bytes per second of copying), overlapped_share (of their
+    time, in which the rank computed).
     """
     import pandas as pd
 
@@ -127,7 +120,7 @@ def copy_rows(timeline: Timeline) -> "pd.DataFrame":
     each = pd.DataFrame(
         {
             "direction": names.map(direction),
-            "host_memory": names.map(host_memory),
+            "host_memory": names.str.lower().str.extract("(pageable|pinned)", expand=False).fillna(""),
             "ns": ends - starts,
             "hidden": inside_ns(work_sets(timeline).compute, starts, ends),
             "bytes": size.astype("Int64"),
