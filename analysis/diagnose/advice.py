@@ -1,9 +1,12 @@
-"""Advice: what could save time, ranked by the gain, each cause once."""
+"""Advice: what could save time, ranked by the gain, each cause once.
+
+Gains are shares of one time, so that they compare: the time analyzed of all ranks together, of the marked steps where
+there are any. Only counters of kernels, whose steps have no known length, give shares of the kernels' time.
+"""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from analysis import wording
@@ -11,6 +14,8 @@ from analysis import wording
 LEAST = 0.05
 """Smallest share of a step that advice is given for."""
 STEP_TIME = "step time"
+OF_KERNELS = "kernels' time"
+"""What shares are of where counters of kernels are all there is."""
 MOST = 4
 """Pieces of advice that are shown: one to do first, and at most three more."""
 
@@ -32,8 +37,8 @@ class Advice:
     """Upper bound of the time saved, as a share (0 to 1) of `of`; None where it is not known."""
     unknown: str = ""
     """Why `saves` is None."""
-    of: str = ""
-    """What `saves` is a share of; "" for the time that was analyzed, a step's if nothing else is known."""
+    of: str = STEP_TIME
+    """What `saves` is a share of."""
     firm: bool = False
     """Whether `saves` was measured in the run: it replaces estimates for the same cause."""
 
@@ -42,7 +47,7 @@ class Advice:
         """The expected gain in words."""
         if self.saves is None:
             return f"unknown ({self.unknown})"
-        return f"up to {wording.percent(self.saves)} of the {self.of or STEP_TIME}"
+        return f"up to {wording.percent(self.saves)} of the {self.of}"
 
     @property
     def text(self) -> str:
@@ -53,8 +58,13 @@ class Advice:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values: cause, seen, remedy, command, saves_share, saves_of, unknown, text."""
         known = {name: getattr(self, name) for name in ("cause", "seen", "remedy", "text")}
-        saves = {"saves_share": self.saves, "saves_of": self.of or STEP_TIME, "unknown": self.unknown or None}
-        return {**known, **saves, "command": self.command or None}
+        known |= {"saves_share": self.saves, "saves_of": self.of}
+        return {**known, "unknown": self.unknown or None, "command": self.command or None}
+
+
+def advised(cause: str, seen: str, remedy: str, saves: float, of: str = STEP_TIME) -> tuple[Advice, ...]:
+    """Return the advice of a rule; nothing for a gain below LEAST."""
+    return (Advice(cause=cause, seen=seen, remedy=remedy, saves=saves, of=of),) if saves >= LEAST else ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,41 +155,46 @@ def of_machine(disturbance: str, command: str = "") -> list[Advice]:
 def ranked(candidates: Iterable[Advice]) -> list[Advice]:
     """Return the advice to show: each cause once, the largest gain first, unknown gains last, MOST at most.
 
-    A disturbed machine comes before all: what was measured on it says little about other gains.
+    A disturbed machine comes before all: what was measured on it says little about other gains. Shares of the kernels'
+    time alone come after those of the analyzed time: what they could save of it is not known.
 
     A firm gain replaces estimates for the same cause, also where it shows that there is little to gain; else the
     largest counts. Gains below LEAST are left out.
     """
+
+    def gain(one: Advice) -> tuple[bool, bool, float]:
+        return one.saves is not None, one.of != OF_KERNELS, one.saves or 0.0
+
     best: dict[str, Advice] = {}
     for one in candidates:
-        best[one.cause] = max(best.get(one.cause, one), one, key=lambda advice: (advice.firm, _saves(advice)))
+        best[one.cause] = max(best.get(one.cause, one), one, key=lambda advice: (advice.firm, gain(advice)))
     worthwhile = [one for one in best.values() if one.saves is None or one.saves >= LEAST]
-    worthwhile.sort(key=lambda one: (one.cause == "machine", _saves(one)), reverse=True)
+    worthwhile.sort(key=lambda one: (one.cause == "machine", gain(one)), reverse=True)
     return worthwhile[:MOST]
 
 
-def _saves(advice: Advice) -> float:
-    return -1.0 if advice.saves is None else advice.saves
-
-
-_OPTIONS: dict[str, tuple[str, object]] = {
-    "implementations": ("implementation", ""),
-    "batch_sizes": ("micro_batch_size", 0),
-    "seq_lens": ("seq_len", 0),
-    "precisions": ("precision", ""),
-    "devices": ("world_size", 0),
-    "device": ("device", ""),
-    "trust_remote_code": ("trust_remote_code", False),
-    "grad_accum": ("grad_accum_steps", 1),
-    "levers": ("levers", ""),
-    "threads": ("threads_per_rank", None),
-    "padding": ("padding", ""),
-    "dropout": ("dropout", 0.1),
-    "seed": ("seed", 42),
-    "activation_checkpointing": ("activation_checkpointing", False),
-    "allocators": ("allocator", ""),
+_OPTIONS: dict[str, tuple[str, tuple[object, ...]]] = {
+    "implementations": ("implementation", ("",)),
+    "batch_sizes": ("micro_batch_size", (0,)),
+    "seq_lens": ("seq_len", (0,)),
+    "precisions": ("precision", ("",)),
+    "devices": ("world_size", (0,)),
+    "device": ("device", ("",)),
+    "trust_remote_code": ("trust_remote_code", (False,)),
+    "grad_accum": ("grad_accum_steps", (1,)),
+    "levers": ("levers", ("",)),
+    "threads": ("threads_per_rank", ()),
+    "padding": ("padding", ("",)),
+    "dropout": ("dropout", (0.1,)),
+    "seed": ("seed", (42,)),
+    "activation_checkpointing": ("activation_checkpointing", (False,)),
+    "allocators": ("allocator", ("",)),
+    "data": ("data", ("", "synthetic")),
+    "strategies": ("strategy", ("", "single", "ddp")),
+    "start": ("start_iteration", ()),
+    "stop": ("stop_iteration", ()),
 }
-"""Options of throughput: field of the trial, and the value that needs no option."""
+"""Options of throughput: field of the trial, and the values that need no option."""
 
 
 def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> str:
@@ -193,26 +208,14 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
     of_task = wording.read_options(str(row.get("task_options") or ""))
     # The number of labels follows from the data.
     options = {name: value for name, value in of_task.items() if name != "labels" and value not in (None, False)}
-    options |= {"model": _from_here(str(row["model"]))} if row.get("model") else {"presets": row["preset"]}
-    options |= {option: row[name] for option, (name, usual) in _OPTIONS.items() if row.get(name) not in (None, usual)}
+    options |= {"model": row["model"]} if row.get("model") else {"presets": row["preset"]}
+    options |= {option: row[name] for option, (name, usual) in _OPTIONS.items() if row.get(name) not in (None, *usual)}
     if row.get("model"):
         options.pop("dropout", None)
-    if row.get("data") not in (None, "", "synthetic"):
-        options["data"] = _from_here(str(row["data"]))
-    if row.get("strategy") not in (None, "", "single", "ddp"):
-        options["strategies"] = row["strategy"]
     of_strategy = wording.read_options(str(row.get("strategy_options") or ""))
     for name, option in (("bucket_mib", "bucket_mib"), ("zero_stage", "zero_stages")):
         options |= {option: of_strategy[name]} if of_strategy.get(name) is not None else {}
-    if row.get("start_iteration") is not None and row.get("stop_iteration") is not None:
-        options |= {"start": row["start_iteration"], "stop": row["stop_iteration"]}
     words = ["bertbench", "throughput", str(row["task"])]
     for option, value in {**options, "rounds": 3, **changes, "out": out}.items():
         words += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
     return shlex.join(words)
-
-
-def _from_here(path: str) -> str:
-    """A path inside the working directory relative to it, as a reader would type it; any other as it is."""
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

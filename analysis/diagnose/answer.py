@@ -30,6 +30,7 @@ _SAME_STEP = (*_SAME_TRAINING, "precision", "micro_batch_size")
 _SAME_SPEED = 0.25
 # Bars of a waterfall that other advice covers, or that have no known cause.
 _OTHER_CAUSE = ("waiting for data", "communication", "GEMMs on padding", NOT_EXPLAINED)
+_CONTENTS = {"probe": "a search for the largest batch", "comm": "collectives", "profile": "profiles"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +96,17 @@ class Answer:
     sentences: tuple[str, ...] = ()
     badge: str = ""
     """What disturbed the machine during the measurement; "" if nothing was detected."""
-    good: tuple[str, ...] = ()
-    """How good it is: share of the speed of light, MFU; one sentence each."""
     advice: tuple[Advice, ...] = ()
     """What to do: first the largest gain, then at most three more."""
     numbers: Row = field(default_factory=dict)
     """Values for programs: samples_per_second with its interval and rounds, of_floor, mfu."""
     rivals: tuple[str, ...] = ()
     """Other implementations that may be as fast."""
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """The cards but for the first, whose number is in the headline, a line each."""
+        return tuple(f"{label}: {value} ({note})" for label, value, note in self.cards[1:])
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values: headline, badge, too_close_to_call, `numbers`, sentences, do_first, then."""
@@ -112,7 +116,7 @@ class Answer:
             "badge": self.badge or None,
             "too_close_to_call": list(self.rivals),
         }
-        about |= {**self.numbers, "sentences": [*self.sentences, *self.good]}
+        about |= {**self.numbers, "sentences": [*self.sentences, *self.facts]}
         return {**about, "do_first": advice[0] if advice else None, "then": advice[1:]}
 
 
@@ -161,28 +165,37 @@ def complete_answers(
         out: the run directory as commands name it.
         profiled: advice from profiles.
     """
-    best = winners(measured)
+    every = winners(measured)
     result = []
-    for winner in best:
-        point = winner.best
-        badge = disturbance(caution for trial in point.trials for caution in trial.row.get("cautions") or [])
-        floor, doubt = _floor(trials, point)
+    for winner in every:
+        best = winner.best
+        badge = disturbance(caution for trial in best.trials for caution in trial.row.get("cautions") or [])
+        floor = _floor(trials, best)
+        ratio = next((item for item in ratios if measurement(item) == measurement(best.row)), None)
         advice = [
-            *of_machine(badge, throughput_command(point.row, another(out))),
-            *_of_steps(winner, best, trials, out),
-            *(_of_floor(floor, point, trials, out) if floor and not badge else ()),
-            *_of_profiles(point, trials, profiled or {}, out),
+            *of_machine(badge, throughput_command(best.row, another(out))),
+            *_of_steps(winner, every, out),
+            *(_of_floor(floor, best, trials, out) if floor and not badge else ()),
+            *_of_profiles(best, trials, profiled or {}, out),
         ]
-        answer = _of_model(winner, ratios, floor, doubt)
-        result.append(dataclasses.replace(answer, badge=badge, advice=tuple(ranked(advice))))
+        one_round = best.rounds == 1 and best.step_ms.low == best.step_ms.high
+        low, high = (None, None) if one_round else (best.rate.low, best.rate.high)
+        numbers = {"samples_per_second": best.samples_per_second, "samples_per_second_low": low}
+        numbers |= {"samples_per_second_high": high, "rounds": best.rounds, "mfu": best.mfu}
+        numbers["of_floor"] = floor["of_floor"] if floor else None
+        rivals = dict.fromkeys(wording.implementation(one.row) for one in winner.close)
+        rivals.pop(wording.implementation(best.row), None)
+        cards, sentences = tuple(_cards(best, floor, ratio)), tuple(_sentences(winner, ratio))
+        answer = Answer(headline=_headline(winner, [*rivals]), cards=cards, sentences=sentences, badge=badge)
+        answer = dataclasses.replace(answer, advice=tuple(ranked(advice)), numbers=numbers, rivals=tuple(rivals))
+        result.append(answer)
     scripts = [trial for trial in trials if trial.trial.kind == "measure"]
     return [*result, *([script_answer(scripts, profiled, out)] if scripts else [])]
 
 
-def _of_model(winner: Winner, ratios: Sequence[Row], floor: Row | None, doubt: str) -> Answer:
-    best, row = winner.best, winner.best.row
-    name, rate = wording.implementation(row), best.samples_per_second
-    rivals = tuple(dict.fromkeys(other for one in winner.close if (other := wording.implementation(one.row)) != name))
+def _headline(winner: Winner, rivals: Sequence[str]) -> str:
+    row = winner.best.row
+    name = wording.implementation(row)
     model = str(row["preset"]) if row.get("model") else f"BERT-{row['preset']}"
     trains = f"trains {model}" if row["task"] == "pretrain" else f"fine-tunes {model} for {wording.task(row)}"
     several = len({wording.implementation(one.row) for one in winner.group}) > 1
@@ -191,102 +204,67 @@ def _of_model(winner: Winner, ratios: Sequence[Row], floor: Row | None, doubt: s
         first = f"{', '.join([name, *rivals[:-1]])} and {rivals[-1]} are too close to call; {name} {trains}"
     where = wording.counted(int(row["world_size"]), "CPU rank" if row["device"] == "cpu" else "GPU")
     where += f" of {row['threads_per_rank']} threads" if row.get("threads_per_rank") else ""
-    headline = (
-        f"{first}: {wording.number(rate)} samples/s with micro batch {wording.batch(row)} on {where}"
-        f"{wording.by(row)} ({row['precision']}, sequences of {wording.lengths(row)})."
+    return (
+        f"{first}: {wording.number(winner.best.samples_per_second)} samples/s with micro batch {wording.batch(row)} on "
+        f"{where}{wording.by(row)} ({row['precision']}, sequences of {wording.lengths(row)})."
     )
-    ratio = next((item for item in ratios if measurement(item) == measurement(row)), None)
-    one_round = best.rounds == 1 and best.step_ms.low == best.step_ms.high
-    low, high = (None, None) if one_round else (best.rate.low, best.rate.high)
-    numbers = {"samples_per_second": rate, "samples_per_second_low": low, "samples_per_second_high": high}
-    numbers |= {"rounds": best.rounds, "of_floor": None if floor is None else floor["of_floor"], "mfu": best.mfu}
-    good = [doubt] if doubt else []
+
+
+def _cards(best: Point, floor: Row | None, ratio: Row | None) -> Iterator[Card]:
+    row, per_sample = best.row, best.samples_per_second / best.row["samples_per_second"]
+    yield Card("samples per second", wording.number(best.samples_per_second), _span(best.rate))
+    if row.get("tokens_per_second") is not None:
+        padded = row.get("padded_tokens_per_second") is not None and row.get("padding_efficiency") is not None
+        note = f"{wording.percent(row['padding_efficiency'])} of all positions" if padded else "no padding is computed"
+        yield Card("real tokens per second", wording.number(row["tokens_per_second"] * per_sample), note)
+    yield Card("step time", f"{wording.number(best.step_ms.value)} ms", _span(best.step_ms))
     if floor is not None:
-        step, least = wording.number(floor["step_time_ms"]), wording.number(floor["floor_ms"])
-        share = wording.percent(floor["of_floor"])
-        good = [f"It reaches {share} of the speed of light measured here: {least} of {step} ms a step."]
-    if best.mfu is not None:
-        peak = wording.flops(row.get("measured_peak_flops"))
-        good.append(f"MFU is {wording.percent(best.mfu)} (measured peak {peak}).")
-    sentences = (*_costs(best), *_versus(winner, ratio))
-    return Answer(
-        headline=headline, cards=_cards(best, ratio), sentences=sentences, good=tuple(good), numbers=numbers,
-        rivals=rivals,
-    )  # fmt: skip
-
-
-def _cards(best: Point, ratio: Row | None) -> tuple[Card, ...]:
-    row, low, high = best.row, best.rate.low, best.rate.high
-    per_sample = best.samples_per_second / row["samples_per_second"]
-    tokens = row["tokens_per_second"] * per_sample if row.get("tokens_per_second") is not None else None
-    padded = row.get("padded_tokens_per_second") is not None and row.get("padding_efficiency") is not None
-    padding = f"{wording.percent(row['padding_efficiency'])} of all positions" if padded else "no padding is computed"
-    note = "one round, no interval" if low == high else wording.interval(low, high)
-    cards = [
-        Card("samples per second", wording.number(best.samples_per_second), note),
-        Card("real tokens per second", wording.number(tokens), padding),
-    ]
+        note = f"{wording.number(floor['floor_ms'])} of {wording.number(floor['step_time_ms'])} ms a step"
+        yield Card("of the speed of light", wording.percent(floor["of_floor"]), note)
     if best.mfu is not None:
         in_fp8 = str((row.get("measured_peak") or {}).get("dtype")).startswith("float8")
         peak = f"of {wording.flops(row['measured_peak_flops'])} measured{' in FP8' if in_fp8 else ''}"
-        cards.append(Card("MFU", wording.percent(best.mfu), peak))
-    if ratio is not None and ratio["throughput_ratio"] is not None:
+        yield Card("MFU", wording.percent(best.mfu), peak)
+    if ratio is not None:
         span = wording.interval(ratio["throughput_ratio_low"], ratio["throughput_ratio_high"], lambda x: f"{x:.2f}")
+        decision = {"yes": "conclusive", "no": "no difference"}.get(ratio["decided"], "not conclusive")
+        note = ratio["reason"] if ratio["throughput_ratio"] is None else f"{span}, {decision}"
         label = f"throughput relative to {wording.reference(ratio)}"
-        decided = "" if ratio["decided"] != "cannot decide" else ", not conclusive"
-        cards.append(Card(label, wording.ratio(ratio["throughput_ratio"]), f"{span}{decided}"))
-    return tuple(cards)
+        yield Card(label, wording.ratio(ratio["throughput_ratio"]), note)
 
 
-def _costs(best: Point) -> Iterator[str]:
-    row, samples = best.row, best.row["samples_per_step"]
-    amount = wording.count(samples) if float(samples).is_integer() else wording.number(samples)
-    yield f"An optimizer step of {amount} samples takes {wording.number(best.step_ms.value)} ms{_span(best.step_ms)}."
-    if (memory := row.get("peak_memory_bytes")) is not None:
-        yield f"A rank needs {wording.size(memory)} of memory ({row.get('peak_memory_kind') or 'peak'})."
-    if (cost := row.get("cost_per_million_samples")) is not None:
-        yield f"A million samples cost {wording.number(cost)} at the given price."
+def _span(value: Ratio) -> str:
+    if value.low == value.high:
+        return "one round, no interval"
+    return f"95 % interval {wording.interval(value.low, value.high)}"
 
 
-def _span(time: Ratio) -> str:
-    return "" if time.low == time.high else f" (95 % interval {wording.interval(time.low, time.high)} ms)"
-
-
-def _versus(winner: Winner, ratio: Row | None) -> Iterator[str]:
-    """Yield the comparison with the reference, and the configurations that may be as fast as the best one."""
-    if ratio is not None and ratio["throughput_ratio"] is None:
-        yield f"There is no comparison with {wording.reference(ratio)}: {ratio['reason']}."
-    elif ratio is not None:
-        value, reference = ratio["throughput_ratio"], wording.reference(ratio)
-        yield f"At the same configuration its throughput is {value:.2f} times that of {reference}."
-        yield {
-            "yes": "This is conclusive.",
-            "no": "This is conclusive: they are within 5 % of each other.",
-            "cannot decide": f"This is not conclusive yet: {ratio['reason']}.",
-        }[ratio["decided"]]
+def _sentences(winner: Winner, ratio: Row | None) -> Iterator[str]:
+    """Yield the configurations that may be as fast as the best one, and why a comparison is not conclusive."""
     if winner.close:
         names = [f"{wording.implementation(one.row)} {wording.place(one.row)}" for one in winner.close]
         more = f" and {len(names) - _MOST_CLOSE} more" if len(names) > _MOST_CLOSE else ""
         yield f"Too close to call: {', '.join(names[:_MOST_CLOSE])}{more}."
-    if winner.undecided and (ratio is None or ratio["decided"] != "cannot decide"):
+    if ratio and ratio["throughput_ratio"] is not None and ratio["decided"] == "cannot decide":
+        yield f"The comparison with {wording.reference(ratio)} is not conclusive yet: {ratio['reason']}."
+    elif winner.undecided:
         yield f"The fastest is not conclusive yet: {winner.undecided}."
 
 
-def _floor(trials: Sequence[LoadedTrial], best: Point) -> tuple[Row | None, str]:
-    """The broken-down step of the same shape that was not disturbed and is as fast; else why there is none."""
-    parts = [one.row for one in trials if one.trial.kind == "components" and one.row.get("of_floor") is not None]
-    same = [row for row in parts if _equal(row, best.row, _SAME_STEP)]
-    for row in same:
-        cautions, time, step = row.get("cautions") or [], float(row["step_time_ms"]), best.step_ms.value
-        doubtful = disturbance(cautions) or any(one["code"] == "not_explained" for one in cautions)
-        as_fast = abs(time / step - 1) <= _SAME_SPEED and min(time, step) >= float(row["floor_ms"])
-        if as_fast and not doubtful:
-            return row, ""
-    doubt = "The share of the speed of light is unknown: the machine was disturbed or changed speed; measure it again."
-    return None, doubt if same else ""
+def _floor(trials: Sequence[LoadedTrial], best: Point) -> Row | None:
+    """The broken-down step of the same shape that was not disturbed and is as fast."""
+    for one in trials:
+        row = one.row
+        if one.trial.kind == "components" and row.get("of_floor") and _equal(row, best.row, _SAME_STEP):
+            cautions, time, step = row.get("cautions") or [], float(row["step_time_ms"]), best.step_ms.value
+            doubtful = disturbance(cautions) or any(one["code"] == "not_explained" for one in cautions)
+            as_fast = abs(time / step - 1) <= _SAME_SPEED and min(time, step) >= float(row["floor_ms"])
+            if as_fast and not doubtful:
+                return row
+    return None
 
 
-def _of_steps(winner: Winner, every: Sequence[Winner], trials: Sequence[LoadedTrial], out: str) -> Iterator[Advice]:
+def _of_steps(winner: Winner, every: Sequence[Winner], out: str) -> Iterator[Advice]:
     """Advice from the measured parts of a step, and from the precisions and batch sizes that the run has or lacks."""
     best, row = winner.best, winner.best.row
     step, sizes = float(row["step_time_ms"]), {int(point.row["micro_batch_size"]) for point in winner.group}
@@ -304,38 +282,24 @@ def _of_steps(winner: Winner, every: Sequence[Winner], trials: Sequence[LoadedTr
         seen = f"{wording.number(exposed)} ms of communication are exposed in each step"
         remedy = f"communicate less often, with {more} micro-steps per step"
         yield advice("communication", seen, remedy, exposed / step, grad_accum=more)
-    padding, shape = row.get("padding_efficiency"), ("micro_batch_size", "world_size", "grad_accum_steps")
-    ours = [one for one in winner.group if one.row["implementation"] == "bertbench" and _equal(one.row, row, shape)]
-    # What does not say so had a default, which computes real tokens alone.
-    levers = [point.row.get("levers") or point.trials[0].ranks.get(0, {}).get("levers") for point in ours]
-    padded = all(names and "unpad" not in str(names).split("+") for names in levers)
-    if padding is not None and row["implementation"] == "bertbench" and padded:
-        seen = f"{wording.percent(1 - padding)} of all computed positions are padding"
-        yield advice("padding", seen, "compute real tokens alone", 1 - padding, levers="auto")
-    precisions = {str(trial.row.get("precision")) for trial in trials}
-    native = best.trials[0].environment.get("native_bf16")
-    if row["precision"] in ("fp32", "tf32") and "bf16" not in precisions and native:
+    if len(sizes) > 1 and int(row["micro_batch_size"]) == max(sizes):
+        seen, why = (
+            f"the largest micro batch measured, {max(sizes)}, is the fastest",
+            "larger batches were not measured",
+        )
+        yield advice("batch", seen, "try a larger one", None, why, batch_sizes=2 * max(sizes))
+    rate, others = best.samples_per_second, [one for other in every if other is not winner for one in other.group]
+    others = [one for one in others if _equal(one.row, row, (*_SAME_TRAINING, "data"))]
+    if others:  # a gain of 0 if none is faster: it replaces estimates
+        ahead = [one for one in others if one.samples_per_second > rate and apart(one.candidate, best.candidate)]
+        top = max(ahead, key=lambda point: point.samples_per_second, default=best)
+        fast, remedy = wording.number(top.samples_per_second), f"train in {top.row['precision']}"
+        seen = f"{top.row['precision']} makes {fast} samples/s in this run, {row['precision']} {wording.number(rate)}"
+        saves, command = 1 - rate / top.samples_per_second, throughput_command(top.row, out)
+        yield Advice(cause="precision", seen=seen, remedy=remedy, saves=saves, command=command, firm=True)
+    elif row["precision"] in ("fp32", "tf32") and best.trials[0].environment.get("native_bf16"):
         seen = f"GEMMs run in {row['precision']}, and this device has bf16 instructions"
         yield advice("precision", seen, "try bf16", None, "bf16 was not measured in this run", precisions="bf16")
-    if len(sizes) > 1 and int(row["micro_batch_size"]) == max(sizes):
-        seen = f"the largest micro batch measured, {max(sizes)}, is the fastest"
-        why, double = "larger batches were not measured", 2 * max(sizes)
-        yield advice("batch", seen, "try a larger one", None, why, batch_sizes=double)
-    # The gain of the fastest other precision measured for the same training; a gain of 0 if none is faster.
-    groups = [other.group for other in every if other is not winner]
-    others = [[one for one in group if _equal(one.row, row, (*_SAME_TRAINING, "data"))] for group in groups]
-    if any(others):
-        rate = best.samples_per_second
-        ahead = [max(group, key=lambda point: point.samples_per_second) for group in others if group]
-        ahead = [one for one in ahead if one.samples_per_second > rate and apart(one.candidate, best.candidate)]
-        top = max(ahead, key=lambda point: point.samples_per_second, default=best)
-        rates = f"{wording.number(top.samples_per_second)} and {wording.number(rate)} samples/s"
-        seen, new = f"faster than {row['precision']} in this run ({rates})", top.row["precision"]
-        saves, command = 1 - rate / top.samples_per_second, throughput_command(top.row, out)
-        yield Advice(
-            cause="precision", seen=f"{new} is {seen}", remedy=f"train in {new}", command=command, saves=saves,
-            of="time per sample", firm=True,
-        )  # fmt: skip
 
 
 def _equal(one: Row, other: Row, names: Sequence[str]) -> bool:
@@ -349,13 +313,11 @@ def _of_floor(floor: Row, best: Point, trials: Sequence[LoadedTrial], out: str) 
         return
     most = max(losses, key=lambda bar: float(bar["ms"]))
     seen = f'the part "{most["name"]}" takes {wording.number(most["ms"])} ms of each step more than its floor'
-    profile = next((one.trial.trial_id for one in _profiles(best, trials) if one.row.get("status") == "ok"), None)
     # A profile needs a folder of its own beside the sweep; it takes its configuration from it.
     words = ["profile", best.row["task"], "--winner-of", out, "--out", f"{out}-profile"]
-    remedy = "find its operators in a profile"
-    if profile is not None:
-        remedy, words = "see its operators in the profile of this run", ["analyze", f"{out}/trials/{profile}"]
-    command = shlex.join(["bertbench", *words])
+    for profile in [one.trial.trial_id for one in _profiles(best, trials) if one.row.get("status") == "ok"][:1]:
+        words = ["analyze", f"{out}/trials/{profile}"]
+    command, remedy = shlex.join(["bertbench", *words]), "see its operators in a profile"
     yield Advice(cause="speed", seen=seen, remedy=remedy, command=command, saves=float(most["share"]))
 
 
@@ -389,41 +351,37 @@ def without_measurement(run: RunDirectory, trials: Sequence[LoadedTrial]) -> Ans
 
 
 def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
-    """Return the answer of a run without any measurement."""
-    good = [trial for trial in trials if trial.row["status"] == "ok"]
-    done = {trial.trial.kind: trial.row for trial in reversed(good)}
+    """Return the answer of a run without any measurement of throughput."""
+    good = {trial.trial.kind: trial.row for trial in reversed(trials) if trial.row["status"] == "ok"}
     kinds = {trial.trial.kind for trial in trials}
-    rates = [rate for one in good if one.trial.kind == "input" and (rate := one.row.get("samples_per_second"))]
-    sentences: list[str] = []
-    if kinds == {"probe"}:
-        headline = "This run only searched for the largest batch. Throughput was not measured."
-    elif rates:
+    kinds = kinds if kinds == {"probe"} else {*good} - {"probe"}  # the last probe is meant to fail
+    rates = [trial.row.get("samples_per_second") or 0.0 for trial in trials if trial.trial.kind == "input"]
+    if any(rates):
         headline = f"This run measured the input pipeline alone: up to {wording.number(max(rates))} samples/s."
-    elif kinds == {"comm"}:
-        headline = f"This run measured collectives alone ({len(good)} of {len(trials)} trials)."
-    elif "components" in done:
-        headline = f"This run breaks down a step: {wording.floor_sentence(done['components'])}"
-    elif "profile" in done:
-        headline = "This run contains only profiles. Throughput was not measured."
+    elif "components" in good:
+        headline = f"This run breaks down a step: {wording.floor_sentence(good['components'])}"
+    elif kinds:
+        contents = " and ".join(_CONTENTS.get(kind, kind) for kind in sorted(kinds))
+        headline = f"This run has {contents} alone. Throughput was not measured."
     else:
         tally = Counter(str(trial.row["status"]) for trial in trials)
         ended = ", ".join(f"{count} {status}" for status, count in tally.items())
         headline = f"No trial succeeded. Of {len(trials)} trials: {ended}."
-        sentences = [f"First reason: {trial.row['reason']}" for trial in trials if trial.row.get("reason")][:1]
-    return Answer(headline=headline, sentences=tuple(sentences))
+    reasons = [f"First reason: {trial.row['reason']}" for trial in trials if trial.row.get("reason") and not kinds]
+    return Answer(headline=headline, sentences=tuple(reasons[:1]))
 
 
 def profile_answer(utilization: Mapping[str, Mapping[int, float]]) -> Answer:
     """Return the answer of a run of profiles alone: utilization by batch size, of profiles.utilization_by_batch."""
-    (name, by_batch), *others = utilization.items()
+    name, by_batch = next(iter(utilization.items()))
     best = max(by_batch, key=lambda batch: by_batch[batch])
-    cards = [Card(f"batch {batch}", wording.percent(value), name) for batch, value in by_batch.items()]
-    sentences = (
-        f"{other}: {', '.join(f'{wording.percent(value)} at batch {batch}' for batch, value in values.items())}."
-        for other, values in others
-    )
+    cards = [
+        Card(f"batch {batch}", wording.percent(value), kind)
+        for kind, values in utilization.items()
+        for batch, value in values.items()
+    ]
     headline = f"{name} is highest at batch {best}: {wording.percent(by_batch[best])}."
-    return Answer(headline=headline, cards=tuple(cards[:_MOST_CARDS]), sentences=tuple(sentences))
+    return Answer(headline=headline, cards=tuple(cards[:_MOST_CARDS]))
 
 
 def script_answer(trials: Sequence[LoadedTrial], profiled: Profiled | None = None, out: str = "") -> Answer:
@@ -461,6 +419,5 @@ def _script_sentence(trials: Sequence[LoadedTrial]) -> str:
     for column, what in (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s")):
         known = [float(trial.row[column]) for trial in rounds if trial.row.get(column) is not None]
         rates += [f"{wording.number(typical_rate(known))} {what}"] if known else []
-    steps = f"{row['steps_measured']} steps after {row['steps_warmup']} of warm-up"
-    over = steps if len(rounds) == 1 else f"{len(rounds)} rounds"
-    return f"{name}: {', '.join(rates)}; {wording.number(time.value)} ms per step{_span(time)}, median of {over}."
+    over = f"{row['steps_measured']} steps" if len(rounds) == 1 else f"{len(rounds)} rounds"
+    return f"{name}: {', '.join(rates)}; {wording.number(time.value)} ms per step ({_span(time)}), median of {over}."

@@ -1,5 +1,6 @@
 """Findings from counters of kernels: how busy the kinds of cores are, what holds each kernel back, and ncu's rules."""
 
+import dataclasses
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -7,20 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.counters import GLOBAL, KernelCounters
 from analysis.counters import joined as joined_counters
-from analysis.diagnose.advice import LEAST, Advice, Context, faster_gemms
-from analysis.diagnose.finding import OF_KERNELS, Finding, short_name
+from analysis.diagnose.advice import OF_KERNELS, Advice, Context, advised, faster_gemms
+from analysis.diagnose.finding import Finding, short_name
 from analysis.metrics.kernels.core_utilization import FOUR, core_use, core_use_by, kernel_phases, rows
 from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, LEVEL_KINDS, MEMORY
 from analysis.metrics.kernels.roofline import COMPUTE, LATENCY, UNKNOWN, Roofline, roofline
 from analysis.names import family, precision
-from analysis.wording import flops, is_known, percent
+from analysis.wording import percent
 
 if TYPE_CHECKING:
     import pandas as pd
 
 NOT_IN_FILE = "not in this file"
 """Shown for a pipe that was not counted; never 0."""
-_NO_TIMES = f"Kernel times are {NOT_IN_FILE}: rows are in order of their first run."
 _IDLE = 1.0  # % of the peak
 
 
@@ -40,16 +40,21 @@ def findings(
         measured: measured ceilings, as for `roofline`.
         context: the profiled trial, where it is known.
     """
-    lines, phases = roofline(counters, measured), by_phase(counters, window_ns)
-    more = [flop_rates(lines), memory_levels(lines), rules(counters)]
-    return [
-        pipes(counters, window_ns, context),
-        by_family(counters, window_ns),
-        *([phases] if len(phases.table) else []),
-        by_kernel(counters, window_ns),
-        per_kernel(lines),
-        *(one for one in more if len(one.table)),
-    ]
+    lines = roofline(counters, measured)
+    made = [pipes(counters, window_ns, context), by_family(counters, window_ns), by_phase(counters, window_ns)]
+    made += [by_kernel(counters, window_ns), per_kernel(lines)]
+    made += [flop_rates(lines), memory_levels(lines), rules(counters)]
+    return [_of_steps(one, counters, window_ns) for one in made if len(one.table)]
+
+
+def _of_steps(finding: Finding, counters: KernelCounters, window_ns: float | None) -> Finding:
+    """Return a finding with its gain as a share of the steps' time, where their length is known."""
+    frame = counters.kernels
+    if window_ns is None or frame["duration_ns"].isna().any():
+        return finding
+    busy = min(1.0, frame["duration_ns"].sum() / window_ns / max(1, frame["process"].nunique()))
+    advice = (advised(one.cause, one.seen, one.remedy, (one.saves or 0.0) * busy) for one in finding.advice)
+    return dataclasses.replace(finding, advice=tuple(one for each in advice for one in each))
 
 
 # ---- pipes ----
@@ -70,23 +75,27 @@ def pipes(counters: KernelCounters, window_ns: float | None = None, context: Con
     sentence = f"While kernels run: {four}."
     if not four:
         sentence = "No pipe was counted: collect them as `bertbench profile --profiler ncu` does."
-    advice: tuple[Advice, ...] = ()
     families = by_family(counters).table
     gemms = float(families.loc[families["family"] == "GEMM", _share_of(families)].sum())
-    remedy = faster_gemms([counters.device_name] if counters.device_name else [])
     types = {precision(name) for name in counters.kernels["name"].unique() if family(name) == "GEMM"}
-    narrow = types - {"", "fp32", "fp64"} or (context and context.narrow)
-    if use["percent"]["tensor"] < _IDLE and gemms >= LEAST and remedy and not narrow:
+    remedy = faster_gemms([counters.device_name] if counters.device_name else [])
+    advice: tuple[Advice, ...] = ()
+    if (
+        use["percent"]["tensor"] < _IDLE
+        and remedy
+        and not types - {"", "fp32", "fp64"}
+        and not (context or Context()).narrow
+    ):
         seen = f"the tensor cores are idle while GEMMs take {percent(gemms)} of the kernels' time"
-        advice = (Advice(cause="precision", seen=seen, remedy=remedy, saves=gemms, of=OF_KERNELS),)
+        advice = advised("precision", seen, remedy, gemms, OF_KERNELS)
     return Finding("core_utilization", "Core utilization", table, sentence, advice)
 
 
 def by_family(counters: KernelCounters, window_ns: float | None = None) -> Finding:
     """Return core_utilization_by_family: a row per kind of work, longest first."""
-    families = counters.kernels["name"].map(family)
-    table = _table(core_use_by(counters, families, window_ns), "family", counters, window_ns)
-    return Finding("core_utilization_by_family", "Core utilization by kind of work", table, _longest(table, "family"))
+    groups = core_use_by(counters, counters.kernels["name"].map(family).rename("family"), window_ns)
+    table = _table(groups, counters, window_ns)
+    return Finding("core_utilization_by_family", "Core utilization by kind of work", table, _longest(table))
 
 
 def by_phase(counters: KernelCounters, window_ns: float | None = None) -> Finding:
@@ -102,20 +111,18 @@ def by_phase(counters: KernelCounters, window_ns: float | None = None) -> Findin
         sentence = f"Phases are {NOT_IN_FILE}: record with `bertbench profile --profiler ncu`, or with `ncu --nvtx`."
         return Finding(name, title, pd.DataFrame(), sentence)
     parts = phases["phase"].where(phases["part"] != "") + "\n" + phases["part"]
-    groups = pd.concat([core_use_by(counters, labels, window_ns) for labels in (phases["phase"], parts)])
-    table = _table(groups, "phase", counters, window_ns)
+    groups = [core_use_by(counters, labels.rename("phase"), window_ns) for labels in (phases["phase"], parts)]
+    table = _table(pd.concat(groups), counters, window_ns)
     both = table["phase"].str.partition("\n")
     table["phase"] = both[0]
     table.insert(1, "part", both[2])
-    return Finding(name, title, table, _longest(table, "phase"))
+    return Finding(name, title, table, _longest(table))
 
 
 def by_kernel(counters: KernelCounters, window_ns: float | None = None) -> Finding:
     """Return kernels: a row per kernel name, longest first, or in order of their first run without times."""
-    table = _table(core_use_by(counters, counters.kernels["name"], window_ns), "name", counters, window_ns)
-    share = float(table[_share_of(table)].head(5).sum())
-    sentence = f"{min(5, len(table))} of {len(table)} kernels take {percent(share)} of the time."
-    return Finding("kernels", "Kernels that take longest", table, sentence if share else _NO_TIMES)
+    table = _table(core_use_by(counters, counters.kernels["name"], window_ns), counters, window_ns)
+    return Finding("kernels", "Kernels that take longest", table, _longest(table))
 
 
 def by_batch(counters: Sequence[KernelCounters], sizes: Sequence[int], window_ns: float | None) -> Finding:
@@ -127,7 +134,7 @@ def by_batch(counters: Sequence[KernelCounters], sizes: Sequence[int], window_ns
     return Finding("core_utilization_by_batch", "Core utilization by batch size", table.dropna(axis=1, how="all"))
 
 
-def _table(groups: "pd.DataFrame", label: str, counters: KernelCounters, window_ns: float | None) -> "pd.DataFrame":
+def _table(groups: "pd.DataFrame", counters: KernelCounters, window_ns: float | None) -> "pd.DataFrame":
     """Return a row per group without the pipes that are not in the file; timed where launches lack a time."""
     import pandas as pd
 
@@ -142,20 +149,18 @@ def _table(groups: "pd.DataFrame", label: str, counters: KernelCounters, window_
     unknown = [name for name, values in columns.items() if values.isna().all() and "utilization" in name]
     unknown += [] if times else ["time_ms"]
     unknown += [] if times and (groups["timed"] < groups["kernels"]).any() else ["timed"]
-    return pd.DataFrame(columns).drop(columns=unknown).rename_axis(label).reset_index()
+    return pd.DataFrame(columns).drop(columns=unknown).reset_index()
 
 
 def _share_of(table: "pd.DataFrame") -> str:
     return "cycle_share" if "cycle_share" in table else "time_share"
 
 
-def _longest(table: "pd.DataFrame", label: str) -> str:
-    for row in table.head(1).to_dict("records"):
-        tensor = next((value for name, value in row.items() if str(name).startswith("tensor_")), None)
-        with_tensor = f", with tensor cores at {percent(tensor)}" if is_known(tensor) else ""
-        if is_known(row.get(_share_of(table))):
-            return f"{row[label]} takes {percent(row[_share_of(table)])} of the time{with_tensor}."
-    return _NO_TIMES
+def _longest(table: "pd.DataFrame") -> str:
+    share = table[_share_of(table)].head(1)
+    if not share.notna().any():
+        return f"Kernel times are {NOT_IN_FILE}: rows are in order of their first run."
+    return f"{short_name(str(table.iloc[0, 0]))} takes {percent(share.iloc[0])} of the time."
 
 
 # ---- roofline ----
@@ -202,38 +207,27 @@ def per_kernel(lines: Roofline) -> Finding:
     lost = (kernels["time_share"] * (1 - busiest)).where(kernels["bound"] != UNKNOWN).fillna(0.0)
     savings = lost.groupby(kernels["bound"], sort=False).sum()
     advice: tuple[Advice, ...] = ()
-    if len(savings) and (saves := float(savings.max())) >= LEAST:
+    if len(savings):
         bound = str(savings.idxmax())
         place = int(lost.where(kernels["bound"] == bound, -1.0).to_numpy().argmax())
         row = {str(name): value for name, value in kernels.iloc[place].items()}
-        part, most = percent(shares[bound]), short_name(str(row["name"]))
-        seen = f"{part} of the kernels' time is bound by {bound}, most of all {most}"
-        cause = bound.partition(" (")[0].lower()
-        advice = (Advice(cause=cause, seen=seen, remedy=remedy(row), saves=saves, of=OF_KERNELS),)
+        seen = f"{percent(shares.get(bound))} of the kernels' time is bound by {bound}, most of all "
+        seen += short_name(str(row["name"]))
+        advice = advised(bound.partition(" (")[0].lower(), seen, remedy(row), float(savings.max()), OF_KERNELS)
     names = {"dram_flop_per_byte": "flop_per_byte", "occupancy": "occupancy_share"}
     table = _shown(kernels.rename(columns=names), _SHOWN)
     return Finding("roofline", "Roofline of each kernel", table, sentence, advice)
 
 
 def flop_rates(lines: Roofline) -> Finding:
-    """Return flop_rates: a row per kernel name that did floating-point work, longest first, with FLOP/s by type.
-
-    attainable_fraction is of the lowest roof above the kernel, attainable_by what that roof is.
-    """
+    """Return flop_rates: FLOP/s by type of every kernel name that has any, and of the lowest roof above it."""
     kernels = lines.kernels[lines.kernels[[*_RATES]].gt(0).any(axis=1)]
     table = _shown(kernels, ["name", "time_share", *_RATES, "attainable_fraction", "attainable_by"])
-    sentence = ""
-    for row in kernels.head(1).to_dict("records"):
-        rate, name = max((row[name], name) for name in _RATES if row[name] > 0)
-        sentence = f"{short_name(row['name'])} reaches {flops(rate)} in {name.removesuffix('_flops')}."
-    return Finding("flop_rates", "Floating-point rates by type", table, sentence)
+    return Finding("flop_rates", "Floating-point rates by type", table)
 
 
 def memory_levels(lines: Roofline) -> Finding:
-    """Return memory_levels: a row per kernel name, longest first, with intensity and bytes/s at L1/TEX, L2 and DRAM.
-
-    There is no row where the bytes of neither L1/TEX nor L2 were counted.
-    """
+    """Return memory_levels: intensity and bytes/s at L1/TEX, L2 and DRAM, of kernels with bytes of L1/TEX or L2."""
     kernels = lines.kernels[lines.kernels[["l1_bytes", "l2_bytes"]].notna().any(axis=1)]
     columns = ["name", "bound", "time_share", *(f"{kind}_gb_s" for kind in LEVEL_KINDS.values())]
     columns += [*(f"{kind}_flop_per_byte" for kind in LEVEL_KINDS.values()), "attainable_flops", "attainable_by"]
@@ -260,6 +254,9 @@ def _shown(kernels: "pd.DataFrame", columns: Sequence[str]) -> "pd.DataFrame":
 _SUGGESTS = ("optimization", "warning")
 _KINDS = (*_SUGGESTS, "information", "error")
 _LONGEST_REMEDY = 300
+_RULES = (
+    "rule", "name", "launches", "time_share", "estimate", "estimate_share", "saves_share", "kind", "section", "message",
+)  # fmt: skip
 
 
 def rules(counters: KernelCounters) -> Finding:
@@ -276,40 +273,28 @@ def rules(counters: KernelCounters) -> Finding:
         return Finding("kernel_rules", title, each)
     lengths = frame["duration_ns" if frame["duration_ns"].notna().any() else "cycles"].fillna(0.0)
     each = each.rename(columns={"text": "message"}).astype({"speedup": "float64"})
+    each["estimate"] = each["estimate"].where(each["estimate"] != "")
     each["name"] = frame["name"].to_numpy()[each["row"]]
     each["time_share"] = (lengths / (lengths.sum() or math.nan)).to_numpy()[each["row"]]
     each["place"] = each.groupby(["row", "rule"]).cumcount()
     each["weight"] = each["time_share"].where(each["speedup"].notna())
     each["saved"] = each["time_share"] * each["speedup"]
     groups = each.groupby(keys, sort=False)
-    sums = groups[["time_share", "weight", "saved"]].sum()
-    estimate = each[each["speedup"].notna()].groupby(keys)["estimate"].first().reindex(sums.index).fillna("")
-    longest = each.sort_values("time_share", ascending=False, kind="stable").groupby(keys).head(1).set_index(keys)
-    columns = {
-        "launches": groups.size(),
-        "time_share": sums["time_share"],
-        "estimate": estimate,
-        "estimate_share": sums["saved"] / sums["weight"].where(sums["weight"] > 0),
-        "saves_share": sums["saved"].where(estimate == GLOBAL),
-        **{name: longest[name] for name in ("kind", "section", "message")},
-    }
-    table = pd.DataFrame(columns).reindex(sums.index).reset_index()
+    longest = each.sort_values("time_share", ascending=False, kind="stable").groupby(keys)
+    table = groups[["time_share", "weight", "saved"]].sum().assign(launches=groups.size())
+    table = table.join(longest[["estimate", "kind", "section", "message"]].first().fillna("")).reset_index()
+    table["estimate_share"] = table["saved"] / table["weight"].where(table["weight"] > 0)
+    table["saves_share"] = table["saved"].where(table["estimate"] == GLOBAL)
     table["suggests"] = table["kind"].isin(_SUGGESTS)
-    suggestions = int(table["suggests"].sum())
     order = ["saves_share", "estimate_share", "suggests", "time_share"]
-    table = table.sort_values(order, ascending=False, ignore_index=True)[["rule", "name", *columns]]
-    first = table.iloc[0]
-    if not (table["estimate"] != "").any():
+    table = table.sort_values(order, ascending=False, ignore_index=True)
+    first, suggestions, table = table.iloc[0], int(table["suggests"].sum()), table[[*_RULES]]
+    if not table["estimate"].any():
         table = table.drop(columns=["estimate", "estimate_share", "saves_share"])
     if not math.isfinite(first["saves_share"]):
         sentence = f"{suggestions} of {len(table)} messages suggest a change; none estimates the time it saves."
         return Finding("kernel_rules", title, table, sentence)
     seen = f"{first['rule']} estimates {percent(first['estimate_share'])} less time for {short_name(first['name'])}"
-    advice = Advice(
-        cause="rules",
-        seen=f"ncu's rule {seen}",
-        remedy=textwrap.shorten(first["message"], _LONGEST_REMEDY).rstrip("."),
-        saves=min(1.0, first["saves_share"]),
-        of=OF_KERNELS,
-    )
-    return Finding("kernel_rules", title, table, f"{seen}.", (advice,))
+    change = textwrap.shorten(first["message"], _LONGEST_REMEDY).rstrip(".")
+    advice = advised("rules", f"ncu's rule {seen}", change, min(1.0, first["saves_share"]), OF_KERNELS)
+    return Finding("kernel_rules", title, table, f"{seen}.", advice)

@@ -39,30 +39,17 @@ def explain(
         context: the trial that was recorded, where it is known.
         own_tests: measurements of collectives on the same machine, rows of `collectives.by_size`.
     """
-    from analysis.diagnose import cores
+    from analysis.diagnose import cores, rules_communication, rules_time, summaries
+    from analysis.metrics.kernels.devices import LinkRates
 
-    made: list[Finding] = []
-    context = context or Context()
-    if timelines := source.timelines:
-        from analysis.diagnose import modules, rules_communication, rules_time
-        from analysis.metrics.kernels.devices import LinkRates
-
-        made += rules_time.window(timelines)
-        made += rules_time.findings(timelines, context)
-        made += rules_time.operators(timelines, context)
-        made += modules.findings(timelines)
-        made += modules.roofline_findings(timelines)
-        made += rules_time.ranges(timelines)
-        made += rules_communication.findings(timelines, context, LinkRates.of(source.summaries, own_tests))
+    links = LinkRates.of(source.summaries, own_tests)
+    made = rules_time.findings(source.timelines, context)
+    made += rules_communication.findings(source.timelines, context, links)
     for counters, file, ending in zip(source.counters, source.counter_files, counter_endings(source), strict=True):
         title = f" ({file.name})" if ending else ""
         for one in cores.findings(counters, window_ns, measured, context):
             made.append(dataclasses.replace(one, name=f"{one.name}{ending}", title=f"{one.title}{title}"))
-    if source.summaries:
-        from analysis.diagnose import summaries
-
-        made += summaries.findings(source.summaries)
-    return distinct(made)
+    return distinct([*made, *summaries.findings(source.summaries)])
 
 
 def to_do(source: Source, findings: Sequence[Finding], context: Context | None = None) -> list[Advice]:
@@ -75,14 +62,18 @@ def to_do(source: Source, findings: Sequence[Finding], context: Context | None =
     analyzed = STEP_TIME
     if any(timeline.is_part for timeline in source.timelines):
         analyzed = "time of the window"
-    elif not any(len(timeline.steps) for timeline in source.timelines):
+    elif source.timelines and not any(len(timeline.steps) for timeline in source.timelines):
         analyzed = "recorded time"
     # Tables of totals do not compare, and a side of a comparison is one path.
     again = ["compare", str(source.path)] if source.timelines and source.given == 1 else ["analyze"]
     second = shlex.join(["bertbench", *again, "NEW_PROFILE"])
     candidates = [one for finding in findings for one in finding.advice] + of_machine(context.disturbed)
     return [
-        dataclasses.replace(one, command=one.command or context.command(one.cause) or second, of=one.of or analyzed)
+        dataclasses.replace(
+            one,
+            command=one.command or context.command(one.cause) or second,
+            of=analyzed if one.of == STEP_TIME else one.of,
+        )
         for one in ranked(candidates)
     ]
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-OF_KERNELS = "kernels' time"
-"""What shares of tables of counters are of."""
 _LONGEST_NAME = 60
 
 
@@ -63,13 +61,8 @@ def joined(tables: "Sequence[pd.DataFrame]") -> "pd.DataFrame | None":
 
 
 def file_stem(file: Path) -> str:
-    """Return the part of a finding's name that is made from a file name: [a-z0-9_]+, at most 60 characters."""
-    return slug(file.name.partition(".")[0])
-
-
-def slug(text: str) -> str:
-    """Return a text as part of a finding's name: [a-z0-9_]+, at most 60 characters; "table" where nothing is left."""
-    return re.sub("[^a-z0-9]+", "_", text.lower()).strip("_")[:60] or "table"
+    """Return a file's name as part of a finding's: [a-z0-9_]+, at most 60 characters; "table" where nothing is left."""
+    return re.sub("[^a-z0-9]+", "_", file.name.partition(".")[0].lower()).strip("_")[:60] or "table"
 
 
 def distinct_names(names: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from analysis.diagnose.advice import Advice, Context
 from analysis.diagnose.explain import explain, in_window, to_do
-from analysis.diagnose.finding import Finding, plain_rows
+from analysis.diagnose.finding import Finding
 from analysis.metrics.cautions import disturbance
 from analysis.metrics.communication.collectives import by_size
 from analysis.metrics.kernels.core_utilization import rows as core_rows
@@ -30,20 +30,14 @@ from common.reading import read_notes
 from records.files import read_record, write_record
 from records.kinds import read_measurements
 from records.run import COLLECTED_FILE, RunDirectory, TrialDirectory
-from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
+from records.schema import PROFILED_COLUMNS
 from records.trial import Trial
 
 SUMMARY_FILE = "summary.json"
 COST_FIELDS = ("step_time_ms", "unprofiled_step_time_ms", "step_time_ratio")
 """What the profiler cost, in every row: median step times with and without it, and their ratio."""
 TABLES = {"compute_utilization.csv": "compute", "core_utilization.csv": "core"}
-# Columns of the rows of each kind, with what they are called, and the factor that makes them a fraction.
-_UTILIZATION = {
-    "core": {f"{pipe}_percent": (f"{word} utilization", 0.01) for pipe, word in (
-        ("tensor", "Tensor"), ("fma", "FMA"), ("fp16", "FP16"), ("sfu", "SFU")
-    )},
-    "compute": {"compute_utilization": ("Compute utilization", 1.0)},
-}  # fmt: skip
+_PIPES = {"tensor": "Tensor", "fma": "FMA", "fp16": "FP16", "sfu": "SFU"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,18 +56,6 @@ class ProfileSummary:
     def unread(self) -> str:
         """Why nothing of the files could be used; "" where something could, or there was none."""
         return self.problems[0] if self.problems and not self.findings else ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {
-            "findings": {
-                one.name: {"title": one.title, "sentence": one.sentence, "rows": plain_rows(one.table)}
-                for one in self.findings
-            },
-            "compute_utilization": list(self.compute),
-            "core_utilization": list(self.core),
-            "problems": list(self.problems),
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,22 +91,21 @@ def open_profile(directory: TrialDirectory) -> OpenedProfile:
     """Read what a profiler left for a trial; what cannot be read is a problem, not the end."""
     trial, result = directory.read_trial(), directory.read_result() or {}
     files = sorted(directory.profile.rglob(COLLECTED_FILE)) if trial.profiler == "ncu" else []
-    notes = [read_notes(path) for path in files]
+    notes = {path: read_notes(path) for path in files}
     try:
         source = open_sources(directory.path)
     except InputError as error:
         source = Source(path=directory.path, problems=(str(error),))
-    problems = [problem for note in notes for problem in note.get("problems", [])]
-    problems += [f"{path} is damaged: profile again" for path, note in zip(files, notes, strict=True) if not note]
-    source = dataclasses.replace(source, problems=tuple(dict.fromkeys([*problems, *source.problems])))
+    problems = [problem for note in notes.values() for problem in note.get("problems", [])]
+    problems += [f"{path} is damaged: profile again" for path, note in notes.items() if not note]
     # Kernels that were passed over, or not reached, leave the window's share unknown.
-    whole = notes and all(notes) and not any(note.get("limit_reached") for note in notes)
+    whole = notes and all(note and not note.get("limit_reached") for note in notes.values())
     whole = whole and not any(word.startswith("skip=") for word in trial.profiler_options)
     step_time_ms, window = (result.get("profile") or {}).get("unprofiled_step_time_ms"), None
     if whole and step_time_ms and trial.start_iteration is not None and trial.stop_iteration is not None:
         window = (trial.stop_iteration - trial.start_iteration) * step_time_ms * 1e6
     return OpenedProfile(
-        source=source,
+        source=dataclasses.replace(source, problems=tuple(dict.fromkeys([*problems, *source.problems]))),
         window_ns=window,
         measured=_measured(directory),
         context=Context(
@@ -172,27 +153,26 @@ def summarize(directory: TrialDirectory) -> ProfileSummary:
     reason = missing or "; ".join(opened.source.problems[:1])
     fields = {name: getattr(trial, name) for name in PROFILED_COLUMNS}
     fields["profiler_options"] = " ".join(trial.profiler_options)
-    core = _core_rows(trial, opened, reason) if trial.profiler == "ncu" else []
-    compute: list[dict[str, Any]] = []
-    if trial.profiler not in ("ncu", "nvtx"):
-        compute = compute_utilization_rows(fields, opened.source.timelines, reason)
-    summary = ProfileSummary(
+    rows: dict[str, list[dict[str, Any]]] = {"compute": [], "core": []}
+    if trial.profiler == "ncu":
+        rows["core"] = [{**fields, **row, **cost} for row in _core_rows(trial, opened, reason)]
+    elif trial.profiler != "nvtx":
+        rows["compute"] = [{**row, **cost} for row in compute_utilization_rows(fields, opened.source.timelines, reason)]
+    if directory.profile.is_dir():
+        write_record(directory.profile / SUMMARY_FILE, rows)
+    return ProfileSummary(
         findings=opened.findings,
-        compute=tuple({**row, **cost} for row in compute),
-        core=tuple({**fields, **row, **cost} for row in core),
+        compute=tuple(rows["compute"]),
+        core=tuple(rows["core"]),
         problems=opened.source.problems,
     )
-    if directory.profile.is_dir():
-        write_record(directory.profile / SUMMARY_FILE, {"compute": list(summary.compute), "core": list(summary.core)})
-    return summary
 
 
 def write_tables(run: RunDirectory) -> list[Path]:
     """Write the tables of the run from the summaries of all its trials; return those that have rows."""
     tables = {run.path / name: rows for name, rows in zip(TABLES, summary_rows(run).values(), strict=True) if rows}
     for path, rows in tables.items():
-        known = [*PROFILED_COLUMNS, *COMPUTE_COLUMNS, *COST_FIELDS] if path.name == "compute_utilization.csv" else []
-        columns = list(dict.fromkeys([*known, *(name for row in rows for name in row)]))
+        columns = list(dict.fromkeys(name for row in rows for name in row))
         with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns, restval="")
             writer.writeheader()
@@ -213,11 +193,13 @@ def utilization_by_batch(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dic
     Core utilization by pipe where Nsight Compute counted it, else the share of the time in which kernels ran.
     """
     values: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for kind, columns in _UTILIZATION.items():
-        for row in rows[kind] if not values else ():
-            for column, (name, scale) in columns.items():
-                if row.get(column) is not None:
-                    values[name][int(row["micro_batch_size"])].append(float(row[column]) * scale)
+    for row in rows["core"]:
+        for pipe, word in _PIPES.items():
+            if (share := row.get(f"{pipe}_percent")) is not None:
+                values[f"{word} utilization"][int(row["micro_batch_size"])].append(float(share) / 100)
+    for row in rows["compute"] if not values else ():
+        if (share := row.get("compute_utilization")) is not None:
+            values["Compute utilization"][int(row["micro_batch_size"])].append(float(share))
     return {name: {batch: sum(each) / len(each) for batch, each in sorted(by.items())} for name, by in values.items()}
 
 

@@ -1,13 +1,16 @@
-"""Rules about communication: each takes the tables of a run's ranks and returns at most one finding."""
+"""Rules about communication: each takes the tables of a run's ranks, or of nccl-tests, and returns one finding."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from analysis.diagnose.advice import LEAST, Advice, Context
+from analysis.counters import Summary
+from analysis.diagnose.advice import Advice, Context, advised
 from analysis.diagnose.finding import Finding, number
 from analysis.metrics.communication import exposure
+from analysis.metrics.communication.collectives import alpha_beta
 from analysis.metrics.communication.matching import clock_offsets, match_collectives, stragglers
 from analysis.metrics.kernels.devices import LinkRates
 from analysis.timeline import Timeline, lost_kernels
@@ -16,6 +19,8 @@ from analysis.wording import percent, short, traffic
 _LONGEST_LABEL = 60
 _ONE_RANK = 0.6
 """Share of the waiting from which the one rank that caused it is the straggler."""
+_RISING = 1.1
+"""If the largest size has more than this times the bandwidth of every smaller one, the peak was not reached."""
 
 
 def findings(
@@ -34,12 +39,12 @@ def findings(
     worst = max(talking, key=lambda place: float(exposed_ms.get(timelines[place].rank, 0.0)))
     several = len(timelines) > 1
     made = [
-        exposed(by_rank, late, context or Context()),
-        collectives(by_kind),
-        process_groups(groups) if len(groups) > 1 or (by_kind["description"] != "").any() else None,
-        who_is_late(late) if several else None,
-        one_step(exposure.buckets(timelines[worst], matching, worst), timelines[worst].rank),
-        rank_clocks(clock_offsets(timelines, matching)) if several else None,
+        _exposed(by_rank, late, context or Context()),
+        _collectives(by_kind),
+        _process_groups(groups) if len(groups) > 1 or (by_kind["description"] != "").any() else None,
+        _stragglers(late) if several else None,
+        _buckets(exposure.buckets(timelines[worst], matching, worst), timelines[worst].rank),
+        _clocks(clock_offsets(timelines, matching)) if several else None,
     ]
     return [finding for finding in made if finding is not None]
 
@@ -51,39 +56,32 @@ def no_communication(timelines: Sequence[Timeline]) -> str:
     return f"no communication in {'this trace' if len(timelines) == 1 else 'these traces'}: {reason}"
 
 
-def exposed(table: "pd.DataFrame", late: "pd.DataFrame", context: Context) -> Finding:
-    """Return all_reduce_by_rank, with advice: of the rank with most exposed communication, an upper bound.
-
-    Advice is about waiting where most of it is that: then less communication would not help.
-    """
-    title, shown = "Communication by rank", table.drop(columns="steps")
+def _exposed(table: "pd.DataFrame", late: "pd.DataFrame", context: Context) -> Finding:
+    """With advice about waiting where most of it is that: then less communication would not help."""
+    name, title, shown = "all_reduce_by_rank", "Communication by rank", table.drop(columns="steps")
     if not len(table):
-        return Finding("all_reduce_by_rank", title, shown, "Nothing ran in the window.")
-    worst = _first(table.nlargest(1, "exposed_share"))
-    share, known = float(worst["exposed_share"]), not pd.isna(worst["exposed_wait_ms"])
-    wait = float(worst["exposed_wait_ms"] / worst["exposed_ms"]) if known and worst["exposed_ms"] else 0.0
-    rank = _rank(worst["rank"])
-    sentence = f"Without {number(float(worst['exposed_ms']))} ms of exposed communication {rank} takes at most "
-    sentence += f"{percent(share)} less time; "
-    sentence += f"{percent(wait)} is waiting." if known else "all ranks' traces separate waiting."
-    if wait > 0.5:  # less communication would not shorten a wait
+        return Finding(name, title, shown, "Nothing ran in the window.")
+    window, bare, waits = (float(table[name].sum()) for name in ("window_ms", "exposed_ms", "exposed_wait_ms"))
+    worst, several = _first(table.nlargest(1, "exposed_share")), len(table) > 1
+    waiting = f", {percent(waits / bare if bare else 0.0)} of it waiting"
+    waiting = "; all ranks' traces separate waiting" if table["exposed_wait_ms"].isna().all() else waiting
+    sentence = f"Communication is exposed {percent(bare / window)} of {_whose(several)} time{waiting}"
+    sentence += f"; most on {_rank(worst['rank'])}, {percent(worst['exposed_share'])}." if several else "."
+    if waits > bare / 2:  # less communication would not shorten a wait
         caused = late["wait_caused_ms"]
-        last = _rank(late["rank"].iloc[0])
-        one = caused.sum() > 0 and caused.iloc[0] >= _ONE_RANK * caused.sum() and last != rank
-        cause, saves = "waiting", share * wait
-        seen = f"{rank} waits for {last if one else 'changing ranks'} {percent(saves)} of its time"
+        one = caused.sum() > 0 and caused.iloc[0] >= _ONE_RANK * caused.sum()
+        cause, saves = "waiting", waits / window
+        seen = f"ranks wait for {_rank(late['rank'].iloc[0]) if one else 'changing ranks'}"
         remedy = "find out why ranks arrive late (data, host, GPU clock), and balance the work"
     else:
-        cause, saves, seen = "communication", share, f"{rank}'s communication is exposed {percent(share)} of its time"
+        cause, saves, seen = "communication", bare / window, "communication is exposed"
         less = "gradient accumulation" if context.has("bf16-gradients") else "16-bit gradients, gradient accumulation"
         remedy = f"overlap communication with computation, or send less ({less})"
-    of = f"time of {rank}" if len(table) > 1 else ""
-    advice = (Advice(cause=cause, seen=seen, remedy=remedy, saves=saves, of=of),) if share >= LEAST else ()
-    return Finding("all_reduce_by_rank", title, shown, sentence, advice)
+    advice = advised(cause, f"{seen} {percent(saves)} of {_whose(several)} time", remedy, saves)
+    return Finding(name, title, shown, sentence, advice)
 
 
-def collectives(table: "pd.DataFrame") -> Finding:
-    """Return collectives: bytes and bandwidths by rank and kind."""
+def _collectives(table: "pd.DataFrame") -> Finding:
     known = table[table["bytes"].notna()]
     sentence = "The trace has no message sizes, so bandwidths are unknown."
     if len(known):
@@ -91,21 +89,18 @@ def collectives(table: "pd.DataFrame") -> Finding:
         rate = top["busbw_gb_s"] if pd.isna(top["transfer_busbw_gb_s"]) else top["transfer_busbw_gb_s"]
         sentence = f"{_rank(top['rank']).capitalize()}'s {top['collective']} moves "
         sentence += f"{traffic(top['bytes'] / top['sized'])} per call"
-        sentence += "" if pd.isna(rate) else f" at a bus bandwidth of {short(float(rate))} GB/s"
-        sentence += "." if pd.isna(top["link_share"]) else f", {percent(float(top['link_share']))} of the link."
+        sentence += "." if pd.isna(rate) else f" at a bus bandwidth of {short(float(rate))} GB/s."
     return Finding("collectives", "Collectives by rank and kind", _shown(table), sentence)
 
 
-def process_groups(groups: "pd.DataFrame") -> Finding:
-    """Return process_groups."""
+def _process_groups(groups: "pd.DataFrame") -> Finding:
     first = _first(groups)
     most = number(float(first["exposed_ms"]))
     sentence = f"Group {first['group'][:_LONGEST_LABEL]} has most exposed communication, {most} ms per rank."
     return Finding("process_groups", "Process groups (means over ranks)", _shown(groups), sentence)
 
 
-def who_is_late(table: "pd.DataFrame") -> Finding:
-    """Return stragglers."""
+def _stragglers(table: "pd.DataFrame") -> Finding:
     caused, first = float(table["wait_caused_ms"].sum()), _first(table)
     sentence = "No rank waited for another one."
     if not table["matched"].sum():
@@ -116,8 +111,8 @@ def who_is_late(table: "pd.DataFrame") -> Finding:
     return Finding("stragglers", "Who the others wait for", table, sentence)
 
 
-def one_step(table: "pd.DataFrame", rank: int | None) -> Finding:
-    """Return buckets: of one rank, the last step that has as many collectives as most have."""
+def _buckets(table: "pd.DataFrame", rank: int | None) -> Finding:
+    """Of one rank, the last step that has as many collectives as most have."""
     what = "the trace"
     if table["step"].notna().any():
         counts = table["step"].value_counts()
@@ -131,13 +126,50 @@ def one_step(table: "pd.DataFrame", rank: int | None) -> Finding:
     return Finding("buckets", f"Collectives of {what}, {_rank(rank)}", table, sentence)
 
 
-def rank_clocks(table: "pd.DataFrame") -> Finding:
-    """Return clock_offsets."""
+def _clocks(table: "pd.DataFrame") -> Finding:
     known = table["offset_us"].dropna()
     sentence = "The ranks have no collective in common: their clocks are assumed equal."
     if len(known) > 1:
         sentence = f"Clocks differ from the first rank's by up to {number(float(known.abs().max()))} µs."
     return Finding("clock_offsets", "Clocks of the ranks", table, sentence)
+
+
+def bandwidth(summary: Summary) -> list[Finding]:
+    """Return collective_bandwidth, a row per placement, and collective_sizes, the largest first, of nccl-tests."""
+    table = summary.table
+    frame = pd.DataFrame([_placement(summary, str(key), part) for key, part in table.groupby("placement", sort=False)])
+    best, wrong = frame.iloc[int(frame["peak_busbw_gb_s"].to_numpy().argmax())], int(frame["wrong_rows"].sum())
+    sizes = table[table["placement"] == best["placement"]]
+    smaller = sizes.loc[sizes["size_bytes"] < sizes["size_bytes"].max(), "busbw_gb_s"].max()
+    peak = f"{best['peak_busbw_gb_s']:.4g} GB/s"
+    advice: tuple[Advice, ...] = ()
+    if wrong:
+        sentence, remedy = f"{wrong} rows have wrong results", "fix that first (driver, NCCL, a bad link)"
+        advice = (Advice(cause="machine", seen=sentence, remedy=remedy, unknown="until then no time counts"),)
+        sentence += ": until that is fixed no time counts."
+    elif not 0 < best["peak_busbw_gb_s"] <= _RISING * smaller:
+        sentence = f"The bandwidth, at most {peak}, still rises with the size: measure up to 1 GB (-e 1G)."
+    else:
+        sentence = f"The links carry up to {peak}, and half of it from {traffic(int(best['half_peak_from_bytes']))} on."
+    unsaid = [name for name, value in (("root", -1), ("wrong", -1), ("redop", "")) if (table[name] == value).all()]
+    by_size = table.drop(columns=unsaid).sort_values(
+        ["size_bytes", "placement"], ascending=False, kind="stable", ignore_index=True
+    )
+    return [
+        Finding("collective_bandwidth", f"{summary.title}: bandwidth", frame, sentence, advice),
+        Finding("collective_sizes", f"{summary.title}: by size", by_size),
+    ]
+
+
+def _placement(summary: Summary, placement: str, part: "pd.DataFrame") -> dict[str, object]:
+    best = part.iloc[int(part["busbw_gb_s"].to_numpy().argmax())]
+    half = part.loc[part["busbw_gb_s"] >= best["busbw_gb_s"] / 2, "size_bytes"].min() if best["busbw_gb_s"] else None
+    fit = alpha_beta(part["size_bytes"].to_numpy(np.float64), part["time_us"].to_numpy(np.float64))
+    row = {"collective": best["collective"], "placement": placement, "ranks": summary.facts.get("ranks")}
+    row |= {"sizes": len(part), "peak_busbw_gb_s": best["busbw_gb_s"], "peak_at_bytes": int(best["size_bytes"])}
+    row |= {"half_peak_from_bytes": None if half is None else int(half), "shortest_us": part["time_us"].min()}
+    row |= dict(zip(("latency_us", "fitted_algbw_gb_s", "fit_median_error"), fit or (None,) * 3, strict=True))
+    return {**row, "wrong_rows": int((part["wrong"] > 0).sum())}
 
 
 def _shown(table: "pd.DataFrame") -> "pd.DataFrame":
@@ -149,6 +181,10 @@ def _shown(table: "pd.DataFrame") -> "pd.DataFrame":
 def _first(table: "pd.DataFrame") -> dict[Any, Any]:
     """Return the first row, each value of its own type."""
     return table.head(1).to_dict("records")[0]
+
+
+def _whose(several: bool) -> str:
+    return "all ranks'" if several else "the"
 
 
 def _rank(value: object) -> str:

@@ -1,36 +1,40 @@
-"""Rules about time: each takes the traces of a run, one per rank, and returns at most one finding.
+"""Rules about time: each takes a table of a run's traces, one per rank, and returns one finding.
 
 A finding is a table, one sentence with its number, and at most one piece of advice: a remedy, and the share of the time
-that it could save. A sentence names the rank whose time it states, or is over all ranks. What is unknown is left out.
+of all ranks that it could save. A sentence names the rank whose time it states, or is over all ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from analysis.diagnose.advice import LEAST, Advice, Context, faster_gemms
+from analysis.diagnose.advice import Advice, Context, advised, faster_gemms
 from analysis.diagnose.finding import Finding, joined, number
 from analysis.intervals import total_ns
-from analysis.metrics.kernels import tables as kernel_tables
-from analysis.metrics.kernels.operator_roofline import fp32_share, gemm_time_by_precision
+from analysis.metrics.kernels import tables
+from analysis.metrics.kernels.modules import OUTSIDE, class_rows, module_rows
+from analysis.metrics.kernels.operator_roofline import fp32_share, gemm_time_by_precision, operator_roofline
 from analysis.metrics.time import idle, phases, temporal
 from analysis.metrics.time.temporal import compute_utilization
 from analysis.metrics.time.window import analysis_time, origin_ns
 from analysis.names import MOVES_MEMORY, family, has_fused_optimizer
 from analysis.timeline import Timeline, columns, lost_kernels, typed
-from analysis.wording import percent
+from analysis.wording import is_known, percent
 from records.schema import COMPUTE_COLUMNS
 
-Times = Sequence[temporal.Temporal]
-Gaps = Sequence[tuple[Timeline, pd.DataFrame]]
-"""Ranks with work, each with its gaps (`idle.idle_gaps`)."""
 _TOP = 30
 _HALF = 0.5
+_LEAST_MODULE = 0.001
+"""Share of the time from which a module is shown."""
 # Of the columns of a wide table, those that a narrow terminal still shows.
 _FIRST = (
     "rank", "steps", "span_ms", "compute_share", "exposed_communication_share", "exposed_memory_share", "idle_share",
     "overlap_share",
+)  # fmt: skip
+_MODULE_COLUMNS = (
+    "name", "total_ms", "total_share", "own_ms", "backward_ms", "calls", "kernels", "depth", "ranks",
 )  # fmt: skip
 _WINDOW_COLUMNS = columns("rank window first_step last_step steps start_ms span_ms")
 _WAITS = {
@@ -45,9 +49,69 @@ _WAITS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    timelines: Sequence[Timeline]
+    times: Sequence[temporal.Temporal]
+    """Of the ranks with work."""
+    context: Context
+
+    @property
+    def span_ns(self) -> int:
+        return sum(row.span_ns for row in self.times)
+
+    @property
+    def has_kernels(self) -> bool:
+        return any(len(timeline.kernels) for timeline in self.timelines)
+
+    def over(self, sentence: str) -> str:
+        """Return a sentence about all ranks, which says so where there are several."""
+        text = f"over all ranks, {sentence}" if len(self.timelines) > 1 else sentence
+        return text[:1].upper() + text[1:]
+
+    def of_rank(self, rank: int | None) -> str:
+        several = len(self.timelines) > 1
+        return f" of rank {int(rank)}" if several and rank is not None and not pd.isna(rank) else ""
+
+
+def findings(timelines: Sequence[Timeline], context: Context | None = None) -> list[Finding]:
+    """Return what the traces say about time; what they do not say is left out.
+
+    Names: window, temporal_breakdown, compute_utilization, idle_causes, idle_gaps, kernel_families, top_kernels,
+    phases, memory_copies, launch_queue, steps, operator_families, top_operators, module_classes,
+    modules, operator_roofline, ranges.
+    """
+    if not timelines:
+        return []
+    times = [row for row in map(temporal.temporal_breakdown, timelines) if row is not None]
+    gaps = [(one, table) for one in timelines if (table := idle.idle_gaps(one)) is not None]
+    run, places = _Run(timelines, times, context or Context()), module_rows(timelines)
+    on_cpu = [] if run.has_kernels else timelines
+    rules: list[tuple[Callable[[pd.DataFrame, _Run], Finding | None], pd.DataFrame | None]] = [
+        (_breakdown, temporal.temporal_frame(times) if times else None),
+        (_utilization, pd.DataFrame([*map(compute_utilization, timelines)])),
+        (_idle_causes, joined([idle.idle_causes(*pair) for pair in gaps])),
+        (_largest_gaps, joined([idle.largest_gaps(*pair) for pair in gaps])),
+        (_kernel_families, tables.over_ranks([tables.kernel_rows(one, copies=False) for one in timelines], "family")),
+        (_top_kernels, tables.over_ranks([tables.kernel_rows(one, copies=False) for one in timelines])),
+        (_phases, joined([phases.phase_rows(one) for one in timelines])),
+        (_copies, joined([tables.copy_rows(one) for one in timelines])),
+        (_queue, idle.launch_queue(timelines)),
+        (_steps, joined([temporal.iterations(one) for one in timelines])),
+        (_operator_families, tables.operators_over_ranks(on_cpu, "family") if on_cpu else None),
+        (_top_operators, tables.operators_over_ranks(on_cpu) if on_cpu else None),
+        (_module_classes, class_rows(places)),
+        (_modules, places if (places["path"] != OUTSIDE).any() else None),
+        (_roofline, operator_roofline(timelines)),
+        (_ranges, phases.range_rows(timelines)),
+    ]
+    made = [rule(table, run) for rule, table in rules if table is not None and len(table)]
+    return [*window(timelines), *(one for one in made if one is not None)]
+
+
 def window(timelines: Sequence[Timeline]) -> list[Finding]:
-    """Return window: rank, window ("steps" | "work" | what was asked for), first_step, last_step, steps, start_ms (on
-    the clock of --window), span_ms; nothing without events."""
+    """Return window: rank, window ("steps" | "work" | the chosen one), first_step, last_step, steps, start_ms (on the
+    clock of --window), span_ms; nothing without events."""
     rows = []
     for timeline in timelines:
         if (whole := analysis_time(timeline)) is not None:
@@ -69,293 +133,224 @@ def window(timelines: Sequence[Timeline]) -> list[Finding]:
     return [Finding("window", "Window of the tables below", table, sentence)]
 
 
-def findings(timelines: Sequence[Timeline], context: Context | None = None) -> list[Finding]:
-    """Return what the traces say about time.
-
-    Names: temporal_breakdown, compute_utilization, idle_causes, idle_gaps, kernel_families, top_kernels, phases,
-    memory_copies, launch_queue, iterations, steps.
-    """
-    context = context or Context()
-    times = [row for row in map(temporal.temporal_breakdown, timelines) if row is not None]
-    gaps = [(one, table) for one in timelines if (table := idle.idle_gaps(one)) is not None]
-    span = sum(row.span_ns for row in times)
-    made = [
-        where_time_goes(timelines, times) if times else None,
-        utilization(timelines) if timelines else None,
-        idle_causes(gaps, span, context),
-        largest_gaps(gaps),
-        kernel_families(timelines, span, context),
-        top_kernels(timelines),
-        time_by_phase(timelines),
-        memory_copies(timelines, times, span),
-        queue(timelines),
-        *steps(timelines),
-    ]
-    return [finding for finding in made if finding is not None]
-
-
-def where_time_goes(timelines: Sequence[Timeline], times: Times) -> Finding:
-    """Return temporal_breakdown, without advice: that is with the parts of the time."""
-    span = sum(row.span_ns for row in times)
+def _breakdown(table: pd.DataFrame, run: _Run) -> Finding:
+    """Without advice: that is with the parts of the time."""
     compute, exposed, waiting = (
-        percent(sum(getattr(row, name) for row in times) / span)
+        percent(sum(getattr(row, name) for row in run.times) / run.span_ns)
         for name in ("compute_ns", "exposed_communication_ns", "idle_ns")
     )
-    table = temporal.temporal_frame(times)
-    launched = {timeline.rank: temporal.launched_compute_ns(timeline) for timeline in timelines}
+    launched = {timeline.rank: temporal.launched_compute_ns(timeline) for timeline in run.timelines}
     if any(value is not None for value in launched.values()):
-        table["launched_compute_ms"] = [(launched[row.rank] or float("nan")) / 1e6 for row in times]
+        table["launched_compute_ms"] = [(launched[row.rank] or float("nan")) / 1e6 for row in run.times]
     table = table[[*_FIRST, *(name for name in table.columns if name not in _FIRST)]]
-    if not any(row.on_gpu for row in times):  # a CPU has no copies apart from computation
+    if not any(row.on_gpu for row in run.times):  # a CPU has no copies apart from computation
         table = table.drop(columns=["devices", *(name for name in table.columns if "memory" in name)])
-    slowest = number(max(row.span_ns / max(row.steps or 1, 1) for row in times) / 1e6)
-    what = "step" if all(len(timeline.steps) for timeline in timelines) else "recording"
-    what = "part" if any(timeline.is_part for timeline in timelines) else what
-    several = f"The slowest rank's {what} takes {slowest} ms; over all ranks"
-    whose = several if len(times) > 1 else f"{'The' if what == 'recording' else 'A'} {what} takes {slowest} ms:"
-    sentence = f"{whose} {compute} computation, {exposed} exposed communication, {waiting} idle."
-    if not times[0].on_gpu and lost_kernels(timelines):
-        sentence = f"The trace lacks its GPU kernels; the CPU computes {compute} of the {what}'s {slowest} ms."
+    by_step = all(len(one.steps) and not one.is_part for one in run.timelines)
+    slowest = number(max(row.span_ns / (row.steps if by_step else 1) for row in run.times) / 1e6)
+    what = "step" if by_step else "window"
+    whose = f"The slowest rank's {what} takes {slowest} ms; over all ranks" if len(table) > 1 else ""
+    sentence = f"{whose or f'A {what} takes {slowest} ms:'} {compute} computation, {exposed} exposed communication, "
+    sentence += f"{waiting} idle."
+    if not run.times[0].on_gpu and lost_kernels(run.timelines):
+        sentence = f"The trace lacks its GPU kernels; the CPU computes {compute} of the time."
     return Finding("temporal_breakdown", "Where the time goes", table, sentence)
 
 
-def utilization(timelines: Sequence[Timeline]) -> Finding:
-    """Return compute_utilization."""
-    rows = map(compute_utilization, timelines)
-    table = pd.DataFrame([{name: getattr(row, name) for name in COMPUTE_COLUMNS} for row in rows])
-    table["rank"] = table["rank"].astype("Int64")
+def _utilization(table: pd.DataFrame, run: _Run) -> Finding:
+    table = table[[*COMPUTE_COLUMNS]].astype({"rank": "Int64"})
     runs, weighted = (
-        table[name].dropna().astype(float).mean() for name in ("compute_utilization", "sm_weighted_utilization")
+        float(table[name].astype(float).mean()) for name in ("compute_utilization", "sm_weighted_utilization")
     )
-    sentence = "Compute utilization is unknown; the table gives the reason."
-    if pd.notna(runs) and table["devices"].isna().all():
-        table = table.drop(columns=["sm_weighted_utilization", "devices"])
-        sentence = _over(timelines, f"the CPU runs an operator {percent(runs)} of the time.")
-    elif pd.notna(runs):
-        filled = "" if pd.isna(weighted) else f"; weighted by the multiprocessors it fills, {percent(weighted)}"
-        sentence = _over(timelines, f"a kernel runs {percent(runs)} of the time{filled}.")
+    what, sentence = "a kernel", "Compute utilization is unknown; the table gives the reason."
+    if is_known(runs):
+        if table["devices"].isna().all():
+            table, what = table.drop(columns=["sm_weighted_utilization", "devices"]), "an operator"
+        filled = f"; weighted by the multiprocessors it fills, {percent(weighted)}" if is_known(weighted) else ""
+        sentence = run.over(f"{what} runs {percent(runs)} of the time{filled}.")
     return Finding("compute_utilization", "Compute utilization", table, sentence)
 
 
-def idle_causes(gaps: Gaps, span_ns: int, context: Context) -> Finding | None:
-    """Return idle_causes, with advice on the cause that could save most of the ranks' time."""
-    timelines = [timeline for timeline, _ in gaps]
-    table = joined([idle.idle_causes(*pair) for pair in gaps])
-    if table is None:
-        return None
-    shares = table.groupby("cause", sort=False)[["idle_ms", "repeating_ms", "long_ms"]].sum() / (span_ns / 1e6)
-    whole, largest = percent(float(shares["idle_ms"].sum())), shares["idle_ms"].idxmax()
-    mostly = f"mostly {_WAITS[str(largest)]} ({percent(float(shares['idle_ms'].max()))})."
-    if not any(len(timeline.work) for timeline in timelines):
-        sentence = _over(timelines, f"the CPU does not compute {whole} of the time, {mostly}")
-        return Finding("idle_causes", "Why the CPU does not compute", table, sentence)
-    sentence = _over(timelines, f"the GPU is idle {whole} of the time, {mostly}")
-    return Finding("idle_causes", "Why the GPU is idle", table, sentence, _idle_advice(shares, context))
+def _idle_causes(table: pd.DataFrame, run: _Run) -> Finding:
+    """With advice on the cause that could save most of the ranks' time; none for a CPU."""
+    sums = table.groupby("cause", sort=False)[["idle_ms", "repeating_ms", "long_ms"]].sum()
+    shares = sums.reindex([*_WAITS], fill_value=0.0) / (run.span_ns / 1e6)
+    on_gpu = any(len(timeline.work) for timeline in run.timelines)
+    idles = "GPU is idle" if on_gpu else "CPU does not compute"
+    sentence = f"the {idles} {percent(float(shares['idle_ms'].sum()))} of the time, "
+    sentence += f"mostly {_WAITS[str(shares['idle_ms'].idxmax())]} ({percent(float(shares['idle_ms'].max()))})."
+    advice = _idle_advice(shares, run.context) if on_gpu else ()
+    return Finding("idle_causes", f"Why the {idles}", table, run.over(sentence), advice)
 
 
-def _idle_advice(shares: "pd.DataFrame", context: Context) -> tuple[Advice, ...]:
+def _idle_advice(shares: pd.DataFrame, context: Context) -> tuple[Advice, ...]:
     """Return the largest gain: what launching saves repeats in short gaps; a pause of the CPU is a long one."""
-    by_cause = shares.reindex([*_WAITS], fill_value=0.0).to_dict("index")
-    repeating = {str(cause): float(row["repeating_ms"]) for cause, row in by_cause.items()}
-    pauses, data = float(by_cause["launch_bound"]["long_ms"]), float(by_cause["data_wait"]["idle_ms"])
+    repeating, pauses = shares["repeating_ms"], float(shares["long_ms"]["launch_bound"])
     launch = f"try {context.fewer_launches}"
     if pauses > repeating["launch_bound"]:
         launch = "find out what the CPU does in the largest idle gaps"
     blocking = "remove .item(), .cpu() and prints from the loop"
     allocation = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use equal shapes"
+    data = float(shares["idle_ms"]["data_wait"])
     saves, cause, what, remedy = max(
-        (max(repeating["launch_bound"], pauses), "host", "work", launch),
+        (max(float(repeating["launch_bound"]), pauses), "host", "work", launch),
         (data, "data", "data", "use more loader workers, prefetching, or prepared inputs"),
-        (repeating["synchronization"], "synchronization", "the CPU, which synchronizes,", blocking),
-        (repeating["allocator"], "allocator", "memory to be allocated", allocation),
+        (float(repeating["synchronization"]), "synchronization", "the CPU, which synchronizes,", blocking),
+        (float(repeating["allocator"]), "allocator", "memory to be allocated", allocation),
     )
-    return _advised(cause, f"the GPU waits for {what} {percent(saves)} of the time", remedy, saves)
+    return advised(cause, f"the GPU waits for {what} {percent(saves)} of the time", remedy, saves)
 
 
-def _advised(cause: str, seen: str, remedy: str, saves: float) -> tuple[Advice, ...]:
-    return (Advice(cause=cause, seen=seen, remedy=remedy, saves=saves),) if saves >= LEAST else ()
-
-
-def largest_gaps(gaps: Gaps) -> Finding | None:
-    """Return idle_gaps: the longest idle times of each rank, where they are and what the CPU did."""
-    table = joined([idle.largest_gaps(*pair) for pair in gaps])
-    if table is None:
-        return None
+def _largest_gaps(table: pd.DataFrame, run: _Run) -> Finding:
     longest = table.nlargest(1, "length_ms").iloc[0]
-    sentence = f"The longest idle gap{_of_rank(longest['rank'], gaps)} takes {number(float(longest['length_ms']))} ms"
+    sentence = f"The longest idle gap{run.of_rank(longest['rank'])} takes {number(float(longest['length_ms']))} ms"
     sentence += f", with the CPU in {longest['call'][:80]}." if longest["call"] else "."
-    on_gpu = any(len(timeline.work) for timeline, _ in gaps)
-    return Finding("idle_gaps", f"Largest {'idle gaps' if on_gpu else 'times without computation'}", table, sentence)
+    return Finding("idle_gaps", "Largest idle gaps", table, sentence)
 
 
-def kernel_families(timelines: Sequence[Timeline], span_ns: int, context: Context) -> Finding | None:
-    """Return kernel_families, with advice on the kernels that could save most."""
-    table = kernel_tables.over_ranks([kernel_tables.kernel_rows(one, copies=False) for one in timelines], "family")
-    if not len(table) or not float(table["mean_ms"].sum()):
+def _kernel_families(table: pd.DataFrame, run: _Run) -> Finding | None:
+    if not float(table["mean_ms"].sum()):
         return None
-    name, share = str(table["family"].iloc[0]), percent(float(table["kernel_time_share"].iloc[0]))
-    sentence = _over(timelines, f"{name} takes {share} of the kernels' time{_gemms(timelines)}.")
 
     def running(*families: str) -> float:
-        running_ns = (temporal.running_ns(one, lambda name: family(name) in families) for one in timelines)
-        return sum(running_ns) / span_ns if span_ns else 0.0
+        running_ns = (temporal.running_ns(one, lambda name: family(name) in families) for one in run.timelines)
+        return sum(running_ns) / run.span_ns if run.span_ns else 0.0
 
-    devices = [name for timeline in timelines for name in timeline.devices.values()]
-    remedy = "" if context.narrow or fp32_share(timelines) <= _HALF else faster_gemms(devices)
-    narrow = running("GEMM") * fp32_share(timelines) if remedy else 0.0
-    advice = _kernel_advice(timelines, context, narrow, remedy, running(*MOVES_MEMORY))
+    remedy = faster_gemms([name for timeline in run.timelines for name in timeline.devices.values()])
+    advice = _work_advice(run, running("GEMM"), remedy, running(*MOVES_MEMORY))
+    sentence = _largest(run, table["family"], table["kernel_time_share"], "kernels'")
     return Finding("kernel_families", "Kernels by family", table, sentence, advice)
 
 
-def _gemms(timelines: Sequence[Timeline]) -> str:
-    """Return "; GEMMs run in bf16 (98.0 %)" and the like; "" where names tell nothing."""
-    times = gemm_time_by_precision(timelines)
-    total = sum(times.values())
-    label, time = max(times.items(), key=lambda item: item[1], default=("", 0))
-    return f"; GEMMs run in {label} ({percent(time / total)})" if label and total else ""
-
-
-def _kernel_advice(
-    timelines: Sequence[Timeline], context: Context, narrow: float, remedy: str, moving: float
-) -> tuple[Advice, ...]:
-    """Return the larger of two gains: of GEMMs in another type, and of fusing what only moves memory."""
-    if narrow >= max(moving, LEAST):
-        return _advised("precision", f"GEMMs run in fp32 for {percent(narrow)} of the time", remedy, narrow)
-    tables = [part for one in timelines for part in (one.kernels, one.operators)]
-    fused = has_fused_optimizer({str(name) for part in tables for name in part["name"].unique()})
-    seen = f"work that only moves memory takes {percent(moving)} of the time"
-    return _advised("fusion", seen, f"fuse it {context.fusing(fused)}", moving)
-
-
-def top_kernels(timelines: Sequence[Timeline]) -> Finding | None:
-    """Return top_kernels."""
-    table = kernel_tables.over_ranks([kernel_tables.kernel_rows(timeline, copies=False) for timeline in timelines])
-    if not len(table):
+def _operator_families(table: pd.DataFrame, run: _Run) -> Finding | None:
+    if not float(table["self_ms"].sum()):
         return None
-    sentence = "No kernel of the window took any time."
-    if float(table["mean_ms"].sum()):
-        shares = table["kernel_time_share"]
-        sentence = f"{_most(shares)} of {len(table)} kernels make up 80 % of the kernels' time; "
-        sentence += f"the longest takes {percent(shares.iloc[0])}."
+    share = dict(zip(table["family"], table["self_time_share"].astype(float), strict=True))
+    computes = sum(row.compute_ns for row in run.times) / run.span_ns if run.span_ns else 0.0
+    gemms, moving = (sum(share.get(one, 0.0) for one in each) * computes for each in (["GEMM"], MOVES_MEMORY))
+    remedy = "train in bf16" if run.context.native_bf16 else ""
+    advice = () if lost_kernels(run.timelines) else _work_advice(run, gemms, remedy, moving)
+    sentence = _largest(run, table["family"], table["self_time_share"], "operators'")
+    return Finding("operator_families", "Operators by family", table, sentence, advice)
+
+
+def _largest(run: _Run, names: "pd.Series[str]", shares: "pd.Series[float]", whose: str) -> str:
+    """Return the first family, its share, and the type in which most GEMMs run, where their names say it."""
+    by_type = gemm_time_by_precision(run.timelines)
+    total = sum(by_type.values())
+    label, time = max(by_type.items(), key=lambda item: item[1], default=("", 0))
+    gemms = f"; GEMMs run in {label} ({percent(time / total)})" if label and total else ""
+    return run.over(f"{names.iloc[0]} takes {percent(float(shares.iloc[0]))} of the {whose} time{gemms}.")
+
+
+def _work_advice(run: _Run, gemms: float, remedy: str, moving: float) -> tuple[Advice, ...]:
+    """Return the larger of two gains: of fp32 GEMMs in another type, and of fusing what only moves memory."""
+    fp32 = fp32_share(run.timelines)
+    narrow = gemms * fp32 if remedy and fp32 > _HALF and not run.context.narrow else 0.0
+    if narrow >= moving:
+        return advised("precision", f"GEMMs run in fp32 for {percent(narrow)} of the time", remedy, narrow)
+    parts = [part for one in run.timelines for part in (one.kernels, one.operators)]
+    fused = has_fused_optimizer({str(name) for part in parts for name in part["name"].unique()})
+    seen = f"work that only moves memory takes {percent(moving)} of the time"
+    return advised("fusion", seen, f"fuse it {run.context.fusing(fused)}", moving)
+
+
+def _top_kernels(table: pd.DataFrame, run: _Run) -> Finding:
+    sentence = _most(table["kernel_time_share"], "kernels")
     return Finding("top_kernels", f"Longest kernels (at most {_TOP})", table.head(_TOP), sentence)
 
 
-def _most(shares: "pd.Series[float]") -> int:
-    """Return how many of the largest shares make up 80 %."""
-    return int((shares.cumsum() < 0.8).sum()) + 1
+def _top_operators(table: pd.DataFrame, run: _Run) -> Finding:
+    sentence = _most(table["self_time_share"], "operators")
+    return Finding("top_operators", f"Longest operators (at most {_TOP})", table.head(_TOP), sentence)
 
 
-def time_by_phase(timelines: Sequence[Timeline]) -> Finding | None:
-    """Return phases."""
-    table = joined([phases.phase_rows(timeline) for timeline in timelines])
-    if table is None:
-        return None
+def _most(shares: "pd.Series[float]", what: str) -> str:
+    """Return how many names make up 80 % of the time, and the share of the longest."""
+    if not float(shares.sum()):
+        return f"The {what} of the window took no time."
+    most = int((shares.cumsum() < 0.8).sum()) + 1
+    return f"{most} of {len(shares)} {what} make up 80 % of their time; the longest takes {percent(shares.iloc[0])}."
+
+
+def _phases(table: pd.DataFrame, run: _Run) -> Finding:
     on_gpu = bool(table["gpu_ms"].notna().any())
     sums = table.groupby("phase")["gpu_ms" if on_gpu else "host_ms"].sum()
     whole, known = float(sums.sum()), sums.drop("other", errors="ignore")
     table = table if on_gpu else table.drop(columns=["gpu_ms", "gpu_share", "kernels"])
     sentence = ""
     if len(known) and known.max() > 0:
-        of = "the GPU's time" if on_gpu else "the time on the CPU"
-        sentence = _over(timelines, f"{known.idxmax()} takes {percent(float(known.max()) / whole)} of {of}.")
+        share = percent(float(known.max()) / whole)
+        sentence = run.over(f"{known.idxmax()} takes {share} of the {'GPU' if on_gpu else 'CPU'}'s time.")
     return Finding("phases", "Time by phase", table, sentence)
 
 
-def memory_copies(timelines: Sequence[Timeline], times: Times, span_ns: int) -> Finding | None:
-    """Return memory_copies: a row per rank, direction and memory of the CPU, with advice on exposed copies."""
-    table = joined([kernel_tables.copy_rows(timeline) for timeline in timelines])
-    if table is None:
-        return None
+def _copies(table: pd.DataFrame, run: _Run) -> Finding:
+    """A row per rank, direction and memory of the CPU, with advice on exposed copies."""
     total = float(table["total_ms"].sum())
     hidden = float((table["overlapped_share"].fillna(0) * table["total_ms"]).sum()) / total if total else 0.0
-    sentence = f"Copies take {number(total / len(timelines))} ms per rank, {percent(hidden)} of it overlapped."
-    exposed = sum(row.exposed_memory_ns for row in times) - sum(map(temporal.start_up_copies_ns, timelines))
-    share = exposed / span_ns if span_ns else 0.0
+    sentence = f"Copies take {number(total / len(run.timelines))} ms per rank, {percent(hidden)} of it overlapped."
+    exposed = sum(row.exposed_memory_ns for row in run.times) - sum(map(temporal.start_up_copies_ns, run.timelines))
+    share = exposed / run.span_ns if run.span_ns else 0.0
     remedy = "overlap them with computation"
     if float(table.loc[table["host_memory"] == "pageable", "total_ms"].sum()) > _HALF * total:
         remedy = "copy from pinned memory (pin_memory=True, non_blocking=True)"
-    advice = _advised("copies", f"copies that overlap with nothing take {percent(share)} of the time", remedy, share)
+    advice = advised("copies", f"copies that overlap with nothing take {percent(share)} of the time", remedy, share)
     return Finding("memory_copies", "Memory copies by direction", table, sentence, advice)
 
 
-def queue(timelines: Sequence[Timeline]) -> Finding | None:
-    """Return launch_queue: how long work waits between its launch and its start."""
-    table = idle.launch_queue(timelines)
-    if not len(table):
-        return None
+def _queue(table: pd.DataFrame, run: _Run) -> Finding:
     waiting, empty = (
         percent(float((table[name] * table["matched"]).sum() / table["matched"].sum()))
         for name in ("found_idle_share", "empty_share")
     )
     sentence = f"{waiting} of kernels found the GPU waiting; the queue was empty {empty} of the time."
-    return Finding("launch_queue", "Launch queue", table, _over(timelines, sentence))
+    return Finding("launch_queue", "Launch queue", table, run.over(sentence))
 
 
-def steps(timelines: Sequence[Timeline]) -> list[Finding]:
-    """Return iterations, the spread over the steps, each of its slowest rank, and steps; nothing without marks."""
-    table = joined([temporal.iterations(timeline) for timeline in timelines])
-    if table is None:
-        return []
-    longest = table.groupby("step", sort=False)["step_time_ms"].idxmax()
-    if not any(len(timeline.kernels) for timeline in timelines):
+def _steps(table: pd.DataFrame, run: _Run) -> Finding:
+    if not run.has_kernels:
         table = table.drop(columns=["memory_ms", "exposed_memory_ms", "kernels", "launched_compute_ms", "behind_ms"])
-    spread = temporal.iteration_spread(table.loc[longest])
     table = table.dropna(axis="columns", how="all")
-    times = table.loc[longest, "step_time_ms"]
-    whose = "The median step of the slowest rank" if len(timelines) > 1 else "The median step"
-    sentence = f"{whose} takes {number(float(times.median()))} ms"
-    sentence += f", the longest {number(float(times.max()))} ms." if len(times) > 1 else "."
-    slowest = table.nlargest(1, "step_time_ms").iloc[0]
-    worst = f"The slowest is step {int(slowest['step'])}{_of_rank(slowest.get('rank'), timelines)}: "
-    worst += f"{number(float(slowest['step_time_ms']))} ms."
-    return [
-        Finding("iterations", "Spread over the steps, each that of its slowest rank", spread, sentence),
-        Finding("steps", "Every step", table, worst),
-    ]
+    median = float(table.groupby("step", sort=False)["step_time_ms"].max().median())
+    longest = table.nlargest(1, "step_time_ms").iloc[0]
+    whose = " of the slowest rank" if len(run.timelines) > 1 else ""
+    sentence = f"The median step{whose} takes {number(median)} ms; the longest, step {int(longest['step'])}"
+    sentence += f"{run.of_rank(longest.get('rank'))}, {number(float(longest['step_time_ms']))} ms."
+    return Finding("steps", "Every step", table, sentence)
 
 
-def ranges(timelines: Sequence[Timeline]) -> list[Finding]:
-    """Return ranges: the named ranges of the program; nothing where there are none."""
-    table = phases.range_rows(timelines)
-    if not len(table):
-        return []
+def _module_classes(table: pd.DataFrame, run: _Run) -> Finding | None:
+    first = table.iloc[0]
+    sentence = f"{first['name']} has the largest own time: {percent(first['own_share'])} of all work, in "
+    sentence += f"{first['instances']} instances."
+    title = "Own time by class of module, mean per rank"
+    return Finding("module_classes", title, table, sentence) if table["own_ms"].any() else None
+
+
+def _modules(table: pd.DataFrame, run: _Run) -> Finding | None:
+    largest = table.iloc[int(table["own_ms"].to_numpy().argmax())]
+    outside = percent(float(table.loc[table["path"] == OUTSIDE, "total_share"].sum()))
+    sentence = f"{largest['name']} has the largest own time, {number(largest['own_ms'])} ms; {outside} is outside."
+    shown = table[table["total_share"] >= _LEAST_MODULE].reset_index(drop=True)
+    shown["name"] = ["  " * depth + name for depth, name in zip(shown["depth"], shown["name"], strict=True)]
+    shown = shown[[name for name in _MODULE_COLUMNS if run.has_kernels or name != "kernels"]]
+    title = f"Time by module, mean per rank (modules with {percent(_LEAST_MODULE)} or more)"
+    return Finding("modules", title, shown, sentence) if largest["own_ms"] else None
+
+
+def _roofline(table: pd.DataFrame, run: _Run) -> Finding:
+    known = table[table["attainable_fraction"].notna()]
+    sentence = "The published peaks of this GPU and type are not known."
+    if len(known):
+        least = float((known["time_ms"] * known["attainable_fraction"]).sum())
+        sentence = f"Operators with known peaks take {number(float(known['time_ms'].sum()))} ms; at the published "
+        sentence += f"peaks {number(least)} ms."
+    title = f"Roofline of GEMMs and attention by sizes and type, mean per rank (at most {_TOP})"
+    return Finding("operator_roofline", title, table.head(_TOP), sentence)
+
+
+def _ranges(table: pd.DataFrame, run: _Run) -> Finding:
     first = table.iloc[0]
     sentence = f"{first['name'][:80]} takes longest of {len(table)} names: {number(float(first['total_ms']))} ms in "
-    sentence += f"{first['count']:,} calls{' of all ranks' if len(timelines) > 1 else ''}."
-    return [Finding("ranges", f"Named ranges, time on the CPU (at most {_TOP})", table.head(_TOP), sentence)]
-
-
-def operators(timelines: Sequence[Timeline], context: Context | None = None) -> list[Finding]:
-    """Return operator_families and top_operators; nothing where a GPU worked, or no operator took time."""
-    context = context or Context()
-    if any(len(timeline.kernels) for timeline in timelines):
-        return []
-    families, names = (kernel_tables.operators_over_ranks(timelines, by) for by in ("family", "name"))
-    if not len(families) or not float(names["self_ms"].sum()):
-        return []
-    share = dict(zip(families["family"], families["self_time_share"].astype(float), strict=True))
-    sentence = f"{families['family'].iloc[0]} takes {percent(max(share.values()))} of the operators' self time"
-    times = [row for row in map(temporal.temporal_breakdown, timelines) if row is not None]
-    computes = sum(row.compute_ns for row in times) / sum(row.span_ns for row in times) if times else 0.0
-    moving = sum(share.get(name, 0.0) for name in MOVES_MEMORY) * computes
-    fp32 = fp32_share(timelines)
-    narrow = share.get("GEMM", 0.0) * fp32 * computes
-    narrow = narrow if context.native_bf16 and not context.narrow and fp32 > _HALF else 0.0
-    advice = () if lost_kernels(timelines) else _kernel_advice(timelines, context, narrow, "train in bf16", moving)
-    longest = f"{_most(names['self_time_share'])} of {len(names)} operators make up 80 % of the self time; "
-    longest += f"{names['name'].iloc[0]} is the longest."
-    sentence = _over(timelines, f"{sentence}{_gemms(timelines)}.")
-    return [
-        Finding("operator_families", "Operators by family", families, sentence, advice),
-        Finding("top_operators", f"Longest operators (at most {_TOP})", names.head(_TOP), longest),
-    ]
-
-
-def _over(timelines: Sequence[object], sentence: str) -> str:
-    """Return a sentence about all ranks, which says so where there are several."""
-    text = f"over all ranks, {sentence}" if len(timelines) > 1 else sentence
-    return text[:1].upper() + text[1:]
-
-
-def _of_rank(rank: int | None, ranks: Sequence[object]) -> str:
-    return f" of rank {int(rank)}" if len(ranks) > 1 and rank is not None and not pd.isna(rank) else ""
+    sentence += f"{first['count']:,} calls{' of all ranks' if len(run.timelines) > 1 else ''}."
+    return Finding("ranges", f"Named ranges, time on the CPU (at most {_TOP})", table.head(_TOP), sentence)

@@ -103,9 +103,7 @@ def mixed(environments: Sequence[Mapping[str, Any]]) -> list[Caution]:
 
 def _left_out(trials: Sequence[LoadedTrial]) -> list[Caution]:
     run = RunDirectory(trials[0].directory.path.parents[1])
-    if not run.sweep_json.exists():
-        return []
-    planned = read_document(run.sweep_json, Request).get("trials", [])
+    planned = read_document(run.sweep_json, Request).get("trials", []) if run.sweep_json.exists() else []
     missing = sum(not run.trial(name).path.exists() for name in planned)
     message = f"{missing} of the {len(planned)} trials of the last command were not measured"
     remedy = "run the same command again, with a larger time budget if it has one"
@@ -114,13 +112,15 @@ def _left_out(trials: Sequence[LoadedTrial]) -> list[Caution]:
 
 def cautions_of_scripts(trials: Sequence[LoadedTrial]) -> list[Caution]:
     """Return a caution for each measured script that was edited between its rounds."""
-    listed = []
-    for rounds in by_key(trials, kinds=("measure",)).values():
-        contents = script_contents(rounds)
-        if len(contents) > 1:
-            message = f"{trial_name(rounds[0])} was edited between its rounds (SHA-256 {', '.join(contents)})"
-            listed.append(Caution("script_changed", message, "give each version a --name or an --out of its own"))
-    return listed
+    remedy = "give each version a --name or an --out of its own"
+    contents = {
+        trial_name(rounds[0]): script_contents(rounds) for rounds in by_key(trials, kinds=("measure",)).values()
+    }
+    return [
+        Caution("script_changed", f"{name} was edited between its rounds (SHA-256 {', '.join(hashes)})", remedy)
+        for name, hashes in contents.items()
+        if len(hashes) > 1
+    ]
 
 
 def failures(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:

@@ -158,7 +158,7 @@ def _answers(answers: Sequence[Answer]) -> list[Block]:
         blocks: list[Block] = [Text(answer.headline, "headline")]
         blocks += [Text(f"Machine disturbed: {answer.badge}", "badge caution")] if answer.badge else []
         blocks += [Cards(answer.cards)] if answer.cards else []
-        shown.append(Section("", [*blocks, *answer.good, *advice_blocks(answer.advice), *answer.sentences]))
+        shown.append(Section("", [*blocks, *advice_blocks(answer.advice), *answer.sentences]))
     more = shown[_MOST_ANSWERS:]
     return [*shown[:_MOST_ANSWERS], Section(wording.counted(len(more), "more model"), more, folded=True)]
 
@@ -261,6 +261,9 @@ def environment(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
         if name not in ("schema_version", "topology") and value not in (None, {}, [])
     ]
     optimizations = dict.fromkeys(str(trial.row["levers_on"]) for trial in trials if trial.row.get("levers_on"))
+    left_out = [trial.row.get("levers_left_out") or {} for trial in trials]
+    reasons = dict.fromkeys(f"{name}: {why}" for each in left_out for name, why in each.items())
+    rows += [("optimizations left out", "; ".join(reasons))] if reasons else []
     return rows + [("optimizations", text) for text in optimizations]
 
 

@@ -40,7 +40,7 @@ def answer_lines(answers: Sequence[Answer]) -> list[str]:
     lines = []
     for answer in answers:
         badge = " [machine disturbed]" if answer.badge else ""
-        lines += [f"{answer.headline}{badge}", *answer.good, *advice_lines(answer.advice)]
+        lines += [f"{answer.headline}{badge}", *answer.facts, *advice_lines(answer.advice)]
     return lines
 
 
@@ -58,17 +58,9 @@ def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = (), *, page: boo
     named = page or any(column.label == "model" for column in columns) or _of_scripts(shown)
     title = "" if named else f"BERT {wording.model(shown[0])}"
     table = Table("results", columns, shown, title, "results.csv" if page else "")
-    left_out = dict.fromkeys(
-        f"{name} ({why})" for row in shown for name, why in (row.get("levers_left_out") or {}).items()
-    )
     failed = [] if page else [row for row in shown if row["status"] != "ok"]
     failures = (f"{row['status']} {_place(row)}: {row.get('reason') or 'no reason was recorded'}" for row in failed)
-    return [
-        table,
-        *dict.fromkeys(failures),
-        *([f"left out of --levers: {', '.join(left_out)}"] if left_out else []),
-        *_ratios_blocks(ratios),
-    ]
+    return [table, *dict.fromkeys(failures), *_ratios_blocks(ratios)]
 
 
 def _result_columns(rows: Sequence[Row], page: bool) -> list[Column]:

@@ -202,7 +202,7 @@ def run_screen(
         table = dataclasses.replace(table, rows=rows)
     sentences = [*first.sentences, *(one.headline for one in answers[1:])] if first else []
     return Screen(
-        answer=[first.headline, *first.good] if first else [],
+        answer=[first.headline, *first.facts] if first else [],
         advice=first.advice if first else (),
         further=[*notes[:1], *sentences, *notes[1:], *(block for block in results if isinstance(block, str))],
         details=table,

@@ -10,7 +10,7 @@ import tyro
 
 from bench.cli.options import RunFolder, TrialOptions, given_names, parse_task, run_folder
 from bench.cli.progress import note
-from bench.cli.result import Result, on_screen
+from bench.cli.result import Result, document, on_screen
 from bench.cli.session import session
 from bench.cli.sweep_progress import announce, describe
 from bench.implementations import OURS
@@ -217,5 +217,10 @@ def _plain(item: Profiled, summary: "ProfileSummary") -> dict[str, Any]:
         "files": [str(file) for file in item.files],
         "step_time_ms": item.result.get("step_time_ms"),
         **{name: item.result["profile"][name] for name in ("unprofiled_step_time_ms", "step_time_ratio")},
-        **summary.to_json(),
+        **document(
+            summary.findings,
+            summary.problems,
+            compute_utilization=list(summary.compute),
+            core_utilization=list(summary.core),
+        ),
     }

@@ -1,5 +1,6 @@
 """Answers of `bertbench analyze --json` and `core-util --json` to what is known of the recordings of a corpus."""
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,10 @@ def _of_trace(tables: Mapping[str, list[dict[str, Any]]]) -> Answers:
     for quantity, (table, column) in _COLUMNS.items():
         rows = tables.get(table)
         found[quantity] = rows[0].get(column) if rows else None
-    found["step_time_median_ms"] = next(
-        row["median"] for row in tables["iterations"] if row["quantity"] == "step_time_ms"
-    )
+    longest: dict[int, float] = {}  # of each step, that of its slowest rank
+    for row in tables["steps"]:
+        longest[row["step"]] = max(longest.get(row["step"], 0.0), row["step_time_ms"])
+    found["step_time_median_ms"] = statistics.median(longest.values())
     causes = {row["cause"]: row["idle_ms"] for row in tables["idle_causes"]}
     found |= {quantity: sum(causes[cause] for cause in own) for quantity, own in _CAUSES.items()}
     for row in tables["top_kernels"]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.kineto_events import event, write
 
-from analysis.diagnose.modules import roofline_findings
+from analysis.diagnose import rules_time
 from analysis.metrics.kernels.operator_roofline import operator_roofline, work_of
 from analysis.readers.kineto.reader import read
 
@@ -110,4 +110,4 @@ def test_the_peak_of_an_unknown_gpu_is_unknown(tmp_path: Path) -> None:
     found = trace(tmp_path, "sgemm", device="NVIDIA X1")
     (row,) = operator_roofline([found]).itertuples()
     assert row.bound == row.peak_of == "" and math.isnan(row.attainable_fraction) and row.achieved_flops > 0
-    assert [one.name for one in roofline_findings([found])] == ["operator_roofline"]
+    assert "operator_roofline" in {one.name for one in rules_time.findings([found])}

@@ -147,7 +147,7 @@ def test_one_configuration_with_one_step_still_makes_a_page(tmp_path: Path) -> N
     trial = Trial(preset="mini", start_iteration=0, stop_iteration=1)
     write_trial(run, trial, {0: step_rows([100.0], 8)}, environment={}, ranks={0: {"peak_memory_bytes": None}})
     text = text_of(run, price_per_hour=3.0)
-    assert "80.0 samples/s" in text and "rank 0 measured no peak" in text and "million samples cost" in text
+    assert "80.0 samples/s" in text and "rank 0 measured no peak" in text and "cost / 10⁶ samples" in text
 
 
 def test_no_run_is_an_input_error(tmp_path: Path) -> None:

@@ -42,16 +42,15 @@ def test_one_late_rank_is_the_advice_where_others_wait_for_it() -> None:
     found = rules(late(0), late(1))
     assert list(found) == NAMES
     (one,) = found["all_reduce_by_rank"].advice
-    assert (one.cause, one.saves) == ("waiting", pytest.approx(0.2)) and "rank 1" in one.seen
+    assert (one.cause, one.saves) == ("waiting", pytest.approx(0.1)) and "rank 1" in one.seen  # 20 of 2 x 100 ms
     (alone,) = rules(late(0))["all_reduce_by_rank"].advice  # one rank does not say what is waiting
     assert (alone.cause, alone.saves) == ("communication", pytest.approx(0.25))
-    assert ("rank 0" in one.of, alone.of) == (True, "")  # whose time it is a share of
 
 
 def test_ranks_that_are_late_by_turns_are_no_straggler_but_exposed_communication() -> None:
     """Rank 0 comes 50 ms late to the first all-reduce, rank 1 60 ms to the second: 45 and 55 % of the waiting.
 
-    The rank with most exposed communication is 0, 10 + 120 + ... of its window of 300 ms.
+    Exposed are 50 + 120 ms on rank 0 and 100 + 60 on rank 1, of windows of 300 ms.
     """
     talks = {0: [(50, 100), (140, 260)], 1: [(0, 100), (200, 260)]}
     ranks = [
@@ -62,7 +61,7 @@ def test_ranks_that_are_late_by_turns_are_no_straggler_but_exposed_communication
     ]  # fmt: skip
     found = rules(*ranks)
     (one,) = found["all_reduce_by_rank"].advice
-    assert (one.cause, one.saves) == ("communication", pytest.approx(170 / 300))
+    assert (one.cause, one.saves) == ("communication", pytest.approx(330 / 600))
     first = found["stragglers"].table.iloc[0]
     assert (first["rank"], first["times_last"], first["wait_caused_ms"]) == (1, 1, 60)
 
@@ -114,5 +113,5 @@ def test_public_ranks_are_not_told_to_look_for_a_late_rank_that_varies(folder: s
     advice = to_do(source, explain(source))
     late = {one.name: one for one in findings(source.timelines)}["stragglers"].table
     varies = late["wait_caused_ms"].iloc[0] < 0.6 * late["wait_caused_ms"].sum()
-    assert not varies or not any(f"waits for rank {rank}" in advice[0].seen for rank in late["rank"])
+    assert not varies or not any(f"wait for rank {rank}" in advice[0].seen for rank in late["rank"])
     assert {"waiting", "communication"} - {one.cause for one in advice}, "one cause has one remedy"

@@ -12,7 +12,6 @@ from support.training_runs import Recorder, run, settings
 
 from analysis.load import load_run
 from analysis.render.pages import environment
-from analysis.render.result_tables import results_blocks
 from bench.implementations.ours import BertbenchImplementation
 from bert.speed import native, registry
 from bert.speed.registry import (
@@ -177,7 +176,7 @@ def test_a_run_begun_with_what_is_now_refused_goes_on_with_a_note(
         run(other, tmp_path / "run")
 
 
-def test_table_and_report_say_what_was_left_out(tmp_path: Path) -> None:
+def test_the_report_says_what_was_left_out(tmp_path: Path) -> None:
     run_directory = RunDirectory(tmp_path)
     chosen = {"levers": "chunks+unpad", "levers_left_out": {"bf16-weights": "needs bf16, not fp32"}}
     trial = Trial(preset="mini", micro_batch_size=8)
@@ -189,13 +188,11 @@ def test_table_and_report_say_what_was_left_out(tmp_path: Path) -> None:
         )  # fmt: skip
     trials = load_run(run_directory)
     assert [one.row["levers_on"] for one in trials].count(None) == 1
-    lines = [
-        block
-        for block in results_blocks([one.row for one in trials])
-        if isinstance(block, str) and "bf16-weights" in block
+    details = environment(trials)
+    assert [text for name, text in details if name == "optimizations left out"] == [
+        "bf16-weights: needs bf16, not fp32"
     ]
-    assert lines == ["left out of --levers: bf16-weights (needs bf16, not fp32)"]
-    rows = [text for name, text in environment(trials) if name == "optimizations"]
+    rows = [text for name, text in details if name == "optimizations"]
     assert len(rows) == 1 and rows[0].startswith("chunks+unpad")
 
 
