@@ -193,16 +193,12 @@ class Tables:
                 self._columns[table] = {name: values[numbers < 0] for name, values in columns.items()}
         steps = np.concatenate(marks)
         steps = steps[np.argsort(steps[:, 1], kind="stable")]
-        cut = steps[:, 2] > self._last_end() if truncated else np.zeros(len(steps), dtype=bool)
+        ends = self.work.end if len(self.work) else self._columns[_OPERATOR]["end"]
+        cut = truncated & (steps[:, 2] > ends.max(initial=0))  # work of the rest of such a step is lost
         listed = ", ".join(map(str, steps[cut, 0].tolist()))
         steps = steps[~cut]
         empty, notes = empty_steps(steps[:, 0], steps[:, 1], steps[:, 2], self._launches)
         return steps[~empty], [*notes, *[f"left out, as the file ends inside: step {listed}"] * bool(listed)]
-
-    def _last_end(self) -> int:
-        """Return when the last work that is in the file ended, ns."""
-        ends = self.work.end if len(self.work) else self._columns[_OPERATOR]["end"]
-        return int(ends.max(initial=0))
 
     def _launches(self) -> Integers:
         """When work was launched: calls that are tied to it; else operators; else the work's own starts."""
