@@ -63,7 +63,6 @@ def times(found: Timeline) -> dict[str, float]:
         # Step 0: GEMMs of 20 and 25 ms, an all-reduce of 20, 10 of it beside the second GEMM; 5 ms more in the others.
         ("steps", (300, 175, 125, 145, 60, 30), 3),
         ("step:1", (100, 60, 40, 50, 20, 10), 1),
-        ("step:1..2", (200, 120, 80, 100, 40, 20), 2),
         # forward alone: three times 15 of 30 ms, whatever lies between.
         ("range:forward", (90, 45, 45, 45, 0, 0), 3),
         ("range:back*", (120, 75, 45, 45, 60, 30), 3),
@@ -113,9 +112,7 @@ def test_every_table_is_of_the_range_alone() -> None:
     ("text", "kind", "code", "named"),
     [
         ("range:backwards", InputError, "trace-without-work", "forward"),
-        ("range:nothing*", InputError, "trace-without-work", "backward"),
         ("step:7", InputError, "trace-without-work", "0, 1, 2"),
-        ("range:ProfilerStep#7", InputError, "trace-without-work", "0, 1, 2"),
         ("5s..6s", InputError, "trace-without-work", "0.305"),
         ("3s..2s", UsageError, "option-value", "empty"),
         ("step:5..4", UsageError, "option-value", "empty"),

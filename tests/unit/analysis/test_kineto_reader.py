@@ -14,7 +14,6 @@ from support.kineto_events import event, write
 from support.refusals import refused
 from support.shared_files import OWN
 
-from analysis.counters import KernelCounters
 from analysis.readers import registry
 from analysis.readers.kineto import events as kineto_events
 from analysis.readers.kineto.reader import read, recognises
@@ -316,13 +315,3 @@ def test_published_collectives_have_their_kind_number_and_size() -> None:
     first = gloo.collectives.iloc[0]
     assert (first["collective"], first["bytes"]) == ("all_reduce", 321_271 * 4)
     assert first["start"] == 1719853884000000000 + 1212075548353304 and first["end"] - first["start"] == 173_209_713
-
-
-@pytest.mark.public
-def test_counters_of_the_range_profiler_are_read() -> None:
-    names = ("cupti_profiler__benchmark_result_924719_1679055439_trace", "trace_compare__test__test")
-    read_ = [content for _, content in read_all("kineto", [HTA / f"{name}.json.gz" for name in names])]
-    (found,) = (content for content in read_ if isinstance(content, KernelCounters))
-    assert len(found.kernels) == 77 and found.device_name == "NVIDIA A100-PG509-200"
-    assert found.kernels["smsp__sass_thread_inst_executed_op_fadd_pred_on.sum"].iloc[5] == 86_114_304
-    assert found.compute_capability == (8, 0) and found.kernels["duration_ns"].isna().all()
