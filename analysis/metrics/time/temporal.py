@@ -211,17 +211,6 @@ def iterations(timeline: Timeline) -> "pd.DataFrame":
     return frame
 
 
-def iteration_spread(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the spread over steps of what `iterations` returned: quantity, steps, median, p5, p95, min, max.
-
-    Percentiles are linearly interpolated. Of several ranks' rows put together, every step of every rank counts once.
-    """
-    values = frame.drop(columns=["rank", "step"], errors="ignore").dropna(axis="columns", how="all").astype(float)
-    spread = values.quantile([0.5, 0.05, 0.95, 0, 1]).set_axis(["median", "p5", "p95", "min", "max"]).T
-    spread.insert(0, "steps", values.count())
-    return spread.rename_axis("quantity").reset_index()
-
-
 class Utilization(NamedTuple):
     """Compute utilization of one rank; None is unknown.
 

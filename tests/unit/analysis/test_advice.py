@@ -67,19 +67,6 @@ def test_commands_parse(changes: dict[str, Any], tmp_path: Path) -> None:
         parses(throughput_command(one, "run", **changes))
 
 
-def test_the_answer_of_a_run_says_how_fast_and_what_to_do(tmp_path: Path) -> None:
-    trials = load_run(write_sweep(tmp_path, batches=(8, 16), worlds=(1,), count=15))
-    found = points(trials)
-    (said,) = complete_answers(trials, found, ratios_of(trials), str(tmp_path))
-    document = said.to_json()
-    fastest = max(point.samples_per_second for point in found)
-    assert document["samples_per_second"] == fastest and document["rounds"] >= 1
-    assert len(said.advice) <= MOST and len({one.cause for one in said.advice}) == len(said.advice)
-    for one in said.advice:
-        parses(one.command)
-    assert document["do_first"] == (said.advice[0].to_json() if said.advice else None)
-
-
 def test_nothing_is_advised_that_the_trial_has() -> None:
     row = {**ROW, "levers": "unpad+compile", "precision": "bf16"}
     context = Context(row=row, run="runs/a")

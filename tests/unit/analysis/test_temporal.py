@@ -10,7 +10,6 @@ from support.timelines import timeline
 from analysis.metrics.time.temporal import (
     Temporal,
     compute_utilization,
-    iteration_spread,
     iterations,
     launched_compute_ns,
     running_ns,
@@ -101,16 +100,8 @@ def test_a_trace_in_which_nothing_ran_has_no_breakdown_and_what_is_unknown_is_mi
     assert temporal_breakdown(timeline()) is None
     assert temporal_breakdown(timeline(kernels=work(("gemm", 5, 5)))) is None
     empty = iterations(timeline())
-    assert len(empty) == len(iteration_spread(empty)) == 0
+    assert len(empty) == 0
     assert iterations(timeline(steps=[(0, 0, 10)]))["compute_ms"].isna().all()
-
-
-def test_the_spread_is_over_steps() -> None:
-    steps = [(index, 1000 * index, 1000 * index + length) for index, length in enumerate((100, 300, 200, 1000, 400))]
-    spread = iteration_spread(iterations(timeline(steps=steps, kernels=work(("gemm", 0, 50))))).set_index("quantity")
-    # The 95th percentile of 100, 200, 300, 400, 1000 lies 0.8 of the way from the fourth to the fifth.
-    assert spread.loc["step_time_ms"].tolist() == pytest.approx([5, 300e-6, 120e-6, 880e-6, 100e-6, 1000e-6])
-    assert spread.loc["kernels", "max"] == 1
 
 
 def test_a_step_has_what_it_launched_beside_what_ran_in_it() -> None:
