@@ -10,9 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from analysis.intervals import Integers
-from analysis.readers.nsys.collectives import collectives
+from analysis.readers.nsys_collectives import collectives
 from analysis.readers.sqlite_database import Database
 from analysis.readers.steps import CAPTURE, captured_rank, empty_steps, launch_moments, take_steps
 from analysis.timeline import MISSING, OPERATOR_COLUMNS, Timeline, clip_overlaps, empty
@@ -45,20 +46,32 @@ _RUNTIME |= {49: "cudaMemset", 51: "cudaMemsetAsync", 131: "cudaStreamSynchroniz
 _RUNTIME |= {137: "cudaEventSynchronize", 147: "cudaStreamWaitEvent", 165: "cudaDeviceSynchronize"}
 _NUMBERED_CALLS = {CALLS[0]: {**_RUNTIME, 211: "cudaLaunchKernel"}, CALLS[1]: {307: "cuLaunchKernel"}}
 
-_TIMES = {"start": MISSING, "end": MISSING, "correlationId": -1}
-_SIZES = {"gridX": "grid_x", "gridY": "grid_y", "gridZ": "grid_z"}
-_OURS = {"deviceId": "device", "streamId": "stream", "correlationId": "correlation_id"}
-_CALLED_BY = ("globalTid", "nameId", "cbid", "processId", "threadId")
+_TIMES = {"start": ("start", MISSING), "end": ("end", MISSING), "correlation_id": ("correlationId", -1)}
+_WORK = {**_TIMES, "device": ("deviceId", -1), "stream": ("streamId", -1), "process": ("globalPid", -1)}
+_WORK |= {"bytes": ("bytes", 0), "grid_x": ("gridX", 0), "grid_y": ("gridY", 0), "grid_z": ("gridZ", 0)}
+_OWNER = {"global_tid": ("globalTid", -1), "process_id": ("processId", -1), "thread_id": ("threadId", -1)}
+_CALL = {"text": ("nameId", -1), "number": ("cbid", -1)}
+_NAMED_BY = {
+    "kernel": {"text": ("demangledName/shortName/name", -1)},
+    "memcpy": {"copy": ("copyKind", -1), "source": ("srcKind", -1), "target": ("dstKind", -1)},
+    "memset": {"none": ("", 0)},
+    "graph": {"graph": ("graphId", -1)},
+}
 
 
-def labels(rows: "pd.DataFrame", label: Callable[..., str]) -> "pd.Categorical":
-    """Return a text per row: `label` of its values, computed once for each distinct row."""
+def labels(label: Callable[..., str], *columns: npt.ArrayLike) -> "pd.Categorical":
+    """Return a text per row of columns of one length: `label` of its values, computed once for each distinct row."""
     import pandas as pd
 
-    place = rows.groupby(list(rows), sort=False).ngroup().to_numpy()
-    texts = [label(*row) for row in rows.drop_duplicates().itertuples(index=False, name=None)]
-    codes, distinct = pd.factorize(np.array(texts, dtype=object))
-    return pd.Categorical.from_codes(codes[place], categories=pd.Index(distinct, dtype="str"))
+    codes, values = pd.factorize(np.asarray(columns[0]))
+    rows: list[tuple[Any, ...]] = [(value,) for value in values.tolist()]
+    for column in columns[1:]:
+        more, values = pd.factorize(np.asarray(column))
+        codes, pairs = pd.factorize(codes * len(values) + more)
+        last = values.tolist()
+        rows = [(*rows[pair // len(last)], last[pair % len(last)]) for pair in pairs.tolist()]
+    places, texts = pd.factorize(np.array([label(*row) for row in rows], dtype=object))
+    return pd.Categorical.from_codes(places[codes], categories=pd.Index(texts, dtype="str"))
 
 
 def read_work(database: Database, first_memory_kind: int, problems: list[str]) -> "pd.DataFrame":
@@ -68,33 +81,26 @@ def read_work(database: Database, first_memory_kind: int, problems: list[str]) -
     import pandas as pd
 
     memories = dict(enumerate(_MEMORY_KINDS, first_memory_kind))
-    strings = database.strings
 
     def copy(kind: int, *ends: int) -> str:
         direction = f"Memcpy {_COPY_KINDS.get(kind, f'of kind {kind}')}"
         source, target = (memories.get(number) for number in ends)
         return f"{direction} ({source} -> {target})" if source and target else direction
 
-    named: dict[str, tuple[list[str], Callable[..., str]]] = {
-        "kernel": (
-            ["demangledName", "shortName", "name"],
-            lambda *names: next((strings[number] for number in names if number in strings), UNNAMED),
-        ),
-        "memcpy": (["copyKind", "srcKind", "dstKind"], copy),
-        "memset": (["deviceId"], lambda _: "Memset"),
-        "graph": (["graphId"], lambda number: "CUDA graph" if number < 0 else f"CUDA graph {number}"),
+    names: dict[str, Callable[..., str]] = {
+        "kernel": lambda number: database.strings.get(number, UNNAMED),
+        "memcpy": copy,
+        "memset": lambda _: "Memset",
+        "graph": lambda number: "CUDA graph" if number < 0 else f"CUDA graph {number}",
     }
-    frames = []
+    tables = []
     for table, kind in WORK.items():
-        named_by, label = named[kind]
-        columns = {**_TIMES, **dict.fromkeys((*named_by, "deviceId", "streamId", "globalPid"), -1)}
-        columns |= dict.fromkeys(("bytes", *_SIZES), 0)
-        rows = _timed(pd.DataFrame(database.integers(table, columns)), f"of kind {kind}", problems)
-        names, kinds = labels(rows[named_by], label), pd.Categorical([kind]).repeat(len(rows))
-        rows["process"] = np.maximum(-1, rows.pop("globalPid") // PROCESS)
-        rows = rows.rename(columns={**_OURS, **_SIZES}).drop(columns=named_by, errors="ignore")
-        frames.append(rows.assign(name=names, kind=kinds))
-    return _together(frames, "name", "kind")
+        rows = _timed(database.integers(table, {**_WORK, **_NAMED_BY[kind]}), f"of kind {kind}", problems)
+        rows["name"] = labels(names[kind], *(rows.pop(name) for name in _NAMED_BY[kind]))
+        rows["kind"] = pd.Categorical([kind]).repeat(len(rows["name"]))
+        rows["process"] = np.maximum(-1, rows["process"] // PROCESS)
+        tables.append(rows)
+    return _together(tables)
 
 
 def read_calls(
@@ -102,28 +108,31 @@ def read_calls(
 ) -> "pd.DataFrame":
     """Read calls of all processes that last `shortest_ns` at least, in order of start: name, thread "process/thread",
     start, end, correlation_id, process."""
-    import pandas as pd
 
-    strings = database.strings
-    frames = []
+    def thread(global_tid: int, process: int, number: int) -> str:
+        known = global_tid >= 0
+        return thread_name(*(divmod(global_tid, PROCESS) if known else (process, number % 2**32)))
+
+    calls = []
     for table in tables:
 
         def name(text: int, number: int, table: str = table) -> str:
             if number >= 0:
                 return _NUMBERED_CALLS[table].get(number, f"{table.removeprefix(PREFIX).lower()} call {number}")
-            called = _VERSION_OF_CALL.sub("", strings.get(text, UNNAMED))
+            called = _VERSION_OF_CALL.sub("", database.strings.get(text, UNNAMED))
             return f"profiler: {called}" if table == _OVERHEAD and not called.startswith("dlopen") else called
 
-        rows = pd.DataFrame(database.integers(table, {**_TIMES, **dict.fromkeys(_CALLED_BY, -1)}))
-        rows = _timed(rows, "of CUDA's calls" if shortest_ns is None else "of calls of the system", problems)
-        rows = rows[rows["end"] - rows["start"] >= (shortest_ns or 0)]
-        process, thread = owners(rows["globalTid"])
-        rows["process"] = process.where(process >= 0, rows["processId"])
-        rows["thread_id"] = thread.where(process >= 0, rows["threadId"] % 2**32)
-        rows["thread"] = labels(rows[["process", "thread_id"]], thread_name)
-        rows["name"] = labels(rows[["nameId", "cbid"]], name)
-        frames.append(rows.drop(columns=[*_CALLED_BY, "thread_id"]).rename(columns=_OURS))
-    return _together(frames, "name", "thread")
+        what = "of CUDA's calls" if shortest_ns is None else "of calls of the system"
+        rows = _timed(database.integers(table, {**_TIMES, **_OWNER, **_CALL}), what, problems)
+        if shortest_ns is not None:
+            long = rows["end"] - rows["start"] >= shortest_ns
+            rows = {column: values[long] for column, values in rows.items()}
+        owner = [rows.pop(column) for column in _OWNER]
+        rows["process"] = np.where(owner[0] >= 0, owner[0] // PROCESS, owner[1])
+        rows["thread"] = labels(thread, *owner)
+        rows["name"] = labels(name, *(rows.pop(column) for column in _CALL))
+        calls.append(rows)
+    return _together(calls)
 
 
 def owners(global_ids: "pd.Series[int]") -> "tuple[pd.Series[int], pd.Series[int]]":
@@ -159,8 +168,8 @@ def finish_ranges(
     last = max([*recorded_until, rows["end"].max(), rows["start"].max()], default=0) if len(rows) else 0
     end = rows["end"].mask(unended, last)
     rows = rows.assign(
-        name=labels(rows[["domain", "text"]], full_name).astype(object),
-        thread=labels(rows[["process", "thread_id"]], thread_name).astype(object),
+        name=labels(full_name, rows["domain"], rows["text"]).astype(object),
+        thread=labels(thread_name, rows["process"], rows["thread_id"]).astype(object),
         end=end,
         cut=unended | (end.isin(list(recorded_until)) & (rows["text"] != CAPTURE)),
     )
@@ -236,24 +245,31 @@ def _launches(kernels: "pd.DataFrame", api: "pd.DataFrame") -> Integers:
 
 
 def _of_process(frame: "pd.DataFrame", process: int) -> "pd.DataFrame":
-    rows = frame[frame["process"] == process].drop(columns="process").reset_index(drop=True)
+    chosen = frame["process"] == process
+    if chosen.all():
+        return frame.drop(columns="process")
+    rows = frame[chosen].drop(columns="process").reset_index(drop=True)
     for name in rows.select_dtypes("category"):
         rows[name] = rows[name].cat.remove_unused_categories()
     return rows
 
 
-def _together(frames: "Sequence[pd.DataFrame]", *texts: str) -> "pd.DataFrame":
-    """Return tables as one, in order of start; `texts` are categories."""
+def _together(tables: Sequence[dict[str, Any]]) -> "pd.DataFrame":
+    """Return tables as one, in order of start; they are emptied column by column, as they may be large."""
     import pandas as pd
 
-    joined = pd.concat([frame.drop(columns=[*texts]) for frame in frames], ignore_index=True)
-    columns = {name: pd.api.types.union_categoricals([frame[name] for frame in frames]) for name in texts}
-    return joined.assign(**columns).sort_values("start", kind="stable", ignore_index=True)
+    order = np.argsort(np.concatenate([table["start"] for table in tables]), kind="stable")
+    columns = {}
+    for name in [*tables[0]]:
+        parts = [table.pop(name) for table in tables]
+        is_text = isinstance(parts[0], pd.Categorical)
+        columns[name] = (pd.api.types.union_categoricals(parts) if is_text else np.concatenate(parts))[order]
+    return pd.DataFrame(columns, copy=False)
 
 
-def _timed(rows: "pd.DataFrame", what: str, problems: list[str]) -> "pd.DataFrame":
+def _timed(rows: Mapping[str, Any], what: str, problems: list[str]) -> dict[str, Any]:
     good = (rows["end"] >= rows["start"]) & (rows["start"] != MISSING)
     if good.all():
-        return rows
+        return {**rows}
     problems.append(f"{(~good).sum():,} records {what} without start or end were skipped")
-    return rows[good]
+    return {name: values[good] for name, values in rows.items()}

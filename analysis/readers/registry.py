@@ -16,11 +16,11 @@ from common.errors import BertbenchError, InputError, MissingToolError
 # KernelCounters or Summary, or several of them; `read_contents(path)` where a file holds more than `read` returns.
 READERS: dict[str, str] = {
     "kineto": "analysis.readers.kineto.reader",
-    "nsys": "analysis.readers.nsys.reader",
+    "nsys": "analysis.readers.nsys",
     "nvvp": "analysis.readers.nvvp",
-    "nsys_csv": "analysis.readers.nsys.stats_csv",
+    "nsys_csv": "analysis.readers.nsys_csv",
     "nccl-inspector": "analysis.readers.nccl_inspector",
-    "ncu": "analysis.readers.ncu.reader",
+    "ncu": "analysis.readers.ncu",
     "nccl-tests": "analysis.readers.nccl_tests",
 }
 SUPPORTED = (

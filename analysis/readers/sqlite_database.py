@@ -1,9 +1,11 @@
 """SQLite files of nsys and nvprof, plain or gzip-compressed, and columns out of them."""
 
+import os
 import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.readers.packed import is_packed, unpacked_blocks
+from analysis.timeline import MISSING
 from common.errors import InputError, content_code
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 SQLITE_HEADER = b"SQLite format 3\0"
 _TEXTS = {"StringIds": "id", "StringTable": "_id_"}
 """Tables of texts by id, of nsys and of nvprof."""
+_BLOCK_ROWS = 1 << 16
+_MOST_THREADS = 4
 
 
 class Database:
@@ -29,32 +34,73 @@ class Database:
     Table and column names of all methods are constants of the readers.
     """
 
-    def __init__(self, connection: sqlite3.Connection, given: Path) -> None:
-        """Read the names of columns by table. `given` is the file that the user gave, for messages."""
-        # Names come from programs and need not be UTF-8.
-        connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
-        self._connection, self._given = connection, given
+    def __init__(self, path: Path, given: Path) -> None:
+        """Open a file and read the names of columns by table. `given` is the file that the user gave, for messages."""
+        self._path, self._given = path, given
+        self._connection = self._connect()
         columns = "sqlite_master t, pragma_table_info(t.name) c WHERE t.type = 'table'"
         self.tables: dict[str, list[str]] = {}
         for table, column in self._select("t.name, c.name", columns):
             self.tables.setdefault(table, []).append(column)
 
+    def _connect(self) -> sqlite3.Connection:
+        # immutable: no lock and no journal, so that a read-only folder does.
+        connection = sqlite3.connect(f"{self._path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+        # Names come from programs and need not be UTF-8.
+        connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
+        return connection
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
     def has_rows(self, table: str) -> bool:
         """Return whether a table exists and is not empty."""
         return table in self.tables and any(True for _ in self._select("1", f"{table} LIMIT 1"))
 
-    def integers(self, table: str, columns: Mapping[str, int]) -> dict[str, npt.NDArray[np.int64]]:
-        """Return columns of whole numbers; the value of `columns` where one is NULL or the table has none."""
-        present = [name for name in columns if name in self.tables.get(table, ())]
-        rows = np.empty(0, dtype=[(name, np.int64) for name in present])
+    def integers(self, table: str, columns: Mapping[str, tuple[str, int]]) -> dict[str, npt.NDArray[np.signedinteger]]:
+        """Return columns of whole numbers in the order of rowid.
+
+        Args:
+            table: the name of the table; one that is not there has no rows.
+            columns: by name what to read: the table's column, or several with "/" between, of which the first that is
+                not NULL counts; and the value where all are NULL or missing.
+        """
+        present = {
+            name: (names, value)
+            for name, (choices, value) in columns.items()
+            if (names := [f'"{one}"' for one in choices.split("/") if one in self.tables.get(table, ())])
+        }
+        first, last, count = 0, 0, 0
         if present:
-            # CAST: some versions declare no types.
-            fields = ", ".join(f'ifnull(CAST("{name}" AS INTEGER), {columns[name]})' for name in present)
-            ((count,),) = self._select("count(*)", table)
-            rows = np.fromiter(self._select(fields, f"{table} ORDER BY rowid"), rows.dtype, count=count)
+            (first,), (last,), (count,) = (
+                next(self._select(of, table)) for of in ("min(rowid)", "max(rowid)", "count(*)")
+            )
+        read = {name: np.empty(count, dtype=np.int64) for name in present}
+        fields = ", ".join(f"coalesce({', '.join(names)}, {value})" for names, value in present.values())
+        lines = f"(SELECT rowid AS number, printf('{'%d ' * len(present)}', {fields}) AS line FROM {table}"  # noqa: S608 # nosec B608
+
+        def fill(place: int, after: int, until: int) -> None:
+            with closing(self._connect()) as connection:
+                while after < until:  # rowids may have holes
+                    block = f"{lines} WHERE rowid > {after} AND rowid <= {until} ORDER BY rowid LIMIT {_BLOCK_ROWS})"
+                    ((after, text),) = self._select("max(number), group_concat(line, '')", block, connection)
+                    rows = np.fromstring(text, dtype=np.int64, sep=" ").reshape(-1, len(read))
+                    for column, part in zip(read.values(), rows.T, strict=True):
+                        column[place : place + len(part)] = part
+                    place += len(rows)
+
+        if count:
+            # SQLite writes text, and does it beside other threads: an object of Python per value takes twice as long.
+            threads = min(_MOST_THREADS, os.cpu_count() or 1, 1 + count // _BLOCK_ROWS)
+            parts = threads if last - first + 1 == count else 1
+            places = [count * part // parts for part in range(parts)]
+            begins = [first - 1 + place for place in places]
+            with ThreadPoolExecutor(parts) as pool:
+                list(pool.map(fill, places, begins, [*begins[1:], last]))
         return {
-            name: np.ascontiguousarray(rows[name]) if name in present else np.full(len(rows), value, dtype=np.int64)
-            for name, value in columns.items()
+            name: _narrow(read.pop(name) if name in read else np.full(count, value, dtype=np.int64), value)
+            for name, (_, value) in columns.items()
         }
 
     def texts(self, table: str, column: str) -> list[str]:
@@ -78,9 +124,11 @@ class Database:
             dict(self._select(f"{_TEXTS[table]}, CAST(value AS TEXT)", f"{table} WHERE value <> ''")) if table else {}
         )
 
-    def _select(self, fields: str, source: str) -> Iterator[tuple[Any, ...]]:
+    def _select(
+        self, fields: str, source: str, connection: sqlite3.Connection | None = None
+    ) -> Iterator[tuple[Any, ...]]:
         try:
-            yield from self._connection.execute(f"SELECT {fields} FROM {source}")  # noqa: S608 # nosec B608
+            yield from (connection or self._connection).execute(f"SELECT {fields} FROM {source}")  # noqa: S608 # nosec B608
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes bytes of the file
             raise InputError(
                 "file-damaged", f"{self._given} is a damaged database ({error}): copy it or export it again"
@@ -106,9 +154,14 @@ def open_database(path: Path, given: Path | None = None) -> Iterator[Database]:
         raise InputError(
             "file-truncated", f"{given} is truncated: {size:,} of {expected:,} bytes; copy it or export it again"
         )
-    # immutable: no lock and no journal, so that a read-only folder does.
-    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
-        yield Database(connection, given)
+    with closing(Database(path, given)) as database:
+        yield database
+
+
+def _narrow(values: npt.NDArray[np.int64], default: int) -> npt.NDArray[np.signedinteger]:
+    """Return whole numbers in 32 bits if these hold them; times, which are added, stay as they are."""
+    fits = default != MISSING and -(2**31) <= values.min(initial=0) <= values.max(initial=0) < 2**31
+    return values.astype(np.int32) if fits else values
 
 
 @contextmanager

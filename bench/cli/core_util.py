@@ -63,7 +63,7 @@ def run(options: CoreUtilOptions) -> Result:
     """Read the counters; show four lines per file with the largest kernels, or the table that --by names."""
     from analysis.diagnose import cores
     from analysis.metrics.kernels.core_utilization import FOUR, core_use
-    from analysis.readers.ncu import reader as ncu
+    from analysis.readers import ncu
 
     files, window_ns = _files(options.files), None if options.window_ms is None else options.window_ms * 1e6
     by = "batch" if options.by is None and any(path.is_dir() for path in options.files) else options.by

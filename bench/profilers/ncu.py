@@ -240,7 +240,7 @@ class NsightCompute(ToolProfiler):
         Raises:
             InputError: there is no permission, no report or no kernel in it, or the report is truncated.
         """
-        from analysis.readers.ncu.reader import read
+        from analysis.readers.ncu import read
 
         report = _report(scope)
         if not report.exists():

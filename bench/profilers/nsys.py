@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from analysis.readers.nsys.report import EXPORT_SECONDS, export_arguments, switches
+from analysis.readers.nsys_report import EXPORT_SECONDS, export_arguments, switches
 from bench.profilers.base import Scope, written
 from bench.profilers.ranges import CAPTURE, DOMAIN, check_ranges
 from bench.profilers.tool import ToolProfiler, run_tool

@@ -16,7 +16,7 @@ from analysis.diagnose.finding import plain_rows
 from analysis.metrics.kernels.core_utilization import rows
 from analysis.metrics.kernels.roofline import roofline
 from analysis.open import open_sources
-from analysis.readers.ncu.reader import read
+from analysis.readers.ncu import read
 from bench.profilers import ncu as ncu_profiler
 from bench.profilers.base import Scope
 from bench.profilers.ncu import NsightCompute

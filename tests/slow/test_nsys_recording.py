@@ -9,7 +9,7 @@ import pytest
 from support.nsys_recording import record, skip_unless_nsys_can_record_nvtx
 
 from analysis.metrics.time.temporal import compute_utilization
-from analysis.readers.nsys.reader import read
+from analysis.readers.nsys import read
 from analysis.timeline import Timeline
 
 pytestmark = pytest.mark.timeout(300)

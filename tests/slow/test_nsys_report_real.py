@@ -8,7 +8,7 @@ from support.nsys_recording import record, skip_unless_nsys_can_record_nvtx
 from support.refusals import refused
 
 from analysis.open import open_sources
-from analysis.readers.nsys.reader import read
+from analysis.readers.nsys import read
 from analysis.timeline import Timeline
 
 pytestmark = pytest.mark.timeout(300)

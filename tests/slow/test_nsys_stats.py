@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support import shared_files
 
-from analysis.readers.nsys import reader as nsys
-from analysis.readers.nsys.stats_csv import read
+from analysis.readers import nsys
+from analysis.readers.nsys_csv import read
 
 EXPORT = shared_files.TRACES / "nsys/tests__power_iteration__baseline.sqlite.gz"
 # Names up to 2022 and since.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.cli import ROOT, TINY, Cli
 
-from analysis.readers.nsys.reader import read
+from analysis.readers.nsys import read
 from records.run import RunDirectory
 
 needs_nsys = pytest.mark.skipif(

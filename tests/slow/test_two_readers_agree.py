@@ -6,8 +6,8 @@ import pytest
 from support.cli import ROOT
 from support.nsys_recording import record, skip_unless_nsys_can_record_nvtx
 
+from analysis.readers import nsys
 from analysis.readers.kineto import reader as kineto
-from analysis.readers.nsys import reader as nsys
 from analysis.timeline import Timeline
 
 pytestmark = pytest.mark.timeout(300)

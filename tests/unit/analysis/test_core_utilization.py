@@ -21,7 +21,7 @@ from analysis.metrics.kernels.core_utilization import (
 )
 from analysis.metrics.kernels.ncu_metrics import PIPES
 from analysis.metrics.kernels.roofline import roofline
-from analysis.readers.ncu.reader import read
+from analysis.readers.ncu import read
 
 TRACES = shared_files.TRACES / "ncu"
 SUFFIX = ".avg.pct_of_peak_sustained_elapsed"

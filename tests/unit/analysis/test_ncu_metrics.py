@@ -15,7 +15,7 @@ from support import shared_files
 from analysis.counters import KernelCounters
 from analysis.diagnose.cores import findings, remedy, rules
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, roofline
-from analysis.readers.ncu.reader import read
+from analysis.readers.ncu import read
 
 TRACES = shared_files.TRACES / "ncu"
 SOL = "GPU Speed Of Light Throughput"

@@ -11,8 +11,8 @@ from support.refusals import refused
 from support.shared_files import OWN, unpacked
 
 from analysis.counters import IDENTITY
-from analysis.readers.ncu.reader import ranges_of, read, recognises
-from analysis.readers.ncu.report import base_unit, number
+from analysis.readers.ncu import ranges_of, read, recognises
+from analysis.readers.ncu_report import base_unit, number
 from analysis.readers.packed import UNENDED
 from analysis.readers.registry import read_head
 from common.errors import Code

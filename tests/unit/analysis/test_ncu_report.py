@@ -16,8 +16,8 @@ from analysis.diagnose.cores import rules
 from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.finding import Finding, plain_rows
 from analysis.open import open_sources
-from analysis.readers.ncu import reader
-from analysis.readers.ncu.report import _LINK, _link_text
+from analysis.readers import ncu as reader
+from analysis.readers.ncu_report import _LINK, _link_text
 from common.errors import MissingToolError
 
 PRINTED_BY_NCU = Path(__file__).resolve().parents[2] / "golden" / "ncu" / "raw.csv"

@@ -11,7 +11,7 @@ from support import shared_files
 from support.shared_files import samples
 
 from analysis.metrics.communication.exposure import communication_by_group
-from analysis.readers.nsys.reader import read
+from analysis.readers.nsys import read
 from analysis.readers.registry import find_reader, read_head
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
 

@@ -9,7 +9,7 @@ from support import shared_files
 from support.refusals import refused
 
 from analysis.counters import Summary
-from analysis.readers.nsys.stats_csv import read
+from analysis.readers.nsys_csv import read
 from analysis.readers.registry import find_reader, read_head
 
 TRACES = shared_files.TRACES / "nsys"

@@ -8,7 +8,7 @@ from support.nsys_export import KERNEL_2022, NVTX_2022, Export, kernel, nvtx
 from support.refusals import refused
 from test_nsys_reader import only
 
-from analysis.readers.nsys.reader import read
+from analysis.readers.nsys import read
 from common.errors import Code
 
 

@@ -23,7 +23,7 @@ from support.nsys_export import (
 from support.refusals import refused
 
 from analysis.metrics.time.temporal import compute_utilization
-from analysis.readers.nsys.reader import read
+from analysis.readers.nsys import read
 from analysis.timeline import Timeline, lost_kernels
 
 

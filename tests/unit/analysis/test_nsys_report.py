@@ -10,7 +10,7 @@ from support import fake_nsys
 from support.refusals import refused
 
 from analysis.open import open_sources
-from analysis.readers.nsys.report import exported
+from analysis.readers.nsys_report import exported
 from analysis.readers.registry import find_reader, read_head
 from common.errors import Code, InputError, MissingToolError, StorageError
 

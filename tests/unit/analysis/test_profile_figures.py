@@ -14,7 +14,7 @@ from analysis.metrics.kernels.ncu_metrics import DRAM
 from analysis.metrics.kernels.roofline import roofline
 from analysis.metrics.time.window import windowed
 from analysis.readers.kineto import reader as kineto
-from analysis.readers.ncu.reader import read
+from analysis.readers.ncu import read
 from analysis.render import figure as charts
 from analysis.render.figure import Figure, write_png
 from analysis.render.profile_figures import core_utilization_figure, roofline_figure, trace_figures

@@ -4,9 +4,11 @@ import gzip
 import sqlite3
 from pathlib import Path
 
+import pytest
 from support.refusals import refused
 
 from analysis.readers.sqlite_database import open_database, unpacked
+from analysis.timeline import MISSING
 
 
 def write(path: Path, script: str) -> Path:
@@ -18,14 +20,28 @@ def write(path: Path, script: str) -> Path:
 
 def test_numbers_of_every_kind_are_whole_numbers(tmp_path: Path) -> None:
     values = (1, -(2**63), 2**63 - 1, "NULL", "'12'", 7.9)
-    rows = ", ".join(f"({value}, {place})" for place, value in enumerate(values))
-    path = write(tmp_path / "a.db", f"CREATE TABLE t (a, b INTEGER); INSERT INTO t VALUES {rows}")
+    rows = ", ".join(f"({value}, {place}, {'NULL' if place else 3})" for place, value in enumerate(values))
+    path = write(tmp_path / "a.db", f"CREATE TABLE t (a, b INTEGER, c); INSERT INTO t VALUES {rows}")
     with open_database(path) as database:
-        columns = database.integers("t", {"a": -5, "b": 0, "none": 300})
-        assert {str(values.dtype) for values in columns.values()} == {"int64"}
-        assert columns["a"].tolist() == [1, -(2**63), 2**63 - 1, -5, 12, 7]
-        assert columns["b"].tolist() == list(range(6)) and columns["none"].tolist() == [300] * 6
-        assert [len(values) for values in database.integers("other", {"a": 0}).values()] == [0]
+        columns = {"a": ("a", -5), "b": ("b", 0), "c": ("lacking/c/b", -1), "none": ("lacking", MISSING)}
+        read = database.integers("t", columns)
+        assert read["a"].tolist() == [1, -(2**63), 2**63 - 1, -5, 12, 7] and read["b"].tolist() == list(range(6))
+        assert read["c"].tolist() == [3, 1, 2, 3, 4, 5] and read["none"].tolist() == [MISSING] * 6
+        assert [str(values.dtype) for values in read.values()] == ["int64", "int32", "int32", "int64"]
+        assert [len(values) for values in database.integers("other", {"a": ("a", 0)}).values()] == [0]
+
+
+@pytest.mark.parametrize("removed", ["0", "number = 70000", "number % 1000 < 999"])
+def test_large_tables_are_read_in_order_with_and_without_holes(tmp_path: Path, removed: str) -> None:
+    rows = "WITH RECURSIVE r(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM r WHERE n < 199999) SELECT n, -n FROM r"
+    script = f"CREATE TABLE t (number, other); INSERT INTO t {rows}; DELETE FROM t WHERE {removed}"
+    path = write(tmp_path / "a.db", script)
+    connection = sqlite3.connect(path)
+    expected = connection.execute("SELECT number, other FROM t ORDER BY rowid").fetchall()
+    connection.close()
+    with open_database(path) as database:
+        read = database.integers("t", {"number": ("number", 0), "other": ("other", 0)})
+    assert list(zip(read["number"].tolist(), read["other"].tolist(), strict=True)) == expected
 
 
 def test_texts_by_their_ids_leave_out_empty_ones(tmp_path: Path) -> None:
@@ -56,4 +72,4 @@ def test_a_damaged_page_is_refused_in_the_words_of_sqlite(tmp_path: Path) -> Non
     content[3 * 4096 : 4 * 4096] = b"\xff" * 4096
     path.write_bytes(content)
     with refused("file-damaged", path, "malformed"), open_database(path) as database:
-        database.integers("t", {"a": 0})
+        database.integers("t", {"a": ("a", 0)})

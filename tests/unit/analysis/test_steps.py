@@ -9,8 +9,8 @@ from support.profiles import sqlite_with
 
 from analysis.metrics.time.idle import launch_queue
 from analysis.metrics.time.temporal import iterations, temporal_breakdown
+from analysis.readers import nsys
 from analysis.readers.kineto import reader as kineto
-from analysis.readers.nsys import reader as nsys
 
 MS = 1000  # us, as Kineto writes
 STEPS = 5

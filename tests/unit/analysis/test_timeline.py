@@ -14,7 +14,6 @@ from support.profiles import sqlite_with
 from support.timelines import timeline
 
 from analysis.readers.kineto.reader import read
-from analysis.readers.nsys import reader as nsys
 from analysis.timeline import GpuWork, LostKernels, Timeline, clip_overlaps, kept, lost_kernels
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ from support.refusals import refused
 
 from analysis.counters import rules_file
 from analysis.open import open_sources
-from analysis.readers.ncu.reader import read
+from analysis.readers.ncu import read
 from bench.profilers import ncu, permission
 from bench.profilers.base import Scope, parse_options
 from bench.profilers.ncu import NsightCompute

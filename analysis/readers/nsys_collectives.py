@@ -46,9 +46,10 @@ def collectives(kernels: "pd.DataFrame", api: "pd.DataFrame", ranges: "pd.DataFr
         named = on_cpu["name"].map(kinds)
         return _table(on_cpu.assign(collective=named, dtype="", group="", **unknown))
     calls, ranks = _nccl_calls(ranges)
-    tied = api[api["correlation_id"] >= 0].drop_duplicates("correlation_id", keep="last").set_index("correlation_id")
-    threads = tied["thread"].reindex(of_gpu["correlation_id"])
-    starts = tied["start"].reindex(of_gpu["correlation_id"], fill_value=-1)
+    launched = of_gpu["correlation_id"]
+    tied = api[api["correlation_id"].isin(launched[launched >= 0])].drop_duplicates("correlation_id", keep="last")
+    tied = tied.set_index("correlation_id").reindex(launched)
+    threads, starts = tied["thread"], tied["start"].fillna(-1).astype("int64")
     about = []
     for name, thread, start in zip(of_gpu["name"], threads, starts, strict=True):
         kind = kinds[str(name)]

@@ -1,6 +1,6 @@
 """SQLite exports of Nsight Systems (`nsys export --type=sqlite`), plain or gzip-compressed, and reports.
 
-A report (.nsys-rep) is exported by the nsys on PATH first, see nsys.report. Versions differ in tables and columns; what
+A report (.nsys-rep) is exported by the nsys on PATH first, see nsys_report. Versions differ in tables and columns; what
 one lacks is empty here. The table of the recorded environment variables (TARGET_INFO_SYSTEM_ENV) is never read. Times
 are ns since the recording began.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.readers.cupti import CALLS, by_process, finish_ranges, labels, owners, read_calls, read_work
-from analysis.readers.nsys.report import REPORT_HEADER, exported
+from analysis.readers.nsys_report import REPORT_HEADER, exported
 from analysis.readers.packed import read_start
 from analysis.readers.sqlite_database import SQLITE_HEADER, Database, is_of_nvprof, open_database, unpacked
 from analysis.readers.steps import CAPTURE, DOMAIN
@@ -43,14 +43,13 @@ _MPI_TABLES = ("MPI_P2P_EVENTS", "MPI_COLLECTIVES_EVENTS", "MPI_START_WAIT_EVENT
 _RANGE_TYPES = (59, 60, 70, 71)  # push/pop, start/end; the same two from NVTXT files
 _DOMAIN_TYPE = 75
 _PAYLOADS = ("int64Value", "uint64Value", "int32Value", "uint32Value")
-_TIMES = {"start": MISSING, "end": MISSING, "globalTid": -1, "textId": -1}
 _COLUMNS = {
-    **_TIMES,
-    "eventType": 59,  # a table without the column holds ranges alone
-    "domainId": 0,
-    "jsonTextId": -1,
-    **dict.fromkeys(_PAYLOADS, MISSING),
+    **{name: (name, MISSING) for name in ("start", "end", *_PAYLOADS)},
+    **{name: (name, -1) for name in ("globalTid", "textId", "jsonTextId")},
+    "eventType": ("eventType", 59),  # a table without the column holds ranges alone
+    "domainId": ("domainId", 0),
 }
+_MPI_COLUMNS = {name: _COLUMNS[name] for name in ("start", "end", "globalTid", "textId")}
 
 
 def recognises(head: "Head") -> bool:
@@ -152,9 +151,7 @@ def _ranges(database: Database, recorded_until: set[int], problems: list[str]) -
     rows = pd.DataFrame(database.integers(_NVTX, _COLUMNS))
     for column, inline in (("text", "text"), ("json", "jsonText")):
         # Texts are in the table, or in the table of texts.
-        numbered = pd.Series(
-            labels(rows[[f"{inline}Id"]], lambda number: database.strings.get(number, "")), dtype=object
-        )
+        numbered = pd.Series(labels(lambda number: database.strings.get(number, ""), rows[f"{inline}Id"]), dtype=object)
         written = pd.Series(database.texts(_NVTX, inline), dtype=object)
         rows[column] = written.where(written != "", numbered) if len(written) else numbered
     rows["process"], rows["thread_id"] = owners(rows["globalTid"])
@@ -177,11 +174,11 @@ def _mpi_calls(database: Database) -> "list[pd.DataFrame]":
 
     tables = []
     for table in _MPI_TABLES:
-        rows = pd.DataFrame(database.integers(table, _TIMES))
+        rows = pd.DataFrame(database.integers(table, _MPI_COLUMNS))
         rows = rows[(rows["end"] >= rows["start"]) & (rows["start"] != MISSING)]
         if len(rows):
             process, thread = owners(rows["globalTid"])
-            text = labels(rows[["textId"]], lambda number: database.strings.get(number, "call")).astype(object)
+            text = labels(lambda number: database.strings.get(number, "call"), rows["textId"]).astype(object)
             payload = pd.array([pd.NA] * len(rows), dtype="Int64")
             rows = rows.assign(process=process, thread_id=thread, text=text, domain="MPI", payload=payload, json="")
             tables.append(rows)

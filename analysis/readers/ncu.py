@@ -1,5 +1,5 @@
 """CSV output of Nsight Compute (`ncu --csv`), the details page (a row per metric) and the raw page (a row per kernel),
-and its reports (.ncu-rep), see ncu.report.
+and its reports (.ncu-rep), see ncu_report.
 
 The table may stand anywhere in a log: what the program printed before, and ncu's own ==PROF== lines, are passed over.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.counters import GLOBAL, LABELS, LOCAL, KernelCounters, KernelRule, rules_file
-from analysis.readers.ncu.report import MAGIC, base_unit, counters, is_metric, number, read_report
+from analysis.readers.ncu_report import MAGIC, base_unit, counters, is_metric, number, read_report
 from analysis.readers.packed import log_lines, read_start
 from analysis.readers.registry import Head
 from analysis.readers.sqlite_database import unpacked

@@ -1,1 +1,0 @@
-"""What Nsight Systems writes: SQLite exports, and the tables of `nsys stats`."""
