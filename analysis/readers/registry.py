@@ -19,9 +19,8 @@ READERS: dict[str, str] = {
     "nsys": "analysis.readers.nsys",
     "nvvp": "analysis.readers.nvvp",
     "nsys_csv": "analysis.readers.nsys_csv",
-    "nccl-inspector": "analysis.readers.nccl_inspector",
     "ncu": "analysis.readers.ncu",
-    "nccl-tests": "analysis.readers.nccl_tests",
+    "nccl": "analysis.readers.nccl",
 }
 SUPPORTED = (
     "supported are traces of the PyTorch profiler (JSON), nsys (.nsys-rep, SQLite, CSV of `nsys stats --format csv`) "
@@ -37,10 +36,6 @@ _NOT_READ: tuple[tuple[re.Pattern[bytes], str], ...] = (
         ),
         "is a trace of NCCL's example profiler plugin: give the lines of NCCL Inspector (NCCL_INSPECTOR_ENABLE=1 with "
         "libnccl-profiler-inspector.so), or a trace of the PyTorch profiler or nsys",
-    ),
-    (
-        re.compile(rb"\s*<\?xml.*nv(?:idia|vp)", re.DOTALL | re.IGNORECASE),
-        "is a session of NVIDIA's Visual Profiler (XML): give the output of `nvprof --export-profile FILE.nvvp`",
     ),
     (
         re.compile(rb"\n.*\x00", re.DOTALL),

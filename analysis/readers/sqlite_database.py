@@ -185,8 +185,4 @@ def unpacked(path: Path) -> Iterator[Path]:
 
 def is_of_nvprof(head: "Head") -> bool:
     """Return whether an SQLite database is nvprof's, by its table of texts."""
-    named = [table for table in _TEXTS if table.encode() in head.data]
-    if not named:  # its pages are far into the file
-        with unpacked(head.path) as plain, open_database(plain, head.path) as database:
-            named = [table for table in _TEXTS if table in database.tables]
-    return named == ["StringTable"]
+    return b"StringTable" in head.data

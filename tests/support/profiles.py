@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support.recording_formats import Tables, write_sqlite
-from support.shared_files import OWN
 
 
 def sqlite_with(tables: Tables) -> Callable[[Path], None]:
@@ -75,8 +74,7 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
     "nsys_csv": _text(NSYS_CSV),
     "kineto": _text(kineto()),
     "ncu": _text(NCU),
-    "nccl-inspector": _text((OWN / "nccl" / "inspector.jsonl").read_text()),
-    "nccl-tests": _text(NCCL),
+    "nccl": _text(NCCL),
 }
 """Small valid input of every reader."""
 

@@ -54,7 +54,7 @@ PLANTED = {
     "ncu": lambda path: path.write_text(
         f"TOKEN={PLAIN}\n==PROF== Connected to process 7 ({COMMAND})\n==WARNING== {COMMAND}\n{NCU}\n{PLAIN}\n"
     ),
-    "nccl-tests": lambda path: path.write_text(f"+ {COMMAND}\nTOKEN={PLAIN}\nNCCL INFO env {SECRET}\n{NCCL}\n"),
+    "nccl": lambda path: path.write_text(f"+ {COMMAND}\nTOKEN={PLAIN}\nNCCL INFO env {SECRET}\n{NCCL}\n"),
     "nsys_csv": lambda path: path.write_text(f"Processing [{PLAIN}.sqlite]\n" + _text_of("nsys_csv", path)),
 }
 

@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for rank in range(2):
         (tmp_path / "traces" / f"rank{rank}.json").write_text(trace(rank))
     SAMPLES["ncu"](tmp_path / "counters.csv")
-    SAMPLES["nccl-tests"](tmp_path / "all_reduce.log")
+    SAMPLES["nccl"](tmp_path / "all_reduce.log")
     write_sweep(tmp_path / "runs/bench", batches=(8,), worlds=(1,), count=30)
     monkeypatch.chdir(tmp_path)
     return tmp_path

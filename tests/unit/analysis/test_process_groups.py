@@ -16,7 +16,7 @@ from analysis.diagnose.profiles import own_tests
 from analysis.diagnose.rules_communication import findings
 from analysis.metrics.kernels.devices import LinkRates
 from analysis.open import open_sources
-from analysis.readers import nccl_tests
+from analysis.readers import nccl
 from analysis.readers.kineto.reader import read
 from analysis.timeline import ProcessGroup
 from records.run import RunDirectory
@@ -138,7 +138,7 @@ RANKS = "".join(f"#  Rank  {n} Group  0 Pid 69 on node0 device  {n} [0000:04:00]
 
 def test_a_bandwidth_compares_with_nccl_tests_at_its_size(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text(LOG.format(ranks=RANKS))
-    rates = LinkRates.of(nccl_tests.read(tmp_path / "log.txt"))
+    rates = LinkRates.of(nccl.read(tmp_path / "log.txt"))
     trace = timeline(0)
     four = ProcessGroup("0", size=4)
     # The better placement; 10 MB is half way in the logarithm between 1 and 100 MB: (15 + 37.5) / 2.
@@ -156,7 +156,7 @@ def test_the_suites_own_measurement_comes_before_nccl_tests(tmp_path: Path) -> N
     wrong = write_collectives(tmp_path / "run", 2, 10.0, 50.0, noise=0.0, wrong=3)
     directory = RunDirectory(tmp_path / "run").trial(trial.trial_id)
     (tmp_path / "log.txt").write_text(LOG.format(ranks=RANKS))
-    rates = LinkRates.of(nccl_tests.read(tmp_path / "log.txt"), own_tests(directory))
+    rates = LinkRates.of(nccl.read(tmp_path / "log.txt"), own_tests(directory))
     found = rates.rate(timeline(0), "all_reduce", ProcessGroup("0", size=4), 1 << 24)
     # busbw = bytes / time x 2 x 3/4.
     expected = (1 << 24) / ring_all_reduce_us(4, 1 << 24, 10.0, 50.0) / 1e3 * 1.5

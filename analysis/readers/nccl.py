@@ -1,19 +1,28 @@
-"""Output of nccl-tests and rccl-tests (all_reduce_perf and the others), anywhere in a log, several tests in one.
+"""Bandwidths of collectives: output of nccl-tests and rccl-tests, and JSON lines of NCCL Inspector.
 
-A row is recognized by its form, so NCCL's INFO lines and the prefixes of mpirun and srun between rows do no harm.
-The columns are described in nccl-tests' doc/PERFORMANCE.md.
+Output of nccl-tests (all_reduce_perf and the others) may be anywhere in a log, several tests in one. A row is
+recognized by its form, so NCCL's INFO lines and the prefixes of mpirun and srun between rows do no harm. The columns
+are described in nccl-tests' doc/PERFORMANCE.md.
+
+NCCL Inspector (plugins/profiler/inspector of NCCL) writes a line per collective or transfer of one rank: `coll_perf`
+and `p2p_perf` have its name, size, time and bandwidths, as nccl-tests counts them; of an all-gather and a
+reduce-scatter the size is of one rank.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from analysis.counters import Summary
 from analysis.names import bus_factor, collective
-from analysis.readers.packed import log_lines
-from analysis.readers.registry import Head
+from analysis.readers.packed import log_lines, read_start
 from common.errors import InputError
+
+if TYPE_CHECKING:
+    from analysis.readers.registry import Head
 
 _COLUMNS = [
     *("size_bytes", "count", "dtype", "redop", "root", "placement"),
@@ -29,24 +38,44 @@ _HEADER = re.compile(r"#\s+size\s+count\b.*\btime\b.*\balgbw\b")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*\bdevice\s+\d+\s+\[")
 _PROGRAM = re.compile(r"\b([a-z_]+)_perf", re.IGNORECASE)
 
+_INSPECTOR = re.compile(rb'^\s*\{\s*"header"\s*:.*"(?:coll|p2p)_perf"', re.DOTALL)
+_OF_ONE_RANK = ("all_gather", "reduce_scatter")
+_FIELDS = ("msg_size_bytes", "exec_time_us", "algobw_gbs", "busbw_gbs")
 
-def recognises(head: Head) -> bool:
-    """Return whether a file is a log with output of nccl-tests."""
-    return any(_BEGIN.search(line) or _HEADER.search(line) for line in head.text.splitlines() if "#" in line)
+
+class _Header(msgspec.Struct):
+    n_ranks: int
+
+
+class _Line(msgspec.Struct):
+    header: _Header
+    coll_perf: dict[str, Any] = {}
+    p2p_perf: dict[str, Any] = {}
+
+
+def recognises(head: "Head") -> bool:
+    """Return whether a file has output of nccl-tests, or lines of NCCL Inspector."""
+    lines = (line for line in head.text.splitlines() if "#" in line)
+    return bool(_INSPECTOR.match(head.data)) or any(_BEGIN.search(line) or _HEADER.search(line) for line in lines)
 
 
 def read(path: Path) -> list[Summary]:
-    """Read one log, plain or gzip-compressed: one summary per test in it that has rows.
+    """Read a file, plain or gzip-compressed: one summary per test that has rows, or per collective and ranks.
 
     Returns:
-        what "collectives": collective and _COLUMNS, a row per size and placement ("out_of_place" | "in_place") in the
-        file's order. collective is one of names.COLLECTIVES, "" where neither the file nor the numbers name it; redop
-        is "" where the test has none; root and wrong are -1 where the file has none (validation off). Bandwidths are in
-        1e9 bytes/s, as printed. Facts: ranks (None unknown).
+        what "collectives": collective, size_bytes, time_us, algbw_gb_s, busbw_gb_s, placement, redop, root, wrong; of
+        nccl-tests count and dtype too, a row per size and placement ("out_of_place" | "in_place") in the file's order;
+        of NCCL Inspector calls too, medians over these, a row per size. collective is one of names.COLLECTIVES, ""
+        where neither the file nor the numbers name it; redop is "" where there is none; root and wrong are -1 unknown.
+        Bandwidths are in 1e9 bytes/s. Facts: ranks (None unknown).
 
     Raises:
-        InputError: the log holds no result; the message says why, as far as it is known.
+        InputError: the file cannot be read, or holds no result; the message says why, as far as it is known.
     """
+    return _inspector(path) if _INSPECTOR.match(read_start(path, 1 << 16)) else _nccl_tests(path)
+
+
+def _nccl_tests(path: Path) -> list[Summary]:
     tests: list[tuple[str, list[str]]] = []  # collective and lines
     program, header_follows = "", False
     for line in log_lines(path):
@@ -104,3 +133,37 @@ def _rows(match: re.Match[str]) -> Iterator[tuple[Any, ...]]:
             # The older "error" column is a difference, which is no count unless it is 0.
             wrong = -1 if part[3] is None else int(part[3]) if part[3] == int(part[3]) else 1
             yield *about, placement, *part[:3], wrong
+
+
+def _inspector(path: Path) -> list[Summary]:
+    import pandas as pd
+
+    columns = ["collective", "ranks", "size_bytes", "time_us", "algbw_gb_s", "busbw_gb_s"]
+    calls = pd.DataFrame(_calls(path), columns=columns)
+    groups = calls.groupby(columns[:3], as_index=False)
+    by_size = groups[columns[3:]].median().assign(calls=groups.size()["size"])
+    summaries = []
+    for (name, _), rows in by_size.groupby(columns[:2]):
+        facts = {"ranks": int(rows["ranks"].iloc[0])}
+        table = rows.drop(columns="ranks").reset_index(drop=True)
+        table = table.assign(placement="in the program", redop="", root=-1, wrong=-1)
+        summaries.append(Summary("collectives", f"NCCL Inspector {name}", table, "NCCL Inspector", facts))
+    return summaries
+
+
+def _calls(path: Path) -> Iterator[tuple[object, ...]]:
+    decoder = msgspec.json.Decoder(_Line)
+    for number, line in enumerate(log_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            one = decoder.decode(line)
+            kind, about = ("coll", one.coll_perf) if one.coll_perf else ("p2p", one.p2p_perf)
+            size, *values = (float(about[f"{kind}_{field}"]) for field in _FIELDS)
+        except (msgspec.DecodeError, KeyError) as error:
+            raise InputError(
+                "file-damaged", f"{path}, line {number} is no line of NCCL Inspector ({error}): copy the file again"
+            ) from error
+        name = collective(f"nccl:{about.get(kind)}".replace("2", "To")) or "other"
+        ranks = one.header.n_ranks
+        yield name, ranks, int(size) * (ranks if name in _OF_ONE_RANK else 1), *values
