@@ -69,12 +69,15 @@ def _select(first: Intervals, second: Intervals, inside_second: bool) -> Interva
     A piece between two boundaries is wholly inside or outside of each set, and every boundary leaves the result: pieces
     that are kept never touch.
     """
+    if not len(first) or not len(second):
+        return _NOTHING if inside_second else first
     bounds = np.concatenate([first.ravel(), second.ravel()])
     # Two runs that are sorted already: a stable sort merges them in linear time.
     order = np.argsort(bounds, kind="stable")
     bounds, of_first = bounds[order], order < first.size
-    in_first = np.cumsum(of_first) % 2 == 1
-    in_second = np.cumsum(~of_first) % 2 == 1
+    in_first = np.cumsum(of_first) & 1 == 1
+    in_second = in_first.copy()
+    in_second[::2] ^= True  # behind an odd number of boundaries in all it is inside one of the sets alone
     chosen = (in_first & (in_second == inside_second))[:-1] & (bounds[1:] > bounds[:-1])
     return np.column_stack([bounds[:-1][chosen], bounds[1:][chosen]])
 

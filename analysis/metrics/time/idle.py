@@ -37,7 +37,7 @@ from analysis.metrics.time.window import (
     work_time,
 )
 from analysis.names import collective
-from analysis.timeline import Timeline, columns, named, typed
+from analysis.timeline import Timeline, columns, kept, named, typed
 
 CAUSES = ("data_wait", "communication", "synchronization", "allocator", "launch_bound", "unknown")
 PARTS = ("start_up", "steady", "tear_down")
@@ -224,6 +224,7 @@ def _call_in(timeline: Timeline, begin: int, end: int) -> str:
     return str(around["name"].iloc[shortest]) if len(around) else ""
 
 
+@kept
 def _launchers(timeline: Timeline) -> set[str]:
     """Return the threads that launch work, and "" for rows whose thread is not recorded; none where it is unknown."""
     calls = launching_calls(timeline)

@@ -139,6 +139,7 @@ def calls_with(api: "pd.DataFrame", correlations: npt.NDArray[Any]) -> Numbers:
     return np.where((ids[place] == correlations) & (correlations > 0), first[place], -1)
 
 
+@kept
 def work_time(timeline: Timeline, window: Window = "steps") -> Intervals | None:
     """Return the window as a set; None for a trace without work, or without time between its first and last.
 
@@ -165,6 +166,7 @@ def analysis_time(timeline: Timeline) -> Intervals | None:
     return whole
 
 
+@kept
 def launched_at(timeline: Timeline) -> Numbers:
     """Return the moment at which each row of `kernels` counts, ns, shape (n,).
 
@@ -188,6 +190,7 @@ def launched_at(timeline: Timeline) -> Numbers:
     return np.where(~known & (work.start < first[streams]), _NEVER, moments)
 
 
+@kept
 def collectives_at(timeline: Timeline) -> Numbers:
     """Return the same of each row of `collectives`, shape (n,)."""
     table, begins = timeline.collectives, timeline.api["start"].to_numpy(dtype=np.int64)
@@ -195,6 +198,7 @@ def collectives_at(timeline: Timeline) -> Numbers:
     return np.where(calls >= 0, np.append(begins, 0)[calls], table["start"].to_numpy(dtype=np.int64))
 
 
+@kept
 def in_window(timeline: Timeline, window: Window = "steps") -> tuple[Mask, int]:
     """Return which rows of `kernels` are launched in the window, see `work_time`, and the window's length in ns."""
     work = timeline.work

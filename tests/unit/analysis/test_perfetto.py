@@ -131,5 +131,5 @@ def test_analyze_writes_the_file_beside_its_answer_and_never_into_the_input(tmp_
 
 def test_a_file_without_single_events_is_refused_with_what_it_is(tmp_path: Path) -> None:
     log = sample("nccl", tmp_path / "all_reduce.log")
-    with refused("trace-without-work", log, "nccl-tests"):
+    with refused("trace-without-work", log, "nccl"):
         result("analyze", log, "--perfetto", tmp_path / "out.json")
