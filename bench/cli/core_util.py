@@ -11,7 +11,7 @@ import tyro
 
 from analysis.counters import KernelCounters, joined
 from analysis.diagnose.explain import explain, to_do
-from analysis.open import Source
+from analysis.open import Source, open_sources
 from analysis.render.tables import Plain, Table, of_frame
 from analysis.render.terminal import Screen
 from bench.cli.options import Tables
@@ -63,11 +63,14 @@ def run(options: CoreUtilOptions) -> Result:
     """Read the counters; show four lines per file with the largest kernels, or the table that --by names."""
     from analysis.diagnose import cores
     from analysis.metrics.kernels.core_utilization import FOUR, core_use
-    from analysis.readers import ncu
 
-    files, window_ns = _files(options.files), None if options.window_ms is None else options.window_ms * 1e6
+    window_ns = None if options.window_ms is None else options.window_ms * 1e6
     by = "batch" if options.by is None and any(path.is_dir() for path in options.files) else options.by
-    counters = [ncu.read(file) for file in files]
+    read = open_sources(*_files(options.files))
+    if not read.counters:
+        what = f"{options.files[0]} holds {' and '.join(read.kinds)} and no counters of Nsight Compute"
+        raise InputError("file-format", f"{what}: give the output of `ncu --csv`, or a report")
+    files, counters = read.counter_files, read.counters
     uses = [core_use(part, window_ns).loc[[*FOUR]] for part in counters]
     if all(use["metric"].isna().all() for use in uses):
         raise _without_pipes(files, counters[0].compute_capability)
@@ -77,8 +80,8 @@ def run(options: CoreUtilOptions) -> Result:
         raise InputError("option-missing", "--by batch needs the size of every file: name them batch_<size>.csv")
     is_one_run = len(counters) > 1 and len(devices) == 1 and not (sized and len(set(sizes)) > 1)
     whole = joined(counters) if is_one_run else None
-    parts = tuple(counters) if whole is None else (whole,)
-    source = Source(path=files[0], counters=parts, counter_files=tuple(files[: len(parts)]))
+    parts = counters if whole is None else (whole,)
+    source = Source(path=files[0], counters=parts, counter_files=files[: len(parts)])
     findings = explain(source, window_ns)
     advice = to_do(source, findings)
     if by == "batch" or (sized and len(set(sizes)) > 1):
@@ -87,7 +90,7 @@ def run(options: CoreUtilOptions) -> Result:
         name = "kernels" if by == "kernel" else f"core_utilization_by_{by}"
         findings = [one for one in findings if one.name.startswith(name)]
         findings = findings or [cores.by_phase(counters[0])]  # which says why there is none
-    problems = []
+    problems = [text for text in read.problems if not any(text in part.problems for part in counters)]
     for file, part, use in zip(files, counters, uses, strict=True):
         groups = use.groupby("reason", sort=False).groups
         texts = [*part.problems, *(f"{', '.join(pipes)}: {reason}" for reason, pipes in groups.items() if reason)]
