@@ -13,6 +13,7 @@ from support.kineto_events import event, write
 from support.profiles import sqlite_with
 from support.timelines import timeline
 
+from analysis.readers import nsys
 from analysis.readers.kineto.reader import read
 from analysis.timeline import GpuWork, LostKernels, Timeline, clip_overlaps, kept, lost_kernels
 
