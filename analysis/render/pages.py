@@ -317,20 +317,14 @@ def write_source_report(source: Source, findings: Sequence[Finding], folder: Pat
 
 
 def _source_facts(source: Source) -> list[tuple[str, str]]:
-    rows = [("source", source.path.name), ("kind", ", ".join(source.kinds))]
-    if timelines := source.timelines:
-        sizes = {one.world_size for one in timelines if one.world_size}
-        names = ("steps", "operators", "kernels", "ranges", "api")
-        rows += [
-            ("ranks", f"{len(timelines)}{f' of {max(sizes)}' if sizes else ''}"),
-            ("written by", ", ".join({one.source: None for one in timelines if one.source})),
-            ("GPUs", ", ".join({name: None for one in timelines for name in one.devices.values() if name})),
-            ("events", wording.count(sum(len(getattr(one, name)) for one in timelines for name in names))),
-        ]
-    for counters in source.counters:
-        rows += [("GPU", counters.device_name or ""), ("kernels counted", wording.count(len(counters.kernels)))]
+    sizes = {one.world_size for one in source.timelines if one.world_size}
+    names = [name for one in source.timelines for name in one.devices.values()]
+    names += [one.device_name for one in source.counters if one.device_name]
+    ranks = f"{len(source.timelines)}{f' of {max(sizes)}' if sizes else ''}" if source.timelines else ""
+    rows = [("source", source.path.name), ("kind", ", ".join(source.kinds)), ("ranks", ranks)]
+    rows += [("GPUs", ", ".join(filter(None, dict.fromkeys(names))))]
     rows += [("table", f"{one.title} ({one.source})" if one.source else one.title) for one in source.summaries]
-    return [(name, value) for name, value in dict.fromkeys(rows) if value]
+    return [(name, value) for name, value in rows if value]
 
 
 def trainings_in(folder: Path) -> list[TrainRun]:

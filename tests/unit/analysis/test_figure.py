@@ -118,15 +118,6 @@ def test_names_from_outside_are_drawn_whatever_they_are(tmp_path: Path, name: st
     assert path == tmp_path / "f.png" and path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_long_legend_makes_the_picture_higher_and_takes_nothing_from_the_panel(tmp_path: Path) -> None:
-    heights = []
-    for count in (2, 20):
-        names = [f"implementation {number} with a long name" for number in range(count)]
-        many = figure(lambda axes, names=names: [curve(axes, [1], [1], name, "blue") for name in names], size=(5, 4))
-        heights.append(int.from_bytes(charts.write_png(many, tmp_path).read_bytes()[20:24], "big"))
-    assert heights[1] > heights[0] + 170 * 1.5
-
-
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_colours_are_seen_on_their_paper_and_words_on_them(scheme: int) -> None:
     paper = COLOURS["paper"][scheme]
