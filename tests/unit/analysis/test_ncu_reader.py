@@ -214,12 +214,9 @@ def test_a_file_is_known_by_its_content(tmp_path: Path, content: bytes, expected
 @pytest.mark.parametrize(
     ("content", "code", "fact"),
     [
-        (b"", "file-empty", ""),
         (b"hello\n", "file-format", "ncu --csv"),
         (b"==ERROR== Option '--section x' did not match any section.\n", "tool-failed", "Option '--section x'"),
         (b'"Process ID","Kernel Name","Invocations","Metric Name"\n', "file-format", "--print-summary"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "file-format", "git lfs pull"),
-        (gzip.compress(b"x" * 1000, mtime=0)[:20], "file-truncated", ""),
     ],
 )
 def test_what_is_no_table_is_told(tmp_path: Path, content: bytes, code: Code, fact: str) -> None:

@@ -44,15 +44,6 @@ def test_large_tables_are_read_in_order_with_and_without_holes(tmp_path: Path, r
     assert list(zip(read["number"].tolist(), read["other"].tolist(), strict=True)) == expected
 
 
-def test_texts_by_their_ids_leave_out_empty_ones(tmp_path: Path) -> None:
-    for table, key in (("StringIds", "id"), ("StringTable", "_id_")):
-        script = f"CREATE TABLE {table} ({key}, value); INSERT INTO {table} VALUES (3, 'a'), (5, ''), (9, NULL)"
-        with open_database(write(tmp_path / f"{table}.db", script)) as database:
-            assert database.strings == {3: "a"}
-    with open_database(write(tmp_path / "none.db", "CREATE TABLE t (a)")) as database:
-        assert database.strings == {}
-
-
 def test_a_packed_file_is_unpacked_for_a_while(tmp_path: Path) -> None:
     path = write(tmp_path / "a.db", "CREATE TABLE t (a); INSERT INTO t VALUES (1)")
     packed = tmp_path / "a.db.gz"
