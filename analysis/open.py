@@ -21,7 +21,7 @@ from analysis.readers.registry import SUPPORTED, find_reader, read_all, read_hea
 from analysis.timeline import Timeline
 from common.errors import Code, InputError, MissingToolError, SchemaError, content_code
 from common.redact import redact_text
-from records.run import COLLECTED_FILE, RunDirectory, TrialDirectory
+from records.run import COLLECTED_FILE, RunDirectory, TrialDirectory, is_run
 from records.trial import Trial
 
 _REMEDIES = {
@@ -119,13 +119,6 @@ def profile_of(path: Path) -> TrialDirectory | None:
     """
     folders = profiled_trials(RunDirectory(path)) if is_run(path) else [path, *path.absolute().parents]
     return next((one for one in map(TrialDirectory, folders) if one.trial_json.is_file()), None)
-
-
-def is_run(path: Path) -> bool:
-    """Return whether a path is a run directory."""
-    with suppress(OSError):  # a folder that may not be entered
-        return (path / "trials").is_dir()
-    return False
 
 
 def _files(path: Path, scratch: Path, problems: list[str]) -> list[Path]:

@@ -17,6 +17,7 @@ runs; a last line cut short by a crash is dropped by the reader. A trial is fini
 import csv
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,13 @@ _MAX_BATCH_OF = (
     "task", "implementation", "preset", "precision", "seq_len", "world_size", "grad_accum_steps", "strategy", "data",
     "memory_limit_gib", *OPTION_COLUMNS,
 )  # fmt: skip
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a path is a run directory."""
+    with suppress(OSError):  # a folder that may not be entered
+        return (path / "trials").is_dir()
+    return False
 
 
 def _is_max_batch(item: Mapping[str, Any]) -> bool:

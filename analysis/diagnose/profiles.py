@@ -52,11 +52,6 @@ class ProfileSummary:
     problems: tuple[str, ...] = ()
     """What could not be read, one sentence each."""
 
-    @property
-    def unread(self) -> str:
-        """Why nothing of the files could be used; "" where something could, or there was none."""
-        return self.problems[0] if self.problems and not self.findings else ""
-
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedProfile:

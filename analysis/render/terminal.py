@@ -133,6 +133,8 @@ def escaped(text: str) -> str:
 class Screen:
     """The parts of a screen."""
 
+    opening: Sequence[Block] = ()
+    """What comes first, whole."""
     answer: Sequence[str] = ()
     """Sentences, of each at most two lines."""
     advice: "Sequence[Advice]" = ()
@@ -144,16 +146,18 @@ class Screen:
     """As many rows as fit, ten at most."""
     rest: str = ""
     """Where everything else is."""
+    closing: Sequence[Block] = ()
+    """What comes last, whole."""
 
     def blocks(self, width: int, most_lines: int = MOST_LINES) -> list[Block]:
         """Return the screen in at most `most_lines` lines of `width` characters."""
         answer = [line for text in self.answer for line in wrapped(text, width, 2)]
         further = [f"  {line}" for text in self.further[:_MOST_FURTHER] for line in wrapped(text, width - 2, 1)]
-        blocks: list[Block] = [Plain("\n".join(answer))] if answer else []
+        blocks = [*self.opening, *([Plain("\n".join(answer))] if answer else [])]
         blocks += [_advice(one, width) for one in self.advice[:1]]
         blocks += [_brief(self.ranks, len(self.ranks.rows))] if self.ranks else []
         blocks += [Plain("\n".join(["Further findings", *further]))] if further else []
-        rest = [Plain("\n".join(wrapped(self.rest, width, 2)))] if self.rest else []
+        rest = [*([Plain("\n".join(wrapped(self.rest, width, 2)))] if self.rest else []), *self.closing]
         for count in range(_MOST_DETAILS, 0, -1):
             shown = [*blocks, *([_brief(self.details, count)] if self.details else []), *rest]
             if blocks_text(shown, width).count("\n") < most_lines:

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tyro
 
 from bench.cli.options import Tables
-from bench.cli.result import Result, document, findings_result
+from bench.cli.result import ALL_TABLES, Result, of_view
 from common.errors import InputError
 
 
@@ -31,33 +30,11 @@ OPTIONS = {"allreduce PATH...": AllreduceOptions}
 
 def run(options: AllreduceOptions) -> Result:
     """Read the traces and break down communication; a trace without any is no error."""
-    from analysis.diagnose import rules_communication, rules_time
-    from analysis.diagnose.explain import to_do
-    from analysis.diagnose.profiles import own_tests
-    from analysis.diagnose.summaries import communication_share
-    from analysis.metrics.kernels.devices import LinkRates
-    from analysis.open import open_sources, profile_of
+    from analysis.views import allreduce
 
     if not options.paths:
         raise InputError(
             "option-missing", "allreduce needs an input: give a trace, a folder of ranks, a tar or a run directory"
         )
-    source = open_sources(*options.paths)
-    timelines, kinds, path = source.timelines, list(source.kinds), str(source.path)
-    about: dict[str, Any] = {"path": path, "kinds": kinds, "ranks": len(timelines) or None}
-    trial = profile_of(source.path)
-    links = LinkRates.of(source.summaries, own_tests(trial) if trial else ())
-    findings = rules_communication.findings(timelines, links=links)
-    findings = findings if timelines else communication_share(source.summaries)
-    if not findings and not timelines:
-        raise InputError(
-            "trace-without-work",
-            f"{path} contains {', '.join(kinds)} instead of a trace: give a trace, or view it with `bertbench analyze`",
-        )
-    if not findings:
-        reason = rules_communication.no_communication(timelines)
-        problems = [*source.problems, reason]
-        return Result(document=document([], problems, **about), blocks=[reason], problems=source.problems)
-    title, page = f"bertbench allreduce {path}", f"bertbench report {path}"
-    shown, advice = [*rules_time.window(timelines), *findings], to_do(source, findings)
-    return findings_result(shown, source.problems, options, advice, title=title, page=page, **about)
+    path, view = options.paths[0], allreduce(options.paths)
+    return of_view(view, options, f"bertbench allreduce {path}", f"{ALL_TABLES} As a page: bertbench report {path}")

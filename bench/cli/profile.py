@@ -10,7 +10,7 @@ import tyro
 
 from bench.cli.options import RunFolder, TrialOptions, given_names, parse_task, run_folder
 from bench.cli.progress import note
-from bench.cli.result import Result, document, on_screen
+from bench.cli.result import Result, of_view
 from bench.cli.session import session
 from bench.cli.sweep_progress import announce, describe
 from bench.implementations import OURS
@@ -27,8 +27,7 @@ from records.run import RunDirectory
 from records.trial import Trial
 
 if TYPE_CHECKING:
-    from analysis.diagnose.profiles import ProfileSummary
-    from analysis.render.tables import Table
+    from analysis.views import View
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,13 +53,6 @@ class ProfileOptions(TrialOptions):
     out: RunFolder = Path("runs/profile")
 
 
-_UTILIZATION = ("compute_utilization", "fma_percent", "fp16_percent", "tensor_percent", "sfu_percent")
-# A profiler makes no step quicker: below this share of the time without it, one of the two runs was disturbed.
-_QUICKER = 0.9
-_DISTURBED = (
-    "a profiler cannot make a step faster: other load slowed the run without it; measure on an idle machine, with "
-    "another --out"
-)
 _MOST_FILES = 4
 
 OPTIONS = {"profile TASK": ProfileOptions}
@@ -80,7 +72,7 @@ def read_words(words: list[str], program: str) -> ProfileOptions:
 
 def run(options: ProfileOptions) -> Result:
     """Profile; exit code 3 when a trial gave no profile."""
-    from analysis.diagnose.profiles import summarize, write_tables
+    from analysis.views import profiles
 
     if options.sweep.start is None or options.sweep.stop is None:
         raise UsageError(
@@ -100,15 +92,14 @@ def run(options: ProfileOptions) -> Result:
     with session(directory, request, devices, launch) as call:
         announce(call, pairs)
         profiled = profile_trials(call, trials)
-        summaries = [summarize(directory.trial(item.trial.trial_id)) for item in profiled]
+        views, tables = profiles(directory, [item.trial.trial_id for item in profiled])
         profiled = [
-            mark_unread(directory.trial(item.trial.trial_id), item, found.unread)
-            if found.unread and item.files
+            mark_unread(directory.trial(item.trial.trial_id), item, view.problems[0])
+            if view.verdict == "unread" and item.files
             else item
-            for item, found in zip(profiled, summaries, strict=True)
+            for item, view in zip(profiled, views, strict=True)
         ]
-        tables = write_tables(directory)
-    return _result(directory, profiled, summaries, tables)
+    return _result(options, directory, profiled, views, tables)
 
 
 def _trials(options: ProfileOptions, devices: Devices) -> list[Trial]:
@@ -121,50 +112,31 @@ def _trials(options: ProfileOptions, devices: Devices) -> list[Trial]:
 
 
 def _result(
-    run: RunDirectory, profiled: Sequence[Profiled], summaries: Sequence["ProfileSummary"], tables: Sequence[Path]
+    options: ProfileOptions,
+    run: RunDirectory,
+    profiled: Sequence[Profiled],
+    views: Sequence["View"],
+    tables: Sequence[Path],
 ) -> Result:
-    from analysis.metrics.cautions import of_profiles
-    from analysis.render.tables import Facts, Table
-    from analysis.render.terminal import screen_of
+    from analysis.views import utilization
 
-    pairs = list(zip(profiled, summaries, strict=True))
+    pairs = list(zip(profiled, views, strict=True))
     problems = [
         f"{describe(item.trial)}: {problem}"
-        for item, summary in pairs
-        for problem in dict.fromkeys(filter(None, [item.problem, *summary.problems]))
+        for item, view in pairs
+        for problem in dict.fromkeys(filter(None, [item.problem, *view.problems]))
     ]
-    results = [item.result for item in profiled]
-    facts = [("caution", f"{one.message}; {one.remedy}") for one in of_profiles(results)]
-    ratios = [result["profile"]["step_time_ratio"] for result in results]
-    facts += [("caution", _DISTURBED)] if any(ratio is not None and ratio <= _QUICKER for ratio in ratios) else []
-    facts += [("file", str(file)) for file in [file for item in profiled for file in item.files][:_MOST_FILES]]
+    facts = [("file", str(file)) for file in [file for item in profiled for file in item.files][:_MOST_FILES]]
     facts += [("table", str(table)) for table in tables]
     facts += [("more", f"bertbench analyze {run.path}"), ("report", f"bertbench report {run.path}")]
-    closing: list[Table | Facts] = [*_by_batch(summaries), Facts(facts)]
-    lines = sum(len(block.rows) + 6 for block in closing)
-    screen = on_screen(screen_of(summaries[0].findings), problems, lines) if len(pairs) == 1 else ()
-    return Result(
-        document={
-            "run": str(run.path),
-            "profiles": [_plain(item, summary) for item, summary in pairs],
-            "tables": [str(table) for table in tables],
-        },
-        blocks=[*screen, *closing],
-        problems=problems,
-        code=3 if any(item.problem for item in profiled) else 0,
-    )
-
-
-def _by_batch(summaries: Sequence["ProfileSummary"]) -> "list[Table]":
-    """Return the table that all profiles are for: utilization by batch size and rank."""
-    import pandas as pd
-
-    from analysis.render.tables import of_frame
-
-    rows = [row for summary in summaries for row in (summary.core or summary.compute)]
-    wanted = ["micro_batch_size", "world_size", "rank", *_UTILIZATION, "step_time_ms", "step_time_ratio", "reason"]
-    frame = pd.DataFrame(rows).reindex(columns=wanted).replace("", None).dropna(axis="columns", how="all")
-    return [of_frame("utilization_by_batch", frame, "Utilization by batch size")] if rows else []
+    shown = utilization(views, [item.result for item in profiled], facts)
+    document = {
+        "run": str(run.path),
+        "profiles": [_plain(item, view) for item, view in pairs],
+        "tables": [str(table) for table in tables],
+    }
+    shown = dataclasses.replace(shown, document=document, problems=problems)
+    return of_view(shown, options, code=3 if any(item.problem for item in profiled) else 0)
 
 
 def _winner(options: ProfileOptions, devices: Devices) -> Trial:
@@ -207,7 +179,7 @@ def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
     return tuple(sorted(words))
 
 
-def _plain(item: Profiled, summary: "ProfileSummary") -> dict[str, Any]:
+def _plain(item: Profiled, view: "View") -> dict[str, Any]:
     trial: Trial = item.trial
     return {
         "trial_id": trial.trial_id,
@@ -217,10 +189,5 @@ def _plain(item: Profiled, summary: "ProfileSummary") -> dict[str, Any]:
         "files": [str(file) for file in item.files],
         "step_time_ms": item.result.get("step_time_ms"),
         **{name: item.result["profile"][name] for name in ("unprofiled_step_time_ms", "step_time_ratio")},
-        **document(
-            summary.findings,
-            summary.problems,
-            compute_utilization=list(summary.compute),
-            core_utilization=list(summary.core),
-        ),
+        **view.document,
     }

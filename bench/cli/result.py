@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.cli.options import Printed, Tables
 from bench.cli.progress import terminal_text
 from common.atomic import storage_errors
 from common.errors import BertbenchError, StorageError
 
 if TYPE_CHECKING:
-    from analysis.diagnose.advice import Advice
-    from analysis.diagnose.finding import Finding
     from analysis.render.tables import Block
-    from analysis.render.terminal import Screen
-    from bench.cli.options import Tables
+    from analysis.views import View
 
 _NARROWEST = 40
 _DEFAULT_WIDTH = 150
@@ -94,74 +92,39 @@ def terminal_width() -> int:
     return max(_NARROWEST, shutil.get_terminal_size((_DEFAULT_WIDTH, 0)).columns)
 
 
-def findings_result(
-    findings: "Sequence[Finding]",
-    problems: Sequence[str],
-    options: "Tables",
-    advice: "Sequence[Advice] | None" = None,
-    *,
-    title: str = "",
-    page: str = "",
-    code: int = 0,
-    **about: Any,
-) -> Result:
-    """Return findings as a result on one screen, or whole for --full; write them for --csv and --markdown.
+ALL_TABLES = "All tables: --full, --csv DIR, --markdown FILE or --json."
+
+
+def of_view(view: "View", options: Printed, title: str = "", rest: str = "", code: int = 0) -> Result:
+    """Return an answer as a result on one screen, or whole for --full; write it for --csv and --markdown.
 
     Args:
-        findings: findings to show.
-        problems: unreadable input.
+        view: the answer.
         options: what to print and to write; the failure of the result is that it cannot be written.
-        advice: the largest gain first; None for a command that advises nothing.
         title: heading of the Markdown file.
-        page: command that makes a page of them.
+        rest: where a screen says that everything else is.
         code: exit code.
-        about: further fields of the document.
     """
-    from analysis.render.tables import advice_lines, finding_blocks
-    from analysis.render.terminal import screen_of
-
-    written, left, failure = tables_into(findings, options.csv)
-    if advice is not None:
-        about["advice"] = [one.to_json() for one in advice]
-
-    def every() -> "list[Block]":
-        return [*advice_lines(advice or ()), *finding_blocks(findings)]
-
-    failure = failure or markdown_into(options.markdown, title, every)
-    rest = f"{REST} As a page: {page}" if page else REST
+    tables = options if isinstance(options, Tables) else Tables()
+    written, notes, failure = _write_tables(view, tables.csv)
+    if (path := tables.markdown) is not None:
+        failure = failure or when_writable(lambda: _append(path, f"### {title}\n\n{view.markdown()}"))[1]
+    lines = min(len(view.problems), _MOST_PROBLEMS)
     return Result(
-        document=document(findings, problems, **about),
-        blocks=every() if options.full else on_screen(screen_of(findings, advice or (), rest), problems),
+        document=view.document,
+        blocks=view.blocks if tables.full else view.shown(terminal_width(), lines, rest),
         written=written,
-        notes=left,
-        problems=problems,
+        notes=notes,
+        problems=view.problems,
         failure=failure,
         code=code,
     )
 
 
-REST = "All tables: --full, --csv DIR, --markdown FILE or --json."
-
-
-def on_screen(screen: "Screen", problems: Sequence[str] = (), lines_after: int = 0) -> "Sequence[Block]":
-    """Return the blocks of one screen, less the lines of problems and the lines that are printed after it."""
-    from analysis.render.terminal import MOST_LINES
-
-    return screen.blocks(terminal_width(), MOST_LINES - min(len(problems), _MOST_PROBLEMS) - lines_after)
-
-
-def markdown_into(path: Path | None, title: str, blocks: "Callable[[], Sequence[Block]]") -> StorageError | None:
-    """Append blocks to the file of --markdown, below a heading; return why that failed."""
-    if path is None:
-        return None
-    from analysis.render.terminal import blocks_markdown
-
-    def write() -> Sequence[Path]:
-        with storage_errors(path), path.open("a", encoding="utf-8") as file:
-            file.write(f"### {title}\n\n{blocks_markdown(blocks())}")
-        return ()
-
-    return when_writable(write)[1]
+def _append(path: Path, text: str) -> Sequence[Path]:
+    with storage_errors(path), path.open("a", encoding="utf-8") as file:
+        file.write(text)
+    return ()
 
 
 def when_writable(write: Callable[[], Sequence[Path]]) -> tuple[Sequence[Path], StorageError | None]:
@@ -172,36 +135,13 @@ def when_writable(write: Callable[[], Sequence[Path]]) -> tuple[Sequence[Path], 
         return (), error
 
 
-def tables_into(
-    findings: "Sequence[Finding]", folder: Path | None
-) -> tuple[Sequence[Path], Sequence[str], StorageError | None]:
+def _write_tables(view: "View", folder: Path | None) -> tuple[Sequence[Path], Sequence[str], StorageError | None]:
     """Write tables into the folder of --csv; return them, a note on others that are there, and why they cannot be."""
     if folder is None:
         return (), (), None
-    written, failure = when_writable(lambda: write_csvs(findings, folder))
+    written, failure = when_writable(lambda: view.write_tables(folder))
     others = [] if failure else sorted(path.name for path in set(folder.glob("*.csv")) - set(written))
     if not others:
         return written, (), failure
     named = ", ".join(others[:_MOST_FILES]) + (" and others" if len(others) > _MOST_FILES else "")
     return written, (f"{folder} also has tables that are not of this result: {named}",), None
-
-
-def document(findings: "Sequence[Finding]", problems: Sequence[str], **about: Any) -> dict[str, Any]:
-    """Return findings as plain JSON values: `findings` by name with title, sentence and rows, `problems`."""
-    from analysis.diagnose.finding import plain_rows
-
-    named = {
-        finding.name: {"title": finding.title, "sentence": finding.sentence, "rows": plain_rows(finding.table)}
-        for finding in findings
-    }
-    return {**about, "findings": named, "problems": list(problems)}
-
-
-def write_csvs(findings: "Sequence[Finding]", folder: Path) -> list[Path]:
-    """Write every finding with rows to folder/<name>.csv in full precision; return the files."""
-    from analysis.render.tables import write_frame
-
-    written = [(folder / f"{finding.name}.csv", finding.table) for finding in findings if len(finding.table)]
-    for path, table in written:
-        write_frame(path, table)
-    return [path for path, _ in written]

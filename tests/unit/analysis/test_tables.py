@@ -32,8 +32,8 @@ from analysis.render.tables import (
     write_frame,
 )
 from analysis.render.terminal import MOST_LINES, blocks_markdown, blocks_text, escaped, run_screen, screen_of
+from analysis.views import of_findings
 from analysis.wording import FORMS, UNKNOWN, batch, inert, interval
-from bench.cli.result import document
 from bench.plan.script import plan_script
 from records.run import RunDirectory
 
@@ -124,7 +124,7 @@ def test_headings_have_units_and_values_their_form() -> None:
 
 
 def test_json_has_full_precision_and_null_for_unknown() -> None:
-    shown = json.loads(json.dumps(document([finding()], ["lost"], path="x"), allow_nan=False))
+    shown = json.loads(json.dumps(of_findings([finding()], ["lost"], path="x").document, allow_nan=False))
     row = {"name": "kernel 2", "calls": 1002, "total_ms": 12.3456, "busbw_gb_s": None, "share": 0.25, "bytes": None}
     assert shown["findings"]["top_kernels"]["rows"][2] == row
     assert shown["problems"] == ["lost"] and shown["path"] == "x"

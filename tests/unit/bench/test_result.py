@@ -11,7 +11,7 @@ from support.refusals import refused
 
 from analysis.render.tables import Facts, Plain, Table, texts
 from bench.cli.options import Tables
-from bench.cli.result import Result, findings_result, show, when_writable
+from bench.cli.result import Result, of_view, show, when_writable
 from common.errors import InputError, StorageError
 
 Capture = pytest.CaptureFixture[str]
@@ -96,15 +96,16 @@ def test_findings_are_shown_on_one_screen_or_whole_and_written_whole(tmp_path: P
     import pandas as pd
 
     from analysis.diagnose.finding import Finding
+    from analysis.views import of_findings
 
     finding = Finding("kernels", "Kernels", pd.DataFrame({"name": list("abcdefghijklmnop"), "ms": 1.0}), "Sixteen.")
     options = Tables(csv=tmp_path, markdown=tmp_path / "all.md")
-    found = findings_result([finding], ["lost"], options, title="t", path="x", code=1)
+    found = of_view(of_findings([finding], ["lost"], path="x"), options, "t", "the rest: --full", 1)
     answer, table, rest = found.blocks
     assert answer == Plain("Sixteen.") and isinstance(table, Table) and len(table.rows) == 10 and "--full" in str(rest)
     assert found.written == [tmp_path / "kernels.csv"] and len(pd.read_csv(tmp_path / "kernels.csv")) == 16
     assert len(found.document["findings"]["kernels"]["rows"]) == 16 and found.document["path"] == "x"
     assert (found.code, found.problems) == (1, ["lost"])
     assert (tmp_path / "all.md").read_text().startswith("### t\n") and "| p |" in (tmp_path / "all.md").read_text()
-    table, sentence = findings_result([finding], [], Tables(full=True)).blocks
+    table, sentence = of_view(of_findings([finding], []), Tables(full=True)).blocks
     assert isinstance(table, Table) and len(table.rows) == 16 and sentence == "Sixteen."

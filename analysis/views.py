@@ -1,0 +1,544 @@
+"""The questions that a command asks of recordings and runs, and each answer in every form that it prints or writes.
+
+`bench` and the notebook read, compute and show through these functions; everything behind them can change.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.counters import joined
+from analysis.diagnose import cores, rules_communication, rules_time
+from analysis.diagnose.advice import Advice
+from analysis.diagnose.answer import complete_answers, points, without_measurement
+from analysis.diagnose.explain import comparison_findings, explain, to_do
+from analysis.diagnose.finding import Finding, plain_rows
+from analysis.diagnose.profiles import (
+    analyze_paths,
+    open_profile,
+    own_tests,
+    summarize,
+    write_tables,
+)
+from analysis.diagnose.run import cautions_of_scripts, reference, trial_name
+from analysis.diagnose.summaries import communication_share
+from analysis.load import load_run
+from analysis.metrics.cautions import of_profiles
+from analysis.metrics.classification import classify
+from analysis.metrics.comparison import traces
+from analysis.metrics.comparison.history import history_of
+from analysis.metrics.comparison.ratio import THRESHOLD
+from analysis.metrics.comparison.runs import compare_runs, ratios_of
+from analysis.metrics.comparison.trainings import compare_trainings
+from analysis.metrics.kernels.core_utilization import FOUR, core_use
+from analysis.metrics.kernels.devices import LinkRates
+from analysis.metrics.kernels.ncu_metrics import metrics_of
+from analysis.metrics.scaling import project as projections
+from analysis.metrics.time.window import parse_window
+from analysis.open import Source, open_sources, profile_of, profiled_trials, trial_of
+from analysis.readers.ncu.reader import read as read_counters
+from analysis.render.comparison_tables import history_blocks, trainings_comparison_blocks
+from analysis.render.pages import (
+    classification_blocks,
+    trainings_in,
+    write_classification_report,
+    write_report,
+    write_source_report,
+    write_trainings_report,
+)
+from analysis.render.result_tables import (
+    answer_lines,
+    caution_lines,
+    comparison_blocks,
+    projection_blocks,
+    results_blocks,
+)
+from analysis.render.tables import Block, Facts, Plain, Table, advice_lines, finding_blocks, of_frame, write_frame
+from analysis.render.terminal import MOST_LINES, Screen, blocks_markdown, run_screen, screen_of
+from common.errors import BertbenchError, InputError
+from records.classification import is_classification, read_result
+from records.run import RunDirectory, is_run
+from records.trainings import is_trainings, read_trainings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.counters import KernelCounters
+
+_MOST_FILES = 3
+"""Files of counters with lines on a screen."""
+_UTILIZATION = ("compute_utilization", "fma_percent", "fp16_percent", "tensor_percent", "sfu_percent")
+# A profiler makes no step quicker: below this share of the time without it, one of the two runs was disturbed.
+_QUICKER = 0.9
+_DISTURBED = (
+    "a profiler cannot make a step faster: other load slowed the run without it; measure on an idle machine, with "
+    "another --out"
+)
+_BATCH = re.compile(r"batch[_-]?(?:size[_-]?)?(\d{1,9})(?!\d)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """The answer to a question."""
+
+    document: Mapping[str, Any]
+    """Plain JSON values."""
+    blocks: Sequence[Block]
+    """All of it as text."""
+    screen: Screen | None = None
+    """One screen of it; None where the blocks fit one."""
+    tables: "Mapping[str, pd.DataFrame]" = field(default_factory=dict)
+    """Tables for CSV files, by path without the ending."""
+    problems: Sequence[str] = ()
+    """What could not be read, one sentence each."""
+    verdict: str = ""
+    """What sets an exit code: incomplete (a part of the input could not be read), regression, undecided, nothing (to
+    compare); "" for none of them."""
+    source: Source | None = None
+    """The traces it is of."""
+
+    def shown(self, width: int, lines_after: int, rest: str) -> Sequence[Block]:
+        """Return one screen less the lines that follow it; `rest` says where everything else is."""
+        if self.screen is None:
+            return self.blocks
+        return dataclasses.replace(self.screen, rest=rest).blocks(width, MOST_LINES - lines_after)
+
+    def markdown(self) -> str:
+        """Return all of it as Markdown."""
+        return blocks_markdown(self.blocks)
+
+    def write_tables(self, folder: Path) -> list[Path]:
+        """Write the tables in full precision; return the files. Raises StorageError."""
+        paths = [folder / f"{name}.csv" for name in self.tables]
+        for path, table in zip(paths, self.tables.values(), strict=True):
+            write_frame(path, table)
+        return paths
+
+
+def analyze(paths: Sequence[Path], window: str = "steps") -> View:
+    """Explain recordings, read as one source, or a run directory.
+
+    Args:
+        paths: at least one.
+        window: the part of each trace to analyze, see metrics.time.window.windowed.
+
+    Raises:
+        InputError: a path does not exist, has nothing to analyze, or no trace has the window.
+        UsageError: the window is none.
+    """
+    if len(paths) == 1 and is_run(paths[0]):
+        return _analyze_run(paths[0], window)
+    opened = analyze_paths(paths, window)
+    about = {"path": str(opened.source.path), "kinds": list(opened.source.kinds)}
+    return of_findings(opened.findings, opened.source.problems, opened.advice, opened.source, **about)
+
+
+def of_findings(
+    findings: Sequence[Finding],
+    problems: Sequence[str],
+    advice: Sequence[Advice] | None = None,
+    source: Source | None = None,
+    **about: Any,
+) -> View:
+    """Return the view of findings. `advice` has the largest gain first, None where there can be none."""
+    if advice is not None:
+        about["advice"] = [one.to_json() for one in advice]
+    named = {
+        one.name: {"title": one.title, "sentence": one.sentence, "rows": plain_rows(one.table)} for one in findings
+    }
+    return View(
+        document={**about, "findings": named, "problems": list(problems)},
+        blocks=[*advice_lines(advice or ()), *finding_blocks(findings)],
+        screen=screen_of(findings, advice or ()),
+        tables={one.name: one.table for one in findings if len(one.table)},
+        problems=problems,
+        source=source,
+    )
+
+
+def _analyze_run(path: Path, window: str) -> View:
+    parse_window(window)  # refuses before anything is read
+    directory = RunDirectory(path)
+    trials = load_run(directory)
+    rows, ratios = [dict(trial.row) for trial in trials], ratios_of(trials, reference(trials))
+    names = {trial.trial.trial_id: trial_name(trial) for trial in trials}
+    views: dict[str, View] = {}
+    advised: dict[str, Sequence[Advice]] = {}
+    problems: list[str] = []
+    folders = [folder.name for folder in profiled_trials(directory)]
+    for name in folders:
+        try:
+            opened = open_profile(directory.trial(name)).within(window)
+        except BertbenchError as error:  # the other trials may have the window
+            problems.append(f"{name}: {error}")
+            continue
+        advised[name] = opened.advice
+        views[name] = of_findings(
+            opened.findings, opened.source.problems, None, opened.source, kinds=list(opened.source.kinds)
+        )
+        problems += opened.source.problems
+    answers = complete_answers(trials, points(trials), ratios, str(path), advised)
+    shown, results = answers or [without_measurement(directory, trials)], results_blocks(rows, ratios)
+    notes = [
+        f"{names.get(name, name)}: {text}" for name, view in views.items() if view.screen for text in view.screen.answer
+    ]
+    return View(
+        document={
+            "path": str(path),
+            "kinds": ["run"],
+            "rows": rows,
+            "ratios": ratios,
+            "profiles": {name: view.document for name, view in views.items()},
+            "answers": [answer.to_json() for answer in answers],
+        },
+        blocks=[
+            *answer_lines(shown),
+            *results,
+            *(block for name, view in views.items() for block in (Plain(f"== {name}"), *view.blocks)),
+        ],
+        screen=run_screen(shown, results, notes),
+        tables={f"{name}/{table}": frame for name, view in views.items() for table, frame in view.tables.items()},
+        problems=problems,
+        verdict=""
+        if len(views) == len(folders) and all(view.document["findings"] for view in views.values())
+        else "incomplete",
+        source=next(iter(views.values())).source if len(views) == len(folders) == 1 else None,
+    )
+
+
+def write_timeline(view: View, path: Path, output: Path) -> list[Path]:
+    """Write the traces of what `analyze` read to a file for https://ui.perfetto.dev; return it.
+
+    Raises:
+        InputError: there is no trace.
+        StorageError: the file cannot be written.
+    """
+    from analysis.render.perfetto import write_perfetto
+
+    source = view.source or open_sources(path)
+    if not source.timelines:
+        raise InputError(
+            "trace-without-work",
+            f"{source.path} holds {', '.join(source.kinds)} and no trace: --perfetto needs the times of events, as in "
+            "JSON of the PyTorch profiler and SQLite exports of nsys",
+        )
+    write_perfetto(source.timelines, output)
+    return [output]
+
+
+def allreduce(paths: Sequence[Path]) -> View:
+    """Break down the cost of communication; recordings without any are no error.
+
+    Args:
+        paths: at least one, read as one source.
+
+    Raises:
+        InputError: a path does not exist, or has neither a trace nor a table of kernels.
+    """
+    source = open_sources(*paths)
+    timelines, path = source.timelines, str(source.path)
+    about: dict[str, Any] = {"path": path, "kinds": list(source.kinds), "ranks": len(timelines) or None}
+    trial = profile_of(source.path)
+    rates = LinkRates.of(source.summaries, own_tests(trial) if trial else ())
+    findings = rules_communication.findings(timelines, links=rates)
+    findings = findings if timelines else communication_share(source.summaries)
+    if not findings and not timelines:
+        kinds = ", ".join(source.kinds)
+        raise InputError(
+            "trace-without-work",
+            f"{path} contains {kinds} instead of a trace: give a trace, or view it with `bertbench analyze`",
+        )
+    if not findings:
+        reason = rules_communication.no_communication(timelines)
+        document = {**about, "findings": {}, "problems": [*source.problems, reason]}
+        return View(document=document, blocks=[reason], problems=source.problems)
+    shown = [*rules_time.window(timelines), *findings]
+    return of_findings(shown, source.problems, to_do(source, findings), **about)
+
+
+def core_utilization(
+    files: Sequence[Path],
+    by: str | None,
+    window_ns: float | None,
+    collected: Callable[[tuple[int, int] | None], Sequence[str]],
+) -> View:
+    """Return the utilization of the pipes of a GPU, by counters of Nsight Compute.
+
+    Args:
+        files: at least one.
+        by: kernel, family, phase or batch for that table alone; None for a block of each file and its kernels.
+        window_ns: length of the counted steps without the profiler, for shares with idle time.
+        collected: the metrics to collect on a GPU of a compute capability, for the message where they are missing.
+
+    Raises:
+        InputError: a file cannot be read, has none of the pipes, or lacks the batch size in its name for `batch`.
+    """
+    counters = [read_counters(file) for file in files]
+    uses = [core_use(part, window_ns).loc[[*FOUR]] for part in counters]
+    if all(use["metric"].isna().all() for use in uses):
+        capability = counters[0].compute_capability
+        pipes = {metric for pipe in FOUR for metric in metrics_of(pipe, capability)}
+        wanted = [
+            one for one in collected(capability) if one == "gpu__time_duration.sum" or one.partition(".")[0] in pipes
+        ]
+        named = ", ".join(map(str, files))
+        raise InputError(
+            "metrics-missing",
+            f"{named}: no metric of the four pipes; collect them with ncu --csv --metrics {','.join(wanted)}",
+        )
+    sizes = [int(match[1]) for file in files if (match := _BATCH.search(file.name))]
+    sized, devices = len(sizes) == len(files), {(part.device_name, part.compute_capability) for part in counters}
+    if by == "batch" and not sized:
+        raise InputError("option-missing", "--by batch needs the size of every file: name them batch_<size>.csv")
+    is_one_run = len(counters) > 1 and len(devices) == 1 and not (sized and len(set(sizes)) > 1)
+    whole = joined(counters) if is_one_run else None
+    parts = tuple(counters) if whole is None else (whole,)
+    problems = []
+    for file, part, use in zip(files, counters, uses, strict=True):
+        groups = use.groupby("reason", sort=False).groups
+        texts = [*part.problems, *(f"{', '.join(pipes)}: {reason}" for reason, pipes in groups.items() if reason)]
+        problems += [f"{file.name}: {text}" for text in texts] if len(files) > 1 else texts
+    source = Source(
+        path=files[0],
+        counters=parts,
+        counter_files=tuple(files[: len(parts)]),
+        problems=tuple(dict.fromkeys(problems)),
+    )
+    findings = explain(source, window_ns)
+    advice = to_do(source, findings)
+    if by == "batch" or (sized and len(set(sizes)) > 1):
+        findings.append(cores.by_batch(counters, sizes, window_ns))
+    if by is not None:
+        name = "kernels" if by == "kernel" else f"core_utilization_by_{by}"
+        findings = [one for one in findings if one.name.startswith(name)]
+        findings = findings or [cores.by_phase(counters[0])]  # which says why there is none
+    view = of_findings(findings, source.problems, advice)
+    if by is not None:
+        return view
+    lines = [_pipes(use, str(file) if len(files) > 1 else "") for file, use in zip(files, uses, strict=True)]
+    shown = (
+        lines
+        if whole is None
+        else [*lines[:_MOST_FILES], _pipes(core_use(whole, window_ns), f"all {len(counters)} files")]
+    )
+    screen = Screen(opening=shown, advice=advice, details=_kernels(whole or counters[0], window_ns))
+    return dataclasses.replace(view, blocks=[*shown, *view.blocks], screen=screen)
+
+
+def _pipes(use: "pd.DataFrame", title: str) -> Plain:
+    """Return a line for each pipe; unknown is one that was counted without a result."""
+    lines = [title] if title else []
+    for name in FOUR:
+        percent, in_window = (float(use[column][name]) for column in ("percent", "in_window_percent"))
+        unknown = "unknown" if isinstance(use["metric"][name], str) else cores.NOT_IN_FILE
+        text = f"{percent:.2f} %" if percent >= 0 else unknown
+        lines.append(f"{name} {text}" + (f" ({in_window:.2f} % of the window)" if in_window >= 0 else ""))
+    return Plain("\n".join(lines))
+
+
+def _kernels(counters: "KernelCounters", window_ns: float | None) -> Table:
+    """Return the pipes of the kernels that take longest, in percent: all four fit 80 characters."""
+    kernels = cores.by_kernel(counters, window_ns)
+    table = kernels.table.drop(columns=["launches", "timed", "time_ms"], errors="ignore")
+    for name in [str(name) for name in table if str(name).endswith("utilization")]:
+        table[f"{name.partition('_')[0]}_percent"] = 100 * table.pop(name)
+    return of_frame(kernels.name, table, "Utilization of the pipes by kernel")
+
+
+def compare(a: Path, b: Path, threshold: float | None = None) -> View:
+    """Compare two run directories, two folders of trainings or two traces; a is the old one.
+
+    Args:
+        a: a folder or a file.
+        b: another of its kind.
+        threshold: relative change of the step time that is a regression; None for 0.05 of traces, 0.02 of others.
+
+    Raises:
+        InputError: one of them cannot be read.
+        SchemaError: a record was written by another version of bertbench.
+    """
+    least = THRESHOLD if threshold is None else threshold
+    if is_trainings(a) or is_trainings(b):
+        comparison = compare_trainings(read_trainings(a), read_trainings(b), least)
+        blocks = trainings_comparison_blocks(comparison)
+    elif is_run(a) and is_run(b):
+        comparison = compare_runs(RunDirectory(a), RunDirectory(b), least)
+        blocks = comparison_blocks(comparison)
+    else:
+        return _compare_traces(a, b, threshold)
+    decided = "undecided" if comparison.undecided else "" if comparison.rows else "nothing"
+    return View(
+        document=comparison.to_json(),
+        blocks=blocks,
+        verdict="regression" if comparison.regressed else decided,
+    )
+
+
+def _compare_traces(a: Path, b: Path, threshold: float | None) -> View:
+    # Trials of a run directory may hold a trace. Open the other path first: it is the one that does not fit.
+    opened = {path: open_sources(path) for path in sorted((a, b), key=is_run)}
+    before, after = (opened[path] for path in (a, b))
+    for source in (before, after):
+        if not source.timelines:
+            raise InputError(
+                "trace-without-work",
+                f"{source.path} contains no trace with times ({', '.join(source.kinds)}): give two traces",
+            )
+    least = traces.THRESHOLD if threshold is None else threshold
+    compared = traces.compare_traces(before.timelines, after.timelines, least, trials=(trial_of(a), trial_of(b)))
+    differences = [f"differs: {difference}" for difference in compared.differences]
+    numbers = ("per", "before_ms", "after_ms", "ratio", "verdict", "threshold")
+    about = {"a": str(a), "b": str(b), **{name: getattr(compared, name) for name in numbers}}
+    view = of_findings(
+        comparison_findings(compared),
+        [*differences, *before.problems, *after.problems],
+        **about,
+        differences=list(compared.differences),
+    )
+    return dataclasses.replace(view, verdict="regression" if compared.verdict == "slower" else "")
+
+
+def history(paths: Sequence[Path], threshold: float | None = None) -> View:
+    """Compare each measurement of several run directories with the previous one on the same kind of machine.
+
+    Args:
+        paths: run directories in any order.
+        threshold: as `compare` takes it.
+    """
+    runs = [RunDirectory(path) for path in dict.fromkeys(path.resolve() for path in paths)]
+    over_time = history_of(runs, THRESHOLD if threshold is None else threshold)
+    return View(
+        document=over_time.to_json(),
+        blocks=history_blocks(over_time),
+        problems=over_time.problems,
+        verdict="regression" if over_time.regressed else "",
+    )
+
+
+def page(path: Path, out: Path | None = None, price_per_hour: float | None = None, project: Sequence[int] = ()) -> View:
+    """Write the HTML page of a run, a folder of trainings, a profile or a classification, and return what it is of.
+
+    Args:
+        path: a run directory, a folder of trainings, a file of `train classify`, or anything that `analyze` reads.
+        out: folder to write; None for `report` in a run directory or a folder of trainings, report-NAME in the current
+            folder for a profile, NAME_results beside the file of a classification.
+        price_per_hour: price of the machine of a run, for the cost columns.
+        project: numbers of devices to project a run to.
+
+    Raises:
+        InputError: the path cannot be read.
+        SchemaError: a record was written by another version of bertbench.
+        UsageError: price_per_hour is not above 0, or the run cannot be projected.
+        StorageError: the page cannot be written.
+    """
+    if is_run(path):
+        return _page_of_run(RunDirectory(path), out, price_per_hour, project)
+    if trainings := trainings_in(path):
+        written, rows = write_trainings_report(path, trainings, out)
+        document = {"report": str(written), "trainings": list(rows)}
+        return View(document=document, blocks=[Plain(str(written))])
+    if is_classification(path):
+        return _page_of_classification(path, out)
+    source = open_sources(path)
+    findings = explain(source)
+    name = path.resolve().name.partition(".")[0] or "profile"
+    written = write_source_report(source, findings, out or Path(f"report-{name}"))
+    view = of_findings(findings, source.problems)
+    return dataclasses.replace(
+        view,
+        document={"report": str(written), **view.document},
+        screen=dataclasses.replace(screen_of(findings, to_do(source, findings)), closing=[Plain(str(written))]),
+    )
+
+
+def _page_of_run(run: RunDirectory, out: Path | None, price_per_hour: float | None, project: Sequence[int]) -> View:
+    written, answers = write_report(run, price_per_hour, out, project)
+    trials = load_run(run, price_per_hour)
+    projected = projections(trials, project) if project else []
+    ratios = ratios_of(trials, reference(trials))
+    measured = [trial for trial in trials if trial.trial.kind == "throughput"]
+    measured = measured or [trial for trial in trials if trial.trial.kind == "measure"]
+    results = results_blocks([trial.row for trial in measured if trial.row.get("status") is not None], ratios)
+    cautions = caution_lines(measured, cautions_of_scripts(measured), joined=True)
+    shown = answers or [without_measurement(run, trials)]
+    closing = [*(projection_blocks(projected) if project else []), Plain(str(written))]
+    document = {
+        "report": str(written),
+        "answers": [one.to_json() for one in answers],
+        "rows": [dict(trial.row) for trial in trials],
+        "ratios": ratios,
+    }
+    screen = run_screen(shown, results if measured else [], cautions)
+    return View(
+        document=document | ({"projection": projected} if projected else {}),
+        blocks=closing,
+        screen=dataclasses.replace(screen, closing=closing),
+    )
+
+
+def _page_of_classification(path: Path, out: Path | None) -> View:
+    result = read_result(path)
+    scored = classify(result.pairs, result.labels)
+    folder = out or result.root.with_name(f"{result.root.name}_results")
+    written = str(write_classification_report(result, scored, folder))
+    document = {
+        "file": str(path),
+        "run": dict(result.run),
+        "label_distribution": result.distribution,
+        **scored.to_json(),
+        "curve": [list(point) for point in result.curve],
+        "evaluations": [dict(one) for one in result.evaluations],
+        "page": written,
+    }
+    return View(document=document, blocks=[*classification_blocks(result, scored), Plain(written)])
+
+
+def profiles(run: RunDirectory, trial_ids: Sequence[str]) -> tuple[list[View], list[Path]]:
+    """Summarize the profiles of trials, and write the tables of utilization of all profiles of their run.
+
+    Returns:
+        A view of each, with the verdict "unread" where nothing of its files can be used for the reason that is the
+        first of its problems; and the files of the tables.
+
+    Raises:
+        StorageError: a table cannot be written.
+    """
+    views = []
+    for summary in [summarize(run.trial(name)) for name in trial_ids]:
+        view = of_findings(
+            summary.findings,
+            summary.problems,
+            compute_utilization=list(summary.compute),
+            core_utilization=list(summary.core),
+        )
+        unread = "unread" if summary.problems and not summary.findings else ""
+        views.append(dataclasses.replace(view, verdict=unread))
+    return views, write_tables(run)
+
+
+def utilization(
+    profiled: Sequence[View], results: Sequence[Mapping[str, Any]], facts: Sequence[tuple[str, str]]
+) -> View:
+    """Return the utilization by batch size and rank of profiled trials, below the screen of a single one.
+
+    Args:
+        profiled: of `profiles`.
+        results: result.json of each trial.
+        facts: what to show below, after the cautions.
+    """
+    import pandas as pd
+
+    documents = [view.document for view in profiled]
+    rows = [row for one in documents for row in (one["core_utilization"] or one["compute_utilization"])]
+    wanted = ["micro_batch_size", "world_size", "rank", *_UTILIZATION, "step_time_ms", "step_time_ratio", "reason"]
+    frame = pd.DataFrame(rows).reindex(columns=wanted).replace("", None).dropna(axis="columns", how="all")
+    table = [of_frame("utilization_by_batch", frame, "Utilization by batch size")] if rows else []
+    cautions = [("caution", f"{one.message}; {one.remedy}") for one in of_profiles(results)]
+    ratios = [result["profile"]["step_time_ratio"] for result in results]
+    cautions += [("caution", _DISTURBED)] if any(ratio is not None and ratio <= _QUICKER for ratio in ratios) else []
+    closing: list[Block] = [*table, Facts([*cautions, *facts])]
+    screen = profiled[0].screen if len(profiled) == 1 else None
+    return View(document={}, blocks=closing, screen=screen and dataclasses.replace(screen, closing=closing))
