@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 
 from bench.cli.options import RetryOptions, RunFolder, run_folder
-from bench.cli.result import Result
+from bench.cli.result import Result, of_view
 from bench.cli.session import session
 from bench.cli.sweep_progress import announce, tell_of_cpu
 from bench.cluster.world import World, joined_world
@@ -46,52 +46,34 @@ def run(options: CommOptions) -> Result:
     trials = expand_collectives(options.sweep, devices, world)
     request = {"command": "comm", **request_of(options)}
     if world is not None:
-        return replace(_inside(directory, trials, request, devices, world), at_once=True)
+        return replace(_inside(options, directory, trials, request, devices, world), at_once=True)
     tell_of_cpu(devices, options.device, options.json)
     with session(directory, request, devices, launch, retry_failed=options.retry_failed) as opened:
         announce(opened, trials)
         results = run_trials(opened, trials)
-    return _measured(directory, trials, results)
+    return _measured(options, directory, trials, results)
 
 
 def _inside(
-    run: RunDirectory, trials: list[Trial], request: dict[str, Any], devices: Devices, world: World
-) -> Result:  # fmt: skip
+    options: CommOptions,
+    run: RunDirectory,
+    trials: list[Trial],
+    request: dict[str, Any],
+    devices: Devices,
+    world: World,
+) -> Result:
     if world.rank:
         run_inside(run, trials, request, devices, world)
         return Result()
     with locked(run):
         results = run_inside(run, trials, request, devices, world)
-    return _measured(run, trials, results)
+    return _measured(options, run, trials, results)
 
 
-def _measured(run: RunDirectory, trials: list[Trial], results: list[dict[str, Any]]) -> Result:
-    from analysis.load import load_run
-    from analysis.metrics.communication.collectives import fitted_links, link_rows
-    from analysis.render.result_tables import collectives_table, links_table
-    from analysis.render.tables import Facts
+def _measured(options: CommOptions, run: RunDirectory, trials: list[Trial], results: list[dict[str, Any]]) -> Result:
+    from analysis.run_views import collectives
 
-    by_id = {trial.trial.trial_id: trial for trial in load_run(run)}
-    loaded = [by_id[trial.trial_id] for trial in trials if trial.trial_id in by_id]
-    measured = [trial for trial in loaded if trial.row["status"] == "ok"]
-    links = fitted_links(measured)
-    failed = [
-        {"trial_id": one.trial.trial_id, "status": one.row["status"], "reason": one.row["reason"]}
-        for one in loaded
-        if one.row["status"] != "ok"
-    ]
-    code = 1 if any(trial.row["wrong"] for trial in measured) else 0
-    return Result(
-        document={
-            "run": str(run.path),
-            "rows": [row for trial in measured for row in trial.row["by_size"]],
-            "fits": link_rows(links),
-            "failed": failed,
-        },
-        blocks=[
-            *(collectives_table(trial.row["by_size"]) for trial in measured),
-            *([links_table(links)] if links else []),
-            Facts([("results", str(run.path)), ("report", f"bertbench report {run.path}")]),
-        ],
-        code=3 if any(result["status"] != "ok" for result in results) else code,
-    )
+    view = collectives(run, [trial.trial_id for trial in trials])
+    facts = [("results", str(run.path)), ("report", f"bertbench report {run.path}")]
+    failed = any(result["status"] != "ok" for result in results)
+    return of_view(view, options, code=3 if failed else int(view.verdict == "wrong"), facts=facts)

@@ -14,7 +14,7 @@ import tyro
 
 from bench.cli.options import Printed, WrappedCommand, parse_with_command, run_folder
 from bench.cli.progress import terminal_text
-from bench.cli.result import Result
+from bench.cli.result import Result, of_view
 from bench.machine.devices import find_devices
 from bench.plan.script import check_program, measure_script, plan_script
 from bench.plan.sweep import locked, result_rows
@@ -97,44 +97,26 @@ def run(measure: WrappedCommand[MeasureOptions]) -> Result:
         measured = measure_script(directory, trial, request, devices, launch, begun)
     if measured.log not in first:  # the folder has the number of ranks in its name, known only now
         print(f"measured; output: {terminal_text(str(measured.log))}", file=sys.stderr, flush=True)
-    return _measured(directory, measured)
+    return _measured(options, directory, measured)
 
 
-def _measured(run: RunDirectory, measured: TrialDirectory) -> Result:
-    from analysis.diagnose.answer import script_answer
-    from analysis.diagnose.run import cautions_of_scripts
-    from analysis.load import load_run, measurement
-    from analysis.render.result_tables import caution_lines, results_blocks
-    from analysis.render.tables import Facts
+def _measured(options: MeasureOptions, run: RunDirectory, measured: TrialDirectory) -> Result:
+    from analysis.run_views import script
 
-    trials = load_run(run)
-    own = [trial for trial in trials if trial.directory.path == measured.path]
-    answer = script_answer(own)
-    of_rounds = cautions_of_scripts([one for one in trials if measurement(one.row) == measurement(own[0].row)])
+    view = script(run, measured.path.name)
     (row,) = [row for row in result_rows(run) if row["trial_id"] == measured.path.name]
-    if of_rounds:
-        row["cautions"] = [*(row.get("cautions") or []), *map(dataclasses.asdict, of_rounds)]
-    place = {"run": str(run.path), "log": str(measured.log)}
-    found = Result(
-        document={**place, **row, "steps_per_second": row["step_time_ms_mean"] and 1000 / row["step_time_ms_mean"]}
-        if row["status"] == "ok"
-        else {**place, **row},
-        blocks=[
-            answer.headline,
-            *answer.sentences,
-            *results_blocks([trial.row for trial in own]),
-            *caution_lines(own, of_rounds),
-            Facts(
-                [
-                    ("log", str(measured.log)),
-                    ("results", str(run.results_csv)),
-                    ("report", f"bertbench report {run.path}"),
-                    *_profile_facts(measured, row.get("profile")),
-                ]
-            ),
-        ],
-    )
-    return dataclasses.replace(found, code=exit_code(row))
+    if cautions := view.document["cautions"]:
+        row["cautions"] = [*(row.get("cautions") or []), *cautions]
+    document = {"run": str(run.path), "log": str(measured.log), **row}
+    if row["status"] == "ok":
+        document["steps_per_second"] = row["step_time_ms_mean"] and 1000 / row["step_time_ms_mean"]
+    facts = [
+        ("log", str(measured.log)),
+        ("results", str(run.results_csv)),
+        ("report", f"bertbench report {run.path}"),
+        *_profile_facts(measured, row.get("profile")),
+    ]
+    return of_view(dataclasses.replace(view, document=document), options, code=exit_code(row), facts=facts)
 
 
 def exit_code(result: Mapping[str, Any]) -> int:

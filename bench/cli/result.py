@@ -95,7 +95,14 @@ def terminal_width() -> int:
 ALL_TABLES = "All tables: --full, --csv DIR, --markdown FILE or --json."
 
 
-def of_view(view: "View", options: Printed, title: str = "", rest: str = "", code: int = 0) -> Result:
+def of_view(
+    view: "View",
+    options: Printed,
+    title: str = "",
+    rest: str = "",
+    code: int = 0,
+    facts: Sequence[tuple[str, str]] = (),
+) -> Result:
     """Return an answer as a result on one screen, or whole for --full; write it for --csv and --markdown.
 
     Args:
@@ -104,7 +111,10 @@ def of_view(view: "View", options: Printed, title: str = "", rest: str = "", cod
         title: heading of the Markdown file.
         rest: where a screen says that everything else is.
         code: exit code.
+        facts: what to show below: files, further commands.
     """
+    from analysis.render.tables import Facts
+
     tables = options if isinstance(options, Tables) else Tables()
     written, notes, failure = _write_tables(view, tables.csv)
     if (path := tables.markdown) is not None:
@@ -112,7 +122,10 @@ def of_view(view: "View", options: Printed, title: str = "", rest: str = "", cod
     lines = min(len(view.problems), _MOST_PROBLEMS)
     return Result(
         document=view.document,
-        blocks=view.blocks if tables.full else view.shown(terminal_width(), lines, rest),
+        blocks=[
+            *(view.blocks if tables.full else view.shown(terminal_width(), lines, rest)),
+            *([Facts(facts)] if facts else []),
+        ],
         written=written,
         notes=notes,
         problems=view.problems,

@@ -10,7 +10,7 @@ import tyro
 from bench.cli.configuration import OneConfiguration
 from bench.cli.options import RunFolder, given_names, parse_task, run_folder
 from bench.cli.progress import note
-from bench.cli.result import Result
+from bench.cli.result import Result, of_view
 from bench.cli.session import session
 from bench.cli.sweep_progress import announce, describe, tell_of_cpu
 from bench.implementations import OURS
@@ -110,6 +110,8 @@ def read_words(words: list[str], program: str) -> SpeedOfLightOptions:
 
 def run(options: SpeedOfLightOptions) -> Result:
     """Measure the step; exit code 3 when it could not be."""
+    from analysis.run_views import speed_of_light
+
     devices = find_devices(options.device)
     trial = planned(options, devices)
     directory = RunDirectory(run_folder(options.out))
@@ -119,7 +121,11 @@ def run(options: SpeedOfLightOptions) -> Result:
     with session(directory, request, devices, launch, retry_failed=options.retry_failed) as call:
         announce(call, [trial])
         (result,) = run_trials(call, [trial])
-    return _measured(directory, trial) if result["status"] == "ok" else Result(code=3)
+    if result["status"] != "ok":
+        return Result(code=3)
+    view = speed_of_light(directory, trial.trial_id)
+    facts = [("picture", view.document["picture"]), ("results", str(directory.results_csv))]
+    return of_view(view, options, facts=[*facts, ("report", f"bertbench report {directory.path}")])
 
 
 def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:
@@ -162,26 +168,3 @@ def _of_winner(options: SpeedOfLightOptions, devices: Devices) -> Trial:
     )
     note(f"measuring the fastest configuration of {OURS} in {options.winner_of}: {describe(trial)}")
     return trial
-
-
-def _measured(run: RunDirectory, trial: Trial) -> Result:
-    from analysis.load import load_run
-    from analysis.render.figure import write_png
-    from analysis.render.result_tables import light_blocks
-    from analysis.render.run_figures import waterfall_figure
-    from analysis.render.tables import Facts
-
-    found = [loaded for loaded in load_run(run) if loaded.trial.trial_id == trial.trial_id]
-    if not found or found[0].row["status"] != "ok":
-        reason = found[0].row["reason"] if found else "its records cannot be read"
-        raise UsageError(
-            "run-incomplete", f"{run.trial(trial.trial_id).path} cannot be shown ({reason}): give another --out"
-        )
-    picture = write_png(waterfall_figure(found[0].row), run.trial(trial.trial_id).path)
-    more = [
-        ("picture", str(picture)), ("results", str(run.results_csv)), ("report", f"bertbench report {run.path}")
-    ]  # fmt: skip
-    return Result(
-        document={"run": str(run.path), "picture": str(picture), **found[0].row},
-        blocks=[*light_blocks(found[0]), Facts(more)],
-    )

@@ -12,7 +12,7 @@ import tyro
 
 from bench.cli.options import RetryOptions, RunFolder, parse_task, run_folder
 from bench.cli.progress import note
-from bench.cli.result import Result
+from bench.cli.result import Result, of_view
 from bench.cli.session import session
 from bench.cli.sweep_progress import announce, tell_of_cpu
 from bench.cluster.inside import run_trial_inside
@@ -153,9 +153,13 @@ def run(options: ThroughputOptions) -> Result:
             added, verdicts = add_rounds(directory, trials, measure, ends - time.monotonic())
             record_request(directory, [*trials, *added], request)
     code = 0 if all(result["status"] == "ok" for result in results) else 3
-    found = _measured(directory, [*trials, *added], options.price_per_hour, verdicts)
+    comparisons = {"comparisons": [verdict.to_json() for verdict in verdicts]} if verdicts else {}
+    measured = _measured(options, directory, [*trials, *added])
     return dataclasses.replace(
-        found, code=code, notes=[*notes, *(verdict.sentence for verdict in verdicts), *found.notes]
+        measured,
+        document=measured.document | comparisons,
+        code=code,
+        notes=[*notes, *(verdict.sentence for verdict in verdicts)],
     )
 
 
@@ -186,50 +190,16 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
         return Result()
     unknown = result["samples_per_second"] is None
     notes = [f"no throughput: {result['unknown']['samples_per_second']}"] if unknown else []
-    found = _measured(run, trials, options.price_per_hour)
-    return dataclasses.replace(found, notes=[*notes, *found.notes])
+    return dataclasses.replace(_measured(options, run, trials), notes=notes)
 
 
-def _measured(
-    run: RunDirectory, asked: Sequence[Trial], price_per_hour: float | None, verdicts: Sequence[Verdict] = ()
-) -> Result:
-    from analysis.diagnose.answer import advice_of_profiles, complete_answers, points
-    from analysis.diagnose.run import reference
-    from analysis.load import load_run
-    from analysis.metrics.comparison.runs import input_ratios, ratios_of, synthetic_gaps
-    from analysis.render.result_tables import answer_lines, caution_lines, input_tables, results_blocks
-    from analysis.render.tables import Facts
+def _measured(options: ThroughputOptions, run: RunDirectory, trials: Sequence[Trial]) -> Result:
+    from analysis.run_views import throughput
 
-    wanted = {trial.trial_id for trial in asked}
-    trials = load_run(run, price_per_hour)
-    ratios, gaps = ratios_of(trials, reference(trials)), synthetic_gaps(trials)
-    own = [trial for trial in trials if trial.trial.trial_id in wanted]
-    # Of input alone that an earlier call measured here, what belongs to a training of this call.
-    settings = {_setting(trial.row) for trial in own if trial.trial.kind == "input"}
-    beside = [trial for trial in trials if trial.trial.kind == "input" or trial.trial.trial_id in wanted]
-    settings |= {_setting(row) for row in input_ratios(beside) if not row["reason"]}
-    inputs = [row for row in input_ratios(trials) if _setting(row) in settings]
-    rows = [row for row in result_rows(run) if row["trial_id"] in wanted]
-    shown = [trial.row for trial in own if trial.row.get("status") is not None]
-    found = points(own)
-    said = complete_answers(trials, found, ratios, str(run.path), advice_of_profiles(trials, found))
-    return Result(
-        document={
-            "run": str(run.path), "rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps,
-            "answers": [answer.to_json() for answer in said],
-            **({"comparisons": [verdict.to_json() for verdict in verdicts]} if verdicts else {}),
-        },
-        blocks=[
-            *answer_lines(said), *results_blocks(shown, ratios), *input_tables(inputs, gaps), *caution_lines(own),
-            Facts([("results", str(run.results_csv)), ("report", f"bertbench report {run.path}")]),
-        ],
-    )  # fmt: skip
-
-
-def _setting(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    from analysis.load import CIRCUMSTANCES, CONFIGURATION
-
-    return tuple(row[name] for name in (*CONFIGURATION, *CIRCUMSTANCES))
+    ids = {trial.trial_id for trial in trials}
+    rows = [row for row in result_rows(run) if row["trial_id"] in ids]
+    facts = [("results", str(run.results_csv)), ("report", f"bertbench report {run.path}")]
+    return of_view(throughput(run, ids, rows, options.price_per_hour), options, facts=facts)
 
 
 def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirectory, launch: LaunchOptions) -> Result:

@@ -242,17 +242,17 @@ def best_row(run: RunDirectory, outcome: Outcome) -> dict[str, Any] | None:
 
     The rate and its interval are those of the report; the peak memory is the highest of all rounds.
     """
-    from analysis.diagnose.answer import points
     from analysis.load import load_run
+    from analysis.run_views import rate_interval
 
     if outcome.best is None:
         return None
     ids = [found.trial_id for found in outcome.rounds]
-    (whole,) = points([trial for trial in load_run(run) if trial.trial.trial_id in ids])
+    interval = rate_interval([trial for trial in load_run(run) if trial.trial.trial_id in ids])
     peaks = [found.peak_memory_bytes for found in outcome.rounds if found.peak_memory_bytes is not None]
     own = row_of(outcome.best)
     del own["round"], own["trial_id"]
-    own |= {"samples_per_second": outcome.rate, "interval": (whole.rate.low, whole.rate.high), "trial_ids": ids}
+    own |= {"samples_per_second": outcome.rate, "interval": interval, "trial_ids": ids}
     own |= {"rounds": [found.rate for found in outcome.rounds], "peak_memory_bytes": max(peaks, default=None)}
     close = [
         {**point_of(trial), "samples_per_second": found.rate, "rounds": list(found.rates)}

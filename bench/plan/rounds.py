@@ -11,10 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis import wording
-from analysis.diagnose.answer import points, winners
-from analysis.load import CIRCUMSTANCES, CONFIGURATION, LoadedTrial, load_run
-from analysis.metrics.comparison.runs import Side, ratios_of, side_of
+from analysis.load import LoadedTrial, load_run
 from bench.plan.sweep import finished_result
 from bench.plan.trials import Sweep
 from common.errors import UsageError
@@ -22,7 +19,6 @@ from records.run import RunDirectory
 from records.trial import Trial
 
 REFERENCE = "hf"
-_REFERENCE = (REFERENCE, "")
 _OPEN = "cannot decide"
 
 
@@ -103,81 +99,52 @@ def add_rounds(
     Returns:
         The trials of rounds beyond those of the sweep, and a verdict per model.
     """
+    from analysis.run_views import decisions
+
     ends = clock() + seconds
     family = {_first_round(trial) for trial in trials}
     asked = {trial.trial_id for trial in trials}
     stopped: dict[str, str] = {}
     while True:
-        measured = _measured(run, family)
-        open_pairs = [
-            pair
-            for pair, row in _comparisons(measured)
-            if row["decided"] == _OPEN and row["throughput_ratio"] is not None and pair[0] not in stopped
+        measured = [trial for trial in load_run(run) if _first_round(trial.trial) in family]
+        compared = [
+            (row, sentence, _first_round(one.trial), _first_round(other.trial))
+            for row, sentence, one, other in decisions(measured, REFERENCE)
         ]
-        if not open_pairs:
+        undecided = [
+            (one, other)
+            for row, _, one, other in compared
+            if row["decided"] == _OPEN and row["throughput_ratio"] is not None and one.trial_id not in stopped
+        ]
+        if not undecided:
             break
-        pair = open_pairs[0]
+        pair = undecided[0]
         due = _next_round(run, pair, asked)
-        cost = sum(_wall_seconds(measured, trial) for trial in pair[1:])
+        cost = sum(_wall_seconds(measured, trial) for trial in pair)
         if cost > ends - clock():
-            stopped[pair[0]] = "the time budget is spent; run the same command again to add rounds"
+            stopped[pair[0].trial_id] = "The time budget is spent; run the same command again to add rounds"
             continue
         failed = [result for result in measure(due) if result["status"] != "ok"]
         if failed:
-            stopped[pair[0]] = f"an added round ended as {failed[0]['status']}: {failed[0].get('reason', '')}"
+            reason = f"An added round ended as {failed[0]['status']}: {failed[0].get('reason', '')}"
+            stopped[pair[0].trial_id] = reason
     added = [one.trial for one in measured if one.trial.trial_id not in asked]
-    return added, [
-        Verdict(row=row, sentence=_sentence(row, stopped.get(pair[0], ""))) for pair, row in _comparisons(measured)
-    ]
-
-
-Pair = tuple[str, Trial, Trial]
-"""The id of a comparison, and the first round of its two sides; the reference is the last."""
-
-
-def _measured(run: RunDirectory, family: set[Trial]) -> list[LoadedTrial]:
-    return [trial for trial in load_run(run) if _first_round(trial.trial) in family]
+    verdicts = []
+    for row, sentence, one, _ in compared:
+        why = stopped.get(one.trial_id) if row["decided"] == _OPEN else None
+        verdicts.append(Verdict(row=row, sentence=f"{sentence}. {why}" if why else sentence))
+    return added, verdicts
 
 
 def _first_round(trial: Trial) -> Trial:
     return dataclasses.replace(trial, round=0)
 
 
-def _comparisons(measured: Sequence[LoadedTrial]) -> list[tuple[Pair, Mapping[str, Any]]]:
-    """Return the comparison with the reference at the fastest configuration of each model, if any."""
-    ratios = ratios_of(measured, _REFERENCE)
-    found: list[tuple[Pair, Mapping[str, Any]]] = []
-    for winner in winners(points(measured)):
-        best = winner.best.row
-        rows = [row for row in ratios if _same_place(row, best)]
-        fastest = side_of(winner.best.trials[0])
-        if fastest != _REFERENCE:
-            rows = [row for row in rows if (row["implementation"], row["levers"]) == fastest]
-        if rows:  # if the reference is the fastest, compare it with its first competitor
-            sides = ((rows[0]["implementation"], rows[0]["levers"]), _REFERENCE)
-            own, other = (_side(measured, best, side) for side in sides)
-            found.append(((own.trial_id, own, other), rows[0]))
-    return found
-
-
-def _same_place(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(
-        one.get(name) == other.get(name)
-        for name in (*CONFIGURATION, *CIRCUMSTANCES)
-        if name not in ("implementation", "levers")
-    )
-
-
-def _side(measured: Sequence[LoadedTrial], best: Mapping[str, Any], side: Side) -> Trial:
-    sides = (one for one in measured if side_of(one) == side and _same_place(one.row, best))
-    return _first_round(next(sides).trial)
-
-
-def _next_round(run: RunDirectory, pair: Pair, asked: set[str]) -> list[Trial]:
+def _next_round(run: RunDirectory, pair: tuple[Trial, Trial], asked: set[str]) -> list[Trial]:
     """Return the first round that at least one side has not finished, in alternating order of the sides."""
     number = 0
     while True:
-        sides = [dataclasses.replace(trial, round=number) for trial in pair[1:]]
+        sides = [dataclasses.replace(trial, round=number) for trial in pair]
         due = [side for side in sides if finished_result(run.trial(side.trial_id)) is None]
         if due and not any(side.trial_id in asked for side in due):
             return due[:: -1 if number % 2 else 1]
@@ -187,16 +154,3 @@ def _next_round(run: RunDirectory, pair: Pair, asked: set[str]) -> list[Trial]:
 def _wall_seconds(measured: Sequence[LoadedTrial], trial: Trial) -> float:
     rounds = [one for one in measured if _first_round(one.trial) == trial and one.row.get("wall_seconds")]
     return float(max(rounds, key=lambda one: one.trial.round).row["wall_seconds"]) if rounds else math.inf
-
-
-def _sentence(row: Mapping[str, Any], stopped: str) -> str:
-    where = f"micro batch {row['micro_batch_size']} on {row['world_size']} device{'s'[: row['world_size'] != 1]}"
-    names = f"{wording.implementation(row)} / {wording.reference(row)} at {where}"
-    if row["throughput_ratio"] is None:
-        return f"{names}: not conclusive, {row['reason']}"
-    span = wording.interval(row["throughput_ratio_low"], row["throughput_ratio_high"], lambda x: f"{x:.2f}")
-    said = f"{names}: {row['throughput_ratio']:.2f} x ({span}; rounds: {row['rounds']} and {row['reference_rounds']})"
-    verdict = {"yes": "conclusive: they differ", "no": "conclusive: they are within 5 % of each other"}
-    if row["decided"] in verdict:
-        return f"{said}, {verdict[row['decided']]}"
-    return f"{said}, not conclusive yet: {row['reason']}" + (f". {stopped[0].upper()}{stopped[1:]}" if stopped else "")

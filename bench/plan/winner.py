@@ -7,8 +7,8 @@ import math
 import sys
 from pathlib import Path
 
-from analysis.diagnose.answer import points, winners
 from analysis.load import load_run
+from analysis.run_views import fastest
 from bench.machine.devices import Devices
 from common.errors import BertbenchError, InputError, UsageError
 from records.run import RunDirectory
@@ -28,14 +28,14 @@ def fastest_trial(folder: Path, task: str, devices: Devices, implementation: str
         implementation: consider only its trials; None for all.
     """
     trials = [trial for trial in load_run(RunDirectory(folder)) if trial.trial.task == task]
-    found = points([one for one in trials if implementation in (None, one.trial.implementation)])
-    if not found:
+    rounds = fastest([one for one in trials if implementation in (None, one.trial.implementation)])
+    if not rounds:
         whose = "" if implementation is None else f" with {implementation}"
         raise InputError(
             "run-incomplete",
             f"{folder} has no throughput of {task}{whose}: measure it with `bertbench throughput {task}`",
         )
-    winner = winners(found)[0].best.trials[0].trial
+    winner = rounds[0].trial
     if winner.device != devices.kind or winner.nodes > 1:
         where = f"{winner.nodes} nodes" if winner.nodes > 1 else winner.device
         raise UsageError("device-missing", f"the fastest configuration of {folder} ran on {where}: use that machine")
@@ -46,8 +46,7 @@ def fastest_trial(folder: Path, task: str, devices: Devices, implementation: str
 def seconds_of_fastest(folder: Path) -> int:
     """Return the wall time of the slowest round of the fastest configuration in s, rounded up; 0 if it is unknown."""
     try:
-        found = winners(points(load_run(RunDirectory(folder))))
-        rounds = found[0].best.trials if found else ()
+        rounds = fastest(load_run(RunDirectory(folder)))
         return max(0, math.ceil(max((float(trial.row.get("wall_seconds") or 0.0) for trial in rounds), default=0.0)))
     except (BertbenchError, OSError, *_DAMAGED):  # nothing was measured, or it is damaged; the next commands report it
         return 0
