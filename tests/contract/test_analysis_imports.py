@@ -6,13 +6,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 IMPORTED = [
     "analysis.counters",
-    "analysis.diagnose.answer",
     "analysis.diagnose.finding",
     "analysis.diagnose.profiles",
-    "analysis.diagnose.run",
     "analysis.load",
     "analysis.metrics.cautions",
-    "analysis.metrics.communication.collectives",
     "analysis.metrics.communication.exposure",
     "analysis.metrics.comparison.ratio",
     "analysis.metrics.comparison.runs",
@@ -23,13 +20,12 @@ IMPORTED = [
     "analysis.readers.nsys.report",
     "analysis.render.comparison_tables",
     "analysis.render.figure",
-    "analysis.render.result_tables",
-    "analysis.render.run_figures",
     "analysis.render.study",
     "analysis.render.tables",
     "analysis.render.task_figures",
     "analysis.render.terminal",
     "analysis.render.training_figures",
+    "analysis.run_views",
     "analysis.views",
     "analysis.wording",
 ]
