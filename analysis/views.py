@@ -39,7 +39,6 @@ from analysis.metrics.kernels.ncu_metrics import metrics_of
 from analysis.metrics.scaling import project as projections
 from analysis.metrics.time.window import parse_window
 from analysis.open import Source, open_sources, profile_of, profiled_trials, trial_of
-from analysis.readers.ncu.reader import read as read_counters
 from analysis.render.comparison_tables import history_blocks, trainings_comparison_blocks
 from analysis.render.pages import (
     classification_blocks,
@@ -276,7 +275,11 @@ def core_utilization(
     Raises:
         InputError: a file cannot be read, has none of the pipes, or lacks the batch size in its name for `batch`.
     """
-    counters = [read_counters(file) for file in files]
+    read = open_sources(*files)
+    if not read.counters:
+        what = f"{files[0]} holds {' and '.join(read.kinds)} and no counters of Nsight Compute"
+        raise InputError("file-format", f"{what}: give the output of `ncu --csv`, or a report")
+    files, counters = read.counter_files, read.counters
     uses = [core_use(part, window_ns).loc[[*FOUR]] for part in counters]
     if all(use["metric"].isna().all() for use in uses):
         capability = counters[0].compute_capability
@@ -295,8 +298,8 @@ def core_utilization(
         raise InputError("option-missing", "--by batch needs the size of every file: name them batch_<size>.csv")
     is_one_run = len(counters) > 1 and len(devices) == 1 and not (sized and len(set(sizes)) > 1)
     whole = joined(counters) if is_one_run else None
-    parts = tuple(counters) if whole is None else (whole,)
-    problems = []
+    parts = counters if whole is None else (whole,)
+    problems = [text for text in read.problems if not any(text in part.problems for part in counters)]
     for file, part, use in zip(files, counters, uses, strict=True):
         groups = use.groupby("reason", sort=False).groups
         texts = [*part.problems, *(f"{', '.join(pipes)}: {reason}" for reason, pipes in groups.items() if reason)]
@@ -304,7 +307,7 @@ def core_utilization(
     source = Source(
         path=files[0],
         counters=parts,
-        counter_files=tuple(files[: len(parts)]),
+        counter_files=files[: len(parts)],
         problems=tuple(dict.fromkeys(problems)),
     )
     findings = explain(source, window_ns)

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import pytest
 from support.commands import document, text
 
-from analysis.diagnose import profiles
+from analysis import views
 from analysis.diagnose.profiles import ProfileSummary
+from analysis.views import View
 from bench.cli import profile
+from bench.cli.profile import ProfileOptions
 from bench.plan import sweep
 from bench.run import profiling
 from bench.run.profiling import unprofiled
@@ -54,8 +56,8 @@ def test_a_profile_quicker_than_the_run_without_it_is_doubted(ratio: float, doub
     result = {"status": "ok", "reason": "", "step_time_ms": 10 * ratio, "profile": cost}
     item = profiling.Profiled(trial=trial("torch"), result=result, files=(), problem="")
     row = {"micro_batch_size": 8, "rank": 0, "compute_utilization": 0.97, "step_time_ratio": ratio}
-    summary = ProfileSummary(compute=(row,))
-    shown = text(profile._result(RunDirectory(tmp_path), [item], [summary], []).blocks)
+    view = View(document={"compute_utilization": [row], "core_utilization": []}, blocks=[])
+    shown = text(profile._result(ProfileOptions(), RunDirectory(tmp_path), [item], [view], []).blocks)
     assert "97.0 %" in shown and f"{ratio:.2f}" in shown
     assert ("another --out" in shown) is doubted
 
@@ -80,7 +82,7 @@ def test_a_finished_profile_is_not_measured_again(tmp_path: Path, monkeypatch: p
         collect=lambda scope: [scope.directory / "rank-0.txt"],
     )
     read = ProfileSummary()
-    monkeypatch.setattr(profiles, "summarize", lambda directory: read)
+    monkeypatch.setattr(views, "summarize", lambda directory: read)
     for module in (profiling, profile):
         monkeypatch.setattr(module, "load_profiler", lambda *rest: collected)
     words = ["pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precisions", "fp32"]
