@@ -38,6 +38,7 @@ SPAN_COLUMNS = {"name": "str", "thread": "str", "start": "int64", "end": "int64"
 OPERATOR_COLUMNS = {**SPAN_COLUMNS, "self_ns": "int64", "outermost": "bool"}
 API_COLUMNS = {**SPAN_COLUMNS, "correlation_id": "int64"}
 KERNEL_COLUMNS = {"name": "str", "kind": "str", "device": "int64", "stream": "int64", "start": "int64", "end": "int64"}
+SAMPLE_COLUMNS = {"name": "str", "device": "int64", "start": "int64", "value": "float64"}
 COLLECTIVE_COLUMNS = {
     "name": "str",  # as the trace has it
     "collective": "str",  # one of names.COLLECTIVES
@@ -283,6 +284,8 @@ class Timeline:
     collectives: _Table = _Table(COLLECTIVE_COLUMNS)
     """COLLECTIVE_COLUMNS: communication, the kernels of a GPU or, where there are none, the spans of CPU threads. Its
     kernels are in `kernels` too."""
+    samples: _Table = _Table(SAMPLE_COLUMNS)
+    """name (of the counter), device, start, value: hardware counters that were sampled at regular times."""
     source: str = ""
     """What wrote the trace, with its version where the trace says it."""
     process: int | None = None

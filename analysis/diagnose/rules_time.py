@@ -14,6 +14,7 @@ from analysis.diagnose.advice import Advice, Context, advised, faster_gemms
 from analysis.diagnose.finding import Finding, joined, number
 from analysis.intervals import total_ns
 from analysis.metrics.kernels import tables
+from analysis.metrics.kernels.core_utilization import sampled_utilization
 from analysis.metrics.kernels.modules import OUTSIDE, class_rows, module_rows
 from analysis.metrics.kernels.operator_roofline import fp32_share, gemm_time_by_precision, operator_roofline
 from analysis.metrics.time import idle, phases, temporal
@@ -77,9 +78,9 @@ class _Run:
 def findings(timelines: Sequence[Timeline], context: Context | None = None) -> list[Finding]:
     """Return what the traces say about time; what they do not say is left out.
 
-    Names: window, temporal_breakdown, compute_utilization, idle_causes, idle_gaps, kernel_families, top_kernels,
-    phases, memory_copies, launch_queue, steps, operator_families, top_operators, module_classes,
-    modules, operator_roofline, ranges.
+    Names: window, temporal_breakdown, compute_utilization, sampled_utilization, idle_causes, idle_gaps,
+    kernel_families, top_kernels, phases, memory_copies, launch_queue, steps, operator_families, top_operators,
+    module_classes, modules, operator_roofline, ranges.
     """
     if not timelines:
         return []
@@ -90,6 +91,7 @@ def findings(timelines: Sequence[Timeline], context: Context | None = None) -> l
     rules: list[tuple[Callable[[pd.DataFrame, _Run], Finding | None], pd.DataFrame | None]] = [
         (_breakdown, temporal.temporal_frame(times) if times else None),
         (_utilization, pd.DataFrame([*map(compute_utilization, timelines)])),
+        (_sampled, joined([sampled_utilization(one) for one in timelines])),
         (_idle_causes, joined([idle.idle_causes(*pair) for pair in gaps])),
         (_largest_gaps, joined([idle.largest_gaps(*pair) for pair in gaps])),
         (_kernel_families, tables.over_ranks([tables.kernel_rows(one, copies=False) for one in timelines], "family")),
@@ -168,6 +170,13 @@ def _utilization(table: pd.DataFrame, run: _Run) -> Finding:
         filled = f"; weighted by the multiprocessors it fills, {percent(weighted)}" if is_known(weighted) else ""
         sentence = run.over(f"{what} runs {percent(runs)} of the time{filled}.")
     return Finding("compute_utilization", "Compute utilization", table, sentence)
+
+
+def _sampled(table: pd.DataFrame, run: _Run) -> Finding:
+    weights = table["samples"] / table["samples"].sum()
+    sm, tensor = ((table[name] * weights).sum() for name in ("sm_utilization", "tensor_utilization"))
+    sentence = f"By sampled counters, SMs are active {percent(sm)} and tensor pipes {percent(tensor)} of the time."
+    return Finding("sampled_utilization", "SM and tensor utilization over time", table, sentence)
 
 
 def _idle_causes(table: pd.DataFrame, run: _Run) -> Finding:

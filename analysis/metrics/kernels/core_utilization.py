@@ -2,16 +2,20 @@
 
 For each pipe: sum over kernels(weight x percent) / sum(weight), the weight being the kernel's elapsed cycles, or its
 duration where cycles are not known. docs/explanation/core-utilization.md derives it and lists the metrics.
+
+Hardware counters that PyTorch's profiler sampled (CUPTI) say what SMs and tensor pipes did over time.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.counters import KernelCounters
 from analysis.metrics.kernels.ncu_metrics import PIPES, metrics_of, no_metric, pipe_percent
 from analysis.names import family
+from analysis.timeline import Timeline
 
 FOUR: Mapping[str, str] = {"fma": "FMA", "fp16": "FP16", "tensor": "tensor cores", "sfu": "SFU"}
 """The four main kinds of cores, with the names shown to people."""
@@ -151,3 +155,38 @@ def kernel_phases(counters: KernelCounters) -> pd.DataFrame | None:
         phases.append((phase or NO_PHASE, part))
     table = pd.DataFrame(phases, columns=["phase", "part"], index=kernels.index)
     return None if (table["phase"] == NO_PHASE).all() else table
+
+
+_SAMPLED = {
+    "sm_utilization": r"sm__(?:cycles_active|throughput)\b.*pct_of_peak_sustained",
+    "tensor_utilization": r"sm__\w*pipe_tensor.*pct_of_peak_sustained",
+}
+_PARTS = 20
+
+
+def sampled_utilization(timeline: Timeline) -> pd.DataFrame:
+    """Return means over the samples of each part of a trace: rank, part, begin_ms, samples, sm_utilization and
+    tensor_utilization (fractions of the peak). Empty without such samples.
+
+    Parts are the marked steps, by their number, or else _PARTS equal times from the first sample to the last; begin_ms
+    counts from the first part. NaN where a part has no sample of the counter.
+    """
+    samples, steps = timeline.samples, timeline.steps
+    kind = pd.Series(None, samples.index, dtype="object")
+    for name, pattern in _SAMPLED.items():
+        kind[samples["name"].astype(str).str.match(pattern)] = name
+    if not kind.notna().any():
+        return pd.DataFrame()
+    start = samples["start"].to_numpy()
+    if len(steps):
+        numbers, begins, ends = (steps[name].to_numpy(dtype=np.int64) for name in ("step", "start", "end"))
+    else:
+        bounds = np.linspace(0, int(start.max() - start.min()) + 1, _PARTS + 1).astype(np.int64) + start.min()
+        numbers, begins, ends = np.arange(_PARTS), bounds[:-1], bounds[1:]
+    place = np.searchsorted(begins, start, side="right") - 1
+    samples = samples.assign(kind=kind, place=place, value=samples["value"] / 100)
+    samples = samples[(place >= 0) & (start < ends[place]) & kind.notna()]
+    frame = pd.DataFrame({"rank": timeline.rank, "part": numbers, "begin_ms": (begins - begins[0]) / 1e6})
+    frame["samples"] = samples["place"].value_counts().reindex(frame.index, fill_value=0)
+    means = samples.pivot_table("value", "place", "kind").reindex(index=frame.index, columns=[*_SAMPLED])
+    return frame.join(means).astype({"rank": "Int64"})

@@ -30,6 +30,8 @@ _NO_VALUE = re.compile(
 )
 _BLANKED = bytes.maketrans(bytes(range(32)), b" " * 32)
 _DEEPEST = 4
+SAMPLED = "hardware_counters"
+"""Category of hardware counters that CUPTI sampled."""
 _NULL = Raw(b"null")
 
 
@@ -88,16 +90,31 @@ class CounterEvent(Event, gc=False):
     args: Any = None
 
 
-# Of the other phases of events nothing is decoded: metadata, arrows, instants, objects, counters.
+class Sample(msgspec.Struct, gc=False, tag_field="ph", tag="C"):
+    """Values of counters at a moment; of those that the GPU's hardware counters have, `cat` says so."""
+
+    category: str = _named("cat", "")
+    name: str = ""
+    pid: Any = None
+    ts: Any = None
+    args: Any = None
+
+    @property
+    def cat(self) -> str:
+        """Category; "" of other counters, which no table holds."""
+        return self.category if self.category == SAMPLED else ""
+
+
+# Of the other phases of events nothing is decoded: metadata, arrows, instants, objects.
 _OTHER = [
     msgspec.defstruct("Other", [("cat", str, _named("-", ""))], tag_field="ph", tag=phase, gc=False)
-    for phase in "BECiIMstfbneNODPRcVvpSTF(),"
+    for phase in "BEiIMstfbneNODPRcVvpSTF(),"
 ]
 
 
 def _decoder(event: type[Event], **options: Any) -> Any:
     about = ("schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds", "bertbench")
-    events: Any = list[Union[(event, *_OTHER)]]  # type: ignore[valid-type]
+    events: Any = list[Union[(event, Sample, *_OTHER)]]  # type: ignore[valid-type]
     fields: list[Any] = [("traceEvents", events), *((name, Any, None) for name in about)]
     return msgspec.json.Decoder(msgspec.defstruct("Document", fields), **options)
 

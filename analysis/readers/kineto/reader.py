@@ -87,6 +87,7 @@ def read_contents(path: Path) -> tuple[Timeline] | tuple[Timeline, KernelCounter
     devices = {device["id"]: device for device in about.deviceProperties or ()}
     made_later: dict[str, Any] = {name: partial(tables.frame, name) for name in ("operators", "ranges", "api", "host")}
     made_later |= {"steps": tables.steps, "kernels": tables.work, "collectives": partial(tables.collectives, groups)}
+    made_later["samples"] = tables.samples
     timeline = Timeline(
         rank=_rank(about, path),
         **made_later,

@@ -17,9 +17,20 @@ import numpy.typing as npt
 from analysis.intervals import Integers, nesting
 from analysis.names import PRECISIONS, family, has_roofline, is_gpu_library, kernel_collective, precision
 from analysis.readers.kineto.collectives import HostCall, collectives, is_host_call
-from analysis.readers.kineto.events import Event, nanoseconds, whole_numbers
+from analysis.readers.kineto.events import SAMPLED, Event, Sample, nanoseconds, whole_numbers
 from analysis.readers.steps import empty_steps, launch_moments, marked_steps
-from analysis.timeline import EVALUATES, HOST_NS, MISSING, MODULE, GpuWork, ProcessGroup, clip_overlaps, where
+from analysis.timeline import (
+    EVALUATES,
+    HOST_NS,
+    MISSING,
+    MODULE,
+    SAMPLE_COLUMNS,
+    GpuWork,
+    ProcessGroup,
+    clip_overlaps,
+    typed,
+    where,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,10 +49,12 @@ _TABLES = {
     **dict.fromkeys(_KIND, _WORK),
     **dict.fromkeys(("python_function", "overhead"), _HOST),
     COUNTED: COUNTED,
+    SAMPLED: SAMPLED,
     **dict.fromkeys(("", "Trace", "cpu_instant_event", "external_correlation", "bertbench"), _NO_TABLE),
     **dict.fromkeys(("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward"), _NO_TABLE),
     **dict.fromkeys(("gpu_user_annotation", "cuda_sync", "cuda_event", "xpu_sync", "collective_comm"), _NO_TABLE),
 }
+_COUNTED_GPU = re.compile(r"GPU (\d+) Counters")
 _LOADS = re.compile("lazy function loading|module loading", re.IGNORECASE)
 _LAUNCH = re.compile("LaunchKernel|KernelLaunch|GraphLaunch")
 _Columns = dict[str, Any]
@@ -64,7 +77,7 @@ class Tables:
 
     def __init__(self, events: Iterable[Event], base_ns: int, truncated: bool) -> None:
         """Take the events of a trace, and what is added to their times. Raises InexactTimesError."""
-        lists: dict[str, list[Event]] = {table: [] for table in _TABLES.values()}
+        lists: dict[str, list[Any]] = {table: [] for table in _TABLES.values()}
         by_category = defaultdict(list, {category: lists[table] for category, table in _TABLES.items()})
         for event in events:  # those of one table in the order of the file
             by_category[event.cat].append(event)
@@ -75,6 +88,7 @@ class Tables:
         self._names: dict[str, list[str]] = {}
         self._threads, self._inputs = _Codes(), _Codes({"": 0})
         self.host_calls: list[HostCall] = []
+        self._samples: list[Sample] = lists[SAMPLED]
         self._columns = {
             _OPERATOR: self._operators(lists[_OPERATOR]),
             _RANGE: self._spans(_RANGE, lists[_RANGE])[1],
@@ -237,6 +251,17 @@ class Tables:
         for column in labels.keys() & columns.keys():
             columns[column] = _categories(columns[column], list(labels[column]))
         return pd.DataFrame(columns, copy=False)
+
+    def samples(self) -> "pd.DataFrame":
+        """Return Timeline.samples, of the processes "GPU 0 Counters"."""
+        rows = []
+        starts = nanoseconds([event.ts for event in self._samples]) + self._base_ns
+        for event, start in zip(self._samples, starts.tolist(), strict=True):
+            if device := _COUNTED_GPU.fullmatch(str(event.pid)):
+                for name, value in event.args.items():
+                    counter = name if "__" in name else event.name  # of several in one event, or the one of this name
+                    rows.append({"name": counter, "device": int(device[1]), "start": start, "value": float(value)})
+        return typed(rows, SAMPLE_COLUMNS)
 
     def collectives(self, groups: Mapping[str, ProcessGroup]) -> "pd.DataFrame":
         """Return Timeline.collectives."""

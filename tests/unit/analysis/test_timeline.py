@@ -19,7 +19,7 @@ from analysis.timeline import GpuWork, LostKernels, Timeline, clip_overlaps, kep
 
 ROOT = Path(__file__).resolve().parents[3]
 GPU = {"device": 0, "stream": 7}
-TABLES = ("steps", "operators", "kernels", "ranges", "api", "host", "collectives")
+TABLES = ("steps", "operators", "kernels", "ranges", "api", "host", "collectives", "samples")
 
 
 def sample(folder: Path) -> Path:

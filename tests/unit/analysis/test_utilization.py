@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.kineto_events import event, write
+from support.shared_files import OWN
+from support.timelines import timeline
 
+from analysis.diagnose.explain import explain
+from analysis.metrics.kernels.core_utilization import sampled_utilization
 from analysis.metrics.time.temporal import (
     CPU_OPERATORS,
     GPU_KERNELS,
@@ -17,9 +21,10 @@ from analysis.metrics.time.temporal import (
     compute_utilization,
     compute_utilization_rows,
 )
+from analysis.open import open_sources
 from analysis.readers.kineto.reader import read
 from analysis.render.tables import write_csv
-from analysis.timeline import LostKernels, Timeline
+from analysis.timeline import SAMPLE_COLUMNS, LostKernels, Timeline, typed
 from records.schema import COMPUTE_UTILIZATION, names
 
 STEPS = [event("ProfilerStep#3", 0, 500, "user_annotation"), event("ProfilerStep#4", 500, 500, "user_annotation")]
@@ -57,6 +62,16 @@ def test_communication_kernels_count_and_the_share_without_them_stands_beside(tm
     found = measured(tmp_path, events)
     assert found.compute_utilization == pytest.approx(0.6)
     assert found.compute_utilization_without_communication == pytest.approx(0.2)
+
+
+def test_a_rank_with_two_gpus_gets_the_mean_of_both(tmp_path: Path) -> None:
+    events = [
+        *STEPS,
+        event("gemm", 0, 1000, "kernel", args={"device": 0, "stream": 7}),
+        event("gemm", 0, 500, "kernel", args={"device": 1, "stream": 7}),
+    ]
+    found = measured(tmp_path, events)
+    assert (found.compute_utilization, found.devices) == (pytest.approx(0.75), 2)
 
 
 def test_on_a_cpu_outermost_operators_count_less_the_communication_inside_them(tmp_path: Path) -> None:
@@ -161,3 +176,33 @@ def test_rows_are_by_rank_with_the_trial_s_fields_in_front(tmp_path: Path) -> No
     write_csv(tmp_path / "compute_utilization.csv", rows, names(COMPUTE_UTILIZATION))
     header, first, *_ = (tmp_path / "compute_utilization.csv").read_text().splitlines()
     assert header.startswith("trial_id,") and header.endswith(",reason") and first.startswith("abc,,,,tiny,")
+
+
+# ---- sampled counters ----
+
+FILE = OWN / "kineto/sampled-counters.json"
+
+
+def test_utilization_is_the_mean_over_the_samples_of_each_step() -> None:
+    """Five samples in each of four steps; in three of them SMs are active 80 %, tensor pipes 40, 50, 60, 70 %."""
+    source = open_sources(FILE)
+    first = source.timelines[0].samples.iloc[0]
+    assert first["name"] == "sm__cycles_active.avg.pct_of_peak_sustained_elapsed"
+    assert (first["device"], first["value"]) == (0, 80.0) and source.problems == ()
+    (table,) = (finding.table for finding in explain(source) if finding.name == "sampled_utilization")
+    assert table["part"].tolist() == [0, 1, 2, 3] and table["begin_ms"].tolist() == [0, 1, 2, 3]
+    assert table["samples"].tolist() == [10] * 4 and table["sm_utilization"].tolist() == pytest.approx([0.48] * 4)
+    assert table["tensor_utilization"].tolist() == pytest.approx([0.24, 0.3, 0.36, 0.42])
+
+
+def test_without_steps_parts_are_equal_times_and_other_counters_do_not_count() -> None:
+    name = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
+    rows = [{"name": name, "device": 0, "start": 10 * n, "value": 5.0 * n} for n in range(20)]
+    rows.append({"name": "dram__bytes_read.sum", "device": 0, "start": 0, "value": 1e9})
+    made = timeline().replace(samples=typed(rows, SAMPLE_COLUMNS))
+    table = sampled_utilization(made)
+    assert len(table) == 20 and table["samples"].sum() == 20
+    assert table["tensor_utilization"].isna().all()
+    assert table["sm_utilization"].iloc[[0, -1]].tolist() == pytest.approx([0, 0.95])
+    assert not len(sampled_utilization(timeline()))
+    assert not len(sampled_utilization(made.replace(samples=made.samples[-1:])))
