@@ -133,11 +133,9 @@ def _mean(label: str, name: str, form: Callable[[Any], str]) -> Column:
         mean, low, high = (row.get(f"{name}{end}") for end in ("", "_low", "_high"))
         if mean is None or low is None or high is None:
             return form(mean)
-        return (
-            f"{form(mean)} \N{PLUS-MINUS SIGN} {form(high - mean)}"
-            if name != "speedup"
-            else (f"{form(mean)} ({form(low)} to {form(high)})")
-        )
+        if name == "speedup":
+            return f"{form(mean)} ({form(low)} to {form(high)})"
+        return f"{form(mean)} \N{PLUS-MINUS SIGN} {form(high - mean)}"
 
     return Column(label, (name, f"{name}_low", f"{name}_high"), text, lambda row: row.get(name))
 

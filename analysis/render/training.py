@@ -4,14 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from analysis import wording
 from analysis.diagnose.answer import Answer, Card
 from analysis.load import LoadedTrial
-from analysis.render.page import Figures, Section, Text
+from analysis.metrics.comparison.trainings import evaluations_of
+from analysis.render.page import Figures, Section
 from analysis.render.tables import Table, columns, computed, measured, write_csv
 from analysis.render.training_figures import (
     column,
@@ -21,11 +22,8 @@ from analysis.render.training_figures import (
     shown_scores,
     throughput_figure,
 )
-from common.errors import InputError
 from common.scores import Score, in_words, loss_unit
 from records.training import TrainRun, read_events
-
-T = TypeVar("T")
 
 _LAST_STEPS = 10
 """The answer shows the median training loss of this many steps; the loss of one step is mostly noise."""
@@ -37,20 +35,11 @@ class _Records:
     """What the curve and the events of a training record; those of `best` are of the best checkpoint."""
 
     loss: str
-    curve: list[dict[str, Any]] = field(default_factory=list)
+    curve: Sequence[dict[str, Any]]
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     resumes: list[int] = field(default_factory=list)
     attempts: list[dict[str, Any]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
-
-    def readable(self, read: Callable[[], Sequence[T]]) -> list[T]:
-        """Return what can be read; a damaged record is a problem."""
-        try:
-            return list(read())
-        except InputError as error:
-            self.problems.append(str(error))
-            return []
 
 
 def training_part(
@@ -58,7 +47,7 @@ def training_part(
 ) -> tuple[list[Answer], list[Section], dict[str, Callable[[Path], None]]]:
     """Return the answer, the section and the files of a page about a training; nothing if no trial is of kind train.
 
-    Damaged records are named and the rest is shown.
+    Raises SchemaError: the curve or the events of an attempt are damaged.
     """
     attempts = sorted((trial for trial in trials if trial.trial.kind == "train"), key=lambda trial: trial.trial.round)
     if not attempts:
@@ -83,25 +72,19 @@ def training_part(
     drawn = [
         *([loss_figure(curve, evaluations, records.resumes, records.loss)] if curve else []),
         *([learning_rate_figure(curve)] if curve else []),
-        evaluation_figure(evaluations, records.best.get("applied_steps")),
+        evaluation_figure(evaluations),
         throughput_figure(attempts),
     ]
     figures = Figures([figure for figure in drawn if figure is not None])
-    problems = [Text(problem, "decides") for problem in records.problems]
-    return [_answer(attempts, records)], [Section("Training", [*problems, figures, *shown])], files
+    return [_answer(attempts, records)], [Section("Training", [figures, *shown])], files
 
 
 def _read(run: TrainRun, attempts: Sequence[LoadedTrial]) -> _Records:
-    records = _Records(loss=run.loss_label())
-    records.curve = records.readable(run.read_curve)
-    evaluations: dict[int, dict[str, Any]] = {}
+    records = _Records(loss=run.loss_label(), curve=run.read_curve())
     for attempt in attempts:
-        events = records.readable(partial(read_events, attempt.directory))
+        events = read_events(attempt.directory)
         resumed = [event["applied_steps"] for event in events if event["event"] == "resumed" and not event["new_phase"]]
         records.resumes += resumed
-        # Steps repeated after a resume replace the earlier ones.
-        evaluations = {step: row for step, row in evaluations.items() if not resumed or step <= resumed[0]}
-        evaluations |= {event["applied_steps"]: dict(event) for event in events if event["event"] == "evaluated"}
         saved = [event for event in events if event["event"] == "saved"]
         if saved:
             known = saved[-1].get("best_checkpoint") is not None
@@ -112,7 +95,7 @@ def _read(run: TrainRun, attempts: Sequence[LoadedTrial]) -> _Records:
         row |= {name: getattr(attempt.trial, name) for name in ("world_size", "global_batch_size")}
         row |= {"last_checkpoint": saved[-1]["path"] if saved else "", "reason": attempt.row.get("reason") or ""}
         records.attempts.append(row)
-    for step, row in sorted(evaluations.items()):
+    for step, row in evaluations_of(run).items():
         scores = {name: value for name, value in row.items() if name not in ("event", "time_ns", "seconds", "best")}
         is_best = step == records.best.get("applied_steps")
         records.evaluations.append({**scores, "checkpoint": records.best["checkpoint"] if is_best else ""})

@@ -73,30 +73,18 @@ def learning_rate_figure(rows: Sequence[Row]) -> Figure:
     return lines_figure("learning_rate", "Learning rate", "", [("step", "learning rate", line, None)])
 
 
-def evaluation_figure(evaluations: Sequence[Row], best_step: float | None) -> Figure | None:
+def evaluation_figure(evaluations: Sequence[Row]) -> Figure | None:
     """Return the scores in percent by evaluation; None with fewer than two evaluations."""
-    shares = {name: known for name, known in shown_scores(evaluations).items()
-              if known.headline and known.unit in ("fraction", "percent")}  # fmt: skip
-    if len(evaluations) < 2 or not shares:
+    steps, known = column(evaluations, "applied_steps"), shown_scores(evaluations)
+    lines = {
+        one.label: (steps, (100 if one.unit == "fraction" else 1) * column(evaluations, name))
+        for name, one in known.items()
+        if one.headline and one.unit in ("fraction", "percent")
+    }
+    if len(evaluations) < 2 or not lines:
         return None
-
-    def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots()
-        axes.set(xlabel="step", ylabel="held-out score (%)")
-        whole_ticks(axes)
-        steps, lowest = column(evaluations, "applied_steps"), 0.0
-        for (name, known), colour in zip(shares.items(), _HELD_OUT, strict=False):
-            values = (100 if known.unit == "fraction" else 1) * column(evaluations, name)
-            lowest = min(lowest, float(np.nanmin(values, initial=0.0)))
-            curve(axes, steps, values, known.label, colour, marker="o", markersize=4)
-        axes.set_ylim(1.05 * lowest, 100)
-        if "nsp_accuracy" in shares:
-            rule(axes, "y", 50, "NSP by chance", "ink", label="NSP by chance")
-        if best_step is not None:
-            rule(axes, "x", best_step, "best checkpoint", "ink", label="best checkpoint", linestyle="dashed")
-        legend(axes, axes, loc="best")
-
-    return Figure(name="evaluation", title="Held-out scores", draw=draw, size=(5.2, 3.2), half=True)
+    chance = ("NSP by chance", 50.0) if "nsp_accuracy" in known else None
+    return lines_figure("evaluation", "Held-out scores", "", [("step", "held-out score (%)", lines, chance)])
 
 
 def throughput_figure(attempts: Sequence[LoadedTrial]) -> Figure | None:

@@ -40,7 +40,7 @@ _PROFILER = "torch"
 # Steps before those that are profiled: the first ones allocate.
 _WARM_UP_STEPS = 2
 # Settings that differ between the trainings, or that are no part of the question.
-_LEFT_OUT = ("seed", "data", "eval_data", "init", "log_every", "save_every", "keep")
+_LEFT_OUT = ("seed", "data", "eval_data", "log_every", "save_every", "keep")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.load import CIRCUMSTANCES, CONFIGURATION, Key, LoadedTrial, load_run
-from analysis.metrics.comparison.ratio import THRESHOLD, measured_rate, typical_time
+from analysis.metrics.comparison.ratio import THRESHOLD, measured_rate, ratio_columns, typical_time
 from analysis.metrics.comparison.runs import (
     by_key,
     change_of,
@@ -163,9 +163,7 @@ def _point(place: _Place, before: _Place | None, first: _Place | None, threshold
         "status": "ok" if good else str(row["status"]),
         "commit": run.environment.get("commit", ""),
         "rounds": len(good),
-        "samples_per_second": rate and rate.value,
-        "samples_per_second_low": rate and rate.low,
-        "samples_per_second_high": rate and rate.high,
+        **ratio_columns("samples_per_second", rate),
         "step_time_ms": typical_time([trial.window_times() for trial in good]).value if good else None,
         "time_ratio": None,
         "time_ratio_first": time_ratio(first.good, good)[0].value if first and good else None,

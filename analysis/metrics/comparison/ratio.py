@@ -50,6 +50,12 @@ class Ratio:
     high: float
 
 
+def ratio_columns(name: str, ratio: Ratio | None) -> dict[str, float | None]:
+    """Return a ratio as NAME, NAME_low and NAME_high of a row, all None without one."""
+    values = (None, None, None) if ratio is None else (ratio.value, ratio.low, ratio.high)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
+
+
 def ratio_interval(a: Sequence[np.ndarray], b: Sequence[np.ndarray], resamples: int = 2000) -> Ratio:
     """Return b's typical step time relative to a's, with its 95 % interval, of a hierarchical bootstrap.
 

@@ -26,6 +26,7 @@ from analysis.metrics.comparison.ratio import (
     decision,
     judged,
     rate_ratio,
+    ratio_columns,
     ratio_interval,
 )
 from common.errors import UsageError
@@ -88,7 +89,7 @@ def ratios_of(trials: Rounds, reference: Side = ("hf", "")) -> list[dict[str, An
             new, old = ([one for one in sides[side] if one.ok] for side in (name, reference))
             row = {**_fields(sides[name][0]), "reference": reference[0], "reference_levers": reference[1]}
             row |= {"rounds": len(new), "reference_rounds": len(old)}
-            row |= dict.fromkeys(("throughput_ratio", "throughput_ratio_low", "throughput_ratio_high", "time_saved"))
+            row |= {**ratio_columns("throughput_ratio", None), "time_saved": None}
             if new and old:
                 row |= _against(new, old, spread)
                 # Per sample, so that it stays true where the sides' steps differ in size.
@@ -126,9 +127,7 @@ def input_ratios(trials: Rounds) -> list[dict[str, Any]]:
         names = ("samples_per_second", "tokens_per_second", "shards_read_samples_per_second")
         row |= {name: _median(group, name) for name in names}
         row |= {"training_rounds": len(old), "training_samples_per_second": _median(old, "samples_per_second")}
-        row |= dict.fromkeys(("throughput_ratio", "throughput_ratio_low", "throughput_ratio_high"))
-        row |= _against(group, old, None) if old else {}
-        row.pop("decided", None)
+        row |= ratio_columns("throughput_ratio", _rate_ratio(old, group) if old else None)
         row["reason"] = "" if old else "training with the same data and configuration was not measured here"
         rows.append(row)
     return rows
@@ -159,11 +158,9 @@ def synthetic_gaps(trials: Rounds) -> list[dict[str, Any]]:
 
 
 def _against(new: Rounds, old: Rounds, spread: float | None) -> dict[str, Any]:
-    ratio = rate_ratio([trial.window_work() for trial in old], [trial.window_work() for trial in new])
-    reason = disturbed_side(new, old)
+    ratio, reason = _rate_ratio(old, new), disturbed_side(new, old)
     decided, why = ("cannot decide", reason) if reason else decision(len(new), len(old), ratio, spread)
-    ends = {"throughput_ratio_low": ratio.low, "throughput_ratio_high": ratio.high}
-    return {"throughput_ratio": ratio.value, **ends, "decided": decided, "reason": why}
+    return {**ratio_columns("throughput_ratio", ratio), "decided": decided, "reason": why}
 
 
 def _fields(trial: LoadedTrial) -> dict[str, Any]:
@@ -290,15 +287,16 @@ def change_of(old: Rounds, new: Rounds, threshold: float, spread: float | None) 
     """
     before, after = [t for t in old if t.ok], [t for t in new if t.ok]
     if not before or not after:
-        verdict, reason = _status_verdict(old, new)
-        return {**dict.fromkeys(("time_ratio", "time_ratio_low", "time_ratio_high")), "verdict": verdict,
-                "reason": reason}  # fmt: skip
+        return verdict_columns(None, *_status_verdict(old, new))
     ratio, undecided = time_ratio(before, after)
-    undecided = undecided or disturbed_side(before, after)
-    verdict, reason = ("cannot decide", undecided) if undecided else judged(
-        ratio, len(before), len(after), threshold, spread)  # fmt: skip
-    ends = {"time_ratio": ratio.value, "time_ratio_low": ratio.low, "time_ratio_high": ratio.high}
-    return {**ends, "verdict": verdict, "reason": reason}
+    if undecided := undecided or disturbed_side(before, after):
+        return verdict_columns(ratio, "cannot decide", undecided)
+    return verdict_columns(ratio, *judged(ratio, len(before), len(after), threshold, spread))
+
+
+def verdict_columns(ratio: Ratio | None, verdict: str, reason: str) -> dict[str, Any]:
+    """Return the columns of a verdict: time_ratio, time_ratio_low, time_ratio_high, verdict, reason."""
+    return {**ratio_columns("time_ratio", ratio), "verdict": verdict, "reason": reason}
 
 
 def time_ratio(before: Rounds, after: Rounds) -> tuple[Ratio, str]:

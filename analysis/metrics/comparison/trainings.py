@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.comparison.ratio import THRESHOLD, Ratio, decision, judged, ratio_interval
-from analysis.metrics.comparison.runs import Comparison, check_threshold, differing, paired
+from analysis.metrics.comparison.ratio import THRESHOLD, Ratio, decision, judged, ratio_columns, ratio_interval
+from analysis.metrics.comparison.runs import Comparison, check_threshold, differing, paired, verdict_columns
 from analysis.metrics.statistics import mean_interval
 from analysis.metrics.telemetry import energy
 from analysis.metrics.throughput import combine
@@ -60,8 +60,8 @@ class Course:
     """A training and its steps, a value per step up to its end."""
 
     row: dict[str, Any]
-    """TRAINING_COLUMNS, score_NAME of its last evaluation, `readings` (its evaluations: steps, step_seconds, epoch,
-    training_loss and `scores`), `cautions`, and `unknown` ({column: why it is None})."""
+    """TRAINING_COLUMNS, score_NAME of its last evaluation, `readings` (its evaluations: steps, step_seconds and
+    `scores`), `cautions`, and `unknown` ({column: why it is None})."""
     steps: Sequence[int] = ()
     seconds: Array = field(default_factory=lambda: np.zeros(0))
     """In the loop, at the end of the step; NaN where the step has no time."""
@@ -123,9 +123,15 @@ def _course(
         row |= {f"score_{name}": value for name, value in scores_in(evaluation).items()}
         row["evaluation_samples"] = evaluation["samples"]
     made = {step: entry for step, entry in _steps_made(attempts).items() if step <= last["step"]}
+    course = Course(
+        row=row,
+        steps=[entry["step"] for entry in curve],
+        seconds=np.array([made[entry["step"]][0] if entry["step"] in made else math.nan for entry in curve]),
+        loss=np.array([_finite(entry["loss"]) for entry in curve], dtype=float),
+    )
     if not made:
         row["unknown"]["step_seconds"] = "no step was timed"
-        return _with_steps(row, curve, made)
+        return course
     rows = [entry for _, entry in made.values()]
     row["step_seconds"] = sum(entry["step_time_ms"] for entry in rows) / 1000
     row["step_time_ms"] = float(np.median([entry["step_time_ms"] for entry in rows]))
@@ -141,7 +147,7 @@ def _course(
     row["epoch_seconds"] = samples_per_epoch / row["samples_per_second"] if samples_per_epoch else None
     if all(entry["real_tokens"] is not None for entry in rows):
         row["tokens"] = sum(entry["real_tokens"] for entry in rows)
-    row["readings"] = _readings(evaluations, curve, made, samples_per_epoch)
+    row["readings"] = _readings(evaluations, curve, made)
     unknown = row["unknown"]
     end_ns = max(*(entry["end_ns"] for entry in rows), evaluations.get(last["applied_steps"], {}).get("time_ns", 0))
     row["total_seconds"] = _wall_seconds(attempts, end_ns, unknown)
@@ -152,7 +158,7 @@ def _course(
         unknown["cost"] = "no price was given (--price-per-hour)"
     else:
         row["cost"] = price_per_hour / 3600 * row["total_seconds"]
-    return _with_steps(row, curve, made)
+    return course
 
 
 def _settings(attempts: Sequence[TrialDirectory]) -> dict[str, Any]:
@@ -192,41 +198,16 @@ def status_of(state: Row) -> tuple[str, str]:
     return (STOPPED if status == "ok" else status), str(state.get("reason") or "")
 
 
-def _with_steps(row: dict[str, Any], curve: Sequence[Row], made: Steps) -> Course:
-    return Course(
-        row=row,
-        steps=[entry["step"] for entry in curve],
-        seconds=np.array([made[entry["step"]][0] if entry["step"] in made else math.nan for entry in curve]),
-        loss=np.array([_finite(entry["loss"]) for entry in curve], dtype=float),
-    )
-
-
-def _readings(
-    evaluations: Mapping[int, Row], curve: Sequence[Row], made: Steps, samples_per_epoch: int | None
-) -> list[dict[str, Any]]:
+def _readings(evaluations: Mapping[int, Row], curve: Sequence[Row], made: Steps) -> list[dict[str, Any]]:
     ordered = sorted(made)
     ends = accumulate(made[step][1]["step_time_ms"] / 1000 for step in ordered)
     seconds = dict(zip(ordered, ends, strict=True))
-    entries = {entry["applied_steps"]: entry for entry in reversed(curve)}
-    readings: list[dict[str, Any]] = []
-    before = 0
-    for applied, one in evaluations.items():
-        entry = entries.get(applied)
-        if entry is None or entry["step"] not in seconds:
-            continue
-        losses = [_finite(each["loss"]) for each in curve if before < each["applied_steps"] <= applied]
-        known = [loss for loss in losses if loss is not None]
-        readings.append(
-            {
-                "steps": applied,
-                "step_seconds": seconds[entry["step"]],
-                "epoch": entry["samples"] / samples_per_epoch if samples_per_epoch else None,
-                "training_loss": sum(known) / len(known) if known else None,
-                "scores": scores_in(one),
-            }
-        )
-        before = applied
-    return readings
+    step_of = {entry["applied_steps"]: entry["step"] for entry in reversed(curve)}
+    return [
+        {"steps": applied, "step_seconds": seconds[step_of[applied]], "scores": scores_in(one)}
+        for applied, one in evaluations.items()
+        if step_of.get(applied) in seconds
+    ]
 
 
 def _steps_made(attempts: Sequence[TrialDirectory]) -> Steps:
@@ -245,16 +226,15 @@ def _steps_made(attempts: Sequence[TrialDirectory]) -> Steps:
 
 def _against(course: Course, first: Course) -> dict[str, Any]:
     row, before = course.row, first.row
-    columns: dict[str, Any] = {}
+    losses = dict(zip(first.steps, first.loss.tolist(), strict=True))
+    both = zip(course.steps, course.loss.tolist(), strict=True)
+    pairs = [(abs(loss - losses.get(step, math.nan)), -step) for step, loss in both]
+    differences = [pair for pair in pairs if math.isfinite(pair[0])]
+    columns: dict[str, Any] = {"compared_steps": len(differences)}
     if row["samples_per_second"] and before["samples_per_second"]:
         columns["speedup"] = row["samples_per_second"] / before["samples_per_second"]
         if row["samples"] == before["samples"]:
             columns["time_saved"] = (before["step_seconds"] - row["step_seconds"]) / before["step_seconds"]
-    losses = dict(zip(first.steps, first.loss.tolist(), strict=True))
-    own = zip(course.steps, course.loss.tolist(), strict=True)
-    pairs = [(abs(loss - losses.get(step, math.nan)), -step) for step, loss in own]
-    differences = [pair for pair in pairs if math.isfinite(pair[0])]
-    columns["compared_steps"] = len(differences)
     if differences:
         greatest, step = max(differences)
         columns |= {"greatest_loss_difference": greatest, "greatest_loss_difference_step": -step}
@@ -266,9 +246,13 @@ def _finite(value: float | None) -> float | None:
 
 
 def evaluations_of(run: TrainRun) -> dict[int, dict[str, Any]]:
-    """Return the events of a run's evaluations by updates made; one that was made again after a resume counts once."""
-    events = [event for directory in run.attempts() for event in read_events(directory)]
-    made = {event["applied_steps"]: event for event in events if event["event"] == "evaluated"}
+    """Return the events of a run's evaluations by updates made, without those of updates that were made again."""
+    made: dict[int, dict[str, Any]] = {}
+    for event in (one for directory in run.attempts() for one in read_events(directory)):
+        if event["event"] == "evaluated":
+            made[event["applied_steps"]] = event
+        elif event["event"] == "resumed" and not event["new_phase"]:
+            made = {steps: one for steps, one in made.items() if steps <= event["applied_steps"]}
     return dict(sorted(made.items()))
 
 
@@ -318,7 +302,7 @@ def summaries(rows: Sequence[Row], target: float | None = None) -> list[dict[str
 
     Columns: variant, seeds, whole (seeds that finished or reached the target), and of SUMMARIZED and each score_NAME
     the mean with _low and _high, Student's 95 % interval (None below two seeds); where a seed is not whole each is
-    None, with the reason under `unknown`. speedup: time of the first variant / own, to the target or per sample, with
+    None. speedup: time of the first variant / own, to the target or per sample, with
     _low and _high, decided and why (ratio.decision, a seed being a round). best_value and shares of communication
     are those of the first seed.
     """
@@ -327,15 +311,15 @@ def summaries(rows: Sequence[Row], target: float | None = None) -> list[dict[str
     first = next(iter(sides.values()), [])
     for variant, group in sides.items():
         whole = [row for row in group if row["status"] in WHOLE]
-        row: dict[str, Any] = {"variant": variant, "seeds": len(group), "whole": len(whole), "unknown": {}}
+        row: dict[str, Any] = {"variant": variant, "seeds": len(group), "whole": len(whole)}
         row |= {name: group[0].get(name) for name in ("best_score", "best_value", *_PROFILED)}
         for name in (*SUMMARIZED, *score_columns(group)):
-            row |= _mean(name, whole, len(group), row["unknown"])
-        row |= dict.fromkeys(("speedup", "speedup_low", "speedup_high", "decided", "why"))
+            row |= _mean(name, whole, len(group))
+        row |= {**ratio_columns("speedup", None), "decided": None, "why": None}
         if ratio := _ratio(group, first, target):
             row["speedup"] = ratio.value
             if group is not first:
-                row |= {"speedup_low": ratio.low, "speedup_high": ratio.high}
+                row |= ratio_columns("speedup", ratio)
                 row["decided"], row["why"] = decision(len(first), len(group), ratio, None)
         found.append(row)
     return found
@@ -354,18 +338,11 @@ def score_columns(rows: Sequence[Row]) -> list[str]:
     return [name for name in dict.fromkeys(names) if not name.endswith(("_low", "_high"))]
 
 
-def _mean(name: str, whole: Sequence[Row], seeds: int, unknown: dict[str, str]) -> dict[str, Any]:
-    """Return NAME, NAME_low and NAME_high over the seeds that are whole; say why they are unknown."""
+def _mean(name: str, whole: Sequence[Row], seeds: int) -> dict[str, Any]:
+    """Return NAME, NAME_low and NAME_high over the seeds; None unless all of them are whole and have it."""
     known = [row[name] for row in whole if row.get(name) is not None]
-    result: dict[str, Any] = dict.fromkeys((name, f"{name}_low", f"{name}_high"))
-    if len(whole) < seeds:
-        unknown[name] = f"{len(whole)} of {seeds} trainings ended well"
-    elif len(known) < len(whole):
-        unknown[name] = next((str(row["unknown"][name]) for row in whole if name in row["unknown"]), "not measured")
-    else:
-        mean = mean_interval(known)
-        result |= {key: value if math.isfinite(value) else None for key, value in zip(result, mean, strict=True)}
-    return result
+    mean = mean_interval(known if len(known) == seeds else ())
+    return {key: _finite(value) for key, value in zip(ratio_columns(name, None), mean, strict=True)}
 
 
 def _ratio(before: Sequence[Row], after: Sequence[Row], target: float | None) -> Ratio | None:
@@ -421,17 +398,9 @@ def compare_trainings(a: Row, b: Row, threshold: float = THRESHOLD) -> Compariso
 
 
 def _judged(before: Sequence[Row], after: Sequence[Row], target: Any, threshold: float) -> dict[str, Any]:
-    ratio = _ratio(before, after, target and target["value"])
-    if ratio is not None:
-        verdict, reason = judged(ratio, len(before), len(after), threshold, None)
-        ends = {"time_ratio": ratio.value, "time_ratio_low": ratio.low, "time_ratio_high": ratio.high}
-        return {**ends, "verdict": verdict, "reason": reason}
-    lacking = [
-        f"{name}: seed {row.get('seed')} {row['status']}"
-        for name, side in (("A", before), ("B", after))
-        for row in side
-        if row["status"] not in WHOLE
-    ]
+    if ratio := _ratio(before, after, target and target["value"]):
+        return verdict_columns(ratio, *judged(ratio, len(before), len(after), threshold, None))
+    rows = [("A", row) for row in before] + [("B", row) for row in after]
+    lacking = [f"{name}: seed {row.get('seed')} {row['status']}" for name, row in rows if row["status"] not in WHOLE]
     missed = all(row["status"] in WHOLE for row in before) and any(row["status"] == NOT_REACHED for row in after)
-    unknown = dict.fromkeys(("time_ratio", "time_ratio_low", "time_ratio_high"))
-    return {**unknown, "verdict": "regression" if missed else "cannot decide", "reason": ", ".join(lacking)}
+    return verdict_columns(None, "regression" if missed else "cannot decide", ", ".join(lacking))

@@ -1,4 +1,4 @@
-"""The training page: true figures, axes that agree, and records that are damaged named in place of a traceback."""
+"""The training page: true figures, axes that agree, and damaged records."""
 
 import math
 from pathlib import Path
@@ -111,26 +111,22 @@ def test_attempts_that_did_not_resume_are_not_counted_as_resumed(attempt: TrialD
         EVALUATED | {"mlm_loss": "3.0"},
     ],
 )
-def test_a_damaged_event_is_named_and_the_rest_is_shown(attempt: TrialDirectory, event: dict[str, Any]) -> None:
+def test_a_damaged_event_is_named(attempt: TrialDirectory, event: dict[str, Any]) -> None:
     write_events(attempt, event)
     with refused("file-damaged", "events.jsonl line 1"):
-        read_events(attempt)
-    page = report_page(run_of(attempt).run).read_text()
-    assert "events.jsonl line 1" in page and "BERT-tiny was trained for 40 of 40 steps" in page
+        report_page(run_of(attempt).run)
 
 
 HEADING = "step,applied_steps,samples,loss,learning_rate\n"
 
 
-def test_a_damaged_curve_is_named_and_the_rest_is_shown(attempt: TrialDirectory) -> None:
+def test_a_damaged_curve_is_named(attempt: TrialDirectory) -> None:
     run_of(attempt).curve_csv.write_text(HEADING + "0,1,8,nine,0.1\n")
     with refused("file-damaged", "curve.csv", "line 2", "nine"):
-        run_of(attempt).read_curve()
-    page = report_page(run_of(attempt).run).read_text()
-    assert "curve.csv" in page and "BERT-tiny was trained for 0 of 40 steps" in page
+        report_page(run_of(attempt).run)
 
 
-def test_the_best_checkpoint_is_marked_in_table_picture_and_words(attempt: TrialDirectory) -> None:
+def test_the_best_checkpoint_is_marked_in_table_and_words(attempt: TrialDirectory) -> None:
     best = {"best_checkpoint": "step-0000020", "best_applied_steps": 20, "best_score": "mlm_accuracy",
             "best_value": 0.25}  # fmt: skip
     saved = {"event": "saved", "applied_steps": 40, "path": "step-0000040", "seconds": 0.1, "size_bytes": 9}

@@ -132,7 +132,6 @@ def test_the_interval_over_seeds_is_students() -> None:
     assert ends(summaries(rows_of(10.0), 6.5)[0], "step_seconds") == [10.0, None, None]
     (part,) = summaries(rows_of(10.0, None, 12.0), 6.5)
     assert part["step_seconds"] is None and (part["seeds"], part["whole"]) == (3, 2)
-    assert "2 of 3" in part["unknown"]["step_seconds"]
     mean, low, high = mean_interval([])
     assert math.isnan(mean) and math.isnan(low) and math.isnan(high)
 
@@ -356,10 +355,9 @@ def test_time_rate_and_what_is_saved_are_those_worked_by_hand(pair: list[Trainin
     json.dumps([one, two], allow_nan=False)
 
 
-def test_epochs_and_readings_follow_from_the_samples_of_the_data(pair: list[Training]) -> None:
+def test_epochs_follow_from_the_samples_of_the_data(pair: list[Training]) -> None:
     _, row = rows_of_pair(pair, samples_per_epoch=16)
     assert row["epochs"] == 2 and row["epoch_seconds"] == pytest.approx(16 / 160)
-    assert [(one["epoch"], one["training_loss"]) for one in row["readings"]] == [(1.0, 3.625), (2.0, 2.2)]
     assert [one["scores"]["f1"] for one in row["readings"]] == [60.0, 80.5]
     assert rows_of_pair(pair)[1]["epochs"] is None
 
