@@ -149,7 +149,7 @@ def _breakdown(table: pd.DataFrame, run: _Run) -> Finding:
         table = table.drop(columns=["devices", *(name for name in table.columns if "memory" in name)])
     by_step = all(len(one.steps) and not one.is_part for one in run.timelines)
     slowest = number(max(row.span_ns / (row.steps if by_step else 1) for row in run.times) / 1e6)
-    what = "step" if by_step else "window"
+    what = "window" if any(one.is_part for one in run.timelines) else "step" if by_step else "recording"
     whose = f"The slowest rank's {what} takes {slowest} ms; over all ranks" if len(table) > 1 else ""
     sentence = f"{whose or f'A {what} takes {slowest} ms:'} {compute} computation, {exposed} exposed communication, "
     sentence += f"{waiting} idle."
@@ -325,6 +325,8 @@ def _steps(table: pd.DataFrame, run: _Run) -> Finding:
     whose = " of the slowest rank" if len(run.timelines) > 1 else ""
     sentence = f"The median step{whose} takes {number(median)} ms; the longest, step {int(longest['step'])}"
     sentence += f"{run.of_rank(longest.get('rank'))}, {number(float(longest['step_time_ms']))} ms."
+    if table["step"].nunique() == 1:
+        sentence = f"The only step{whose} takes {number(median)} ms."
     return Finding("steps", "Every step", table, sentence)
 
 
