@@ -1,29 +1,119 @@
-"""The questions that a command asks of a run of the harness: what it measured, what is fastest, what is conclusive."""
+"""The questions that a command asks of runs: what one measured, what is fastest, how two differ, and the page of it."""
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from analysis import wording
-from analysis.diagnose.answer import advice_of_profiles, complete_answers, points, script_answer, winners
-from analysis.diagnose.run import cautions_of_scripts, reference
+from analysis.diagnose.advice import Advice
+from analysis.diagnose.answer import (
+    advice_of_profiles,
+    complete_answers,
+    points,
+    script_answer,
+    winners,
+    without_measurement,
+)
+from analysis.diagnose.explain import comparison_findings, explain, to_do
+from analysis.diagnose.profiles import open_profile
+from analysis.diagnose.run import cautions_of_scripts, reference, trial_name
 from analysis.load import CIRCUMSTANCES, CONFIGURATION, LoadedTrial, load_run, measurement
+from analysis.metrics.classification import classify
 from analysis.metrics.communication.collectives import fitted_links, link_rows
-from analysis.metrics.comparison.runs import Side, input_ratios, ratios_of, side_of, synthetic_gaps
+from analysis.metrics.comparison import traces
+from analysis.metrics.comparison.history import history_of
+from analysis.metrics.comparison.ratio import THRESHOLD
+from analysis.metrics.comparison.runs import Side, compare_runs, input_ratios, ratios_of, side_of, synthetic_gaps
+from analysis.metrics.comparison.trainings import compare_trainings
+from analysis.metrics.scaling import project as projections
+from analysis.metrics.time.window import parse_window
+from analysis.open import open_sources, profiled_trials, trial_of
+from analysis.render.comparison_tables import history_blocks, trainings_comparison_blocks
+from analysis.render.pages import (
+    classification_blocks,
+    trainings_in,
+    write_classification_report,
+    write_report,
+    write_source_report,
+    write_trainings_report,
+)
 from analysis.render.result_tables import (
     answer_lines,
     caution_lines,
     collectives_table,
+    comparison_blocks,
     input_tables,
     light_blocks,
     links_table,
+    projection_blocks,
     results_blocks,
 )
-from analysis.views import View
-from common.errors import UsageError
-from records.run import RunDirectory
+from analysis.render.tables import Plain
+from analysis.render.terminal import run_screen, screen_of
+from analysis.views import View, of_findings
+from common.errors import BertbenchError, InputError, UsageError
+from records.classification import is_classification, read_result
+from records.run import RunDirectory, is_run
+from records.trainings import is_trainings, read_trainings
 
 Row = Mapping[str, Any]
+
+
+def analyze(path: Path, window: str = "steps") -> View:
+    """Explain a run directory: its measurements and its profiles.
+
+    Args:
+        path: the run directory.
+        window: as `views.analyze` takes it and raises.
+    """
+    parse_window(window)  # refuses before anything is read
+    directory = RunDirectory(path)
+    trials = load_run(directory)
+    rows, ratios = [dict(trial.row) for trial in trials], ratios_of(trials, reference(trials))
+    names = {trial.trial.trial_id: trial_name(trial) for trial in trials}
+    views: dict[str, View] = {}
+    advised: dict[str, Sequence[Advice]] = {}
+    problems: list[str] = []
+    folders = [folder.name for folder in profiled_trials(directory)]
+    for name in folders:
+        try:
+            opened = open_profile(directory.trial(name)).within(window)
+        except BertbenchError as error:  # the other trials may have the window
+            problems.append(f"{name}: {error}")
+            continue
+        advised[name] = opened.advice
+        views[name] = of_findings(
+            opened.findings, opened.source.problems, None, opened.source, kinds=list(opened.source.kinds)
+        )
+        problems += opened.source.problems
+    answers = complete_answers(trials, points(trials), ratios, str(path), advised)
+    shown, results = answers or [without_measurement(directory, trials)], results_blocks(rows, ratios)
+    notes = [
+        f"{names.get(name, name)}: {text}" for name, view in views.items() if view.screen for text in view.screen.answer
+    ]
+    return View(
+        document={
+            "path": str(path),
+            "kinds": ["run"],
+            "rows": rows,
+            "ratios": ratios,
+            "profiles": {name: view.document for name, view in views.items()},
+            "answers": [answer.to_json() for answer in answers],
+        },
+        blocks=[
+            *answer_lines(shown),
+            *results,
+            *(block for name, view in views.items() for block in (Plain(f"== {name}"), *view.blocks)),
+        ],
+        screen=run_screen(shown, results, notes),
+        tables={f"{name}/{table}": frame for name, view in views.items() for table, frame in view.tables.items()},
+        problems=problems,
+        verdict=""
+        if len(views) == len(folders) and all(view.document["findings"] for view in views.values())
+        else "incomplete",
+        source=next(iter(views.values())).source if len(views) == len(folders) == 1 else None,
+    )
 
 
 def throughput(
@@ -169,3 +259,151 @@ def _sentence(row: Row) -> str:
     ratio = f"{names}: {row['throughput_ratio']:.2f} x ({span}; rounds: {row['rounds']} and {row['reference_rounds']})"
     verdict = {"yes": "conclusive: they differ", "no": "conclusive: they are within 5 % of each other"}
     return f"{ratio}, {verdict.get(row['decided'], 'not conclusive yet: ' + row['reason'])}"
+
+
+def compare(a: Path, b: Path, threshold: float | None = None) -> View:
+    """Compare two run directories, two folders of trainings or two traces; a is the old one.
+
+    Args:
+        a: a folder or a file.
+        b: another of its kind.
+        threshold: relative change of the step time that is a regression; None for 0.05 of traces, 0.02 of others.
+
+    Raises:
+        InputError: one of them cannot be read.
+        SchemaError: a record was written by another version of bertbench.
+    """
+    least = THRESHOLD if threshold is None else threshold
+    if is_trainings(a) or is_trainings(b):
+        comparison = compare_trainings(read_trainings(a), read_trainings(b), least)
+        blocks = trainings_comparison_blocks(comparison)
+    elif is_run(a) and is_run(b):
+        comparison = compare_runs(RunDirectory(a), RunDirectory(b), least)
+        blocks = comparison_blocks(comparison)
+    else:
+        return _compare_traces(a, b, threshold)
+    decided = "undecided" if comparison.undecided else "" if comparison.rows else "nothing"
+    return View(
+        document=comparison.to_json(),
+        blocks=blocks,
+        verdict="regression" if comparison.regressed else decided,
+    )
+
+
+def _compare_traces(a: Path, b: Path, threshold: float | None) -> View:
+    # Trials of a run directory may hold a trace. Open the other path first: it is the one that does not fit.
+    opened = {path: open_sources(path) for path in sorted((a, b), key=is_run)}
+    before, after = (opened[path] for path in (a, b))
+    for source in (before, after):
+        if not source.timelines:
+            raise InputError(
+                "trace-without-work",
+                f"{source.path} contains no trace with times ({', '.join(source.kinds)}): give two traces",
+            )
+    least = traces.THRESHOLD if threshold is None else threshold
+    compared = traces.compare_traces(before.timelines, after.timelines, least, trials=(trial_of(a), trial_of(b)))
+    differences = [f"differs: {difference}" for difference in compared.differences]
+    numbers = ("per", "before_ms", "after_ms", "ratio", "verdict", "threshold")
+    about = {"a": str(a), "b": str(b), **{name: getattr(compared, name) for name in numbers}}
+    view = of_findings(
+        comparison_findings(compared),
+        [*differences, *before.problems, *after.problems],
+        **about,
+        differences=list(compared.differences),
+    )
+    return dataclasses.replace(view, verdict="regression" if compared.verdict == "slower" else "")
+
+
+def history(paths: Sequence[Path], threshold: float | None = None) -> View:
+    """Compare each measurement of several run directories with the previous one on the same kind of machine.
+
+    Args:
+        paths: run directories in any order.
+        threshold: as `compare` takes it.
+    """
+    runs = [RunDirectory(path) for path in dict.fromkeys(path.resolve() for path in paths)]
+    over_time = history_of(runs, THRESHOLD if threshold is None else threshold)
+    return View(
+        document=over_time.to_json(),
+        blocks=history_blocks(over_time),
+        problems=over_time.problems,
+        verdict="regression" if over_time.regressed else "",
+    )
+
+
+def page(path: Path, out: Path | None = None, price_per_hour: float | None = None, project: Sequence[int] = ()) -> View:
+    """Write the HTML page of a run, a folder of trainings, a profile or a classification, and return what it is of.
+
+    Args:
+        path: a run directory, a folder of trainings, a file of `train classify`, or anything that `analyze` reads.
+        out: folder to write; None for `report` in a run directory or a folder of trainings, report-NAME in the current
+            folder for a profile, NAME_results beside the file of a classification.
+        price_per_hour: price of the machine of a run, for the cost columns.
+        project: numbers of devices to project a run to.
+
+    Raises:
+        InputError: the path cannot be read.
+        SchemaError: a record was written by another version of bertbench.
+        UsageError: price_per_hour is not above 0, or the run cannot be projected.
+        StorageError: the page cannot be written.
+    """
+    if is_run(path):
+        return _page_of_run(RunDirectory(path), out, price_per_hour, project)
+    if trainings := trainings_in(path):
+        written, rows = write_trainings_report(path, trainings, out)
+        document = {"report": str(written), "trainings": list(rows)}
+        return View(document=document, blocks=[Plain(str(written))])
+    if is_classification(path):
+        return _page_of_classification(path, out)
+    source = open_sources(path)
+    findings = explain(source)
+    name = path.resolve().name.partition(".")[0] or "profile"
+    written = write_source_report(source, findings, out or Path(f"report-{name}"))
+    view = of_findings(findings, source.problems)
+    return dataclasses.replace(
+        view,
+        document={"report": str(written), **view.document},
+        screen=dataclasses.replace(screen_of(findings, to_do(source, findings)), closing=[Plain(str(written))]),
+    )
+
+
+def _page_of_run(run: RunDirectory, out: Path | None, price_per_hour: float | None, project: Sequence[int]) -> View:
+    written, answers = write_report(run, price_per_hour, out, project)
+    trials = load_run(run, price_per_hour)
+    projected = projections(trials, project) if project else []
+    ratios = ratios_of(trials, reference(trials))
+    measured = [trial for trial in trials if trial.trial.kind == "throughput"]
+    measured = measured or [trial for trial in trials if trial.trial.kind == "measure"]
+    results = results_blocks([trial.row for trial in measured if trial.row.get("status") is not None], ratios)
+    cautions = caution_lines(measured, cautions_of_scripts(measured), joined=True)
+    shown = answers or [without_measurement(run, trials)]
+    closing = [*(projection_blocks(projected) if project else []), Plain(str(written))]
+    document = {
+        "report": str(written),
+        "answers": [one.to_json() for one in answers],
+        "rows": [dict(trial.row) for trial in trials],
+        "ratios": ratios,
+    }
+    screen = run_screen(shown, results if measured else [], cautions)
+    return View(
+        document=document | ({"projection": projected} if projected else {}),
+        blocks=closing,
+        screen=dataclasses.replace(screen, closing=closing),
+    )
+
+
+def _page_of_classification(path: Path, out: Path | None) -> View:
+    result = read_result(path)
+    scored = classify(result.pairs, result.labels)
+    folder = out or result.root.with_name(f"{result.root.name}_results")
+    written = str(write_classification_report(result, scored, folder))
+    document = {
+        "file": str(path),
+        "run": dict(result.run),
+        "label_distribution": result.distribution,
+        **scored.to_json(),
+        "curve": [list(point) for point in result.curve],
+        "evaluations": [dict(one) for one in result.evaluations],
+        "page": written,
+    }
+    return View(document=document, blocks=[*classification_blocks(result, scored), Plain(written)])

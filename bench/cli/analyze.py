@@ -9,6 +9,7 @@ import tyro
 from bench.cli.options import Tables
 from bench.cli.result import ALL_TABLES, Result, of_view, when_writable
 from common.errors import InputError, UsageError
+from records.run import is_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +47,12 @@ def run(options: AnalyzeOptions) -> Result:
         )
     if output is not None:
         _check_output(output, paths)
-    view = analyze(paths, options.window)
+    if len(paths) == 1 and is_run(paths[0]):
+        from analysis import run_views
+
+        view = run_views.analyze(paths[0], options.window)
+    else:
+        view = analyze(paths, options.window)
     written, failure = when_writable(lambda: write_timeline(view, paths[0], output)) if output else ((), None)
     page = f"{ALL_TABLES} As a page: bertbench report {paths[0]}"
     several = f"One profile: bertbench analyze {paths[0]}/trials/ID. " if view.document.get("profiles") else ""

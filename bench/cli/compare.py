@@ -55,7 +55,7 @@ OPTIONS = {"compare A B [C ...]": CompareOptions}
 
 def run(options: CompareOptions) -> Result:
     """Compare; exit code 1 on a regression, UNDECIDED if that is not conclusive."""
-    from analysis import views
+    from analysis.run_views import compare, history
 
     if len(options.paths) < 2:
         raise UsageError("option-missing", "give two paths or more: bertbench compare --help")
@@ -65,7 +65,7 @@ def run(options: CompareOptions) -> Result:
         if getattr(options, name) not in (None, False):
             raise UsageError("option-not-applicable", f"{flag(name)} does not apply to {kind}: {why}")
     a, b, *more = options.paths
-    view = views.history(options.paths, options.threshold) if more else views.compare(a, b, options.threshold)
+    view = history(options.paths, options.threshold) if more else compare(a, b, options.threshold)
     code = {"regression": 1, "undecided": 0 if options.undecided_ok else UNDECIDED}.get(view.verdict, 0)
     verdict = "nothing to compare" if view.verdict == "nothing" else _VERDICTS[code]
     result = of_view(view, options, f"bertbench compare: {verdict}", ALL_TABLES, code)

@@ -41,7 +41,7 @@ OPTIONS = {"report PATH": ReportOptions}
 
 def run(options: ReportOptions) -> Result:
     """Write the page of a run, a profile or a classification."""
-    from analysis.views import page
+    from analysis.run_views import page
 
     path, out = options.path, options.out
     if options.project and not is_run(path):
