@@ -85,7 +85,7 @@ def trainings_blocks(run: Row) -> list[Block]:
         for one in row["cautions"]:
             cautions[one["code"]].append((row["folder"], f"{one['message']}; {one['remedy']}"))
     facts += [("caution", f"{', '.join(name for name, _ in same)}: {same[0][1]}") for same in cautions.values()]
-    return [*blocks, *training_notes(rows), Facts(facts)]
+    return [*blocks, Facts(facts)]
 
 
 def variants_table(variants: Sequence[Row]) -> Table:
@@ -109,17 +109,20 @@ _MakeColumn = Callable[[str, str, Callable[[Any], str]], Column]
 _MEANS = (
     ("time, s", "step_seconds", "fine"), ("with start-up, s", "total_seconds", "fine"),
     ("samples/s", "samples_per_second", "fine"), ("speed-up", "speedup", "fine"), ("last loss", "last_loss", "fine"),
-    ("energy, J", "energy_joules", "number"), ("cost", "cost", "number"),
+    ("energy, J", "energy_joules", "number"), ("cost", "cost", "number"), ("peak memory", "peak_memory_bytes", "size"),
 )  # fmt: skip
 _SHARES = (("exposed", "communication_exposed_share"), ("all-reduce", "all_reduce_share"))
 
 
 def _table(name: str, first: Sequence[Column], rows: Sequence[Row], column: _MakeColumn, csv: str = "") -> Table:
     """Return a table without the columns of which no row has a value."""
+    scores = {name: score(name.removeprefix("score_")) for name in score_columns(rows)}
+    best = dict.fromkeys(row["best_score"] for row in rows if row.get("best_score"))
     shown = [
         *first,
         *(column(label, field, FORMS[form]) for label, field, form in _MEANS),
-        *_scores(rows, column),
+        *(column(one.label, name, _text(one)) for name, one in scores.items() if one.headline),
+        *(column(f"best {one.label}", "best_value", _text(one)) for one in map(score, best)),
         *(measured(label, field, "percent") for label, field in _SHARES),
     ]
     known = [one for one in shown if not one.fields or any(row.get(one.fields[0]) is not None for row in rows)]
@@ -140,32 +143,8 @@ def _mean(label: str, name: str, form: Callable[[Any], str]) -> Column:
     return Column(label, (name, f"{name}_low", f"{name}_high"), text, lambda row: row.get(name))
 
 
-def _scores(rows: Sequence[Row], column: _MakeColumn) -> list[Column]:
-    known = {name: score(name.removeprefix("score_")) for name in score_columns(rows)}
-
-    def text(one: Score) -> Callable[[Any], str]:
-        return lambda value: UNKNOWN if value is None else one.text(value)
-
-    shown = [column(one.label, name, text(one)) for name, one in known.items() if one.headline]
-    best = {row["best_score"]: score(row["best_score"]) for row in rows if row.get("best_score")}
-    return shown + [column(f"best {one.label}", "best_value", text(one)) for one in best.values()]
-
-
-def training_notes(rows: Sequence[Row]) -> list[str]:
-    """Return what the tables have no column for, each value once: batch, threads, parameters, memory."""
-    notes: dict[str, dict[str, None]] = {}
-    for row in rows:
-        batch = f"{row['global_batch_size']} = {row['micro_batch_size']} x {row['grad_accum_steps']} x {row['devices']}"
-        memory = f"{wording.size(row['peak_memory_bytes'])} ({row['peak_memory_kind']})"
-        for label, field, text in (
-            ("global batch = micro batch x accumulation x devices", "global_batch_size", batch),
-            ("threads per process", "threads_per_rank", wording.count(row["threads_per_rank"])),
-            ("parameters", "parameters", wording.count(row["parameters"])),
-            ("peak memory per process", "peak_memory_bytes", memory),
-        ):
-            if row[field] is not None:
-                notes.setdefault(label, {})[text] = None
-    return ["; ".join(f"{label}: {', '.join(texts)}" for label, texts in notes.items())] if notes else []
+def _text(known: Score) -> Callable[[Any], str]:
+    return lambda value: UNKNOWN if value is None else known.text(value)
 
 
 def trainings_comparison_blocks(comparison: Comparison) -> list[Block]:

@@ -21,7 +21,7 @@ from analysis.metrics.comparison.trainings import WHOLE, Training, courses_of, s
 from analysis.metrics.scaling import measured_efficiency, pretraining_costs, project
 from analysis.open import Source
 from analysis.render import result_tables
-from analysis.render.comparison_tables import training_notes, trainings_table, variants_table
+from analysis.render.comparison_tables import trainings_table, variants_table
 from analysis.render.figure import Figure
 from analysis.render.page import (
     Block,
@@ -359,7 +359,7 @@ def write_trainings_report(
     tables = [variants_table(summaries(rows, target)), trainings_table(rows, "trainings.csv")]
     sections = [
         Section("", [headline], "answer"),
-        Section("Trainings", [*tables, *training_notes(rows)]),
+        Section("Trainings", tables),
         Section("Not finished", [Facts(failed)] if failed else []),
         Section("Figures", [Figures([figure])] if figure else []),
         Section("Each training", [Facts([(path.name, f"bertbench report {path}") for path in each])]),

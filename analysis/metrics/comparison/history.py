@@ -123,19 +123,16 @@ def _read(run: RunDirectory, problems: list[str]) -> Iterator[_Run]:
         why = f" ({row['status']}: {row['reason']})" if row else ""
         problems.append(f"{run.path}: skipped, because none of its measurements has a step{why}")
         return
-    by_device: dict[str, dict[Key, list[LoadedTrial]]] = defaultdict(dict)
-    for key, rounds in groups.items():
-        by_device[rounds[0].row["device"]][key] = rounds
-    spread = run_spread(trials)
-    for device, of_device in by_device.items():
-        where = [one for one in trials if one.row["device"] == device]
-        environment = environment_of(one.environment for one in where)
-        yield _Run(min(starts), run.path, of_device, spread, environment, _machine_of(where))
+    for device in dict.fromkeys(each[0].row["device"] for each in groups.values()):
+        of_device = {key: each for key, each in groups.items() if each[0].row["device"] == device}
+        environments = [one.environment for one in trials if one.row["device"] == device]
+        machine = _machine_of(environments)
+        yield _Run(min(starts), run.path, of_device, run_spread(trials), environment_of(environments), machine)
 
 
-def _machine_of(trials: Sequence[LoadedTrial]) -> str:
+def _machine_of(environments: Sequence[Mapping[str, Any]]) -> str:
     # What crashed early has not written down where it ran.
-    somewhere = next((one.environment for one in trials if one.environment.get("device_name")), {})
+    somewhere = next((one for one in environments if one.get("device_name")), {})
     cpu, gpus = somewhere.get("cpu") or {}, len(somewhere.get("gpus") or [])
     name, cores = somewhere.get("device_name") or "unknown device", cpu.get("usable_cores") or cpu.get("physical_cores")
     return f"{gpus} x {name}" if gpus else f"{name}, {cores} cores" if cores else str(name)

@@ -39,7 +39,7 @@ SCORE = "mlm_loss"
 SUMMARIZED = ("step_seconds", "loop_seconds", "total_seconds", "steps", "samples", "tokens", "samples_per_second",
               "last_loss", "energy_joules", "cost")  # fmt: skip
 """Columns with a mean and an interval over the seeds, besides the scores."""
-_PROFILED = ("communication_exposed_share", "all_reduce_share")
+_OF_FIRST_SEED = ("best_score", "best_value", "peak_memory_bytes", "communication_exposed_share", "all_reduce_share")
 _SAME_DATA = ("fingerprint", "held_out_fingerprint", "held_out_samples")
 
 
@@ -303,8 +303,8 @@ def summaries(rows: Sequence[Row], target: float | None = None) -> list[dict[str
     Columns: variant, seeds, whole (seeds that finished or reached the target), and of SUMMARIZED and each score_NAME
     the mean with _low and _high, Student's 95 % interval (None below two seeds); where a seed is not whole each is
     None. speedup: time of the first variant / own, to the target or per sample, with
-    _low and _high, decided and why (ratio.decision, a seed being a round). best_value and shares of communication
-    are those of the first seed.
+    _low and _high, decided and why (ratio.decision, a seed being a round). best_value, peak_memory_bytes
+    and shares of communication are those of the first seed.
     """
     found: list[dict[str, Any]] = []
     sides = _by_variant(rows)
@@ -312,7 +312,7 @@ def summaries(rows: Sequence[Row], target: float | None = None) -> list[dict[str
     for variant, group in sides.items():
         whole = [row for row in group if row["status"] in WHOLE]
         row: dict[str, Any] = {"variant": variant, "seeds": len(group), "whole": len(whole)}
-        row |= {name: group[0].get(name) for name in ("best_score", "best_value", *_PROFILED)}
+        row |= {name: group[0].get(name) for name in _OF_FIRST_SEED}
         for name in (*SUMMARIZED, *score_columns(group)):
             row |= _mean(name, whole, len(group))
         row |= {**ratio_columns("speedup", None), "decided": None, "why": None}
