@@ -324,10 +324,10 @@ def history(paths: Sequence[Path], threshold: float | None = None) -> View:
     runs = [RunDirectory(path) for path in dict.fromkeys(path.resolve() for path in paths)]
     over_time = history_of(runs, THRESHOLD if threshold is None else threshold)
     return View(
-        document=over_time.to_json(),
+        document=over_time,
         blocks=history_blocks(over_time),
-        problems=over_time.problems,
-        verdict="regression" if over_time.regressed else "",
+        problems=over_time["problems"],
+        verdict="regression" if over_time["regressed"] else "",
     )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from analysis import wording
 from analysis.load import CIRCUMSTANCES
-from analysis.metrics.comparison.history import History
 from analysis.metrics.comparison.runs import Comparison, describe
 from analysis.metrics.comparison.trainings import WHOLE, score_columns
 from analysis.render.tables import Block, Column, Facts, Table, columns, computed, measured, plain
@@ -16,21 +15,25 @@ from analysis.wording import FORMS, UNKNOWN, Row
 from common.scores import Score, score
 
 
-def history_blocks(history: History) -> list[Block]:
-    """Return a table per repeated measurement, a line per other one, and a count of the latest verdicts."""
-    runs = [point["run"] for one in history.series for point in one["points"]]
+def history_blocks(history: Row) -> list[Block]:
+    """Return a table per repeated measurement, a line per other one, and a count of the latest verdicts.
+
+    Args:
+        history: what history_of returned.
+    """
+    runs = [point["run"] for one in history["series"] for point in one["points"]]
     above = os.path.commonpath([Path(run).parent for run in runs])
     varied = [name for name in CIRCUMSTANCES if name not in ("kind", "data", "data_fingerprint", "command")
-              and len({str(one.get(name)) for one in history.series}) > 1]  # fmt: skip
+              and len({str(one.get(name)) for one in history["series"]}) > 1]  # fmt: skip
     blocks: list[Block] = []
-    for one in sorted(history.series, key=lambda one: len(one["points"]) < 2):
+    for one in sorted(history["series"], key=lambda one: len(one["points"]) < 2):
         settings = "".join(f", {name.replace('_', ' ')} {one.get(name) or 'default'}" for name in varied)
         data = "" if one["kind"] == "measure" else f", {wording.data(one)}"
         blocks += _series_blocks(one, f"{describe(one)}{data}{settings}: {one['machine']}", above)
-    newest = [one["points"][-1]["verdict"] or "first" for one in history.series]
+    newest = [one["points"][-1]["verdict"] or "first" for one in history["series"]]
     tally = ", ".join(f"{newest.count(name)} {name}" for name in dict.fromkeys(newest))
     counted = wording.counted(len(newest), "configuration")
-    return [*blocks, f"{counted}; latest verdicts: {tally}; threshold {100 * history.threshold:g} %"]
+    return [*blocks, f"{counted}; latest verdicts: {tally}; threshold {100 * history['threshold']:g} %"]
 
 
 def _series_blocks(one: Row, title: str, above: str) -> list[Block]:

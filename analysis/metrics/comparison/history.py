@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,33 +25,6 @@ from common.errors import InputError
 from records.run import RunDirectory
 
 
-@dataclass(frozen=True, slots=True)
-class History:
-    """What several runs measured, by time."""
-
-    series: tuple[dict[str, Any], ...]
-    """One measurement on one kind of machine: CONFIGURATION, CIRCUMSTANCES, machine, and `points`, a row per run.
-
-    Points have run, began (first step of the run, UTC), status (ok, or how every round ended), commit, rounds,
-    samples_per_second (of all ranks) with _low and _high, step_time_ms (median of the rounds' medians), time_ratio and
-    time_ratio_first (change_of since the last and the first point with a step time; above 1 is slower), verdict
-    (against the last), reason, changed (machine, versions and settings that differ). Unknown ones are None.
-    """
-    problems: tuple[str, ...]
-    """What could not be read."""
-    threshold: float
-
-    @property
-    def regressed(self) -> bool:
-        """Whether the newest point of any series is a regression."""
-        return any(one["points"][-1]["verdict"] == "regression" for one in self.series)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        about = {"threshold": self.threshold, "regressed": self.regressed, "problems": list(self.problems)}
-        return {**about, "series": list(self.series)}
-
-
 class _Run(NamedTuple):
     began_ns: int
     path: Path
@@ -74,11 +46,20 @@ class _Place(NamedTuple):
         return [trial for trial in self.rounds if trial.ok]
 
 
-def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> History:
+def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> dict[str, Any]:
     """Put the measurements of several runs in a row by time, each compared with the one before it.
 
     A series are measurements that compare_runs would pair, on machines that agree (device, cores, GPUs). Profiled,
     input-only and interrupted trials are left out.
+
+    Returns:
+        threshold, regressed (whether the newest point of any series is a regression), problems (what could not be
+        read), and `series`: CONFIGURATION, CIRCUMSTANCES, machine, and `points`, a row per run.
+
+        Points have run, began (first step of the run, UTC), status (ok, or how every round ended), commit, rounds,
+        samples_per_second (of all ranks) with _low and _high, step_time_ms (median of the rounds' medians), time_ratio
+        and time_ratio_first (change_of since the last and the first point with a step time; above 1 is slower),
+        verdict (against the last), reason, changed (machine, versions and settings that differ). Unknown ones are None.
 
     Raises:
         InputError: no run holds a measurement.
@@ -104,7 +85,9 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
         raise InputError("run-incomplete", f"none of {len(runs)} runs contains a measurement with steps{why}")
     series = [_series(chain, machine, threshold) for machine, each in chains.items() for chain in each]
     series.sort(key=lambda one: tuple(str(one[name]).rjust(12) for name in (*CONFIGURATION, "machine")))
-    return History(tuple(series), tuple(dict.fromkeys(problems)), threshold)
+    regressed = any(one["points"][-1]["verdict"] == "regression" for one in series)
+    problems = list(dict.fromkeys(problems))
+    return {"threshold": threshold, "regressed": regressed, "problems": problems, "series": series}
 
 
 def _read(run: RunDirectory, problems: list[str]) -> Iterator[_Run]:

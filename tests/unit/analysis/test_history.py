@@ -14,7 +14,7 @@ from support.fake_run import ENVIRONMENT, SECOND, START_NS, noisy_times, step_ro
 from support.refusals import refused
 
 from analysis.load import load_run
-from analysis.metrics.comparison.history import History, history_of
+from analysis.metrics.comparison.history import history_of
 from analysis.render.tables import Table
 from records.run import RunDirectory
 from records.trial import Trial
@@ -39,8 +39,8 @@ def changed(run: RunDirectory, **fields: Any) -> None:
         trial.env_json.write_text(json.dumps({**ENVIRONMENT, "schema_version": 1, **fields}))
 
 
-def points(history: History) -> list[dict[str, Any]]:
-    (series,) = history.series
+def points(history: dict[str, Any]) -> list[dict[str, Any]]:
+    (series,) = history["series"]
     return list(series["points"])
 
 
@@ -56,7 +56,7 @@ def test_runs_stand_by_time_and_each_is_compared_with_the_one_before(on_day: Any
     assert second["time_ratio"] == pytest.approx(1.001, abs=0.005)
     assert third["time_ratio"] == pytest.approx(1.2 / 1.001, rel=0.01)
     assert third["time_ratio_first"] == pytest.approx(1.2, rel=0.01)
-    assert history.regressed and not history_of([runs[1], runs[2]]).regressed
+    assert history["regressed"] and not history_of([runs[1], runs[2]])["regressed"]
     # Batch 16: 80 + 8 ms a step (fake_run.STEP_MS).
     assert first["step_time_ms"] == pytest.approx(88, rel=0.01) and first["rounds"] == 3
     rates = [16 * len(trial.window_times()) / trial.window_times().sum() * 1000 for trial in load_run(runs[1])]
@@ -69,7 +69,7 @@ def test_another_machine_makes_a_row_of_its_own_and_other_versions_do_not(on_day
     changed(old, git_commit="aaa")
     changed(new, git_commit="bbb", libraries={"torch": "2.14.0", "numpy": "2.4.6"})
     changed(other, device_name="Example GPU", gpus=[{"name": "Example GPU"}] * 2)
-    by_machine = {one["machine"]: one["points"] for one in history_of([old, new, other]).series}
+    by_machine = {one["machine"]: one["points"] for one in history_of([old, new, other])["series"]}
     assert {name: len(each) for name, each in by_machine.items()} == {
         "Example CPU 9000, 8 cores": 2,
         "2 x Example GPU": 1,
@@ -81,7 +81,7 @@ def test_another_machine_makes_a_row_of_its_own_and_other_versions_do_not(on_day
 def test_measurements_are_paired_as_those_of_two_runs_are(on_day: Any) -> None:
     runs = [on_day("a", 1, seed=1), on_day("b", 2, seed=2), on_day("c", 3, seed=2)]
     write_sweep(runs[2].path, **{**ONE, "seed": 3})
-    series = history_of(runs).series
+    series = history_of(runs)["series"]
     assert [[point["changed"] for point in one["points"]] for one in series] == [[[], ["seed: 1 -> 2"], []], [[]]]
 
 
@@ -97,7 +97,7 @@ def test_what_stops_to_run_is_a_regression_and_the_next_is_compared_with_the_las
     write_trial(
         failed, dataclasses.replace(trial, micro_batch_size=4), {0: step_rows(noisy_times(30, 20, 1), 4)}, status="ok"
     )
-    (series,) = [one for one in history_of([good, failed, again]).series if one["micro_batch_size"] == 16]
+    (series,) = [one for one in history_of([good, failed, again])["series"] if one["micro_batch_size"] == 16]
     first, second, third = series["points"]
     assert [one["status"] for one in (first, second, third)] == ["ok", "oom", "ok"]
     assert [one["verdict"] for one in (first, second, third)] == [None, "regression", "regression"]
@@ -138,8 +138,8 @@ def test_a_copy_of_a_run_does_not_hide_what_the_run_says(on_day: Any, tmp_path: 
     slower = [on_day("a", 1), on_day("b", 2, scale=1.3)]
     copy = shutil.copytree(slower[1].path, tmp_path / "runs" / "copy")
     history = history_of([*slower, RunDirectory(copy)])
-    assert history.regressed and [one["verdict"] for one in points(history)] == [None, "regression"]
-    assert len(history.problems) == 1 and str(copy) in history.problems[0]
+    assert history["regressed"] and [one["verdict"] for one in points(history)] == [None, "regression"]
+    assert len(history["problems"]) == 1 and str(copy) in history["problems"][0]
 
 
 def test_kinds_of_device_of_one_run_are_machines_of_their_own(on_day: Any) -> None:
@@ -147,5 +147,5 @@ def test_kinds_of_device_of_one_run_are_machines_of_their_own(on_day: Any) -> No
     on_gpu = dataclasses.replace(runs[0].trials()[0].read_trial(), device="cuda")
     environment = {**ENVIRONMENT, "device_name": "Example GPU", "gpus": [{"name": "Example GPU"}]}
     write_trial(runs[0], on_gpu, {0: step_rows([50.0] * 30, 16)}, environment=environment)
-    verdicts = {one["device"]: [point["verdict"] for point in one["points"]] for one in history_of(runs).series}
+    verdicts = {one["device"]: [point["verdict"] for point in one["points"]] for one in history_of(runs)["series"]}
     assert verdicts == {"cuda": [None], "cpu": [None, "regression", "no change"]}

@@ -264,5 +264,5 @@ def test_steps_with_other_numbers_of_samples_are_judged_by_the_time_per_sample(
 ) -> None:
     (row,) = compare_runs(script_run(tmp_path / "a", *old), script_run(tmp_path / "b", *new)).rows
     assert row["verdict"] == verdict and row["time_ratio"] == pytest.approx(ratio, rel=0.01)
-    (series,) = history_of([RunDirectory(tmp_path / name) for name in "ab"]).series
+    (series,) = history_of([RunDirectory(tmp_path / name) for name in "ab"])["series"]
     assert [point["verdict"] for point in series["points"]] == [None, verdict]

@@ -214,7 +214,7 @@ def test_history_knows_a_script_by_its_name(tmp_path: Path) -> None:
             one = script(implementation="t.py", round=number)
             stepped(dataclasses.replace(one, command=(f"/{name}/t.py",)), tmp_path / name, 30, step_ms, name)
     runs = [RunDirectory(tmp_path / name) for name in ("new", "old")]
-    (series,) = history_of(runs).series
+    (series,) = history_of(runs)["series"]
     assert series["implementation"] == "t.py"
     assert [Path(point["run"]).name for point in series["points"]] == ["old", "new"]
     speeds = [(point["step_time_ms"], point["samples_per_second"]) for point in series["points"]]
@@ -231,7 +231,7 @@ def test_history_of_steps_without_samples_has_no_throughput(tmp_path: Path) -> N
             row = {"step": number, "step_time_ms": 2.0, "start_ns": number * 2_000_000}
             writer.write({**dict.fromkeys(STEP_COLUMNS), **row})
     found = history_of([RunDirectory(tmp_path)])
-    (point,) = found.series[0]["points"]
+    (point,) = found["series"][0]["points"]
     assert (point["step_time_ms"], point["samples_per_second"]) == (2.0, None)
     assert "2.00 ms per step" in str(history_blocks(found)[0])
 
