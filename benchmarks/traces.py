@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TRACES = ROOT.parent / "shared" / "traces" / "kineto"
 FOLDERS = ("megatron-8-ranks", "dlrm-8-ranks")
 HTA = ("HolisticTraceAnalysis==0.5.0", "pandas<3")
-NEEDED = {"fresh_ratio": 9.0, "warm_ratio": 15.0, "memory_ratio": 0.5}
+NEEDED = {"fresh_ratio": 7.0, "warm_ratio": 11.0, "memory_ratio": 0.5}
 BOTH = "both"
 REPETITIONS = 2
 _SAMPLE_SECONDS = 0.005
