@@ -218,6 +218,8 @@ def _cards(best: Point, floor: Row | None, ratio: Row | None) -> Iterator[Card]:
         note = f"{wording.percent(row['padding_efficiency'])} of all positions" if padded else "no padding is computed"
         yield Card("real tokens per second", wording.number(row["tokens_per_second"] * per_sample), note)
     yield Card("step time", f"{wording.number(best.step_ms.value)} ms", _span(best.step_ms))
+    if (cost := row.get("cost_per_million_samples")) is not None:
+        yield Card("cost of a million samples", wording.number(cost), "at the given price")
     if floor is not None:
         note = f"{wording.number(floor['floor_ms'])} of {wording.number(floor['step_time_ms'])} ms a step"
         yield Card("of the speed of light", wording.percent(floor["of_floor"]), note)

@@ -42,7 +42,7 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
 
   doctor                   check this machine and which tools can run on it
   data, convert            prepare data sets; convert checkpoints
-  train                    train or resume a task; --vary, --seeds, --until compare
+  train                    train or resume a task, or compare several
   predict                  predict with a trained model
   eval                     official scores
   tune, autotune           search: best score, throughput

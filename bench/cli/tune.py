@@ -109,7 +109,7 @@ class TuneOptions(Printed):
 OPTIONS = {"tune TASK": TuneOptions}
 
 # Options of a training that do not change its result, or that define the comparison.
-_NOT_SEARCHED = (
+NOT_SEARCHED = (
     "task", "file", "benchmark_task", "phase", "out", "json", "device", "devices", "threads", "max_seconds", "log_to",
     "log_every", "save_every", "keep", "eval_every", "eval_data", "eval_samples", "best_by",
     "deepspeed_config",
@@ -145,7 +145,7 @@ def run(call: TuneCall) -> Result:
                 "tune starts the processes of its trials itself: run it without torchrun, once per worker (`bertbench "
                 "submit` with --launcher none)",
             )
-        space = make_space(options.search, options.space, option_kinds(_NOT_SEARCHED))
+        space = make_space(options.search, options.space, option_kinds(NOT_SEARCHED))
         _check_given_once(base, space)
         out = run_folder(options.out)
         if is_train_run(out):

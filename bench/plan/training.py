@@ -54,8 +54,7 @@ class TrainOptions:
     Examples:
         bertbench train pretrain --preset tiny --data synthetic --steps 20 --global-batch-size 32
         bertbench train squad --data runs/squad --init bert-base --out runs/squad-train
-        bertbench train glue --task mrpc --data runs/glue-data --init bert-base --epochs 3
-        bertbench train gap --vary head=mul,concat --help  # several trainings: --vary, --seeds, --until
+        bertbench train gap --data runs/gap --vary head=mul,concat  # several trainings: --vary, --seeds, --until
     """
 
     GROUPS: ClassVar[Groups] = {

@@ -379,8 +379,8 @@ def test_the_report_of_a_training_shows_one_curve_and_names_damage(tmp_path: Pat
     assert "BERT-tiny was trained for 5 of 8 steps" in page and "It took 2 attempts, 1 of which resumed" in page
     assert (place.run.report / "loss.png").stat().st_size > 1000
     place.curve_csv.write_text("step,loss\nx,1\n")
-    page = report_page(place.run).read_text()
-    assert "curve.csv line 2" in page
+    with refused("file-damaged", "curve.csv line 2"):
+        report_page(place.run)
 
 
 def test_a_training_whose_checkpoint_would_not_fit_is_refused_before_it_begins(

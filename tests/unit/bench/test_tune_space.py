@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from bench.cli.tune import search_kinds
+from bench.cli.tune import NOT_SEARCHED
+from bench.plan.training import option_kinds
 from bench.tune.space import Kind, make_space
 from common.errors import Code
 
@@ -65,9 +66,9 @@ def test_the_size_is_the_number_of_combinations(words: list[str], size: int | No
 @pytest.mark.parametrize(
     ("word", "code", "fact"),
     [
-        ("learning_rate", "option-value", "--search 'learning_rate': give NAME=VALUE"),
-        ("learning_rate=", "option-value", "--search 'learning_rate=': give NAME=VALUE"),
-        ("=1,2", "option-value", "--search '=1,2': give NAME=VALUE"),
+        ("learning_rate", "option-value", "'learning_rate': give NAME=VALUE"),
+        ("learning_rate=", "option-value", "'learning_rate=': give NAME=VALUE"),
+        ("=1,2", "option-value", "'=1,2': give NAME=VALUE"),
         ("learning_rat=1,2", "option-choice", "'learning_rate'"),
         ("learning_rate=3e-5", "option-value", "learning_rate=3e-05"),
         ("micro_batch_size=4,4", "option-value", "micro_batch_size=4,4"),
@@ -127,7 +128,7 @@ def test_an_absent_file_is_named(tmp_path: Path) -> None:
 
 
 def test_settings_of_a_training_can_be_searched_and_what_decides_on_comparison_cannot() -> None:
-    kinds: dict[str, Any] = search_kinds()
+    kinds: dict[str, Any] = option_kinds(NOT_SEARCHED)
     assert {"learning_rate": float, "micro_batch_size": int, "preset": str, "init": str, "seed": int}.items() <= (
         kinds.items()
     )
