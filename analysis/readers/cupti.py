@@ -52,7 +52,7 @@ _WORK |= {"bytes": ("bytes", 0), "grid_x": ("gridX", 0), "grid_y": ("gridY", 0),
 _OWNER = {"global_tid": ("globalTid", -1), "process_id": ("processId", -1), "thread_id": ("threadId", -1)}
 _CALL = {"text": ("nameId", -1), "number": ("cbid", -1)}
 _NAMED_BY = {
-    "kernel": {"text": ("demangledName/shortName/name", -1)},
+    "kernel": {"demangled": ("demangledName", -1), "short": ("shortName", -1), "plain": ("name", -1)},
     "memcpy": {"copy": ("copyKind", -1), "source": ("srcKind", -1), "target": ("dstKind", -1)},
     "memset": {"none": ("", 0)},
     "graph": {"graph": ("graphId", -1)},
@@ -88,7 +88,7 @@ def read_work(database: Database, first_memory_kind: int, problems: list[str]) -
         return f"{direction} ({source} -> {target})" if source and target else direction
 
     names: dict[str, Callable[..., str]] = {
-        "kernel": lambda number: database.strings.get(number, UNNAMED),
+        "kernel": lambda *ids: next((database.strings[one] for one in ids if one in database.strings), UNNAMED),
         "memcpy": copy,
         "memset": lambda _: "Memset",
         "graph": lambda number: "CUDA graph" if number < 0 else f"CUDA graph {number}",

@@ -40,8 +40,12 @@ class Database:
         self._connection = self._connect()
         columns = "sqlite_master t, pragma_table_info(t.name) c WHERE t.type = 'table'"
         self.tables: dict[str, list[str]] = {}
-        for table, column in self._select("t.name, c.name", columns):
-            self.tables.setdefault(table, []).append(column)
+        try:
+            for table, column in self._select("t.name, c.name", columns):
+                self.tables.setdefault(table, []).append(column)
+        except InputError:
+            self.close()
+            raise
 
     def _connect(self) -> sqlite3.Connection:
         # immutable: no lock and no journal, so that a read-only folder does.
@@ -63,21 +67,17 @@ class Database:
 
         Args:
             table: the name of the table; one that is not there has no rows.
-            columns: by name what to read: the table's column, or several with "/" between, of which the first that is
-                not NULL counts; and the value where all are NULL or missing.
+            columns: by name what to read: the table's column, and the value where it is NULL or missing.
         """
-        present = {
-            name: (names, value)
-            for name, (choices, value) in columns.items()
-            if (names := [f'"{one}"' for one in choices.split("/") if one in self.tables.get(table, ())])
-        }
+        known = self.tables.get(table, ())
+        present = {name: (column, value) for name, (column, value) in columns.items() if column in known}
         first, last, count = 0, 0, 0
         if present:
             (first,), (last,), (count,) = (
                 next(self._select(of, table)) for of in ("min(rowid)", "max(rowid)", "count(*)")
             )
         read = {name: np.empty(count, dtype=np.int64) for name in present}
-        fields = ", ".join(f"coalesce({', '.join(names)}, {value})" for names, value in present.values())
+        fields = ", ".join(f'coalesce("{column}", {value})' for column, value in present.values())
         lines = f"(SELECT rowid AS number, printf('{'%d ' * len(present)}', {fields}) AS line FROM {table}"  # noqa: S608 # nosec B608
 
         def fill(place: int, after: int, until: int) -> None:
@@ -185,4 +185,8 @@ def unpacked(path: Path) -> Iterator[Path]:
 
 def is_of_nvprof(head: "Head") -> bool:
     """Return whether an SQLite database is nvprof's, by its table of texts."""
-    return b"StringTable" in head.data
+    named = [table for table in _TEXTS if table.encode() in head.data]
+    if not named:  # its pages are far into the file
+        with unpacked(head.path) as plain, open_database(plain, head.path) as database:
+            named = [table for table in _TEXTS if table in database.tables]
+    return named == ["StringTable"]

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from analysis.counters import IDENTITY, KernelCounters
 from analysis.readers.kineto.collectives import process_groups
 from analysis.readers.kineto.events import Content, CounterEvent, InexactTimesError, load, whole
-from analysis.readers.kineto.tables import COUNTED, Tables
-from analysis.timeline import LostKernels, Timeline
+from analysis.readers.kineto.tables import COUNTED, SAMPLED, Tables
+from analysis.timeline import SAMPLE_COLUMNS, LostKernels, Timeline, typed
 from common.errors import Code, InputError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from analysis.readers.registry import Head
 
 _UNITS = {".pct": "%", "bytes": "byte", "inst": "inst", "cycles": "cycle"}
@@ -87,7 +89,8 @@ def read_contents(path: Path) -> tuple[Timeline] | tuple[Timeline, KernelCounter
     devices = {device["id"]: device for device in about.deviceProperties or ()}
     made_later: dict[str, Any] = {name: partial(tables.frame, name) for name in ("operators", "ranges", "api", "host")}
     made_later |= {"steps": tables.steps, "kernels": tables.work, "collectives": partial(tables.collectives, groups)}
-    made_later["samples"] = tables.samples
+    if SAMPLED in tables.filled:
+        made_later["samples"] = partial(_samples, content.counter_events(SAMPLED), base)
     timeline = Timeline(
         rank=_rank(about, path),
         **made_later,
@@ -165,3 +168,15 @@ def _counters(
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def _samples(samples: Sequence[CounterEvent], base_ns: int) -> "pd.DataFrame":
+    """Return the hardware counters that CUPTI sampled, "GPU 0 Counters", as Timeline.samples."""
+    rows = []
+    for event in samples:
+        if (device := re.fullmatch(r"GPU (\d+) Counters", str(event.pid))) and isinstance(event.args, dict):
+            start = round(float(event.ts or 0) * 1000) + base_ns
+            for name, value in event.args.items():
+                counter = name if "__" in name else event.name  # of several in one event, or the one of this name
+                rows.append({"name": counter, "device": int(device[1]), "start": start, "value": _number(value)})
+    return typed(rows, SAMPLE_COLUMNS)

@@ -17,26 +17,24 @@ import numpy.typing as npt
 from analysis.intervals import Integers, nesting
 from analysis.names import PRECISIONS, family, has_roofline, is_gpu_library, kernel_collective, precision
 from analysis.readers.kineto.collectives import HostCall, collectives, is_host_call
-from analysis.readers.kineto.events import SAMPLED, Event, Sample, nanoseconds, whole_numbers
+from analysis.readers.kineto.events import Event, nanoseconds, whole_numbers
 from analysis.readers.steps import empty_steps, launch_moments, marked_steps
 from analysis.timeline import (
     EVALUATES,
     HOST_NS,
     MISSING,
     MODULE,
-    SAMPLE_COLUMNS,
     GpuWork,
     ProcessGroup,
     clip_overlaps,
-    typed,
     where,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COUNTED = "cuda_profiler_range"
-"""Category of counters of a kernel."""
+COUNTED, SAMPLED = "cuda_profiler_range", "hardware_counters"
+"""Categories of counters of a kernel, and of hardware counters that CUPTI sampled."""
 _OPERATOR, _RANGE, _CALL, _HOST, _WORK, _NO_TABLE = "operators", "ranges", "api", "host", "kernels", "none"
 _KINDS = ("kernel", "memcpy", "memset")
 _KIND = {"kernel": 0, "Kernel": 0, "gpu_memcpy": 1, "Memcpy": 1, "gpu_memset": 2, "Memset": 2}
@@ -54,7 +52,8 @@ _TABLES = {
     **dict.fromkeys(("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward"), _NO_TABLE),
     **dict.fromkeys(("gpu_user_annotation", "cuda_sync", "cuda_event", "xpu_sync", "collective_comm"), _NO_TABLE),
 }
-_COUNTED_GPU = re.compile(r"GPU (\d+) Counters")
+_TIMED = ("X", "C")
+"""Phases of events with a duration and of values of counters."""
 _LOADS = re.compile("lazy function loading|module loading", re.IGNORECASE)
 _LAUNCH = re.compile("LaunchKernel|KernelLaunch|GraphLaunch")
 _Columns = dict[str, Any]
@@ -77,10 +76,11 @@ class Tables:
 
     def __init__(self, events: Iterable[Event], base_ns: int, truncated: bool) -> None:
         """Take the events of a trace, and what is added to their times. Raises InexactTimesError."""
-        lists: dict[str, list[Any]] = {table: [] for table in _TABLES.values()}
+        lists: dict[str, list[Event]] = {table: [] for table in _TABLES.values()}
         by_category = defaultdict(list, {category: lists[table] for category, table in _TABLES.items()})
         for event in events:  # those of one table in the order of the file
-            by_category[event.cat].append(event)
+            if event.ph in _TIMED:
+                by_category[event.cat].append(event)
         self._base_ns, self.timeless = base_ns, 0
         self.unknown = Counter({name: len(rows) for name, rows in by_category.items() if name not in _TABLES})
         """Number of events by category that is not understood."""
@@ -88,7 +88,6 @@ class Tables:
         self._names: dict[str, list[str]] = {}
         self._threads, self._inputs = _Codes(), _Codes({"": 0})
         self.host_calls: list[HostCall] = []
-        self._samples: list[Sample] = lists[SAMPLED]
         self._columns = {
             _OPERATOR: self._operators(lists[_OPERATOR]),
             _RANGE: self._spans(_RANGE, lists[_RANGE])[1],
@@ -184,7 +183,7 @@ class Tables:
             "correlation_id": whole_numbers([one.correlation for one in args], -1),
             "bytes": whole_numbers([one.bytes for one in args], 0),
         }
-        shape = np.array([one.grid for one in args], dtype=np.int32).reshape(-1, 3)
+        shape = np.array([one.grid for one in args], dtype=np.int64).astype(np.int32).reshape(-1, 3)
         more |= {f"grid_{letter}": shape[:, axis] for axis, letter in enumerate("xyz")}
         per_sm = np.array([one.blocks_per_sm for one in args], dtype=np.float64)
         more |= {"blocks_per_sm": per_sm} if np.isfinite(per_sm).any() else {}
@@ -251,17 +250,6 @@ class Tables:
         for column in labels.keys() & columns.keys():
             columns[column] = _categories(columns[column], list(labels[column]))
         return pd.DataFrame(columns, copy=False)
-
-    def samples(self) -> "pd.DataFrame":
-        """Return Timeline.samples, of the processes "GPU 0 Counters"."""
-        rows = []
-        starts = nanoseconds([event.ts for event in self._samples]) + self._base_ns
-        for event, start in zip(self._samples, starts.tolist(), strict=True):
-            if device := _COUNTED_GPU.fullmatch(str(event.pid)):
-                for name, value in event.args.items():
-                    counter = name if "__" in name else event.name  # of several in one event, or the one of this name
-                    rows.append({"name": counter, "device": int(device[1]), "start": start, "value": float(value)})
-        return typed(rows, SAMPLE_COLUMNS)
 
     def collectives(self, groups: Mapping[str, ProcessGroup]) -> "pd.DataFrame":
         """Return Timeline.collectives."""

@@ -183,11 +183,12 @@ def test_records_without_a_process_or_times_and_ranks_that_two_claim(tmp_path: P
     export = Export(tmp_path / "a.sqlite").strings(i3="gemm")
     export.table("NVTX_EVENTS", "start end text globalTid", [{"start": 1, "end": 9, "text": "a", "globalTid": tid(40)}])
     times = [(2, 4), (9, 5), (3, None), (5, 5)]
-    rows = [{"start": start, "end": end, "demangledName": 3} for start, end in times]
-    export.table("CUPTI_ACTIVITY_KIND_KERNEL", "start end demangledName", rows)
+    rows = [{"start": start, "end": end, "demangledName": end and end - 1, "shortName": 3} for start, end in times]
+    export.table("CUPTI_ACTIVITY_KIND_KERNEL", "start end demangledName shortName", rows)
     found = only(read(export.done()))
     assert (found.process, names(found)) == (40, ["a"])
     assert found.kernels[["start", "end"]].values.tolist() == [[2, 4], [5, 5]]
+    assert found.kernels["name"].tolist() == ["gemm", "gemm"]  # the second by its short name
     assert [problem.split()[0] for problem in found.problems if "without start or end" in problem] == ["2"]
     capture = [nvtx(50, 500, process, eventType=60, text="bertbench:capture", int64Value=0) for process in (40, 41)]
     (tmp_path / "b").mkdir()

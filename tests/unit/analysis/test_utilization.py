@@ -195,6 +195,15 @@ def test_utilization_is_the_mean_over_the_samples_of_each_step() -> None:
     assert table["tensor_utilization"].tolist() == pytest.approx([0.24, 0.3, 0.36, 0.42])
 
 
+def test_counters_without_a_value_and_events_of_unknown_phases_are_no_error(tmp_path: Path) -> None:
+    values = {"sm__cycles_active.avg.pct_of_peak_sustained_elapsed": None}
+    sample = {"ph": "C", "cat": "hardware_counters", "pid": "GPU 0 Counters", "name": "c", "ts": 12.5, "args": values}
+    odd = [{}, {"name": "m", "ts": 1}, {"ph": "r"}]
+    found = read(write(tmp_path / "a.json", [*STEPS, event("gemm", 0, 1, "kernel"), sample, *odd]))
+    assert len(found.kernels) == 1 and found.samples["start"].tolist() == [12_500]
+    assert found.samples["value"].isna().all()
+
+
 def test_without_steps_parts_are_equal_times_and_other_counters_do_not_count() -> None:
     name = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
     rows = [{"name": name, "device": 0, "start": 10 * n, "value": 5.0 * n} for n in range(20)]
