@@ -364,7 +364,7 @@ def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
         headline = f"This run breaks down a step: {wording.floor_sentence(good['components'])}"
     elif kinds:
         contents = " and ".join(_CONTENTS.get(kind, kind) for kind in sorted(kinds))
-        headline = f"This run has {contents} alone. Throughput was not measured."
+        headline = f"This run has only {contents}: throughput was not measured."
     else:
         tally = Counter(str(trial.row["status"]) for trial in trials)
         ended = ", ".join(f"{count} {status}" for status, count in tally.items())

@@ -11,7 +11,7 @@ import tyro
 
 from bench.cli.options import Tables
 from bench.cli.result import ALL_TABLES, Result, of_view
-from common.errors import InputError, UsageError
+from common.errors import Code, InputError, UsageError
 from common.flags import flag
 from records.run import is_run
 from records.trainings import is_trainings
@@ -95,6 +95,10 @@ def _kind(paths: Sequence[Path]) -> str:
                 raise InputError("path-missing", f"{path} does not exist: give run directories")
         return "three or more runs"
     if any(map(is_trainings, paths)):
+        for path in paths:
+            if not is_trainings(path):
+                code: Code = "path-kind" if path.exists() else "path-missing"
+                raise InputError(code, f"{path} is no folder of trainings (train --vary, --seeds or --until): give two")
         return "trainings"
     runs = [is_run(path) for path in paths]
     if any(runs) and not all(runs):

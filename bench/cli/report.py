@@ -49,6 +49,8 @@ def run(options: ReportOptions) -> Result:
             "option-not-applicable",
             f"--project needs a run directory with throughput and comm trials, but {path} is none",
         )
+    if options.price_per_hour is not None and not is_run(path):
+        raise UsageError("option-not-applicable", f"--price-per-hour needs a run directory, but {path} is none")
     if out is not None and is_classification(path):
         out = run_folder(out)
     return of_view(page(path, out, options.price_per_hour, options.project), options)

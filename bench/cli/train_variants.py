@@ -13,7 +13,7 @@ import tyro
 from analysis.metrics.comparison.trainings import NOT_BEGUN, NOT_REACHED, SCORE, STOPPED, WHOLE, Course
 from bench.cli.options import Printed, one_each, parse_known, run_folder
 from bench.cli.progress import note
-from bench.cli.result import Result
+from bench.cli.result import Result, when_writable
 from bench.cli.sweep_progress import show_progress
 from bench.cli.train_progress import TrainProgress
 from bench.cluster.world import joined_world
@@ -229,11 +229,13 @@ def _result(plan: TrainingsPlan, document: Mapping[str, Any], courses: Sequence[
     profiled = any(row["all_reduce_share"] is not None for row in rows)
     more = [f"bertbench report {place.path}", *([f"bertbench analyze {place.profile.path}"] * profiled)]
     code = 130 if failed and stop.signal == signal.SIGINT else 3 if unprofiled or (failed and not stopped) else 0
+    drawn, failure = when_writable(lambda: [] if figure is None else [write_png(figure, place.path)])
     return Result(
         document={"trainings": str(place.path), **document},
         blocks=[*trainings_blocks(document), Facts([("more", text) for text in more])],
-        written=[place.document, place.csv, *([] if figure is None else [write_png(figure, place.path)])],
+        written=[place.document, place.csv, *drawn],
         problems=problems,
+        failure=failure,
         code=code,
     )
 

@@ -264,7 +264,7 @@ def profile_variants(plan: TrainingsPlan, session: Session, steps: int) -> dict[
     from analysis.metrics.communication.exposure import all_reduce
 
     several = {one.variant: one.item for one in plan.trainings
-               if one.item.plan.settings.world_size > 1 and one.item.finished}  # fmt: skip
+               if one.item.plan.settings.world_size > 1 and plan.complete(one) and not one.item.refused}  # fmt: skip
     if not several:
         return {}
     found: dict[str, dict[str, Any]] = {}

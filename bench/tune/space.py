@@ -143,6 +143,9 @@ def make_space(words: Sequence[str], path: Path | None, kinds: Mapping[str, Kind
 
 def make_choices(words: Sequence[str], kinds: Mapping[str, Kind]) -> dict[str, tuple[Value, ...]]:
     """Return the values of each option, given as NAME=VALUE,VALUE. Raises UsageError: a range, or an option twice."""
+    for text in words:
+        if "=" not in text:
+            raise UsageError("option-value", f"{text} has no values: give {text}=VALUE,VALUE")
     found = make_space(words, None, kinds).parameters if words else ()
     for one in found:
         if not one.choices:

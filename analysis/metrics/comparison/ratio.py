@@ -121,41 +121,43 @@ def _estimate(level: _Level, given: Sequence[Sequence[np.ndarray]], resamples: i
     return Ratio(value, min(value, float(low)), max(value, float(high)))
 
 
-def _undecidable(a: int, b: int, ratio: Ratio, spread: float | None) -> str:
+def _undecidable(a: int, b: int, ratio: Ratio, spread: float | None, unit: str) -> str:
     """Return why so few processes cannot decide, "" where they can."""
     if min(a, b) >= FEWEST_PROCESSES:
         return ""
-    rounds = "one round per side" if a == b == 1 else f"{min(a, b)} round(s) on one side"
+    rounds = f"one {unit} per side" if a == b == 1 else f"{min(a, b)} {unit}(s) on one side"
     if spread is None:
-        return f"{rounds} and no known run-to-run spread: run at least three rounds"
+        return f"{rounds} and no known run-to-run spread: run at least three {unit}s"
     if max(ratio.value, 1 / ratio.value) - 1 <= spread:
         return f"{rounds}, and a difference within this machine's run-to-run spread of {100 * spread:.1f} %"
     return ""
 
 
-def decision(a: int, b: int, ratio: Ratio, spread: float | None) -> tuple[str, str]:
+def decision(a: int, b: int, ratio: Ratio, spread: float | None, unit: str = "round") -> tuple[str, str]:
     """Return what a ratio of two sides of so many processes decides, and why.
 
     yes: they differ | no: they are within EQUIVALENT of each other | cannot decide. `spread` is the known run-to-run
-    spread of the machine, relative.
+    spread of the machine, relative; `unit` is what a process is called where more are needed.
     """
-    if reason := _undecidable(a, b, ratio, spread):
+    if reason := _undecidable(a, b, ratio, spread, unit):
         return "cannot decide", reason
     if ratio.low > 1 or ratio.high < 1:
         return "yes", "the 95 % interval excludes 1"
     if ratio.low > 1 - EQUIVALENT and ratio.high < 1 + EQUIVALENT:
         return "no", f"the whole 95 % interval is within {100 * EQUIVALENT:g} % of 1"
-    return "cannot decide", f"the 95 % interval, {ratio.low:.2f} to {ratio.high:.2f}, contains 1; run more rounds"
+    return "cannot decide", f"the 95 % interval, {ratio.low:.2f} to {ratio.high:.2f}, contains 1; run more {unit}s"
 
 
-def judged(ratio: Ratio, before: int, after: int, threshold: float, spread: float | None) -> tuple[str, str]:
+def judged(
+    ratio: Ratio, before: int, after: int, threshold: float, spread: float | None, unit: str = "round"
+) -> tuple[str, str]:
     """Return verdict and reason of a ratio of step times, new / old, of so many processes before and after.
 
     regression: the 95 % interval is wholly above 1 + threshold; improvement: wholly below 1 - threshold; no change:
     wholly between; slower, quicker: it excludes 1 and reaches across the threshold; cannot decide: anything else.
     """
     percent = f"{100 * threshold:g} %"
-    if reason := _undecidable(before, after, ratio, spread):
+    if reason := _undecidable(before, after, ratio, spread, unit):
         return "cannot decide", reason
     if ratio.low > 1 + threshold:
         return "regression", f"slower by more than {percent}"
@@ -164,10 +166,10 @@ def judged(ratio: Ratio, before: int, after: int, threshold: float, spread: floa
     if 1 - threshold <= ratio.low and ratio.high <= 1 + threshold:
         return "no change", f"within {percent}"
     if ratio.low > 1 or ratio.high < 1:
-        reason = f"whether by more than {percent} is unknown; run more rounds to narrow the interval"
+        reason = f"whether by more than {percent} is unknown; run more {unit}s to narrow the interval"
         return "slower" if ratio.low > 1 else "quicker", reason
     span = f"{100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f} %"
-    reason = f"the change in step time, {span}, reaches across the threshold of {percent}; run more rounds"
+    reason = f"the change in step time, {span}, reaches across the threshold of {percent}; run more {unit}s"
     return "cannot decide", reason
 
 

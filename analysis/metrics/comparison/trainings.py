@@ -320,7 +320,7 @@ def summaries(rows: Sequence[Row], target: float | None = None) -> list[dict[str
             row["speedup"] = ratio.value
             if group is not first:
                 row |= ratio_columns("speedup", ratio)
-                row["decided"], row["why"] = decision(len(first), len(group), ratio, None)
+                row["decided"], row["why"] = decision(len(first), len(group), ratio, None, "seed")
         found.append(row)
     return found
 
@@ -399,7 +399,7 @@ def compare_trainings(a: Row, b: Row, threshold: float = THRESHOLD) -> Compariso
 
 def _judged(before: Sequence[Row], after: Sequence[Row], target: Any, threshold: float) -> dict[str, Any]:
     if ratio := _ratio(before, after, target and target["value"]):
-        return verdict_columns(ratio, *judged(ratio, len(before), len(after), threshold, None))
+        return verdict_columns(ratio, *judged(ratio, len(before), len(after), threshold, None, "seed"))
     rows = [("A", row) for row in before] + [("B", row) for row in after]
     lacking = [f"{name}: seed {row.get('seed')} {row['status']}" for name, row in rows if row["status"] not in WHOLE]
     missed = all(row["status"] in WHOLE for row in before) and any(row["status"] == NOT_REACHED for row in after)

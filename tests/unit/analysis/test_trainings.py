@@ -177,6 +177,10 @@ def test_too_few_seeds_or_too_small_a_difference_decide_nothing(tmp_path: Path) 
     for other in (few, near):
         found = result("compare", slow.path, other.path)
         assert (found.document["rows"][0]["verdict"], found.code) == ("cannot decide", 4)
+        assert "seeds" in found.document["rows"][0]["reason"]
+    for other in (tmp_path / "none", tmp_path):
+        with refused("path-kind" if other.exists() else "path-missing", other):
+            result("compare", slow.path, other)
     assert result("compare", slow.path, few.path, "--undecided-ok").code == 0
     assert result("compare", slow.path, near.path, "--threshold", "0.2").code == 0
 

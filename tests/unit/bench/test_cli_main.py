@@ -81,7 +81,9 @@ def test_an_unknown_command_is_bad_usage_with_the_nearest(capsys: pytest.Capture
         (["speed-of-light", "--levers", "fp8", "--device", "cpu"], "device-unsupported", "bertbench throughput"),
         (["speed-of-light", "--devices", "0"], "option-value", "--devices 0"),
         (["report", "/no/such/run"], "path-missing", "/no/such/run"),
+        (["report", "tests", "--price-per-hour", "3"], "option-not-applicable", "--price-per-hour"),
         (["compare", "/no/such/run", "/no/such/run2"], "path-missing", "/no/such/run"),
+        (["train", "pretrain", "--vary", "dropout"], "option-value", "dropout=VALUE"),
     ],
 )
 def test_bad_input_is_refused(argv: list[str], code: Code, fact: str) -> None:
