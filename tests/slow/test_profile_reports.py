@@ -53,7 +53,7 @@ def test_eight_real_ranks(tmp_path: Path, cli: Cli, browser: Any) -> None:
     opened = Opened(browser, Path(alone))
     page = opened.page
     page.evaluate(UNFOLD)
-    figures_are_there(page, 3)
+    figures_are_there(page, 2)
     assert every_table_sorts(page) >= 8
     waiting = page.locator("table", has=page.get_by_role("columnheader", name="times last"))
     rows = [row.split("\t") for row in waiting.first.inner_text().splitlines()]
