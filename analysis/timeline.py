@@ -345,9 +345,10 @@ def kept(function: F) -> F:
 
     @wraps(function)
     def asked(timeline: Timeline, *args: Any) -> Any:
-        if (function, args) not in timeline.results:
-            timeline.results[function, args] = function(timeline, *args)
-        return timeline.results[function, args]
+        key = (function.__module__, function.__name__, args)  # names: a timeline can be pickled
+        if key not in timeline.results:
+            timeline.results[key] = function(timeline, *args)
+        return timeline.results[key]
 
     return cast(F, asked)
 

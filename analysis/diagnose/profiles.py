@@ -114,16 +114,7 @@ def open_profile(directory: TrialDirectory) -> OpenedProfile:
 
 
 def analyze_paths(paths: Sequence[Path], window: str = "steps") -> OpenedProfile:
-    """Read paths as one source; of the folder of a profiled trial with what the trial says.
-
-    Args:
-        paths: at least one.
-        window: the part of each trace to analyze, see metrics.time.window.windowed.
-
-    Raises:
-        InputError: a path does not exist, has nothing to analyze, or no trace has the window.
-        UsageError: the window is none.
-    """
+    """Read paths as one source, as views.analyze does; of the folder of a profiled trial with what the trial says."""
     parse_window(window)  # refuses before anything is read
     opened = OpenedProfile(source=open_sources(*paths))
     if len(paths) == 1 and (paths[0] / "trial.json").is_file():

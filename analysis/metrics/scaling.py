@@ -229,7 +229,8 @@ def _projected(
     # The backward time of the step clock is of all micro-steps; buckets of one configuration are equal.
     times = [float(t.row["backward_ms"]) / t.trial.grad_accum_steps for t in base if t.row.get("backward_ms")]
     whole = float(np.median(times or [one.backward_ms for one in passes]))
-    ready = np.median(np.minimum([one.ready_ms / one.backward_ms for one in passes], 1.0), axis=0) * whole
+    alike = [one for one in passes if len(one.ready_ms) == len(passes[0].ready_ms)]
+    ready = np.median(np.minimum([one.ready_ms / one.backward_ms for one in alike], 1.0), axis=0) * whole
     backward = Backward(passes[0].bucket_bytes, ready, whole)
     measured = _median(base, "step_time_ms")
     work_ms = measured - _median(base, "communication_ms")

@@ -80,15 +80,19 @@ class Database:
         fields = ", ".join(f'coalesce("{column}", {value})' for column, value in present.values())
         lines = f"(SELECT rowid AS number, printf('{'%d ' * len(present)}', {fields}) AS line FROM {table}"  # noqa: S608 # nosec B608
 
-        def fill(place: int, after: int, until: int) -> None:
+        def fill(place: int, after: int, until: int) -> int:
+            begin = place
             with closing(self._connect()) as connection:
                 while after < until:  # rowids may have holes
                     block = f"{lines} WHERE rowid > {after} AND rowid <= {until} ORDER BY rowid LIMIT {_BLOCK_ROWS})"
                     ((after, text),) = self._select("max(number), group_concat(line, '')", block, connection)
+                    if text is None:
+                        break
                     rows = np.fromstring(text, dtype=np.int64, sep=" ").reshape(-1, len(read))
                     for column, part in zip(read.values(), rows.T, strict=True):
                         column[place : place + len(part)] = part
                     place += len(rows)
+            return place - begin
 
         if count:
             # SQLite writes text, and does it beside other threads: an object of Python per value takes twice as long.
@@ -97,7 +101,10 @@ class Database:
             places = [count * part // parts for part in range(parts)]
             begins = [first - 1 + place for place in places]
             with ThreadPoolExecutor(parts) as pool:
-                list(pool.map(fill, places, begins, [*begins[1:], last]))
+                filled = sum(pool.map(fill, places, begins, [*begins[1:], last]))
+            if filled != count:
+                text = f"{self._given} is a damaged database ({filled:,} of {count:,} rows of {table}): export it again"
+                raise InputError("file-damaged", text)
         return {
             name: _narrow(read.pop(name) if name in read else np.full(count, value, dtype=np.int64), value)
             for name, (_, value) in columns.items()

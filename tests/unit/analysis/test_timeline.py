@@ -98,7 +98,7 @@ def test_what_is_kept_is_computed_once_for_each_timeline() -> None:
 
     one, other = timeline(steps=[(0, 0, 10)]), timeline()
     assert [steps_of(one), steps_of(one), steps_of(one, 3), steps_of(one, 3), steps_of(other)] == [1, 1, 3, 3, 0]
-    assert asked == [1, 3, 1]
+    assert asked == [1, 3, 1] and pickle.loads(pickle.dumps(one)).results == one.results
 
 
 def test_kernels_are_lost_where_a_reader_says_so_and_not_where_a_sentence_has_the_word() -> None:
