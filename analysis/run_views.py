@@ -25,11 +25,10 @@ from analysis.metrics.comparison import traces
 from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.ratio import THRESHOLD
 from analysis.metrics.comparison.runs import Side, compare_runs, input_ratios, ratios_of, side_of, synthetic_gaps
-from analysis.metrics.comparison.trainings import compare_trainings
 from analysis.metrics.scaling import project as projections
 from analysis.metrics.time.window import parse_window
 from analysis.open import open_sources, profiled_trials, trial_of
-from analysis.render.comparison_tables import history_blocks, trainings_comparison_blocks
+from analysis.render.comparison_tables import history_blocks
 from analysis.render.pages import (
     classification_blocks,
     trainings_in,
@@ -55,7 +54,6 @@ from analysis.views import View, of_findings
 from common.errors import BertbenchError, InputError, UsageError
 from records.classification import is_classification, read_result
 from records.run import RunDirectory, is_run
-from records.trainings import is_trainings, read_trainings
 
 Row = Mapping[str, Any]
 
@@ -262,31 +260,25 @@ def _sentence(row: Row) -> str:
 
 
 def compare(a: Path, b: Path, threshold: float | None = None) -> View:
-    """Compare two run directories, two folders of trainings or two traces; a is the old one.
+    """Compare two run directories or two traces; a is the old one.
 
     Args:
-        a: a folder or a file.
+        a: a run directory, or anything with a trace.
         b: another of its kind.
-        threshold: relative change of the step time that is a regression; None for 0.05 of traces, 0.02 of others.
+        threshold: relative change of the step time that is a regression; None for 0.05 of traces, 0.02 of runs.
 
     Raises:
         InputError: one of them cannot be read.
         SchemaError: a record was written by another version of bertbench.
     """
-    least = THRESHOLD if threshold is None else threshold
-    if is_trainings(a) or is_trainings(b):
-        comparison = compare_trainings(read_trainings(a), read_trainings(b), least)
-        blocks = trainings_comparison_blocks(comparison)
-    elif is_run(a) and is_run(b):
-        comparison = compare_runs(RunDirectory(a), RunDirectory(b), least)
-        blocks = comparison_blocks(comparison)
-    else:
+    if not (is_run(a) and is_run(b)):
         return _compare_traces(a, b, threshold)
-    decided = "undecided" if comparison.undecided else "" if comparison.rows else "nothing"
+    comparison = compare_runs(RunDirectory(a), RunDirectory(b), THRESHOLD if threshold is None else threshold)
+    decided = "undecided" if comparison["undecided"] else "" if comparison["rows"] else "nothing"
     return View(
-        document=comparison.to_json(),
-        blocks=blocks,
-        verdict="regression" if comparison.regressed else decided,
+        document=comparison,
+        blocks=comparison_blocks(comparison),
+        verdict="regression" if comparison["regressed"] else decided,
     )
 
 
@@ -350,8 +342,8 @@ def page(path: Path, out: Path | None = None, price_per_hour: float | None = Non
     if is_run(path):
         return _page_of_run(RunDirectory(path), out, price_per_hour, project)
     if trainings := trainings_in(path):
-        written, rows = write_trainings_report(path, trainings, out)
-        document = {"report": str(written), "trainings": list(rows)}
+        written, record = write_trainings_report(path, trainings, out)
+        document = {"report": str(written), "trainings": record["rows"], "variants": record["variants"]}
         return View(document=document, blocks=[Plain(str(written))])
     if is_classification(path):
         return _page_of_classification(path, out)

@@ -176,23 +176,22 @@ class Target(TypedDict):
 
 
 class TrainedRow(TypedDict, total=False):
-    """A training of several, as far as a comparison reads it; the other fields are schema.TRAININGS."""
+    """A training of several, as far as a report reads it; the other fields are schema.TRAININGS."""
 
+    folder: Required[str]
     variant: Required[str]
-    status: Required[str]
     seed: int | None
-    step_seconds: float | None
-    samples_per_second: float | None
 
 
 class TrainingsRecord(TypedDict, total=False):
     """trainings.json."""
 
-    target: Required[Target | None]
-    settings: Required[dict[str, Any]]
-    data: Required[dict[str, Any]]
-    machine: Required[dict[str, str]]
-    rows: Required[list[TrainedRow]]
+    target: Target | None
+    data: dict[str, Any]
+    machine: dict[str, str]
+    price_per_hour: float | None
+    notes: list[str]
+    rows: list[TrainedRow]
 
 
 def read_document(path: Path, kind: type) -> dict[str, Any]:

@@ -5,21 +5,16 @@
     runs/<name>/<variant>/          a training: a run directory as records.training describes it
     runs/<name>/profile/            profiles of the variants on several devices
 
-trainings.json is renewed after every training; a copy of it is a record by itself.
+trainings.json is renewed after every training.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import SchemaError
 from records.documents import TrainingsRecord, read_document
-from records.files import PathInFolder, read_record
+from records.files import PathInFolder
 from records.run import RunDirectory
-
-KIND = "trainings"
-"""Value of `kind` in trainings.json, near its beginning."""
-_HEAD_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +33,12 @@ class Trainings:
         return RunDirectory(self.path / "profile")
 
 
-def is_trainings(path: Path) -> bool:
-    """Return whether a path is the folder of several trainings, or its trainings.json under any name."""
-    try:
-        if path.is_dir():
-            return Trainings(path).document.is_file()
-        if path.suffix != ".json" or not path.is_file():
-            return False
-        with path.open("rb") as file:  # a trace of gigabytes must not be parsed to find out what it is not
-            head = file.read(_HEAD_BYTES)
-        return f'"{KIND}"'.encode() in head and read_record(path).get("kind") == KIND
-    except (OSError, SchemaError):
-        return False
-
-
-def read_trainings(path: Path) -> dict[str, Any]:
-    """Return trainings.json of a folder, or such a file.
+def read_trainings(folder: Path) -> dict[str, Any]:
+    """Return trainings.json of a folder; without one a record of no rows and settings.
 
     Raises:
-        SchemaError: it is missing, damaged, or of another version of bertbench.
+        SchemaError: it is damaged, or of another version of bertbench.
     """
-    return read_document(Trainings(path).document if path.is_dir() else path, TrainingsRecord)
+    path = Trainings(folder).document
+    record = read_document(path, TrainingsRecord) if path.is_file() else {}
+    return {"target": None, "data": {}, "machine": {}, "price_per_hour": None, "notes": [], "rows": [], **record}

@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis import wording
 from analysis.load import CIRCUMSTANCES
-from analysis.metrics.comparison.runs import Comparison, describe
+from analysis.metrics.comparison.runs import describe
 from analysis.metrics.comparison.trainings import WHOLE, score_columns
 from analysis.render.tables import Block, Column, Facts, Table, columns, computed, measured, plain
 from analysis.wording import FORMS, UNKNOWN, Row
@@ -98,14 +98,14 @@ def variants_table(variants: Sequence[Row]) -> Table:
     return _table("variants", first, variants, _mean)
 
 
-def trainings_table(rows: Sequence[Row], csv: str = "") -> Table:
+def trainings_table(rows: Sequence[Row]) -> Table:
     """Return a row per training; trainings.csv has all columns."""
 
     def steps(row: Row) -> str:
         return UNKNOWN if row["steps"] is None else f"{row['steps']:,} of {row['total_steps']:,}"
 
     status = computed("training", lambda row: str(row["status"]))
-    return _table("trainings", [plain("", "folder"), status, computed("steps", steps)], rows, measured, csv)
+    return _table("trainings", [plain("", "folder"), status, computed("steps", steps)], rows, measured, "trainings.csv")
 
 
 _MakeColumn = Callable[[str, str, Callable[[Any], str]], Column]
@@ -148,14 +148,3 @@ def _mean(label: str, name: str, form: Callable[[Any], str]) -> Column:
 
 def _text(known: Score) -> Callable[[Any], str]:
     return lambda value: UNKNOWN if value is None else known.text(value)
-
-
-def trainings_comparison_blocks(comparison: Comparison) -> list[Block]:
-    """Return a row per variant of two folders of trainings, the reasons of the verdicts, and what else differs."""
-    shown = columns(
-        "variant seeds_a seeds_b step_seconds_a step_seconds_b time_ratio time_ratio~ verdict",
-        seeds_a="old seeds", seeds_b="new seeds", step_seconds_a="old s", step_seconds_b="new s",
-    )  # fmt: skip
-    facts = [(row["variant"], f"{row['verdict']}: {row['reason']}") for row in comparison.rows]
-    facts += [("differs", text) for text in comparison.differences]
-    return [Table("compare", shown, comparison.rows), Facts(facts), f"threshold {100 * comparison.threshold:g} %"]

@@ -21,7 +21,7 @@ from analysis.metrics.comparison.trainings import WHOLE, Training, courses_of, s
 from analysis.metrics.scaling import measured_efficiency, pretraining_costs, project
 from analysis.open import Source
 from analysis.render import result_tables
-from analysis.render.comparison_tables import trainings_table, variants_table
+from analysis.render.comparison_tables import trainings_blocks
 from analysis.render.figure import Figure
 from analysis.render.page import (
     Block,
@@ -42,12 +42,12 @@ from analysis.render.tables import Block as TextBlock
 from analysis.render.tables import Facts, Table, columns, texts, write_csv
 from analysis.render.training import training_part
 from analysis.render.training_figures import trainings_figure
-from analysis.wording import percent
+from analysis.wording import Row, percent
 from records.classification import ClassificationResult
 from records.run import RunDirectory
 from records.schema import PROFILED_TRAINING_COLUMNS, RESULT_COLUMNS, RESULTS, TRAINING_COLUMNS
 from records.training import TrainRun, is_train_run
-from records.trainings import is_trainings, read_trainings
+from records.trainings import read_trainings
 
 _MOST_ANSWERS = 3
 _PRETRAINING = (
@@ -335,39 +335,35 @@ def trainings_in(folder: Path) -> list[TrainRun]:
     return sorted((run for run in runs if run.attempts()), key=lambda run: run.attempts()[0].trial_json.stat().st_mtime)
 
 
-def write_trainings_report(
-    folder: Path, runs: Sequence[TrainRun], out: Path | None
-) -> tuple[Path, Sequence[Mapping[str, Any]]]:
-    """Write the page of several trainings into `out`, or into `report` of their folder; return it with their rows.
+def write_trainings_report(folder: Path, runs: Sequence[TrainRun], out: Path | None) -> tuple[Path, Row]:
+    """Write the page of several trainings into `out`, or into `report` of their folder; return it and trainings.json
+    as it is now.
 
     Raises SchemaError for a damaged record, and StorageError.
     """
-    record: Mapping[str, Any] = read_trainings(folder) if is_trainings(folder) else {}
-    target, known = (record.get("target") or {}).get("value"), {row["folder"]: row for row in record.get("rows", ())}
+    record = read_trainings(folder)
+    recorded = {row["folder"]: row for row in record["rows"]}
     trainings = []
     for run in runs:
-        row = known.get(run.path.name, {})
-        profile = {name: row[name] for name in PROFILED_TRAINING_COLUMNS if row}
+        row = recorded.get(run.path.name, {})
+        profile = {name: row.get(name) for name in PROFILED_TRAINING_COLUMNS if row}
         variant = row.get("variant", run.path.name)
         trainings.append(Training(run=run, variant=variant, seed=row.get("seed"), profile=profile))
-    courses = courses_of(trainings, target, record.get("price_per_hour"), (record.get("data") or {}).get("samples"))
+    target = (record["target"] or {}).get("value")
+    courses = courses_of(trainings, target, record["price_per_hour"], record["data"].get("samples"))
     rows = [course.row for course in courses]
+    document = record | {"rows": rows, "variants": summaries(rows, target)}
     figure = trainings_figure(courses, target)
-    failed = [(row["folder"], wording.status(row)) for row in rows if row["status"] not in WHOLE]
-    each = [path for path in [*(run.path for run in runs), folder / "profile"] if path.is_dir()]
-    headline = Text(f"{len(runs) - len(failed)} of {len(runs)} trainings finished.", "headline")
-    tables = [variants_table(summaries(rows, target)), trainings_table(rows, "trainings.csv")]
+    whole = sum(row["status"] in WHOLE for row in rows)
     sections = [
-        Section("", [headline], "answer"),
-        Section("Trainings", tables),
-        Section("Not finished", [Facts(failed)] if failed else []),
+        Section("", [Text(f"{whole} of {len(rows)} trainings finished.", "headline")], "answer"),
+        Section("Trainings", trainings_blocks(document)),
         Section("Figures", [Figures([figure])] if figure else []),
-        Section("Each training", [Facts([(path.name, f"bertbench report {path}") for path in each])]),
     ]
     names = [*TRAINING_COLUMNS, *score_columns(rows)]
     files: Files = {"trainings.csv": partial(write_csv, rows=rows, columns=names)}
     page = write_page(out or folder / "report", folder.resolve().name, "bertbench report", sections, files)[0]
-    return page, rows
+    return page, document
 
 
 def write_classification_report(result: ClassificationResult, scores: Classification, folder: Path) -> Path:

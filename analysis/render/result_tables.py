@@ -9,7 +9,6 @@ from analysis.diagnose.run import grouped_cautions, joined_disturbance, trial_na
 from analysis.load import LoadedTrial
 from analysis.metrics.cautions import Caution, quotable
 from analysis.metrics.communication.collectives import Link, link_rows
-from analysis.metrics.comparison.runs import Comparison
 from analysis.metrics.scaling import PHASES
 from analysis.metrics.speed_of_light import FLOOR, LOSS
 from analysis.render.tables import (
@@ -129,9 +128,9 @@ def _place(row: Row) -> str:
     return f"{wording.implementation_or_input(row)} {wording.place(row)}"
 
 
-def comparison_blocks(comparison: Comparison) -> list[Block]:
-    """Return the table of a comparison of two runs, a line for each reason of a verdict, and what else differs."""
-    rows = sorted(comparison.rows, key=wording.order)
+def comparison_blocks(comparison: Row) -> list[Block]:
+    """Return the table of what compare_runs returned, a line for each reason of a verdict, and what else differs."""
+    rows = sorted(comparison["rows"], key=wording.order)
     shown = columns(["implementation, input", *_CONFIGURATION.split()[1:]])
     shown += columns("step_time_ms_a step_time_ms_b time_ratio time_ratio~ time_saved verdict")
     varied = without_constant(shown, rows)
@@ -142,13 +141,13 @@ def comparison_blocks(comparison: Comparison) -> list[Block]:
         for text in row["differences"]:
             notes[f"differs: {text}"].append(row)
     lines = [f"{_places(of)}: {text}" for text, of in notes.items()]
-    lines += [f"differs: {text}" for text in comparison.differences]
+    lines += [f"differs: {text}" for text in comparison["differences"]]
     tally = Counter(row["verdict"] for row in rows)
     counts = ", ".join(f"{count} {name}" for name, count in tally.items()) or "nothing compared"
     return [
         table if rows else "the runs have no configuration in common",
         *dict.fromkeys(lines),
-        f"{counts}; threshold {100 * comparison.threshold:g} %",
+        f"{counts}; threshold {100 * comparison['threshold']:g} %",
     ]
 
 

@@ -1,4 +1,4 @@
-"""`bertbench compare A B [C ...]`: two runs, traces or trainings, or runs over time; exit code 1 on a regression."""
+"""`bertbench compare A B [C ...]`: two runs or traces, or runs over time; exit code 1 on a regression."""
 
 import os
 from collections.abc import Sequence
@@ -11,20 +11,19 @@ import tyro
 
 from bench.cli.options import Tables
 from bench.cli.result import ALL_TABLES, Result, of_view
-from common.errors import Code, InputError, UsageError
+from common.errors import InputError, UsageError
 from common.flags import flag
 from records.run import is_run
-from records.trainings import is_trainings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareOptions(Tables):
-    """Compare B (new) with A (old): two run directories, two traces (files, folders of ranks, tars, profiled trials),
-    or two folders of trainings (or their trainings.json). Three or more run directories are ordered by time, each
-    measurement compared with the previous one on the same kind of machine.
+    """Compare B (new) with A (old): two run directories or two traces (files, folders of ranks, tars, profiled trials).
+    Three or more run directories are ordered by time, each measurement compared with the previous one on the same kind
+    of machine.
 
-    Exit code 0: no regression. 1: B (of more runs, the newest) is slower by more than the threshold, or misses the
-    target of trainings. 4: the measurements cannot decide for some configuration of two runs or variant of trainings.
+    Exit code 0: no regression. 1: B (of more runs, the newest) is slower by more than the threshold. 4: the
+    measurements cannot decide for some configuration of two runs.
 
     Examples:
         bertbench compare runs/main runs/change
@@ -33,11 +32,11 @@ class CompareOptions(Tables):
     """
 
     paths: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="A B [C ...]")]
-    """Run directories, traces or trainings: the old one, then the new one; three or more runs in any order."""
+    """Run directories or traces: the old one, then the new one; three or more runs in any order."""
     threshold: float | None = None
     """Relative change of the step time that counts as a regression; default 0.02 (2 %) for runs, 0.05 for traces."""
     undecided_ok: bool = False
-    """Two runs or folders of trainings only: exit with 0 instead of 4 where the measurements cannot decide."""
+    """Two runs only: exit with 0 instead of 4 where the measurements cannot decide."""
 
 
 UNDECIDED = 4
@@ -46,7 +45,6 @@ _VERDICTS = {0: "no regression", 1: "regression", UNDECIDED: "not conclusive"}
 _REFUSED = {
     "three or more runs": (("csv", "undecided_ok"), "use --json"),
     "two run directories": (("csv",), "use --json"),
-    "trainings": (("csv",), "use --json"),
     "two traces": (("undecided_ok",), "comparing them has no exit code 4"),
 }
 """Options that do not apply to what is compared, and why or what to use."""
@@ -74,11 +72,7 @@ def run(options: CompareOptions) -> Result:
             "measure the same one, scripts with the same --name and number of ranks, or give two profiled trials "
             "(RUN/trials/TRIAL)"
         )
-        text = (
-            f"{a} and {b} have no variant in common"
-            if kind == "trainings"
-            else f"{a} and {b} have no configuration in common: {remedy}"
-        )
+        text = f"{a} and {b} have no configuration in common: {remedy}"
         result = replace(result, failure=InputError("run-mismatch", text))
     with suppress(OSError):
         if not more and a.samefile(b):
@@ -94,12 +88,6 @@ def _kind(paths: Sequence[Path]) -> str:
             if not path.exists():
                 raise InputError("path-missing", f"{path} does not exist: give run directories")
         return "three or more runs"
-    if any(map(is_trainings, paths)):
-        for path in paths:
-            if not is_trainings(path):
-                code: Code = "path-kind" if path.exists() else "path-missing"
-                raise InputError(code, f"{path} is no folder of trainings (train --vary, --seeds or --until): give two")
-        return "trainings"
     runs = [is_run(path) for path in paths]
     if any(runs) and not all(runs):
         other = paths[1] if runs[0] else paths[0]

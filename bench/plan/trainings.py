@@ -31,7 +31,7 @@ from bert.speed.registry import Setup, effective, levers_text, resolve_levers
 from bert.tasks import task_data
 from bert.train.settings import DEFAULT_SEED, task_defaults
 from common.errors import UsageError
-from records.trainings import KIND, Trainings
+from records.trainings import Trainings
 from records.trial import Trial
 
 EVALUATIONS = 50
@@ -90,7 +90,6 @@ class TrainingsPlan:
         settings = {"implementation": first.implementation, **first.settings.to_json()}
         left_out = (*_LEFT_OUT, *self.axes)
         return {
-            "kind": KIND,
             "task": first.settings.task,
             "target": None if self.target is None else {"score": SCORE, "value": self.target},
             "varied": {name: list(values) for name, values in self.axes.items()},

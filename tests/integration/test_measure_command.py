@@ -95,6 +95,6 @@ def test_the_given_steps_are_profiled_on_every_rank_and_not_measured(measured: t
 
 def test_compare_names_the_script(measured: tuple[Path, dict[str, Any]]) -> None:
     run = RunDirectory(measured[0] / "run")
-    (row,) = compare_runs(run, run).rows
+    (row,) = compare_runs(run, run)["rows"]
     assert (row["implementation"], row["time_ratio"], row["throughput_ratio"]) == ("train.py", 1.0, 1.0)
     assert describe(load_run(run)[0].row) == "train.py on 2 cpu"

@@ -11,7 +11,7 @@ from records.files import write_record
 from records.run import TrialDirectory
 from records.schema import STEP_COLUMNS, TELEMETRY_COLUMNS
 from records.training import TrainRun, write_curve
-from records.trainings import KIND, Trainings
+from records.trainings import Trainings
 from records.trial import Trial
 
 BATCH, TOKENS = 8, 100
@@ -95,7 +95,6 @@ def write_trainings(
     write_record(
         place.document,
         {
-            "kind": KIND,
             "target": {"score": "mlm_loss", "value": target},
             "settings": {"preset": "tiny", **settings},
             "data": DATA,

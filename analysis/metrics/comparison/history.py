@@ -13,7 +13,6 @@ from analysis.metrics.comparison.runs import (
     change_of,
     changed_settings,
     check_threshold,
-    configuration,
     differing,
     environment_of,
     paired,
@@ -72,7 +71,7 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> di
     for run in sorted(dated, key=lambda one: one.began_ns):
         latest = {chain[-1].key: chain for chain in chains[run.machine]}
         ends = {key: chain[-1].rounds for key, chain in latest.items()}
-        before = {new: latest[old] for old, new in paired(ends, run.groups, configuration)}
+        before = {new: latest[old] for old, new in paired(ends, run.groups)}
         for key, rounds in run.groups.items():
             if key not in before:
                 chains[run.machine].append(before.setdefault(key, []))

@@ -148,16 +148,14 @@ def decision(a: int, b: int, ratio: Ratio, spread: float | None, unit: str = "ro
     return "cannot decide", f"the 95 % interval, {ratio.low:.2f} to {ratio.high:.2f}, contains 1; run more {unit}s"
 
 
-def judged(
-    ratio: Ratio, before: int, after: int, threshold: float, spread: float | None, unit: str = "round"
-) -> tuple[str, str]:
+def judged(ratio: Ratio, before: int, after: int, threshold: float, spread: float | None) -> tuple[str, str]:
     """Return verdict and reason of a ratio of step times, new / old, of so many processes before and after.
 
     regression: the 95 % interval is wholly above 1 + threshold; improvement: wholly below 1 - threshold; no change:
     wholly between; slower, quicker: it excludes 1 and reaches across the threshold; cannot decide: anything else.
     """
     percent = f"{100 * threshold:g} %"
-    if reason := _undecidable(before, after, ratio, spread, unit):
+    if reason := _undecidable(before, after, ratio, spread, "round"):
         return "cannot decide", reason
     if ratio.low > 1 + threshold:
         return "regression", f"slower by more than {percent}"
@@ -166,10 +164,10 @@ def judged(
     if 1 - threshold <= ratio.low and ratio.high <= 1 + threshold:
         return "no change", f"within {percent}"
     if ratio.low > 1 or ratio.high < 1:
-        reason = f"whether by more than {percent} is unknown; run more {unit}s to narrow the interval"
+        reason = f"whether by more than {percent} is unknown; run more rounds to narrow the interval"
         return "slower" if ratio.low > 1 else "quicker", reason
     span = f"{100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f} %"
-    reason = f"the change in step time, {span}, reaches across the threshold of {percent}; run more {unit}s"
+    reason = f"the change in step time, {span}, reaches across the threshold of {percent}; run more rounds"
     return "cannot decide", reason
 
 

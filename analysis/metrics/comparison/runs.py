@@ -2,9 +2,8 @@
 
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +31,6 @@ from analysis.metrics.comparison.ratio import (
 from common.errors import UsageError
 from records.run import RunDirectory
 
-K = TypeVar("K")
-T = TypeVar("T")
 Rounds = Sequence[LoadedTrial]
 Side = tuple[str, str]
 """Implementation and its optimizations (`Trial.levers`)."""
@@ -176,40 +173,17 @@ def _median(group: Rounds, name: str) -> float | None:
     return float(np.median(values)) if values else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """Two runs compared with each other."""
-
-    rows: list[dict[str, Any]]
-    differences: list[str]
-    """What does not match: machines, libraries, configurations of one run only."""
-    threshold: float
-    """Relative change of the step time above which a change counts."""
-    spread: float | None
-    """Largest run-to-run difference of equal trials in both runs, relative; None where nothing was repeated."""
-
-    @property
-    def regressed(self) -> bool:
-        """Whether any row is a regression."""
-        return any(row["verdict"] == "regression" for row in self.rows)
-
-    @property
-    def undecided(self) -> bool:
-        """Whether any row leaves open if it is a regression: "cannot decide", and "slower" by an open amount."""
-        return any(row["verdict"] in ("cannot decide", "slower") for row in self.rows)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        names = ("threshold", "spread", "regressed", "undecided", "rows", "differences")
-        return {name: getattr(self, name) for name in names}
-
-
-def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = THRESHOLD) -> Comparison:
+def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = THRESHOLD) -> dict[str, Any]:
     """Compare run b (new) with run a (old), configuration by configuration.
 
     A measurement that has no equal in the other run is compared with the only one of its configuration that is left
-    over there, and what differs is listed. Rows hold CONFIGURATION, kind, data, data_fingerprint (of b), rounds_a,
-    rounds_b, differences, step_time_ms_a, step_time_ms_b, throughput_ratio (b / a), time_saved, and `change_of`.
+    over there, and what differs is listed.
+
+    Returns:
+        threshold, spread (run_spread of both), regressed, undecided (whether a row leaves open if it is a regression:
+        "cannot decide", and "slower" by an open amount), differences (machines, libraries, configurations of one run
+        only), and `rows`: CONFIGURATION, kind, data, data_fingerprint (of b), rounds_a, rounds_b, differences,
+        step_time_ms_a, step_time_ms_b, throughput_ratio (b / a), time_saved, and `change_of`.
 
     Raises:
         UsageError: the threshold is not in [0, 1).
@@ -219,27 +193,30 @@ def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = THRESHOLD)
     sides = [load_run(run) for run in (a, b)]
     spread = run_spread(*sides)
     old, new = (by_key(side, kinds=("throughput", "input", "measure"), failed=True) for side in sides)
-    pairs = paired(old, new, configuration)
+    pairs = paired(old, new)
     rows = [_compare_row(old.pop(before), new.pop(after), threshold, spread) for before, after in pairs]
     differences = [f"{run.path}: {text}" for run, side in zip((a, b), sides, strict=True) for text in side.problems]
     differences += differing(environment_of(trial.environment for trial in side) for side in sides)
     for run, left in ((a, old), (b, new)):
         differences += dict.fromkeys(f"only in {run.path}: {describe(rounds[0].row)}" for rounds in left.values())
-    return Comparison(rows=rows, differences=differences, threshold=threshold, spread=spread)
+    verdicts = {row["verdict"] for row in rows}
+    return {
+        "threshold": threshold,
+        "spread": spread,
+        "regressed": "regression" in verdicts,
+        "undecided": not verdicts.isdisjoint(("cannot decide", "slower")),
+        "rows": rows,
+        "differences": differences,
+    }
 
 
-def configuration(trial: LoadedTrial) -> Key:
-    """Return what two measurements need to share to be compared: kind and CONFIGURATION."""
-    return (trial.trial.kind, *trial.key())
-
-
-def paired(old: Mapping[K, Sequence[T]], new: Mapping[K, Sequence[T]], alike: Callable[[T], Any]) -> list[tuple[K, K]]:
-    """Return the keys of the groups to compare: equal ones, then single ones left whose first members are alike."""
-    left: dict[Any, tuple[list[K], list[K]]] = defaultdict(lambda: ([], []))
+def paired(old: Mapping[Key, Rounds], new: Mapping[Key, Rounds]) -> list[tuple[Key, Key]]:
+    """Return the keys of the groups to compare: equal ones, then single ones left of one kind and CONFIGURATION."""
+    left: dict[Key, tuple[list[Key], list[Key]]] = defaultdict(lambda: ([], []))
     for side, (groups, others) in enumerate(((old, new), (new, old))):
-        for key, members in groups.items():
+        for key, rounds in groups.items():
             if key not in others:
-                left[alike(members[0])][side].append(key)
+                left[rounds[0].trial.kind, *rounds[0].key()][side].append(key)
     single = [(olds[0], news[0]) for olds, news in left.values() if len(olds) == len(news) == 1]
     return [(key, key) for key in old if key in new] + single
 
@@ -257,11 +234,11 @@ def describe(row: Mapping[str, Any]) -> str:
     return f"{task}{wording.implementation_or_input(row)}{model} {wording.place(row)}"
 
 
-def differing(sides: Iterable[Mapping[str, Any]], missing: str = "not recorded") -> list[str]:
+def differing(sides: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return "name: old -> new" for each value that two sides do not share."""
     a, b = sides
     names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
-    return [f"{name}: {a.get(name, missing)} -> {b.get(name, missing)}" for name in names]
+    return [f"{name}: {a.get(name, 'not recorded')} -> {b.get(name, 'not recorded')}" for name in names]
 
 
 def _compare_row(old: Rounds, new: Rounds, threshold: float, spread: float | None) -> dict[str, Any]:
@@ -287,15 +264,12 @@ def change_of(old: Rounds, new: Rounds, threshold: float, spread: float | None) 
     """
     before, after = [t for t in old if t.ok], [t for t in new if t.ok]
     if not before or not after:
-        return verdict_columns(None, *_status_verdict(old, new))
-    ratio, undecided = time_ratio(before, after)
-    if undecided := undecided or disturbed_side(before, after):
-        return verdict_columns(ratio, "cannot decide", undecided)
-    return verdict_columns(ratio, *judged(ratio, len(before), len(after), threshold, spread))
-
-
-def verdict_columns(ratio: Ratio | None, verdict: str, reason: str) -> dict[str, Any]:
-    """Return the columns of a verdict: time_ratio, time_ratio_low, time_ratio_high, verdict, reason."""
+        ratio, (verdict, reason) = None, _status_verdict(old, new)
+    else:
+        ratio, undecided = time_ratio(before, after)
+        verdict, reason = "cannot decide", undecided or disturbed_side(before, after)
+        if not reason:
+            verdict, reason = judged(ratio, len(before), len(after), threshold, spread)
     return {**ratio_columns("time_ratio", ratio), "verdict": verdict, "reason": reason}
 
 

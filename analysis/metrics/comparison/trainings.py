@@ -1,4 +1,4 @@
-"""Several trainings of one task: what each needed, a summary of each variant over its seeds, and two such folders.
+"""Several trainings of one task: what each needed, and a summary of each variant over its seeds.
 
 A run's time is that of its loop: from the start of the first step to the end of the last one and what follows it, with
 evaluations and checkpoints, without what lies between attempts and steps that were made again. A step takes as long as
@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.comparison.ratio import THRESHOLD, Ratio, decision, judged, ratio_columns, ratio_interval
-from analysis.metrics.comparison.runs import Comparison, check_threshold, differing, paired, verdict_columns
+from analysis.metrics.comparison.ratio import Ratio, decision, ratio_columns, ratio_interval
 from analysis.metrics.statistics import mean_interval
 from analysis.metrics.telemetry import energy
 from analysis.metrics.throughput import combine
-from common.errors import InputError
 from common.scores import scores_in
 from records.run import TrialDirectory
 from records.schema import TRAINING_COLUMNS
@@ -40,7 +38,6 @@ SUMMARIZED = ("step_seconds", "loop_seconds", "total_seconds", "steps", "samples
               "last_loss", "energy_joules", "cost")  # fmt: skip
 """Columns with a mean and an interval over the seeds, besides the scores."""
 _OF_FIRST_SEED = ("best_score", "best_value", "peak_memory_bytes", "communication_exposed_share", "all_reduce_share")
-_SAME_DATA = ("fingerprint", "held_out_fingerprint", "held_out_samples")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -356,51 +353,3 @@ def _ratio(before: Sequence[Row], after: Sequence[Row], target: float | None) ->
             return None
         sides.append([np.array([time]) for time in times])
     return ratio_interval(sides[0], sides[1])
-
-
-def compare_trainings(a: Row, b: Row, threshold: float = THRESHOLD) -> Comparison:
-    """Compare the variants of trainings.json b (new) with those of a (old), by their times to the target or per sample.
-
-    A variant that has no equal in the other file is compared with the only one that is left over there. Rows hold
-    variant, seeds_a, seeds_b, step_seconds_a, step_seconds_b (means), time_ratio (b / a) with _low and _high, verdict
-    and reason (ratio.judged, a seed being a round; where b misses the target that a reaches, a regression).
-
-    Raises:
-        InputError: the targets, the training data or the held-out data differ.
-        UsageError: the threshold is not in [0, 1).
-    """
-    check_threshold(threshold)
-    if unlike := differing({"target": one["target"], **{name: one["data"].get(name) for name in _SAME_DATA}}
-                           for one in (a, b)):  # fmt: skip
-        raise InputError(
-            "run-mismatch",
-            f"the trainings differ in {unlike[0]}: compare trainings with the same target, training data and held-out "
-            "data",
-        )
-    old, new = (_by_variant(one["rows"]) for one in (a, b))
-    rows = []
-    for before, after in paired(old, new, lambda row: ""):
-        sides = old.pop(before), new.pop(after)
-        row: dict[str, Any] = {"variant": after}
-        for name, side in zip("ab", sides, strict=True):
-            seconds = [one["step_seconds"] for one in side if one.get("step_seconds") is not None]
-            row |= {
-                f"seeds_{name}": len(side),
-                f"step_seconds_{name}": sum(seconds) / len(seconds) if seconds else None,
-            }
-        rows.append(row | _judged(*sides, a["target"], threshold))
-    named = ({**one["machine"], **one["settings"]} for one in (a, b))
-    settings = ({name: str(value) for name, value in one.items() if value not in (None, "")} for one in named)
-    differences = differing(settings, "not set")
-    for name, left in zip("AB", (old, new), strict=True):
-        differences += [f"only in {name}: {variant}" for variant in left]
-    return Comparison(rows=rows, differences=differences, threshold=threshold, spread=None)
-
-
-def _judged(before: Sequence[Row], after: Sequence[Row], target: Any, threshold: float) -> dict[str, Any]:
-    if ratio := _ratio(before, after, target and target["value"]):
-        return verdict_columns(ratio, *judged(ratio, len(before), len(after), threshold, None, "seed"))
-    rows = [("A", row) for row in before] + [("B", row) for row in after]
-    lacking = [f"{name}: seed {row.get('seed')} {row['status']}" for name, row in rows if row["status"] not in WHOLE]
-    missed = all(row["status"] in WHOLE for row in before) and any(row["status"] == NOT_REACHED for row in after)
-    return verdict_columns(None, "regression" if missed else "cannot decide", ", ".join(lacking))

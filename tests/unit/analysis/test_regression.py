@@ -83,7 +83,7 @@ def test_a_failed_side_is_named_instead_of_a_ratio(tmp_path: Path) -> None:
 def compare(tmp_path: Path, scale: float, rounds: int = 3, **changes: object) -> list[dict]:
     a = write_sweep(tmp_path / "a", rounds=rounds, implementations=("bertbench",), **SMALL)
     b = write_sweep(tmp_path / "b", rounds=rounds, implementations=("bertbench",), scale=scale, **{**SMALL, **changes})
-    return compare_runs(a, b).rows
+    return compare_runs(a, b)["rows"]
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_what_ran_and_now_runs_out_of_memory_is_a_regression(tmp_path: Path) -> 
     b = RunDirectory(tmp_path / "b")
     trial = a.trials()[0].read_trial()
     write_trial(b, trial, status="oom", reason="no memory")
-    (row,) = compare_runs(a, b).rows
+    (row,) = compare_runs(a, b)["rows"]
     assert row["verdict"] == "regression" and "now ends as oom" in row["reason"]
-    (back,) = compare_runs(b, a).rows
+    (back,) = compare_runs(b, a)["rows"]
     assert back["verdict"] == "improvement"
 
 
@@ -118,9 +118,9 @@ def test_everything_that_does_not_match_is_listed(tmp_path: Path) -> None:
     trial = Trial(preset="large", precision="bf16", micro_batch_size=8)
     write_trial(b, trial, {0: step_rows([100.0] * 20, 8)}, environment=other)
     found = compare_runs(a, b)
-    (row,) = found.rows
+    (row,) = found["rows"]
     assert "dropout: 0.1 -> 0.0" in row["differences"]
-    text = "\n".join(found.differences)
+    text = "\n".join(found["differences"])
     assert "Other CPU" in text and "torch: 2.13.0 -> 2.13.0, 2.14.0" in text
     assert "only in" in text and "hf mini" in text and "bertbench large" in text
 
@@ -133,7 +133,7 @@ def test_a_median_beyond_the_threshold_does_not_decide_while_its_interval_reache
             trial = Trial(preset="mini", micro_batch_size=8, round=number)
             write_trial(run, trial, {0: step_rows(noisy_times(median, 30, number), 8)})
         runs.append(run)
-    (row,) = compare_runs(*runs).rows
+    (row,) = compare_runs(*runs)["rows"]
     assert row["time_ratio"] == pytest.approx(1.1, rel=0.02)
     assert row["verdict"] == "cannot decide" and "threshold of 2 %" in row["reason"]
     assert all(f"{100 * (row[end] - 1):+.1f}" in row["reason"] for end in ("time_ratio_low", "time_ratio_high"))
@@ -153,9 +153,9 @@ def test_records_that_cannot_be_read_are_no_failure_of_what_they_are_of(tmp_path
     for trial in empty.trials():
         trial.steps_csv(0).unlink()
     for runs in ((whole, cut), (cut, whole)):
-        for row in compare_runs(*runs).rows:
+        for row in compare_runs(*runs)["rows"]:
             assert row["verdict"] == "cannot decide" and "result.json" in row["reason"]
-    (row,) = compare_runs(empty, whole).rows
+    (row,) = compare_runs(empty, whole)["rows"]
     assert row["verdict"] == "cannot decide"
 
 
@@ -191,10 +191,10 @@ def test_other_circumstances_are_no_rounds_of_each_other(tmp_path: Path, other: 
 def test_what_has_no_equal_and_several_of_its_kind_is_not_held_against_any(tmp_path: Path) -> None:
     a = write_sweep(tmp_path / "a", implementations=("hf",), **ONE_SHAPE, seed=1)
     b = write_sweep(tmp_path / "b", implementations=("hf",), **ONE_SHAPE, seed=2)
-    assert compare_runs(a, b).rows[0]["differences"] == ["seed: 1 -> 2"]
+    assert compare_runs(a, b)["rows"][0]["differences"] == ["seed: 1 -> 2"]
     write_sweep(tmp_path / "b", implementations=("hf",), **ONE_SHAPE, seed=3)
     found = compare_runs(a, b)
-    assert found.rows == [] and [text.split(":")[0] for text in found.differences] == [
+    assert found["rows"] == [] and [text.split(":")[0] for text in found["differences"]] == [
         f"only in {tmp_path / name}" for name in "ab"
     ]
 
@@ -207,7 +207,7 @@ def test_data_that_lie_elsewhere_are_the_same_data(tmp_path: Path, fingerprint: 
         for n, place in enumerate(places)
     ]
     found = compare_runs(*runs)
-    assert len(found.rows) == 2 and all(row["differences"] == [] for row in found.rows)
+    assert len(found["rows"]) == 2 and all(row["differences"] == [] for row in found["rows"])
 
 
 @pytest.mark.parametrize("kind", ["probe", "profile"])
@@ -224,7 +224,7 @@ def test_short_trials_are_in_no_number(tmp_path: Path, kind: str) -> None:
         ratios_of(after),
         [p.rounds for p in points(after)],
     ] == expected
-    assert all(row["rounds_a"] == 3 for row in compare_runs(run, RunDirectory(run.path)).rows)
+    assert all(row["rounds_a"] == 3 for row in compare_runs(run, RunDirectory(run.path))["rows"])
 
 
 def test_nothing_is_decided_where_only_one_side_was_disturbed(tmp_path: Path) -> None:
@@ -232,11 +232,11 @@ def test_nothing_is_decided_where_only_one_side_was_disturbed(tmp_path: Path) ->
         write_sweep(tmp_path / name, rounds=3, noise=0.001, implementations=("hf",), **SMALL)
         for name in ("quiet", "busy")
     )
-    assert compare_runs(quiet, busy).rows[0]["verdict"] == "no change"
+    assert compare_runs(quiet, busy)["rows"][0]["verdict"] == "no change"
     for trial in busy.trials()[:2]:
         write_record(trial.env_json, {**ENVIRONMENT, "load_average": [9.0, 9.0, 9.0]})
-    assert {row["verdict"] for row in compare_runs(quiet, busy).rows} == {"cannot decide"}
-    assert {row["verdict"] for row in compare_runs(busy, busy).rows} == {"no change"}
+    assert {row["verdict"] for row in compare_runs(quiet, busy)["rows"]} == {"cannot decide"}
+    assert {row["verdict"] for row in compare_runs(busy, busy)["rows"]} == {"no change"}
 
 
 def script_run(folder: Path, samples: int | None, step_ms: float, place: str = "a") -> RunDirectory:
@@ -262,7 +262,7 @@ def script_run(folder: Path, samples: int | None, step_ms: float, place: str = "
 def test_steps_with_other_numbers_of_samples_are_judged_by_the_time_per_sample(
     old: tuple[int | None, float], new: tuple[int | None, float], verdict: str, ratio: float, tmp_path: Path
 ) -> None:
-    (row,) = compare_runs(script_run(tmp_path / "a", *old), script_run(tmp_path / "b", *new)).rows
+    (row,) = compare_runs(script_run(tmp_path / "a", *old), script_run(tmp_path / "b", *new))["rows"]
     assert row["verdict"] == verdict and row["time_ratio"] == pytest.approx(ratio, rel=0.01)
     (series,) = history_of([RunDirectory(tmp_path / name) for name in "ab"])["series"]
     assert [point["verdict"] for point in series["points"]] == [None, verdict]

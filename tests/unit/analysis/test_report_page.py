@@ -201,7 +201,7 @@ def test_a_damaged_trial_costs_neither_the_report_nor_the_comparison(tmp_path: P
     (table,) = [part for part in re.findall("<table.*?</table>", text, re.DOTALL) if ">round<" in part]
     assert ">1<" in table and ">2<" in table and ">0<" not in table, "rounds are counted from one"
     comparison = compare_runs(run, other)
-    assert len(comparison.rows) == 4 and any(damaged.path.name in text for text in comparison.differences)
+    assert len(comparison["rows"]) == 4 and any(damaged.path.name in text for text in comparison["differences"])
 
 
 def test_a_report_removes_what_a_killed_one_left_and_leaves_no_lock(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_rounds_of_an_edited_script_are_one_measurement_that_says_so(tmp_path: P
         stepped(script(implementation="t.py", round=number), tmp_path, 30, step_ms, content)
     run = RunDirectory(tmp_path)
     trials = load_run(run)
-    (row,) = compare_runs(run, run).rows
+    (row,) = compare_runs(run, run)["rows"]
     assert row["step_time_ms_a"] == 3.0
     assert "3.00 ms per step" in script_answer(trials).headline and "3 rounds" in script_answer(trials).headline
     for command in ("report", "analyze"):
