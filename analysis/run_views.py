@@ -24,7 +24,7 @@ from analysis.metrics.communication.collectives import fitted_links, link_rows
 from analysis.metrics.comparison import traces
 from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.ratio import THRESHOLD
-from analysis.metrics.comparison.runs import Side, compare_runs, input_ratios, ratios_of, side_of, synthetic_gaps
+from analysis.metrics.comparison.runs import Side, compare_runs, input_ratios, ratios_of, side_of
 from analysis.metrics.scaling import project as projections
 from analysis.metrics.time.window import parse_window
 from analysis.open import open_sources, profiled_trials, trial_of
@@ -126,7 +126,7 @@ def throughput(
         price_per_hour: price of the machine, for the cost columns.
     """
     trials = load_run(run, price_per_hour)
-    ratios, gaps = ratios_of(trials, reference(trials)), synthetic_gaps(trials)
+    ratios = ratios_of(trials, reference(trials))
     asked = [trial for trial in trials if trial.trial.trial_id in trial_ids]
     # Of input alone that an earlier call measured here, what belongs to a training of this call.
     settings = {measurement(trial.row) for trial in asked if trial.trial.kind == "input"}
@@ -142,13 +142,12 @@ def throughput(
             "rows": rows,
             "ratios": ratios,
             "input": inputs,
-            "real_against_synthetic": gaps,
             "answers": [answer.to_json() for answer in answers],
         },
         blocks=[
             *answer_lines(answers),
             *results_blocks(shown, ratios),
-            *input_tables(inputs, gaps),
+            *input_tables(inputs),
             *caution_lines(asked),
         ],
     )

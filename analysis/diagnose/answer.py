@@ -123,7 +123,7 @@ class Answer:
 def points(trials: Sequence[LoadedTrial]) -> list[Point]:
     """Return every measured throughput configuration, its rounds combined, in the order of wording.order.
 
-    Synthetic twins of trials on real data are left out; they have a table of their own.
+    Trials on synthetic batches with the lengths of real data are left out where those data were measured.
     """
     result = []
     measured = [trial for trial in trials if trial.row.get("samples_per_second")]

@@ -16,7 +16,7 @@ from analysis.diagnose.profiles import open_profile, summary_rows, utilization_b
 from analysis.load import TAKEN_APART, LoadedRun, LoadedTrial, load_run
 from analysis.metrics.classification import Classification
 from analysis.metrics.communication.collectives import fitted_links
-from analysis.metrics.comparison.runs import input_ratios, ratios_of, synthetic_gaps
+from analysis.metrics.comparison.runs import input_ratios, ratios_of
 from analysis.metrics.comparison.trainings import WHOLE, Training, courses_of, score_columns, summaries
 from analysis.metrics.scaling import measured_efficiency, pretraining_costs, project
 from analysis.open import Source
@@ -57,7 +57,6 @@ _PRETRAINING = (
 )
 _LARGEST = "Micro batch per device, found by doubling and bisection, each size in its own process."
 _INPUT = "Batches drawn, adapted and pinned as in training, without training."
-_GAP = "The same trials on synthetic batches with the lengths of the real samples. Below 0, real data cost speed."
 _RANKS = "Medians per rank. Ranks wait for each other in the all-reduce: own work, not step time, shows the late rank."
 _RECORDED = "Recording slows steps down, so read shares, not absolute times."
 _MEANINGS = (
@@ -110,7 +109,6 @@ def write_report(
     rates = [{**point.row, "samples_per_second": point.samples_per_second} for point in measured]
     largest, errors = run.read_max_batches()
     damaged = [Text(error, "decides") for error in errors]
-    made = {table.name: table for table in result_tables.input_tables(input_ratios(trials), synthetic_gaps(trials))}
     shown = trials or everything
     sections = [
         Section("", _answers(answers or [nothing_measured(everything)]), "answer"),
@@ -124,8 +122,7 @@ def write_report(
             "Pretraining", _PRETRAINING, result_tables.pretraining_table(pretraining_costs(rates, price_per_hour))
         ),
         _explained("Largest batch", _LARGEST, [*damaged, *result_tables.largest_tables(largest)]),
-        _explained("Input", _INPUT, [made["input"]] if "input" in made else []),
-        _explained("Real compared with synthetic data", _GAP, [made["gap"]] if "gap" in made else []),
+        _explained("Input", _INPUT, result_tables.input_tables(input_ratios(trials))),
         Section("Scaling", result_tables.scaling_tables(scaling)),
         Section(
             "Projection to more devices",

@@ -186,19 +186,11 @@ def scaling_tables(scaling: Sequence[Row]) -> list[Table]:
     return [Table("scaling", without_constant(shown, rows), rows)] if rows else []
 
 
-def input_tables(inputs: Sequence[Row], gaps: Sequence[Row]) -> list[Table]:
-    """Return the tables of runs.input_ratios and runs.synthetic_gaps that have rows."""
+def input_tables(inputs: Sequence[Row]) -> list[Table]:
+    """Return the table of runs.input_ratios where there are any."""
     rates = "samples_per_second tokens_per_second shards_read_samples_per_second training_samples_per_second"
-    of_input = columns(f"{_CONFIGURATION} {rates} throughput_ratio throughput_ratio~ rounds")
-    of_gap = columns(
-        f"{_CONFIGURATION} samples_per_second synthetic_samples_per_second gap gap~ rounds decided",
-        samples_per_second="real samples/s", decided="differs",
-    )  # fmt: skip
-    return [
-        Table(name, without_constant(shown, rows), sorted(rows, key=wording.order))
-        for name, shown, rows in (("input", of_input, inputs), ("gap", of_gap, gaps))
-        if rows
-    ]
+    shown = columns(f"{_CONFIGURATION} {rates} throughput_ratio throughput_ratio~ rounds")
+    return [Table("input", without_constant(shown, inputs), sorted(inputs, key=wording.order))] if inputs else []
 
 
 def pretraining_table(rows: Sequence[Row]) -> list[Table]:

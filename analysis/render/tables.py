@@ -180,15 +180,14 @@ def _of_values(name: str, values: Sequence[Any]) -> Column:
 
 _FORMS = {
     "count": "rank ranks rounds trials wrong sizes attempt texts predicted count support global_batch_size "
-    "calls_per_step from_step applied_steps seeds_a seeds_b",
-    "number": "days cost ms epoch work_ms training_samples_per_second synthetic_samples_per_second step_time_ms_a "
-    "step_time_ms_b time_ms step_ms floor_ms start_ms time_us algbw_gb_s busbw_gb_s alpha_us bandwidth_gb_s "
+    "calls_per_step from_step applied_steps",
+    "number": "days cost ms epoch work_ms training_samples_per_second step_time_ms_a step_time_ms_b "
+    "time_ms step_ms floor_ms start_ms time_us algbw_gb_s busbw_gb_s alpha_us bandwidth_gb_s "
     "measured_step_time_ms all_reduce_ms exposed_ms wall_seconds seconds",
     "percent": "skew efficiency share error accuracy precision recall f1 slowest_share throughput_ratio time_saved "
     "of_best of_ceiling median_error largest_error",
-    "fine": "time_ratio time_ratio_first rate training_loss log_loss step_seconds_a step_seconds_b",
+    "fine": "time_ratio time_ratio_first rate training_loss log_loss",
     "ratio": "speedup",
-    "signed": "gap",
     "size": "predicted_bytes",
     "traffic": "size_bytes largest_error_bytes",
 }
@@ -214,7 +213,6 @@ _HEADINGS = {
     "step_time_ms_a": "old ms",
     "step_time_ms_b": "new ms",
     "support": "texts",
-    "synthetic_samples_per_second": "synthetic samples/s",
     "throughput_ratio": "input / training",
     "time_ms": "one call ms",
     "time_ratio": "new/old time",
@@ -253,7 +251,7 @@ def columns(names: str | Iterable[str], **headings: str) -> list[Column]:
 def _column(name: str, headings: dict[str, str]) -> Column:
     if name.endswith("~"):
         form = _NUMBERS[name[:-1]][1]
-        return spread(name[:-1], FORMS[form if form in ("percent", "signed", "number") else "fine"])
+        return spread(name[:-1], FORMS[form if form in ("percent", "number") else "fine"])
     if name in _COMPUTED:
         text, field = _COMPUTED[name]
         return computed(headings.get(name, name.partition(",")[0]), text, (lambda row: row[field]) if field else None)

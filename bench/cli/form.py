@@ -31,7 +31,7 @@ GROUPS: Groups = {
         "batch_size", "batch_sizes", "strategy", "strategies", "zero_stage", "zero_stages", "deepspeed_config",
         "levers", "allocators", "nodes", "device", "devices", "scaling", "grad_accum", "precision", "precisions",
         "activation_checkpointing", "bucket_mib", "threads", "rounds", "max_batch_search", "max_batch_limit",
-        "max_batch_step", "input_only", "against_synthetic", "global_batch_size", "micro_batch_size",
+        "max_batch_step", "input_only", "global_batch_size", "micro_batch_size",
         "grad_accum_steps",
     ),
     "measuring": (

@@ -58,8 +58,6 @@ class ThroughputOptions(RetryOptions):
     """Resolution of the search, in sequences."""
     input_only: bool = False
     """Measure the input pipeline alone, without training."""
-    against_synthetic: bool = False
-    """Also measure each trial on synthetic batches with the lengths of --data."""
 
     def __post_init__(self) -> None:
         """Refuse options that exclude each other."""
@@ -70,19 +68,13 @@ class ThroughputOptions(RetryOptions):
         for name in ("max_batch_limit", "max_batch_step"):
             if getattr(self, name) < 1:
                 raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
-        if self.input_only and (self.against_synthetic or self.max_batch_search):
-            other = "--against-synthetic" if self.against_synthetic else "--max-batch-search"
+        if self.input_only and self.max_batch_search:
             raise UsageError(
                 "option-conflict",
-                f"--input-only does not train, but {other} does: use separate calls, which may share --out",
+                "--input-only does not train, but --max-batch-search does: use separate calls, which may share --out",
             )
         if self.time_budget is not None:
             self._check_budget(self.time_budget)
-        if self.against_synthetic and self.max_batch_search:
-            raise UsageError(
-                "option-conflict",
-                "--max-batch-search and --against-synthetic exclude each other: a search measures no throughput",
-            )
 
     def _check_budget(self, seconds: float) -> None:
         if not 0 < seconds < math.inf:
@@ -123,7 +115,7 @@ def run(options: ThroughputOptions) -> Result:
     sweep = options.sweep
     if options.time_budget is not None:
         sweep = dataclasses.replace(sweep, rounds=sweep.rounds or 1)
-    trials = expand(sweep, devices, kind, against_synthetic=options.against_synthetic)
+    trials = expand(sweep, devices, kind)
     request = {"command": "throughput", **request_of(options)}
     tell_of_cpu(devices, options.device, options.json)
     results: list[Mapping[str, Any]] = []
@@ -170,11 +162,10 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
             "option-not-applicable",
             "--time-budget: in a world started by a launcher, every call measures one trial: omit the option",
         )
-    if options.max_batch_search or options.input_only or options.against_synthetic:
+    if options.max_batch_search or options.input_only:
         raise UsageError(
             "option-not-applicable",
-            "--max-batch-search, --input-only and --against-synthetic start their ranks themselves: "
-            "run this without the launcher",
+            "--max-batch-search and --input-only start their ranks themselves: run this without the launcher",
         )
     trials = expand(options.sweep, devices, world=world)
     if len(trials) != 1:

@@ -18,7 +18,7 @@ from bench.implementations.own import check_implementation
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, TaskFlags, resolve_padding, resolve_precision, resolve_strategy
 from bench.run.resources import ALLOCATORS, DEFAULT, allocator_environment
-from bert.data.lengths import SYNTHETIC, is_synthetic
+from bert.data.lengths import is_synthetic
 from bert.model.config import PRESETS
 from bert.parallel import STRATEGIES, devices_per_rank
 from bert.parallel.deepspeed_config import read_deepspeed_config
@@ -230,7 +230,6 @@ def expand(
     kind: str = "throughput",
     profiler: str | None = None,
     profiler_options: tuple[str, ...] = (),
-    against_synthetic: bool = False,
     world: World | None = None,
 ) -> list[Trial]:
     """Return the trials in the order they run: round by round, with competing trials next to each other.
@@ -241,7 +240,6 @@ def expand(
         kind: Trial.kind of all trials.
         profiler: name in bench.profilers, for kind profile.
         profiler_options: its options.
-        against_synthetic: pair each trial with one on synthetic batches of the same lengths.
         world: existing ranks to use as devices.
 
     Raises:
@@ -255,7 +253,7 @@ def expand(
     _check_buckets(sweep, world_sizes)
     seq_lens = sweep.seq_lens or (data.seq_len,)
     given = sweep.task_flags.options(sweep.task)
-    sources = {seq_len: _sources(data, sweep.data, seq_len, against_synthetic, given) for seq_len in seq_lens}
+    sources = {seq_len: _source(data, sweep.data, seq_len, given) for seq_len in seq_lens}
     base = dataclasses.replace(
         _base(sweep, devices),
         kind=kind,
@@ -276,9 +274,9 @@ def expand(
     ):  # fmt: skip
         # Rotate the order of competing trials in each round, so that none is always first.
         own = resolve_strategy(strategy, world_size)
-        competitors = [*itertools.product(_implementations(sweep, devices), sources[seq_len], options[own])]
-        shift = round_number % len(competitors)
-        for (implementation, levers), source, chosen in competitors[shift:] + competitors[:shift]:
+        competitors = [*itertools.product(_implementations(sweep, devices), options[own])]
+        shift, source = round_number % len(competitors), sources[seq_len]
+        for (implementation, levers), chosen in competitors[shift:] + competitors[:shift]:
             trials.append(
                 dataclasses.replace(
                     base,
@@ -310,13 +308,10 @@ def _vocabulary(source: DataSource, model: ModelFolder | None) -> int:
     return source.vocab_size if model is None or not is_synthetic(source.source) else model.vocab_size
 
 
-def _with_model(
-    base: Trial, model: ModelFolder, sources: Mapping[int, Sequence[DataSource]], trust_remote_code: bool
-) -> Trial:
-    for seq_len, found in sources.items():
-        for source in found:
-            real = None if is_synthetic(source.source) else Path(source.source)
-            check_data(model, seq_len, source, real)
+def _with_model(base: Trial, model: ModelFolder, sources: Mapping[int, DataSource], trust_remote_code: bool) -> Trial:
+    for seq_len, source in sources.items():
+        real = None if is_synthetic(source.source) else Path(source.source)
+        check_data(model, seq_len, source, real)
     return dataclasses.replace(
         base, model=model.path, model_fingerprint=model.fingerprint, model_weights=model.weights,
         trust_remote_code=trust_remote_code, dropout=model.dropout,
@@ -375,9 +370,7 @@ def _base(sweep: Sweep, devices: Devices) -> Trial:
     )
 
 
-def _sources(
-    data: TaskData, given: str, seq_len: int, against_synthetic: bool, options: dict[str, Any]
-) -> list[DataSource]:
+def _source(data: TaskData, given: str, seq_len: int, options: dict[str, Any]) -> DataSource:
     source = data.inspect(given, seq_len, options)
     if source.seq_len not in (None, seq_len):
         raise UsageError(
@@ -385,15 +378,7 @@ def _sources(
             f"--seq-lens {seq_len} does not match {source.source}, whose samples have {source.seq_len} tokens: "
             f"use --seq-lens {source.seq_len}, or prepare data with `{data.prepare_command(seq_len)}`",
         )
-    if not against_synthetic:
-        return [source]
-    if is_synthetic(given):
-        raise UsageError(
-            "option-conflict",
-            f"--against-synthetic compares real with synthetic data, but --data {given} is synthetic: give a folder or "
-            "a file of real data",
-        )
-    return [source, data.inspect(f"{SYNTHETIC}:{source.source}", seq_len, options)]
+    return source
 
 
 def _check_buckets(sweep: Sweep, world_sizes: Sequence[int]) -> None:

@@ -86,16 +86,15 @@ def ratios_of(trials: Rounds, reference: Side = ("hf", "")) -> list[dict[str, An
             new, old = ([one for one in sides[side] if one.ok] for side in (name, reference))
             row = {**_fields(sides[name][0]), "reference": reference[0], "reference_levers": reference[1]}
             row |= {"rounds": len(new), "reference_rounds": len(old)}
-            row |= {**ratio_columns("throughput_ratio", None), "time_saved": None}
-            if new and old:
-                row |= _against(new, old, spread)
-                # Per sample, so that it stays true where the sides' steps differ in size.
-                row["time_saved"] = 1 - 1 / row["throughput_ratio"]
-            else:
+            ratio, decided = _rate_ratio(old, new) if new and old else None, "cannot decide"
+            if ratio is None:
                 failed = sides[reference if new else name][0].row
                 reason = f"{wording.implementation(failed)} has no measurement: {failed['status']}"
-                row |= {"decided": "cannot decide", "reason": reason}
-            rows.append(row)
+            elif not (reason := disturbed_side(new, old)):
+                decided, reason = decision(len(new), len(old), ratio, spread)
+            # Time per sample, so that it stays true where the sides' steps differ in size.
+            row |= {**ratio_columns("throughput_ratio", ratio), "time_saved": 1 - 1 / ratio.value if ratio else None}
+            rows.append(row | {"decided": decided, "reason": reason})
     return rows
 
 
@@ -112,9 +111,11 @@ def input_ratios(trials: Rounds) -> list[dict[str, Any]]:
     reason.
     """
 
+    apart = ("data", "data_fingerprint", "kind", "dropout", "start_iteration", "stop_iteration")
+
     def key(trial: LoadedTrial) -> Key:  # each may have a window of its own
         source = trial.row["data_fingerprint"] or trial.row["data"]
-        return (source, *_without_data(trial, "kind", "dropout", "start_iteration", "stop_iteration"))
+        return (source, *(value for name, value in _fields(trial).items() if name not in apart))
 
     training = {key(group[0]): group for group in by_key(trials).values()}
     rows = []
@@ -130,42 +131,8 @@ def input_ratios(trials: Rounds) -> list[dict[str, Any]]:
     return rows
 
 
-def synthetic_gaps(trials: Rounds) -> list[dict[str, Any]]:
-    """Return one row per measurement on real data that has a twin on synthetic batches.
-
-    Columns: CONFIGURATION, CIRCUMSTANCES, rounds, synthetic_rounds, samples_per_second, synthetic_samples_per_second,
-    gap (real / synthetic samples per second - 1) with _low and _high, decided and reason (ratio.decision).
-    """
-    spread, groups = run_spread(trials), [*by_key(trials).values()]
-    twins = {
-        (group[0].trial.data.removeprefix("synthetic:"), *_without_data(group[0])): group
-        for group in groups
-        if group[0].made_up_like_folder
-    }
-    rows = []
-    for group in groups:
-        if twin := twins.get((group[0].trial.data, *_without_data(group[0]))):
-            row = {**_fields(group[0]), "rounds": len(group), "synthetic_rounds": len(twin)}
-            row["samples_per_second"] = _median(group, "samples_per_second")
-            row["synthetic_samples_per_second"] = _median(twin, "samples_per_second")
-            values = _against(group, twin, spread)
-            row |= {f"gap{end}": values.pop(f"throughput_ratio{end}") - 1 for end in ("", "_low", "_high")}
-            rows.append(row | values)
-    return rows
-
-
-def _against(new: Rounds, old: Rounds, spread: float | None) -> dict[str, Any]:
-    ratio, reason = _rate_ratio(old, new), disturbed_side(new, old)
-    decided, why = ("cannot decide", reason) if reason else decision(len(new), len(old), ratio, spread)
-    return {**ratio_columns("throughput_ratio", ratio), "decided": decided, "reason": why}
-
-
 def _fields(trial: LoadedTrial) -> dict[str, Any]:
     return {name: trial.row[name] for name in (*CONFIGURATION, *CIRCUMSTANCES)}
-
-
-def _without_data(trial: LoadedTrial, *without: str) -> Key:
-    return tuple(value for name, value in _fields(trial).items() if name not in ("data", "data_fingerprint", *without))
 
 
 def _median(group: Rounds, name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Input trials and twins on made-up batches in a run: ratios, gaps, tables, comparisons; never mixed with training."""
+"""Input trials and trials on synthetic batches in a run: ratios, tables; never mixed with training on real data."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from support.page import report_page
 
 from analysis.diagnose.answer import nothing_measured, points
 from analysis.load import load_run
-from analysis.metrics.comparison.runs import input_ratios, ratios_of, synthetic_gaps
+from analysis.metrics.comparison.runs import input_ratios, ratios_of
 from analysis.metrics.scaling import efficiency
 from analysis.render.result_tables import input_tables, results_blocks
 from records.run import RunDirectory
@@ -95,15 +95,6 @@ def test_shards_that_are_read_slower_than_batches_are_made_are_named(tmp_path: P
     assert "read at 5,000 samples/s" in caution["message"]
 
 
-def test_the_gap_is_the_ratio_of_real_to_made_up_less_one(tmp_path: Path) -> None:
-    run = write_sweep(tmp_path, rounds=3, noise=0.001, scale=1.25, **SMALL, **REAL)
-    write_sweep(tmp_path, rounds=3, noise=0.001, **SMALL, **TWIN)
-    write_sweep(tmp_path, rounds=3, scale=5.0, **SMALL, data="synthetic:full")
-    (row,) = synthetic_gaps(load_run(run))
-    assert row["gap"] == pytest.approx(1 / 1.25 - 1, abs=0.01) and row["gap_low"] < row["gap"] < row["gap_high"] < 0
-    assert (row["rounds"], row["synthetic_rounds"], row["decided"], row["data"]) == (3, 3, "yes", "/data/books")
-
-
 def test_terminal_and_report_show_both(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, rounds=3, noise=0.001, **SMALL, **REAL)
     write_sweep(tmp_path, rounds=3, noise=0.001, **SMALL, **TWIN)
@@ -111,9 +102,8 @@ def test_terminal_and_report_show_both(tmp_path: Path) -> None:
     trials = load_run(run)
     shown = text(results_blocks([trial.row for trial in trials]))
     assert "bertbench, input only" in shown and "synthetic like books" in shown and "folder books" in shown
-    names = [table.name for table in input_tables(input_ratios(trials), synthetic_gaps(trials))]
-    assert names == ["input", "gap"]
+    assert [table.name for table in input_tables(input_ratios(trials))] == ["input"]
     assert [point.row["data"] for point in points(trials)] == ["/data/books"], "the answer is about real data"
     page = report_page(run).read_text(encoding="utf-8")
-    assert "<h2>Input</h2>" in page and "Real compared with synthetic data" in page and "synthetic like books" in page
-    assert {path.stem for path in (run.report / "tables").iterdir()} >= {"input", "gap"}
+    assert "<h2>Input</h2>" in page and "synthetic like books" in page
+    assert "input" in {path.stem for path in (run.report / "tables").iterdir()}

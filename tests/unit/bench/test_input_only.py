@@ -50,28 +50,19 @@ def test_input_trials_are_the_same_grid_under_ids_of_their_own(tmp_path: Path) -
     assert alone[0].trial_id.startswith("input-pretrain-bertbench-")
 
 
-def test_each_trial_gets_a_twin_and_sides_take_turns(tmp_path: Path) -> None:
+def test_a_trial_on_the_lengths_of_a_folder_survives_its_record(tmp_path: Path) -> None:
     folder = make_shards(tmp_path)
-    trials = expand(sweep(folder, rounds=2, batch_sizes=(4, 8)), CPU, against_synthetic=True)
-    real, made_up = str(folder), f"synthetic:{folder}"
-    assert [trial.data for trial in trials] == [real, made_up] * 2 + [made_up, real] * 2
-    assert len({trial.trial_id for trial in trials}) == 8
-    assert len({trial.data_fingerprint for trial in trials}) == 2
-    assert {(trial.max_predictions, trial.vocab_size, trial.seq_len) for trial in trials} == {(2, 30522, SEQ_LEN)}
-
-
-def test_a_twin_can_be_asked_for_by_its_name_and_survives_its_record(tmp_path: Path) -> None:
-    folder = make_shards(tmp_path)
-    twin = expand(sweep(folder), CPU, against_synthetic=True)[1]
-    assert expand(sweep(folder, data=twin.data), CPU) == [twin]
+    (twin,) = expand(sweep(folder, data=f"synthetic:{folder}"), CPU)
+    assert twin.data_fingerprint and twin.trial_id != expand(sweep(folder), CPU)[0].trial_id
+    assert (twin.max_predictions, twin.vocab_size, twin.seq_len) == (2, 30522, SEQ_LEN)
     again = Trial.from_json(json.loads(json.dumps(twin.to_json())))
     assert again == twin and again.trial_id == twin.trial_id
 
 
 def test_a_moved_folder_gives_the_same_trials(tmp_path: Path) -> None:
-    first = expand(sweep(make_shards(tmp_path / "a")), CPU, against_synthetic=True)
+    first = expand(sweep(make_shards(tmp_path / "a")), CPU)
     shutil.move(tmp_path / "a", tmp_path / "b")
-    second = expand(sweep(tmp_path / "b"), CPU, against_synthetic=True)
+    second = expand(sweep(tmp_path / "b"), CPU)
     assert [trial.trial_id for trial in first] == [trial.trial_id for trial in second]
 
 
@@ -84,22 +75,9 @@ def test_equal_lengths_are_the_same_made_up_data_whatever_the_content(tmp_path: 
     )
 
 
-def test_made_up_data_have_no_twin() -> None:
-    with refused("option-conflict", "--against-synthetic", "--data synthetic:full"):
-        expand(Sweep(data="synthetic:full"), CPU, against_synthetic=True)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"input_only": True, "against_synthetic": True},
-        {"input_only": True, "max_batch_search": True},
-        {"against_synthetic": True, "max_batch_search": True},
-    ],
-)
-def test_options_that_exclude_each_other_are_refused(options: dict[str, bool]) -> None:
-    with refused("option-conflict", *(f"--{name.replace('_', '-')}" for name in options)):
-        ThroughputOptions(**options)
+def test_a_search_of_the_input_alone_is_refused() -> None:
+    with refused("option-conflict", "--input-only", "--max-batch-search"):
+        ThroughputOptions(input_only=True, max_batch_search=True)
 
 
 @pytest.mark.parametrize("gzip_level", [1, 0])

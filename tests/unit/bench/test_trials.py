@@ -260,7 +260,7 @@ def test_the_way_of_padding_makes_another_trial() -> None:
 def test_features_and_their_twin_of_made_up_windows_are_named_by_their_content(tmp_path: Path) -> None:
     path = write_windows(tmp_path / "features", squad_windows(12))
     sweep = Sweep(task="squad", data=str(path.parent), seq_lens=(64,))
-    real, made_up = expand(sweep, CPU, against_synthetic=True)
+    (real,), (made_up,) = expand(sweep, CPU), expand(replace(sweep, data=f"synthetic:{path.parent}"), CPU)
     assert (real.data, real.vocab_size, real.seq_len) == (str(path.parent), VOCAB, 64)
     assert made_up.data == f"synthetic:{path.parent}" and made_up.data_fingerprint.startswith("lengths-")
     (elsewhere,) = expand(replace(sweep, data=str(write_windows(tmp_path / "copy", squad_windows(12)))), CPU)
