@@ -23,7 +23,7 @@ from bench.plan.variants import PlannedVariant, Values, plan_variant
 from bench.run.processes import StopRequest
 from bench.tune.document import FILE, document
 from bench.tune.space import SearchSpace, make_space, word
-from bench.tune.study import EVALUATORS, PRUNERS, SAMPLERS, Question, Search, Study, storage_path
+from bench.tune.study import PRUNERS, SAMPLERS, Question, Search, Study, storage_path
 from bench.tune.worker import Job, Objective, make_objective, work
 from common.errors import UsageError
 from common.flags import Groups, choice_of, flag, request_of
@@ -53,7 +53,6 @@ class TuneOptions(Printed):
         "search": ("search", "space", "objective", "sampler", "sampler_seed", "startup_trials"),
         "trial": ("trials", "max_seconds", "retries", "checkpoints"),
         "pruning": ("pruner", "prune_after", "unpruned_readings"),
-        "output": ("importance",),
     }
 
     task: tyro.conf.Positional[str]
@@ -86,15 +85,13 @@ class TuneOptions(Printed):
     """Retries, from the last checkpoint, of a trial whose worker was killed."""
     checkpoints: Annotated[str, tyro.conf.arg(metavar=choice_of((_BEST, _ALL)))] = _BEST
     """Checkpoints to keep of finished trials: best keeps those of the best trial, all keeps all."""
-    importance: Annotated[str, tyro.conf.arg(metavar=choice_of(EVALUATORS))] = "ped-anova"
-    """Optuna evaluator for the importance of options; fanova and mdi need scikit-learn."""
     out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/tune")
 
     def __post_init__(self) -> None:
         """Refuse unknown names and values out of range."""
         for value, names, what in (
             (self.sampler, SAMPLERS, "sampler"), (self.pruner, PRUNERS, "pruner"),
-            (self.importance, EVALUATORS, "evaluator of importance"), (self.checkpoints, (_BEST, _ALL), "checkpoints"),
+            (self.checkpoints, (_BEST, _ALL), "checkpoints"),
         ):  # fmt: skip
             lookup(dict.fromkeys(names), value, what)
         least = {"trials": 1, "startup_trials": 1, "prune_after": 1, "sampler_seed": 0, "unpruned_readings": 0}
@@ -171,10 +168,10 @@ def run(call: TuneCall) -> Result:
         )
 
         def ended() -> None:
-            _write(study, search, trials, options.importance)
+            _write(study, search, trials)
 
         why = work(job, stop, _tell, ended)
-    return _finish(options, study, search, trials, why, stop)
+    return _finish(study, search, trials, why, stop)
 
 
 def read_words(argv: list[str], program: str) -> TuneCall:
@@ -267,22 +264,20 @@ def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _write(study: Study, search: Search, trials: int | None, evaluator: str) -> dict[str, Any]:
+def _write(study: Study, search: Search, trials: int | None) -> dict[str, Any]:
     from records.files import write_record
 
     with study.locked():
-        found = document(study, search, trials, evaluator)
+        found = document(study, search, trials)
         write_record(study.folder / FILE, found)
     return found
 
 
-def _finish(
-    options: TuneOptions, study: Study, search: Search, trials: int | None, why: str, stop: StopRequest
-) -> Result:
+def _finish(study: Study, search: Search, trials: int | None, why: str, stop: StopRequest) -> Result:
     from analysis.render.study import tune_blocks
     from analysis.render.tables import Facts
 
-    found = _write(study, search, trials, options.importance)
+    found = _write(study, search, trials)
     waiting = sum(trial["state"] == "waiting" for trial in found["trials"])
     code = 3 if found["best"] is None and not stop.wanted() else 0
     charts = shlex.join(["optuna-dashboard", f"sqlite:///{storage_path(study.folder)}"])

@@ -1,4 +1,4 @@
-"""The results of a study as plain values: tune.json, the source of the tables, charts and page."""
+"""The results of a study as plain values: tune.json, the source of the table."""
 
 import shlex
 from pathlib import Path
@@ -15,22 +15,19 @@ from records.training import TrainRun
 FILE = "tune.json"
 
 
-def document(study: Study, search: Search, trials: int | None, evaluator: str) -> dict[str, Any]:
+def document(study: Study, search: Search, trials: int | None) -> dict[str, Any]:
     """Return the results of a study.
 
     Args:
         study: the study.
         search: how this call chose trials.
         trials: number of trials in the whole study; None for no limit.
-        evaluator: one of bench.tune.study.EVALUATORS.
 
     Raises:
         StorageError: the storage cannot be read.
-        MissingToolError: the evaluator needs a package that is not installed.
     """
     question = study.question
     best = study.best()
-    importance, absent = study.importance(evaluator, search.seed)
     return {
         "task": question.task,
         "objective": {
@@ -46,7 +43,6 @@ def document(study: Study, search: Search, trials: int | None, evaluator: str) -
         },
         "trials": [_trial(study.folder, row) for row in study.rows()],
         "best": None if best is None else _best(study, best),
-        "importance": {"evaluator": evaluator, "shares": importance, "absent": absent},
     }  # fmt: skip
 
 

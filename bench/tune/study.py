@@ -26,10 +26,6 @@ State = Literal["complete", "pruned", "failed", "running", "waiting"]
 ENDED: tuple[State, ...] = ("complete", "pruned", "failed")
 SAMPLERS = ("tpe", "random")
 PRUNERS = ("median", "none")
-EVALUATORS = ("ped-anova", "fanova", "mdi")
-"""Optuna's evaluators of importance."""
-LEAST_FOR_IMPORTANCE = 8
-"""Minimum complete trials for the importance of options: with fewer, differences are due to chance."""
 _NAME = "bertbench"
 _KEY, _WORDS, _REASON, _KILLED, _SAME = "question", "words", "reason", "killed", "same_as"
 _STATES: dict[str, State] = {
@@ -302,29 +298,6 @@ class Study:
         sign = -1.0 if self.question.maximize else 1.0
         return min(complete, key=lambda row: (sign * float(row.value or 0.0), row.number), default=None)
 
-    def importance(self, evaluator: str, seed: int) -> tuple[dict[str, float], str]:
-        """Return the importance of each parameter among complete trials, largest first, or why there is none.
-
-        Raises:
-            MissingToolError: the evaluator needs scikit-learn, which is not installed.
-        """
-        optuna = import_optuna()
-        values = [row.value for row in self.rows() if row.state == "complete"]
-        if len(values) < LEAST_FOR_IMPORTANCE:
-            return {}, f"only {len(values)} of at least {LEAST_FOR_IMPORTANCE} complete trials are available"
-        if len(set(values)) < 2:
-            return {}, "all complete trials have the same result"
-        try:
-            with storage_errors(self.folder):
-                found = optuna.importance.get_param_importances(self._study, evaluator=make_evaluator(evaluator, seed))
-        except ImportError as error:
-            raise MissingToolError(
-                "package-missing", f"importance by {evaluator} needs scikit-learn ({error}): {REMEDY}"
-            ) from error
-        except (ValueError, RuntimeError) as error:
-            return {}, f"Optuna could not compute it ({error})"
-        return {name: float(share) for name, share in found.items()}, ""
-
 
 def _row(trial: Any) -> TrialRow:
     return TrialRow(
@@ -437,13 +410,3 @@ def make_pruner(search: Search) -> Any:
     if search.pruner == "none":
         return optuna.pruners.NopPruner()
     return optuna.pruners.MedianPruner(n_startup_trials=search.prune_after, n_warmup_steps=search.unpruned_readings)
-
-
-def make_evaluator(name: str, seed: int) -> Any:
-    """Return Optuna's evaluator of a name in EVALUATORS. Raises ImportError if it needs a missing package."""
-    importance = import_optuna().importance
-    if name == "fanova":
-        return importance.FanovaImportanceEvaluator(seed=seed)
-    if name == "mdi":
-        return importance.MeanDecreaseImpurityImportanceEvaluator(seed=seed)
-    return importance.PedAnovaImportanceEvaluator()

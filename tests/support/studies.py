@@ -34,5 +34,4 @@ def study(maximize: bool = True) -> dict[str, Any]:
         "space": {"learning_rate": "log:0.0001:0.001", "init": "/w/<b>a,/w/$b"}, "training": {"data": "/d", "steps": 3},
         "search": {"sampler": "tpe", "seed": 0, "startup_trials": 3, "pruner": "median", "trials": 6}, "trials": trials,
         "best": {**trials[2 if maximize else 1], "command": "bertbench train squad --init '/w/<b>a'", "replaces": []},
-        "importance": {"evaluator": "ped-anova", "shares": {"learning_rate": 0.9, "init": 0.1}, "absent": ""},
     }  # fmt: skip

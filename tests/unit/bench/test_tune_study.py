@@ -17,7 +17,7 @@ from support.studies import memory_folder
 
 from bench.tune.document import document
 from bench.tune.space import SearchSpace, make_space
-from bench.tune.study import EVALUATORS, Begun, Question, Search, Study, storage_path, trial_folder
+from bench.tune.study import Begun, Question, Search, Study, storage_path, trial_folder
 from common.errors import MissingToolError, StorageError
 
 SPACE = make_space(
@@ -149,32 +149,6 @@ def test_a_worse_trial_is_pruned_by_the_median_after_enough_others(folder: Path)
     assert not any(take(make_study(folder, Search(pruner="none"))).report(number, 0.0) for number in range(3))
 
 
-def test_importance_names_what_decides_by_every_evaluator(folder: Path) -> None:
-    pytest.importorskip("sklearn")
-    study = make_study(folder, Search(sampler="random"))
-    for _ in range(16):
-        begun = take(study)
-        study.complete(begun, float(begun.values["micro_batch_size"]))
-    for evaluator in EVALUATORS:
-        shares, absent = study.importance(evaluator, 0)
-        assert absent == "" and next(iter(shares)) == "micro_batch_size" and shares["micro_batch_size"] > 0.7
-        assert sum(shares.values()) == pytest.approx(1)
-
-
-def test_importance_of_few_or_equal_trials_is_unknown_with_the_reason(folder: Path) -> None:
-    study = make_study(folder)
-    for number in range(7):
-        study.complete(take(study), float(number))
-    shares, absent = study.importance("ped-anova", 0)
-    assert shares == {} and "only 7 of at least 8" in absent
-    study.complete(take(study), 7.0)
-    assert study.importance("ped-anova", 0)[0]
-    other = make_study(folder / "equal")
-    for _ in range(8):
-        other.complete(take(other), 1.0)
-    assert other.importance("ped-anova", 0) == ({}, "all complete trials have the same result")
-
-
 def test_a_study_of_another_question_is_refused_with_the_difference(folder: Path) -> None:
     make_study(folder)
     make_study(folder, Search(sampler="random", seed=9))  # how it searches may change
@@ -204,7 +178,7 @@ def test_a_locked_storage_is_no_damaged_one(folder: Path, monkeypatch: pytest.Mo
     study.complete(take(study), 1.0)
     with sqlite3.connect(storage_path(folder), isolation_level=None) as connection:
         connection.execute("BEGIN EXCLUSIVE")
-        for act in (lambda: make_study(folder), lambda: take(study), lambda: study.importance("ped-anova", 0)):
+        for act in (lambda: make_study(folder), lambda: take(study)):
             with refused("folder-locked", storage_path(folder), "database is locked", kind=StorageError) as caught:
                 act()
             assert "remove" not in str(caught.value)
@@ -280,5 +254,5 @@ def test_the_command_of_a_classifier_says_which_files_it_replaces(folder: Path) 
         question = replace(QUESTION, task=task, training={"data": data})
         study = make_study(folder / f"{task}-{Path(data).name}", question=question)
         study.complete(take(study), 0.5)
-        best = document(study, Search(), 1, "ped-anova")["best"]
+        best = document(study, Search(), 1)["best"]
         assert best["replaces"] == [f"/d/{name}" for name in names]
