@@ -17,8 +17,9 @@ from analysis.diagnose.answer import (
 )
 from analysis.diagnose.explain import comparison_findings, explain, to_do
 from analysis.diagnose.profiles import open_profile
-from analysis.diagnose.run import cautions_of_scripts, reference, trial_name
+from analysis.diagnose.run import caution_texts, cautions_of_scripts, reference, trial_name
 from analysis.load import CIRCUMSTANCES, CONFIGURATION, LoadedTrial, load_run, measurement
+from analysis.metrics.cautions import Caution
 from analysis.metrics.classification import classify
 from analysis.metrics.communication.collectives import fitted_links, link_rows
 from analysis.metrics.comparison import traces
@@ -39,7 +40,6 @@ from analysis.render.pages import (
 )
 from analysis.render.result_tables import (
     answer_lines,
-    caution_lines,
     collectives_table,
     comparison_blocks,
     input_tables,
@@ -148,7 +148,7 @@ def throughput(
             *answer_lines(answers),
             *results_blocks(shown, ratios),
             *input_tables(inputs),
-            *caution_lines(asked),
+            *_cautions(asked),
         ],
     )
 
@@ -165,7 +165,7 @@ def script(run: RunDirectory, trial_id: str) -> View:
             answer.headline,
             *answer.sentences,
             *results_blocks([trial.row for trial in measured]),
-            *caution_lines(measured, of_rounds),
+            *_cautions(measured, of_rounds),
         ],
     )
 
@@ -359,28 +359,23 @@ def page(path: Path, out: Path | None = None, price_per_hour: float | None = Non
 
 
 def _page_of_run(run: RunDirectory, out: Path | None, price_per_hour: float | None, project: Sequence[int]) -> View:
-    written, answers = write_report(run, price_per_hour, out, project)
     trials = load_run(run, price_per_hour)
     projected = projections(trials, project) if project else []
-    ratios = ratios_of(trials, reference(trials))
-    measured = [trial for trial in trials if trial.trial.kind == "throughput"]
-    measured = measured or [trial for trial in trials if trial.trial.kind == "measure"]
-    results = results_blocks([trial.row for trial in measured if trial.row.get("status") is not None], ratios)
-    cautions = caution_lines(measured, cautions_of_scripts(measured), joined=True)
-    shown = answers or [without_measurement(run, trials)]
+    written, answers, ratios = write_report(run, trials, price_per_hour, out, projected)
+    rows = [dict(trial.row) for trial in trials]
+    notes = _cautions(trials, cautions_of_scripts(trials))
+    screen = run_screen(answers or [without_measurement(run, trials)], results_blocks(rows, ratios), notes)
     closing = [*(projection_blocks(projected) if project else []), Plain(str(written))]
-    document = {
-        "report": str(written),
-        "answers": [one.to_json() for one in answers],
-        "rows": [dict(trial.row) for trial in trials],
-        "ratios": ratios,
-    }
-    screen = run_screen(shown, results if measured else [], cautions)
+    document = {"report": str(written), "answers": [one.to_json() for one in answers], "rows": rows, "ratios": ratios}
     return View(
         document=document | ({"projection": projected} if projected else {}),
         blocks=closing,
         screen=dataclasses.replace(screen, closing=closing),
     )
+
+
+def _cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution] = ()) -> list[str]:
+    return [f"caution: {text}" for text in caution_texts(trials, of_run)]
 
 
 def _page_of_classification(path: Path, out: Path | None) -> View:

@@ -26,7 +26,7 @@ class Advice:
 
     cause: str
     """Stable name: machine, host, data, waiting, communication, padding, precision, fusion, copies, latency, compute,
-    memory, dram, l2, l1/tex, rules, speed, batch. Advice with the same cause competes; one of them is shown."""
+    memory, dram, l2, l1/tex, rules, batch. Advice with the same cause competes; one of them is shown."""
     seen: str
     """What was measured, with its number; a sentence without its full stop."""
     remedy: str
@@ -173,28 +173,19 @@ def ranked(candidates: Iterable[Advice]) -> list[Advice]:
     return worthwhile[:MOST]
 
 
-_OPTIONS: dict[str, tuple[str, tuple[object, ...]]] = {
-    "implementations": ("implementation", ("",)),
-    "batch_sizes": ("micro_batch_size", (0,)),
-    "seq_lens": ("seq_len", (0,)),
-    "precisions": ("precision", ("",)),
-    "devices": ("world_size", (0,)),
-    "device": ("device", ("",)),
-    "trust_remote_code": ("trust_remote_code", (False,)),
-    "grad_accum": ("grad_accum_steps", (1,)),
-    "levers": ("levers", ("",)),
-    "threads": ("threads_per_rank", ()),
-    "padding": ("padding", ("",)),
-    "dropout": ("dropout", (0.1,)),
-    "seed": ("seed", (42,)),
-    "activation_checkpointing": ("activation_checkpointing", (False,)),
-    "allocators": ("allocator", ("",)),
-    "data": ("data", ("", "synthetic")),
-    "strategies": ("strategy", ("", "single", "ddp")),
-    "start": ("start_iteration", ()),
-    "stop": ("stop_iteration", ()),
-}
-"""Options of throughput: field of the trial, and the values that need no option."""
+_OPTIONS = {
+    "implementations": "implementation", "batch_sizes": "micro_batch_size", "seq_lens": "seq_len",
+    "precisions": "precision", "devices": "world_size", "device": "device", "trust_remote_code": "trust_remote_code",
+    "grad_accum": "grad_accum_steps", "levers": "levers", "threads": "threads_per_rank", "padding": "padding",
+    "dropout": "dropout", "seed": "seed", "activation_checkpointing": "activation_checkpointing",
+    "allocators": "allocator", "data": "data", "strategies": "strategy", "start": "start_iteration",
+    "stop": "stop_iteration",
+}  # fmt: skip
+"""Options of throughput: field of the trial."""
+_DEFAULTS: dict[str, tuple[object, ...]] = {
+    "grad_accum": (1,), "dropout": (0.1,), "seed": (42,), "data": ("synthetic",), "strategies": ("single", "ddp"),
+}  # fmt: skip
+"""Values that need no option, besides those that are off or not given."""
 
 
 def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> str:
@@ -209,7 +200,9 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
     # The number of labels follows from the data.
     options = {name: value for name, value in of_task.items() if name != "labels" and value not in (None, False)}
     options |= {"model": row["model"]} if row.get("model") else {"presets": row["preset"]}
-    options |= {option: row[name] for option, (name, usual) in _OPTIONS.items() if row.get(name) not in (None, *usual)}
+    given = {option: row[name] for option, name in _OPTIONS.items() if row.get(name) not in (None, "")}
+    options |= {option: value for option, value in given.items()
+                if value is not False and value not in _DEFAULTS.get(option, ())}  # fmt: skip
     if row.get("model"):
         options.pop("dropout", None)
     of_strategy = wording.read_options(str(row.get("strategy_options") or ""))

@@ -1,7 +1,6 @@
 """The answer of a run: how fast, how good, what to do first. The terminal, the page and --json begin with it."""
 
 import dataclasses
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from analysis.load import Key, LoadedTrial, measurement
 from analysis.metrics.cautions import FASTER_LOADER, disturbance
 from analysis.metrics.comparison.ratio import Candidate, Ratio, apart, choose, measured_rate, typical_rate, typical_time
 from analysis.metrics.comparison.runs import by_key
-from analysis.metrics.speed_of_light import LOSS, NOT_EXPLAINED
 from records.run import RunDirectory
 
 Row = Mapping[str, Any]
@@ -28,8 +26,6 @@ _SAME_TRAINING = ("task", "task_options", "preset", "seq_len", "world_size", "de
 _SAME_STEP = (*_SAME_TRAINING, "precision", "micro_batch_size")
 # Relative difference of the step of a breakdown from the trial's step up to which both measured the same.
 _SAME_SPEED = 0.25
-# Bars of a waterfall that other advice covers, or that have no known cause.
-_OTHER_CAUSE = ("waiting for data", "communication", "GEMMs on padding", NOT_EXPLAINED)
 _CONTENTS = {"probe": "a search for the largest batch", "comm": "collectives", "profile": "profiles"}
 
 
@@ -175,7 +171,6 @@ def complete_answers(
         advice = [
             *of_machine(badge, throughput_command(best.row, another(out))),
             *_of_steps(winner, every, out),
-            *(_of_floor(floor, best, trials, out) if floor and not badge else ()),
             *_of_profiles(best, trials, profiled or {}, out),
         ]
         one_round = best.rounds == 1 and best.step_ms.low == best.step_ms.high
@@ -185,7 +180,7 @@ def complete_answers(
         numbers["of_floor"] = floor["of_floor"] if floor else None
         rivals = dict.fromkeys(wording.implementation(one.row) for one in winner.close)
         rivals.pop(wording.implementation(best.row), None)
-        cards, sentences = tuple(_cards(best, floor, ratio)), tuple(_sentences(winner, ratio))
+        cards, sentences = tuple(_cards(best, floor, ratio)), tuple(_sentences(winner))
         answer = Answer(headline=_headline(winner, [*rivals]), cards=cards, sentences=sentences, badge=badge)
         answer = dataclasses.replace(answer, advice=tuple(ranked(advice)), numbers=numbers, rivals=tuple(rivals))
         result.append(answer)
@@ -241,15 +236,13 @@ def _span(value: Ratio) -> str:
     return f"95 % interval {wording.interval(value.low, value.high)}"
 
 
-def _sentences(winner: Winner, ratio: Row | None) -> Iterator[str]:
-    """Yield the configurations that may be as fast as the best one, and why a comparison is not conclusive."""
+def _sentences(winner: Winner) -> Iterator[str]:
+    """Yield the configurations that may be as fast as the best one, and why the choice is not conclusive."""
     if winner.close:
         names = [f"{wording.implementation(one.row)} {wording.place(one.row)}" for one in winner.close]
         more = f" and {len(names) - _MOST_CLOSE} more" if len(names) > _MOST_CLOSE else ""
         yield f"Too close to call: {', '.join(names[:_MOST_CLOSE])}{more}."
-    if ratio and ratio["throughput_ratio"] is not None and ratio["decided"] == "cannot decide":
-        yield f"The comparison with {wording.reference(ratio)} is not conclusive yet: {ratio['reason']}."
-    elif winner.undecided:
+    if winner.undecided:
         yield f"The fastest is not conclusive yet: {winner.undecided}."
 
 
@@ -308,21 +301,6 @@ def _equal(one: Row, other: Row, names: Sequence[str]) -> bool:
     return all(one.get(name) == other.get(name) for name in names)
 
 
-def _of_floor(floor: Row, best: Point, trials: Sequence[LoadedTrial], out: str) -> Iterator[Advice]:
-    """The loss of a broken-down step that is largest: what a step could save if that part ran at its ceiling."""
-    losses = [bar for bar in floor["waterfall"] if bar["kind"] == LOSS and bar["name"] not in _OTHER_CAUSE]
-    if not losses:
-        return
-    most = max(losses, key=lambda bar: float(bar["ms"]))
-    seen = f'the part "{most["name"]}" takes {wording.number(most["ms"])} ms of each step more than its floor'
-    # A profile needs a folder of its own beside the sweep; it takes its configuration from it.
-    words = ["profile", best.row["task"], "--winner-of", out, "--out", f"{out}-profile"]
-    for profile in [one.trial.trial_id for one in _profiles(best, trials) if one.row.get("status") == "ok"][:1]:
-        words = ["analyze", f"{out}/trials/{profile}"]
-    command, remedy = shlex.join(["bertbench", *words]), "see its operators in a profile"
-    yield Advice(cause="speed", seen=seen, remedy=remedy, command=command, saves=float(most["share"]))
-
-
 def _profiles(best: Point, trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:
     return [one for one in trials if one.trial.kind == "profile" and _equal(one.row, best.row, _SAME_STEP)]
 
@@ -345,36 +323,34 @@ def advice_of_profiles(trials: Sequence[LoadedTrial], measured: Sequence[Point])
 
 
 def without_measurement(run: RunDirectory, trials: Sequence[LoadedTrial]) -> Answer:
-    """Return the answer of a run without measured throughput: utilization by batch size where it has profiles."""
+    """Return the answer of a run without measured throughput: what it has, or why it has nothing.
+
+    Of profiles it is their utilization by batch size.
+    """
     from analysis.diagnose.profiles import summary_rows, utilization_by_batch
 
-    utilization = utilization_by_batch(summary_rows(run))
-    return profile_answer(utilization) if utilization else nothing_measured(trials)
-
-
-def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
-    """Return the answer of a run without any measurement of throughput."""
+    if utilization := utilization_by_batch(summary_rows(run)):
+        return _profile_answer(utilization)
     good = {trial.trial.kind: trial.row for trial in reversed(trials) if trial.row["status"] == "ok"}
     kinds = {trial.trial.kind for trial in trials}
     kinds = kinds if kinds == {"probe"} else {*good} - {"probe"}  # the last probe is meant to fail
+    if "components" in good:
+        return Answer(headline=f"This run breaks down a step: {wording.floor_sentence(good['components'])}")
     rates = [trial.row.get("samples_per_second") or 0.0 for trial in trials if trial.trial.kind == "input"]
     if any(rates):
-        headline = f"This run measured the input pipeline alone: up to {wording.number(max(rates))} samples/s."
-    elif "components" in good:
-        headline = f"This run breaks down a step: {wording.floor_sentence(good['components'])}"
-    elif kinds:
+        fastest = f"up to {wording.number(max(rates))} samples/s"
+        return Answer(headline=f"This run measured the input pipeline alone: {fastest}.")
+    if kinds:
         contents = " and ".join(_CONTENTS.get(kind, kind) for kind in sorted(kinds))
-        headline = f"This run has only {contents}: throughput was not measured."
-    else:
-        tally = Counter(str(trial.row["status"]) for trial in trials)
-        ended = ", ".join(f"{count} {status}" for status, count in tally.items())
-        headline = f"No trial succeeded. Of {len(trials)} trials: {ended}."
-    reasons = [f"First reason: {trial.row['reason']}" for trial in trials if trial.row.get("reason") and not kinds]
+        return Answer(headline=f"This run has only {contents}: throughput was not measured.")
+    tally = Counter(str(trial.row["status"]) for trial in trials)
+    ended = ", ".join(f"{count} {status}" for status, count in tally.items())
+    reasons = [f"First reason: {trial.row['reason']}" for trial in trials if trial.row.get("reason")]
+    headline = f"No trial succeeded. Of {len(trials)} trials: {ended}."
     return Answer(headline=headline, sentences=tuple(reasons[:1]))
 
 
-def profile_answer(utilization: Mapping[str, Mapping[int, float]]) -> Answer:
-    """Return the answer of a run of profiles alone: utilization by batch size, of profiles.utilization_by_batch."""
+def _profile_answer(utilization: Mapping[str, Mapping[int, float]]) -> Answer:
     name, by_batch = next(iter(utilization.items()))
     best = max(by_batch, key=lambda batch: by_batch[batch])
     cards = [

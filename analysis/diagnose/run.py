@@ -2,13 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from analysis import wording
 from analysis.load import LoadedRun, LoadedTrial, script_contents
 from analysis.metrics import cautions
-from analysis.metrics.cautions import FROM_DISTURBANCE, Caution
+from analysis.metrics.cautions import Caution
 from analysis.metrics.comparison.runs import Side, by_key, side_of
 from records.documents import Request, read_document
 from records.run import RunDirectory
@@ -18,19 +17,6 @@ Row = Mapping[str, Any]
 _MOST_NAMED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class CautionGroup:
-    """One kind of caution, and its trials."""
-
-    code: str
-    message: str
-    """What was seen; the first where trials differ, with the name of its trial."""
-    where: str
-    """Which trials, in words; empty for the whole run."""
-    remedy: str
-    trials: int = 1
-
-
 def reference(trials: Sequence[LoadedTrial]) -> Side:
     """Return what others are compared with: hf where it was measured, else another side than our defaults."""
     sides = sorted({side_of(trial) for trial in trials if trial.trial.kind == "throughput"})
@@ -38,15 +24,19 @@ def reference(trials: Sequence[LoadedTrial]) -> Side:
     return ("hf", "") if ("hf", "") in sides or not others else others[0]
 
 
-def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -> list[CautionGroup]:
-    """Return the cautions of the run, then those of its trials, equal ones together, the most frequent first."""
-    trials = sorted(without_probes(trials), key=lambda trial: wording.order(trial.row))
+def caution_texts(trials: Sequence[LoadedTrial], of_run: Sequence[Caution] = ()) -> list[str]:
+    """Return the cautions of the run, then those of trials that ended well, equal ones together, most frequent first.
+
+    Each says what was seen, in which trials, and what to do. Trials that failed are named elsewhere.
+    """
+    trials = [trial for trial in without_probes(trials) if trial.row["status"] == "ok"]
+    trials.sort(key=lambda trial: wording.order(trial.row))
     groups: dict[str, list[tuple[str, Row]]] = defaultdict(list)
     for trial in trials:
         for caution in trial.row.get("cautions") or []:
             groups[caution["code"]].append((trial_name(trial), caution))
-    listed = [CautionGroup(item.code, item.message, "", item.remedy) for item in of_run]
-    for code, members in sorted(groups.items(), key=lambda item: -len(item[1])):
+    texts = [f"{caution.message}; {caution.remedy}" for caution in of_run]
+    for members in sorted(groups.values(), key=len, reverse=True):
         (name, first), count = members[0], len(members)
         message, names = first["message"], [*dict.fromkeys(name for name, _ in members)]
         where = "every trial" if count == len(trials) > 1 else f"{count} of {len(trials)} trials"
@@ -54,19 +44,8 @@ def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -
             message, where = f"{name}: {message}", f"{wording.counted(count - 1, 'other trial')} affected"
         elif count <= _MOST_NAMED:
             where = "; ".join(names)
-        listed.append(CautionGroup(code, message, where, first["remedy"], count))
-    return listed
-
-
-def joined_disturbance(groups: Sequence[CautionGroup]) -> list[CautionGroup]:
-    """Return the cautions with all that a disturbed machine explains as one, the first."""
-    caused = [group for group in groups if group.code in FROM_DISTURBANCE]
-    if len(caused) < 2:
-        return list(groups)
-    counts = ", ".join(f"{group.code.replace('_', ' ')} {group.trials}" for group in caused)
-    message, remedy = "the machine was disturbed", "measure again when it is idle"
-    one = CautionGroup("disturbed", message, f"trials: {counts}", remedy)
-    return [one, *(group for group in groups if group not in caused)]
+        texts.append(f"{message} ({where}); {first['remedy']}")
+    return texts
 
 
 def cautions_of_run(trials: LoadedRun, ratios: Sequence[Row], scaling: Sequence[Row]) -> list[Caution]:

@@ -42,9 +42,8 @@ _REMEDIES = {
     "profiler_slow": "read shares, not times; record fewer steps, or on an idle machine",
     "scaling_above_one": "do not quote this scaling; measure both again on a quiet machine (a new --out, --rounds 3)",
 }
-# Codes that say that the machine was disturbed, the plainest first; of the others, those that it makes likely.
+# Codes that say that the machine was disturbed, the plainest first.
 _DISTURBED = ("loaded", "throttled", "drifted", "mfu_above_one")
-FROM_DISTURBANCE = (*_DISTURBED, "noisy", "interval_wide", "warmup_long", "peak_changed", "not_explained")
 # Scaling efficiency that is believed, by scaling's `basis`; ranks that share one CPU may use it better than one does.
 _MOST_EFFICIENT = {"per device": 1.1, "same cores per rank": 1.1}
 _MOST_EFFICIENT_SHARED = 1.5

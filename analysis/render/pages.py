@@ -9,16 +9,16 @@ from typing import Any
 
 from analysis import wording
 from analysis.diagnose import run as doubts
-from analysis.diagnose.answer import Answer, complete_answers, nothing_measured, points, profile_answer
+from analysis.diagnose.answer import Answer, complete_answers, points, without_measurement
 from analysis.diagnose.explain import by_weight, counter_endings, to_do
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.profiles import open_profile, summary_rows, utilization_by_batch
-from analysis.load import TAKEN_APART, LoadedRun, LoadedTrial, load_run
+from analysis.load import TAKEN_APART, LoadedRun, LoadedTrial
 from analysis.metrics.classification import Classification
 from analysis.metrics.communication.collectives import fitted_links
 from analysis.metrics.comparison.runs import input_ratios, ratios_of
 from analysis.metrics.comparison.trainings import WHOLE, Training, courses_of, score_columns, summaries
-from analysis.metrics.scaling import measured_efficiency, pretraining_costs, project
+from analysis.metrics.scaling import measured_efficiency, pretraining_costs
 from analysis.open import Source
 from analysis.render import result_tables
 from analysis.render.comparison_tables import trainings_blocks
@@ -39,7 +39,7 @@ from analysis.render.page import (
 )
 from analysis.render.run_figures import run_figures, utilization_figure, waterfall_figure
 from analysis.render.tables import Block as TextBlock
-from analysis.render.tables import Facts, Table, columns, texts, write_csv
+from analysis.render.tables import Facts, Table, columns, write_csv
 from analysis.render.training import training_part
 from analysis.render.training_figures import trainings_figure
 from analysis.wording import Row, percent
@@ -73,23 +73,26 @@ _BREAKDOWN = "temporal_breakdown"
 _MOST_CONFUSED = 15
 _MOST_LABELS, _MOST_SHOWN = 10, 5
 """Labels and errors that a terminal shows."""
-_MOST_COLUMNS = 6
 
 
 def write_report(
-    run: RunDirectory, price_per_hour: float | None = None, out: Path | None = None, project_to: Sequence[int] = ()
-) -> tuple[Path, list[Answer]]:
-    """Write report.html, its figures and its CSV tables; return the page and the answers about speed that it shows.
+    run: RunDirectory,
+    everything: LoadedRun,
+    price_per_hour: float | None = None,
+    out: Path | None = None,
+    projected: Sequence[Mapping[str, Any]] = (),
+) -> tuple[Path, list[Answer], list[dict[str, Any]]]:
+    """Write report.html, its figures and its CSV tables; return the page, its answers about speed, and the ratios.
 
-    It goes into `out`, or into the run's report folder; `project_to` are numbers of devices.
+    It goes into `out`, or into the run's report folder. Raises StorageError.
 
-    Raises:
-        InputError: no run directory, or one without trials.
-        SchemaError: the run was written by another version of bertbench.
-        UsageError: price_per_hour is not above 0, or the run cannot be projected.
-        StorageError: the report folder cannot be written.
+    Args:
+        run: the run directory.
+        everything: its trials.
+        price_per_hour: price of the machine, for the cost of pretraining.
+        out: folder to write.
+        projected: rows of scaling.project.
     """
-    everything = load_run(run, price_per_hour)
     # Collectives and broken-down steps are no trainings to compare; they have sections of their own.
     trials = LoadedRun(tuple(trial for trial in everything if trial.trial.kind not in TAKEN_APART), everything.problems)
     rows = sorted((trial.row for trial in trials), key=wording.order)
@@ -97,25 +100,23 @@ def write_report(
     scaling, measured = measured_efficiency(trials), points(trials)
     profiles, of_profiles, advised = _profiles(trials)
     complete = complete_answers(everything, measured, ratios, str(run.path), advised)
-    utilization = utilization_by_batch(summary_rows(run)) if profiles and not measured else {}
+    utilization = {} if measured else utilization_by_batch(summary_rows(run))
     training, in_training, of_training = training_part(TrainRun(run.path), trials)
-    answers = [*training, *complete] or ([profile_answer(utilization)] if utilization else [])
     figures = [utilization_figure(utilization)] if utilization else []
     figures += run_figures(trials, measured, scaling)
-    cautions = result_tables.caution_lines(everything, doubts.cautions_of_run(trials, ratios, scaling))
+    cautions = doubts.caution_texts(everything, doubts.cautions_of_run(trials, ratios, scaling))
     failures = doubts.failures(everything)
     results: list[Block] = [*result_tables.results_blocks(rows, ratios, page=True)] if rows else []
     results += [Facts(failures, "Trials without a result")] if failures else []
     rates = [{**point.row, "samples_per_second": point.samples_per_second} for point in measured]
     largest, errors = run.read_max_batches()
     damaged = [Text(error, "decides") for error in errors]
-    shown = trials or everything
     sections = [
-        Section("", _answers(answers or [nothing_measured(everything)]), "answer"),
-        Section("What ran", [Facts(facts(shown))]),
+        Section("", _answers([*training, *complete] or [without_measurement(run, everything)]), "answer"),
+        Section("What ran", [Facts(facts(trials or everything))]),
         *in_training,
         *_waterfalls(everything),
-        Section("Cautions", listed([line.removeprefix("caution: ") for line in cautions])),
+        Section("Cautions", listed(cautions)),
         Section("Results", results),
         Section("Figures", [Figures(figures)] if figures else []),
         _explained(
@@ -124,14 +125,10 @@ def write_report(
         _explained("Largest batch", _LARGEST, [*damaged, *result_tables.largest_tables(largest)]),
         _explained("Input", _INPUT, result_tables.input_tables(input_ratios(trials))),
         Section("Scaling", result_tables.scaling_tables(scaling)),
-        Section(
-            "Projection to more devices",
-            result_tables.projection_blocks(project(everything, project_to)) if project_to else [],
-        ),
+        Section("Projection to more devices", result_tables.projection_blocks(projected) if projected else []),
         Section("Collectives", _collectives(everything)),
         _explained("Ranks", _RANKS, result_tables.rank_tables(trials)),
         _explained("Profile", _RECORDED, profiles),
-        Section("Machine and software in detail", [Facts(environment(shown))], folded=True),
         Section("What the numbers mean", [Facts(_MEANINGS)], folded=True),
     ]
     ranks = [{"trial_id": one.trial.trial_id, **rank} for one in trials if one.ok for rank in one.row["per_rank"]]
@@ -141,7 +138,8 @@ def write_report(
         **of_training,
         **of_profiles,
     }
-    return write_page(out or run.report, run.path.resolve().name, "bertbench report", sections, files)[0], complete
+    page = write_page(out or run.report, run.path.resolve().name, "bertbench report", sections, files)[0]
+    return page, complete, ratios
 
 
 def _explained(title: str, text: str, blocks: Sequence[Block]) -> Section:
@@ -233,11 +231,14 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
             ("swept", f"micro batch {listed('micro_batch_size')}; devices {listed('world_size')}"),
         ]
     recorded = next((trial.environment for trial in trials if trial.environment), {})
-    libraries, cpu = recorded.get("libraries") or {}, recorded.get("cpu") or {}
     gpus = Counter(str(gpu.get("name")) for gpu in recorded.get("gpus") or [])
     machine = [f"{count} × {name}" for name, count in gpus.items()]  # noqa: RUF001
-    machine.append(str(cpu.get("model") or recorded.get("device_name") or "not recorded"))
-    software = [f"{name} {libraries[name]}" for name in ("torch", "transformers") if libraries.get(name)]
+    machine.append(str((recorded.get("cpu") or {}).get("model") or recorded.get("device_name") or "not recorded"))
+    versions = {"Python": recorded.get("python"), "driver": recorded.get("driver"), **(recorded.get("libraries") or {})}
+    software = [*filter(None, [recorded.get("system")]), *(f"{name} {one}" for name, one in versions.items() if one)]
+    optimizations = dict.fromkeys(str(trial.row["levers_on"]) for trial in trials if trial.row.get("levers_on"))
+    left_out = [trial.row.get("levers_left_out") or {} for trial in trials]
+    reasons = dict.fromkeys(f"{name}: {why}" for each in left_out for name, why in each.items())
     tally = Counter(str(trial.row["status"]) for trial in doubts.without_probes(trials))
     rounds = len({trial.trial.round for trial in trials if trial.trial.kind not in ("train", "probe")}) or 1
     ended = ", ".join(f"{count} {status}" for status, count in tally.items()) or "only probes"
@@ -246,30 +247,9 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
         *ran,
         ("trials", f"{ended}, {wording.counted(rounds, 'round')}"),
         ("software", ", ".join(software) or "not recorded"),
+        *(("optimizations", text) for text in optimizations),
+        *([("optimizations left out", "; ".join(reasons))] if reasons else []),
     ]
-
-
-def environment(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
-    """Return the machine in detail, from the first trial that recorded it, as (name, value)."""
-    first = next((trial.environment for trial in trials if trial.environment), {})
-    rows = [
-        (name.replace("_", " "), wording.size(value) if name == "memory_bytes" else _flat(value))
-        for name, value in first.items()
-        if name not in ("schema_version", "topology") and value not in (None, {}, [])
-    ]
-    optimizations = dict.fromkeys(str(trial.row["levers_on"]) for trial in trials if trial.row.get("levers_on"))
-    left_out = [trial.row.get("levers_left_out") or {} for trial in trials]
-    reasons = dict.fromkeys(f"{name}: {why}" for each in left_out for name, why in each.items())
-    rows += [("optimizations left out", "; ".join(reasons))] if reasons else []
-    return rows + [("optimizations", text) for text in optimizations]
-
-
-def _flat(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "; ".join(f"{key.replace('_', ' ')}: {_flat(one)}" for key, one in value.items() if one is not None)
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_flat, value))
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def source_figures(source: Source, measured: Mapping[str, float] | None = None) -> dict[str, list[Figure]]:
@@ -370,13 +350,13 @@ def write_classification_report(result: ClassificationResult, scores: Classifica
     header = ["true_label", *(f"predicted {label}" for label in scores.labels)]
     rows = [(label, *counts) for label, counts in zip(scores.labels, scores.confusion.tolist(), strict=True)]
     confusion = [dict(zip(header, row, strict=True)) for row in rows]
-    headline, _, *tables = classification_blocks(result, scores, page=True)
+    headline = str(classification_blocks(result, scores)[0])
     run = [(name.replace("_", " "), str(value)) for name, value in result.run.items() if value not in (None, "")]
     sections = [
-        Section("", [Text(str(headline), "headline"), Cards([(*card, "") for card in _scores(scores)])], "answer"),
+        Section("", [Text(headline, "headline"), Cards([(*card, "") for card in _scores(scores)])], "answer"),
         Section("Input", [Facts([*_inputs(result), *run])]),
         Section("Figures", [Figures(classification_figures(result, scores))]),
-        Section("Each label", tables),
+        Section("Each label", _label_tables(scores, scores.report, "", _MOST_CONFUSED)),
     ]
     files: Files = {
         "classification_report.csv": partial(write_csv, rows=scores.report),
@@ -385,38 +365,27 @@ def write_classification_report(result: ClassificationResult, scores: Classifica
     return write_page(folder, result.root.name, "bertbench classification", sections, files)[0]
 
 
-def classification_blocks(
-    result: ClassificationResult, scores: Classification, *, page: bool = False
-) -> list[TextBlock]:
-    """Return the result in one sentence, scores, each label, the confusion matrix of a few labels, frequent errors.
-
-    A page has all labels, not only those with the lowest F1, and more of the errors.
-    """
+def classification_blocks(result: ClassificationResult, scores: Classification) -> list[TextBlock]:
+    """Return the result in one sentence, scores, the labels with the lowest F1, frequent errors."""
     gain = 100 * (scores.accuracy - scores.majority)
     headline = (
         f"Accuracy {percent(scores.accuracy)} on {scores.texts:,} held-out texts with {len(scores.labels)} labels: "
         f"{abs(gain):.1f} points {'above' if gain >= 0 else 'below'} always predicting the most frequent label"
     )
     rows, title = scores.report, ""
-    if not page and len(rows) > _MOST_LABELS:
+    if len(rows) > _MOST_LABELS:
         rows = sorted((row for row in rows if row["support"]), key=lambda row: row["f1"] or 0.0)[:_MOST_LABELS]
         title = f"the {len(rows)} of {len(scores.labels):,} labels with the lowest F1, of those that occur"
-    shown = columns("label precision recall f1 support predicted")
-    blocks: list[TextBlock] = [headline, Facts([*_scores(scores), *_inputs(result)])]
-    blocks.append(Table("report", shown, rows, title, "classification_report.csv"))
-    if len(scores.labels) <= _MOST_COLUMNS:
-        lines = [
-            [label, *(f"{count:,}" if share != share else f"{count:,} ({percent(share)})"
-                      for count, share in zip(counts, shares, strict=True))]
-            for label, counts, shares in zip(scores.labels, scores.confusion, scores.normalized, strict=True)
-        ]  # fmt: skip
-        title = "confusion, texts and share of each row (true labels down, predictions across)"
-        blocks.append(texts("confusion", ("", *scores.labels), lines, title))
+    return [headline, Facts([*_scores(scores), *_inputs(result)]), *_label_tables(scores, rows, title, _MOST_SHOWN)]
+
+
+def _label_tables(scores: Classification, rows: Sequence[Row], title: str, most_errors: int) -> list[Table]:
+    of_label = columns("label precision recall f1 support predicted")
     names = ("true", "given", "texts", "share")
-    confused = scores.most_confused(_MOST_CONFUSED if page else _MOST_SHOWN)
-    errors = [dict(zip(names, one, strict=True)) for one in confused]
-    shown = columns(names, true="true label", given="prediction", share="of that label")
-    return [*blocks, Table("confused", shown, errors, "most frequent errors")] if errors else blocks
+    errors = [dict(zip(names, one, strict=True)) for one in scores.most_confused(most_errors)]
+    of_error = columns(names, true="true label", given="prediction", share="of that label")
+    report = Table("report", of_label, rows, title, "classification_report.csv")
+    return [report, *([Table("confused", of_error, errors, "most frequent errors")] if errors else [])]
 
 
 def _scores(scores: Classification) -> list[tuple[str, str]]:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from analysis import wording
 from analysis.diagnose.answer import Answer
-from analysis.diagnose.run import grouped_cautions, joined_disturbance, trial_name
+from analysis.diagnose.run import trial_name
 from analysis.load import LoadedTrial
-from analysis.metrics.cautions import Caution, quotable
+from analysis.metrics.cautions import quotable
 from analysis.metrics.communication.collectives import Link, link_rows
 from analysis.metrics.scaling import PHASES
 from analysis.metrics.speed_of_light import FLOOR, LOSS
@@ -109,19 +109,6 @@ def _arguments(row: Row) -> str:
 
 def _of_scripts(rows: Sequence[Row]) -> bool:
     return all(row.get("kind") == "measure" for row in rows)
-
-
-def caution_lines(trials: Sequence[LoadedTrial], of_run: Sequence[Caution] = (), *, joined: bool = False) -> list[str]:
-    """Return the cautions about their run, then about the trials, equal ones together; failures are not repeated.
-
-    If `joined`, one line has all that a disturbed machine explains.
-    """
-    groups = grouped_cautions([trial for trial in trials if trial.row["status"] == "ok"], of_run)
-    lines = []
-    for group in joined_disturbance(groups) if joined else groups:
-        where = f" ({group.where})" if group.where else ""
-        lines.append(f"caution: {group.message}{where}; {group.remedy}")
-    return lines
 
 
 def _place(row: Row) -> str:

@@ -1,14 +1,13 @@
-"""Figures of task data and scores: SQuAD, GAP, classifications."""
+"""Figures of task data and scores: SQuAD, classifications."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from analysis.metrics.classification import Classification, Float64
-from analysis.render.figure import Figure, bars, categories, cells, curve, legend, rule, short_label, stacked
+from analysis.render.figure import Figure, categories, cells, curve, legend, short_label, stacked
 from analysis.render.training_figures import Panel, column, lines_figure
 from common.scores import score
 from records.classification import ClassificationResult
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 _RIGHT = {"exact": ("exact match", "blue"), "f1": ("F1", "vermilion"), "oracle": ("every answer right", "grey")}
-_GROUPS = ("blue", "green", "orange", "pink", "pale")
 _SPLITS = {"train": "blue", "validate": "orange", "test": "vermilion"}
 _MOST_BARS = 40
 _MOST_NUMBERS, _MOST_NAMES = 12, 100
@@ -28,9 +26,6 @@ _FEW = 6
 """Largest number of labels for two matrices side by side."""
 _SMOOTH, _LEAST_MEAN = 40, 8
 """Most points of the smoothed loss curve, and fewest updates in the mean of each."""
-
-Group = tuple[str, str, int, float]
-"""Kind of a subset of the rows, its name, its rows, and the accuracy on it, a fraction."""
 
 
 def precision_recall_figure(curves: Mapping[str, tuple[Sequence[float], Sequence[float], float]], title: str) -> Figure:
@@ -52,32 +47,6 @@ def precision_recall_figure(curves: Mapping[str, tuple[Sequence[float], Sequence
         legend(canvas, axes)
 
     return Figure(name="precision_recall", title="Precision and recall", draw=draw, size=(6.4, 4.4))
-
-
-def gap_figure(counts: npt.NDArray[np.int64], correct: Sequence[str], given: Sequence[str], groups: Sequence[Group],
-               overall: float, heading: str = "") -> Figure:  # fmt: skip
-    """Return a confusion matrix (rows by correct and given answer), and the accuracy on groups of the rows.
-
-    Groups of a kind stand next to each other; `overall` is the accuracy on all rows, a fraction.
-    """
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    kinds = list(dict.fromkeys(kind for kind, *_ in groups))
-
-    def draw(canvas: "Canvas") -> None:
-        left, right = canvas.subplots(1, 2, width_ratios=(1, 1.45))
-        canvas.suptitle(heading, x=0.01, ha="left", fontsize=11)
-        left.set(title="correct and given answers", xlabel="given answer", ylabel="correct answer")
-        texts = [[f"{count:,}\n{100 * share:.0f} %" for count, share in zip(*row, strict=True)]
-                 for row in zip(counts.tolist(), shares.tolist(), strict=True)]  # fmt: skip
-        cells(left, shares, texts, correct, given)
-        right.set(title=f"accuracy, all rows {100 * overall:.1f} %", xlabel="accuracy (%)", xlim=(0, 112))
-        categories(right, [f"{name} ({rows:,})" for _, name, rows, _ in groups])
-        rule(right, "x", 100 * overall, "all rows", "ink")
-        roles = [_GROUPS[kinds.index(kind) % len(_GROUPS)] for kind, *_ in groups]
-        percents = [100 * accuracy for *_, accuracy in groups]
-        bars(right, range(len(groups)), percents, "accuracy", roles, labels=[f"{one:.1f}" for one in percents])
-
-    return Figure(name="scores", title="GAP scores", draw=draw, size=(9.6, 4.0))
 
 
 def classification_figures(result: ClassificationResult, scored: Classification) -> list[Figure]:

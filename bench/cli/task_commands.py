@@ -108,7 +108,7 @@ class TaskRun:
         failure, document = None, outcome.document
         if keeps_scores:
             if own.out is not None:
-                written, failure = when_writable(lambda: _write_scores(self._task, outcome, own.out))
+                written, failure = when_writable(lambda: _write_scores(outcome, own.out))
             document = {**document, "written": [str(path) for path in written]}
         return Result(
             document=document,
@@ -127,12 +127,12 @@ def _block(shown: Shown) -> Block:
     return Facts([(name, str(value)) for name, value in shown])
 
 
-def _write_scores(task: str, outcome: Outcome, out: Path) -> list[Path]:
+def _write_scores(outcome: Outcome, out: Path) -> list[Path]:
     from bench.cli.score_pictures import draw_scores
     from common.atomic import write_json
 
     write_json(out / SCORES_FILE, outcome.document)
-    return [out / SCORES_FILE, *draw_scores(task, outcome.document, outcome.drawn, out)]
+    return [out / SCORES_FILE, *draw_scores(outcome.document, outcome.drawn, out)]
 
 
 def _check_scores_folder(out: Path, task: str) -> None:

@@ -53,7 +53,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     training = write_training(folder / "training", [EVALUATED, {**EVALUATED, "applied_steps": 40}])
     return {
         "run": report_page(runs[0]),
-        "projection": report_page(RunDirectory(cluster), project_to=(8, 16)),
+        "projection": report_page(RunDirectory(cluster), project=(8, 16)),
         "training": report_page(TrainRun(training.path.parents[1]).run),
     }
 

@@ -207,7 +207,7 @@ class EvalOptions:
     """predictions.tsv of `bertbench predict gap` (ID, then TRUE or FALSE for A and B), or probabilities in Kaggle's
     format, separated by commas or tabs, with the header ID,A,B,NEITHER."""
     out: Path | None = None
-    """Folder for scores.json and scores.png; it must not contain scores of another task; default no files."""
+    """Folder for scores.json; it must not contain scores of another task; default no files."""
 
 
 class Eval(TaskCommand):
@@ -243,24 +243,16 @@ class Eval(TaskCommand):
             **scores.to_json(),
             "slices": [part.to_json() for part in parts],
         }
-        return Outcome(document=document, shown=[*_scored(scores, parts), *_remarks(scores)], drawn=(scores, parts))
+        return Outcome(document=document, shown=[*_scored(scores, parts), *_remarks(scores)])
 
 
-def used_answers(scores: "Scores") -> tuple[list[int], list[int]]:
-    """Lines and columns of the confusion matrix: the three classes, and what else occurs."""
-    from bert.tasks.gap.reading import LABELS
-
-    counts = scores.confusion
-    lines = [n for n in range(len(counts)) if n < len(LABELS) or counts[n].any()]
-    return lines, [n for n in range(counts.shape[1]) if n < len(LABELS) or counts[:, n].any()]
-
-
-def slice_name(part: "Slice") -> str:
+def _slice_name(part: "Slice") -> str:
     """Return a part of the rows in words."""
     return {"distance": f"name {part.name} away", "length": f"text of {part.name}"}.get(part.by, part.name)
 
 
 def _scored(scores: "Scores", parts: "Sequence[Slice]") -> list[Shown]:
+    from bert.tasks.gap.reading import LABELS
     from bert.tasks.gap.scores import ANSWERS
 
     tallies = [
@@ -280,10 +272,13 @@ def _scored(scores: "Scores", parts: "Sequence[Slice]") -> list[Shown]:
     facts = [
         ("bias", bias), ("accuracy", f"{100 * scores.accuracy:.1f} %, both names of a row right"), ("log loss", loss)
     ]  # fmt: skip
-    lines, columns = used_answers(scores)
-    confusion = [(ANSWERS[line], *(f"{scores.confusion[line, column]:,}" for column in columns)) for line in lines]
+    # The three classes, and what else occurs.
+    counts = scores.confusion
+    lines = [n for n in range(len(counts)) if n < len(LABELS) or counts[n].any()]
+    columns = [n for n in range(counts.shape[1]) if n < len(LABELS) or counts[:, n].any()]
+    confusion = [(ANSWERS[line], *(f"{counts[line, column]:,}" for column in columns)) for line in lines]
     slices = [
-        (slice_name(part), f"{part.rows:,}", f"{100 * part.accuracy:.1f} %", f"{part.f1:.1f} %",
+        (_slice_name(part), f"{part.rows:,}", f"{100 * part.accuracy:.1f} %", f"{part.f1:.1f} %",
          "-" if part.log_loss is None else f"{part.log_loss:.4f}")
         for part in parts
     ]  # fmt: skip

@@ -141,7 +141,7 @@ def test_a_projection_to_one_device_is_refused() -> None:
 @pytest.mark.usefixtures("pictures_of_one_pixel")
 def test_a_run_of_both_shows_links_scaling_and_a_projection(tmp_path: Path) -> None:
     measured_machine(tmp_path, Machine(), (1, 2, 4))
-    page = report_page(RunDirectory(tmp_path), project_to=(16,)).read_text(encoding="utf-8")
+    page = report_page(RunDirectory(tmp_path), project=(16,)).read_text(encoding="utf-8")
     assert "A model, not a measurement" in page and "bandwidth GB/s" in page
     report = tmp_path / "report"
     names = {path.name for path in report.rglob("*")}

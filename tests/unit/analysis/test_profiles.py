@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.diagnose.answer import profile_answer
-from analysis.diagnose.profiles import summarize, utilization_by_batch, write_tables
+from analysis.diagnose.answer import without_measurement
+from analysis.diagnose.profiles import SUMMARY_FILE, summarize, utilization_by_batch, write_tables
 from analysis.metrics.cautions import of_profiles
 from bench.cli.main import run
 from records.files import write_record
@@ -122,19 +122,23 @@ def test_analyze_of_a_trial_knows_its_window(tmp_path: Path, capsys: pytest.Capt
     assert fma == pytest.approx((3000 * 0.5 + 1000 * 0.1) / 20000), "two steps of 10,000 ns"
 
 
-def test_utilization_is_the_mean_over_ranks_by_batch_size_and_that_of_cores_comes_first() -> None:
+def test_utilization_is_the_mean_over_ranks_by_batch_size_and_that_of_cores_comes_first(tmp_path: Path) -> None:
     compute = [
         {"micro_batch_size": batch, "rank": rank, "compute_utilization": share}
         for batch, rank, share in ((8, 0, 0.9), (8, 1, 0.7), (4, 0, 0.5), (2, 0, None))
     ]
     found = utilization_by_batch({"core": [], "compute": compute})
     assert found == {"Compute utilization": {4: 0.5, 8: pytest.approx(0.8)}}
-    answer = profile_answer(found)
+    directory = trial_of(RunDirectory(tmp_path), 8, "torch", profile={"problem": ""})
+    write_record(
+        directory.profile / SUMMARY_FILE, {"core": [], "compute": [{"trial_id": "a", **row} for row in compute]}
+    )
+    answer = without_measurement(RunDirectory(tmp_path), [])
     assert [card.label for card in answer.cards] == ["batch 4", "batch 8"] and answer.cards[1].value == "80.0 %"
     cores = {"micro_batch_size": 16, "tensor_percent": 55.43, "fma_percent": 12.28, "fp16_percent": None}
     found = utilization_by_batch({"core": [cores], "compute": compute})
     known = {"Tensor utilization": {16: pytest.approx(0.5543)}, "FMA utilization": {16: pytest.approx(0.1228)}}
-    assert found == known and "Tensor" in profile_answer(found).headline
+    assert found == known
 
 
 def test_a_profiler_that_slows_steps_much_is_a_caution() -> None:

@@ -10,7 +10,6 @@ from support.charts import titles, values
 from support.fake_run import ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
 from support.kineto_events import event, write
 from support.page import report_page
-from support.refusals import refused
 
 from analysis.diagnose.answer import complete_answers, points
 from analysis.diagnose.run import cautions_of_run
@@ -148,11 +147,6 @@ def test_one_configuration_with_one_step_still_makes_a_page(tmp_path: Path) -> N
     write_trial(run, trial, {0: step_rows([100.0], 8)}, environment={}, ranks={0: {"peak_memory_bytes": None}})
     text = text_of(run, price_per_hour=3.0)
     assert "80.0 samples/s" in text and "rank 0 measured no peak" in text and "cost / 10⁶ samples" in text
-
-
-def test_no_run_is_an_input_error(tmp_path: Path) -> None:
-    with refused("run-incomplete", tmp_path):
-        report_page(RunDirectory(tmp_path))
 
 
 def test_stragglers_and_peaks_reach_the_page(tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ from support.commands import document, result, text
 from support.fake_run import step_rows, write_sweep, write_trial
 from support.refusals import refused
 
-from analysis.diagnose.run import grouped_cautions, joined_disturbance
+from analysis.diagnose.run import caution_texts
 from analysis.load import LoadedTrial, load_run
-from analysis.metrics.cautions import Caution
 from analysis.metrics.comparison.runs import compare_runs, ratios_of
-from analysis.render.result_tables import caution_lines, comparison_blocks, results_blocks
+from analysis.render.result_tables import comparison_blocks, results_blocks
 from analysis.render.tables import Table
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
@@ -125,7 +124,7 @@ def test_report_prints_the_path_or_json(tmp_path: Path) -> None:
     assert found["rows"][0]["cost_per_million_samples"] > 0 and found["ratios"]
 
 
-def test_cautions_stand_below_the_table_equal_ones_together_and_failures_only_there() -> None:
+def test_equal_cautions_stand_together_and_failures_have_none() -> None:
     moved = {"code": "peak_changed", "message": "the measured peak differs by 12 %", "remedy": "look for other load"}
     few = {"code": "too_few_steps", "remedy": "measure more"}
     loaded = []
@@ -138,16 +137,8 @@ def test_cautions_stand_below_the_table_equal_ones_together_and_failures_only_th
             "cautions": [moved, *cautions] if batch == 4 else cautions,
         }
         loaded.append(LoadedTrial(trial, TrialDirectory(Path("t")), row, (), {}, {}))
-    lines = caution_lines(loaded)
-    assert lines == [
-        "caution: bertbench batch 4 on 1 cpu: only 4 steps (2 other trials affected); measure more",
-        "caution: the measured peak differs by 12 % (bertbench batch 4 on 1 cpu); look for other load",
+    assert caution_texts(loaded) == [
+        "bertbench batch 4 on 1 cpu: only 4 steps (2 other trials affected); measure more",
+        "the measured peak differs by 12 % (bertbench batch 4 on 1 cpu); look for other load",
     ]
-    assert caution_lines([]) == []
-
-
-def test_what_a_disturbed_machine_explains_is_one_caution() -> None:
-    codes = ["few_rounds", "noisy", "loaded", "interval_wide"]
-    groups = grouped_cautions([], [Caution(code, code, "again") for code in codes])
-    assert [group.code for group in joined_disturbance(groups)] == ["disturbed", "few_rounds"]
-    assert joined_disturbance(groups[:2]) == groups[:2], "one cause stays as it is"
+    assert caution_texts([]) == []

@@ -8,7 +8,7 @@ from support.commands import text
 from support.fake_run import noisy_times, step_rows, write_sweep, write_trial
 from support.page import report_page
 
-from analysis.diagnose.answer import nothing_measured, points
+from analysis.diagnose.answer import points, without_measurement
 from analysis.load import load_run
 from analysis.metrics.comparison.runs import input_ratios, ratios_of
 from analysis.metrics.scaling import efficiency
@@ -83,7 +83,7 @@ def test_what_needs_a_model_is_unknown_with_the_reason(tmp_path: Path) -> None:
         assert trial.row[name] is None and trial.row["unknown"][name] == REASON, name
     assert trial.row["samples_per_second"] > 0 and trial.row["step_time_ms_low"] is not None
     assert {caution["code"] for caution in trial.row["cautions"]}.isdisjoint({"data_wait", "straggler"})
-    assert "measured the input pipeline alone" in nothing_measured([trial]).headline
+    assert "measured the input pipeline alone" in without_measurement(run, [trial]).headline
 
 
 def test_shards_that_are_read_slower_than_batches_are_made_are_named(tmp_path: Path) -> None:

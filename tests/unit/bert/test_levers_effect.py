@@ -11,7 +11,7 @@ from support.refusals import refused
 from support.training_runs import Recorder, run, settings
 
 from analysis.load import load_run
-from analysis.render.pages import environment
+from analysis.render.pages import facts
 from bench.implementations.ours import BertbenchImplementation
 from bert.speed import native, registry
 from bert.speed.registry import (
@@ -188,7 +188,7 @@ def test_the_report_says_what_was_left_out(tmp_path: Path) -> None:
         )  # fmt: skip
     trials = load_run(run_directory)
     assert [one.row["levers_on"] for one in trials].count(None) == 1
-    details = environment(trials)
+    details = facts(trials)
     assert [text for name, text in details if name == "optimizations left out"] == [
         "bf16-weights: needs bf16, not fp32"
     ]
