@@ -6,12 +6,11 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from analysis.counters import GLOBAL, KernelCounters
-from analysis.counters import joined as joined_counters
+from analysis.counters import GLOBAL, KernelCounters, joined
 from analysis.diagnose.advice import OF_KERNELS, Advice, Context, advised, faster_gemms
 from analysis.diagnose.finding import Finding, short_name
-from analysis.metrics.kernels.core_utilization import FOUR, core_use, core_use_by, kernel_phases, rows
-from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, LEVEL_KINDS, MEMORY
+from analysis.metrics.kernels.core_utilization import FOUR, core_use, core_use_by, kernel_phases, utilization_row
+from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, MEMORY
 from analysis.metrics.kernels.roofline import COMPUTE, LATENCY, UNKNOWN, Roofline, roofline
 from analysis.names import family, precision
 from analysis.wording import percent
@@ -30,8 +29,7 @@ def findings(
     measured: Mapping[str, float] | None = None,
     context: Context | None = None,
 ) -> list[Finding]:
-    """Return core_utilization, ..._by_family, ..._by_phase (where there are ranges), kernels, roofline and, where they
-    were counted, flop_rates, memory_levels, kernel_rules.
+    """Return core_utilization, ..._by_family, ..._by_phase (where there are ranges), kernels, roofline, kernel_rules.
 
     Args:
         counters: what a reader returned.
@@ -40,10 +38,8 @@ def findings(
         measured: measured ceilings, as for `roofline`.
         context: the profiled trial, where it is known.
     """
-    lines = roofline(counters, measured)
     made = [pipes(counters, window_ns, context), by_family(counters, window_ns), by_phase(counters, window_ns)]
-    made += [by_kernel(counters, window_ns), per_kernel(lines)]
-    made += [flop_rates(lines), memory_levels(lines), rules(counters)]
+    made += [by_kernel(counters, window_ns), per_kernel(roofline(counters, measured)), rules(counters)]
     return [_of_steps(one, counters, window_ns) for one in made if len(one.table)]
 
 
@@ -129,8 +125,9 @@ def by_batch(counters: Sequence[KernelCounters], sizes: Sequence[int], window_ns
     """Return core_utilization_by_batch: a row per micro batch size, of tables of counters and the size of each."""
     import pandas as pd
 
-    parts = {size: [part for part, of in zip(counters, sizes, strict=True) if of == size] for size in sizes}
-    table = pd.DataFrame(rows({size: joined_counters(each) for size, each in parts.items()}, window_ns))
+    parts = {size: [part for part, of in zip(counters, sizes, strict=True) if of == size] for size in sorted(sizes)}
+    rows = [{"micro_batch_size": size, **utilization_row(joined(each), window_ns)} for size, each in parts.items()]
+    table = pd.DataFrame(rows)
     return Finding("core_utilization_by_batch", "Core utilization by batch size", table.dropna(axis=1, how="all"))
 
 
@@ -174,17 +171,13 @@ _REMEDIES: Mapping[str, str] = {
     "tensor": "only fewer operations (no padding) or a lower precision help",
     **dict.fromkeys(("FMA", "fp32"), "run what is still in fp32 in a 16-bit type or tf32, on the tensor cores"),
     **dict.fromkeys(("FP64", "fp64"), "use fp32, which is much faster"),
-    "SFU": "use fewer exponentials, roots and conversions, or faster approximations",
-    "ALU": "use simpler indices, several elements per thread",
-    "LSU": "make fewer and wider loads and stores (vectors, values kept in registers)",
-    "issue slots": "use wider instructions (vectors, tensor cores) and less index arithmetic",
-    "SM": "see `ncu --section ComputeWorkloadAnalysis`, which names the pipe",
 }
 """What helps by the bound, or by how the name of its pipe begins."""
-_RATES = ("fp32_flops", "fp64_flops", "fp16_flops", "tensor_flops")
 _SHOWN = (
     "name", "bound", "time_share", "compute_fraction", "l1_fraction", "l2_fraction", "dram_fraction",
     "memory_fraction", "occupancy_share", "flop_per_byte", "achieved_flops", "dram_gb_s", "attainable_fraction",
+    "attainable_by", "attainable_flops", "fp32_flops", "fp64_flops", "fp16_flops", "tensor_flops",
+    "l1_gb_s", "l1_flop_per_byte", "l2_gb_s", "l2_flop_per_byte",
 )  # fmt: skip
 
 
@@ -200,9 +193,8 @@ def per_kernel(lines: Roofline) -> Finding:
     if len(shares):
         bound = str(shares.idxmax())
         sentence = f"{percent(shares[bound])} of the kernels' time is bound by {bound}."
-        if bound == UNKNOWN and lines.unseen:
-            unseen = ", ".join(lines.unseen)
-            sentence = f"Utilization of {unseen} is {NOT_IN_FILE}: collect `ncu --section SpeedOfLight`."
+        if bound == UNKNOWN:
+            sentence = f"What bounds most kernels is {NOT_IN_FILE}: collect `ncu --section SpeedOfLight`."
     busiest = kernels[["compute_fraction", "memory_fraction"]].max(axis=1).fillna(1.0).clip(upper=1.0)
     lost = (kernels["time_share"] * (1 - busiest)).where(kernels["bound"] != UNKNOWN).fillna(0.0)
     savings = lost.groupby(kernels["bound"], sort=False).sum()
@@ -214,24 +206,9 @@ def per_kernel(lines: Roofline) -> Finding:
         seen = f"{percent(shares.get(bound))} of the kernels' time is bound by {bound}, most of all "
         seen += short_name(str(row["name"]))
         advice = advised(bound.partition(" (")[0].lower(), seen, remedy(row), float(savings.max()), OF_KERNELS)
-    names = {"dram_flop_per_byte": "flop_per_byte", "occupancy": "occupancy_share"}
-    table = _shown(kernels.rename(columns=names), _SHOWN)
+    table = kernels.rename(columns={"dram_flop_per_byte": "flop_per_byte"})[[*_SHOWN]]
+    table = table.replace("", None).dropna(axis="columns", how="all")
     return Finding("roofline", "Roofline of each kernel", table, sentence, advice)
-
-
-def flop_rates(lines: Roofline) -> Finding:
-    """Return flop_rates: FLOP/s by type of every kernel name that has any, and of the lowest roof above it."""
-    kernels = lines.kernels[lines.kernels[[*_RATES]].gt(0).any(axis=1)]
-    table = _shown(kernels, ["name", "time_share", *_RATES, "attainable_fraction", "attainable_by"])
-    return Finding("flop_rates", "Floating-point rates by type", table)
-
-
-def memory_levels(lines: Roofline) -> Finding:
-    """Return memory_levels: intensity and bytes/s at L1/TEX, L2 and DRAM, of kernels with bytes of L1/TEX or L2."""
-    kernels = lines.kernels[lines.kernels[["l1_bytes", "l2_bytes"]].notna().any(axis=1)]
-    columns = ["name", "bound", "time_share", *(f"{kind}_gb_s" for kind in LEVEL_KINDS.values())]
-    columns += [*(f"{kind}_flop_per_byte" for kind in LEVEL_KINDS.values()), "attainable_flops", "attainable_by"]
-    return Finding("memory_levels", "Roofline by level of the memory", _shown(kernels, columns))
 
 
 def remedy(row: Mapping[str, Any]) -> str:
@@ -242,25 +219,19 @@ def remedy(row: Mapping[str, Any]) -> str:
             return "give the GPU more work at once: a larger batch, fused kernels, CUDA graphs"
         return "launch more blocks, or more warps per SM: see `ncu --section Occupancy --section WarpStateStats`"
     pipe = bound.removeprefix(f"{COMPUTE} (").removesuffix(")")
-    return next((text for name, text in _REMEDIES.items() if pipe.startswith(name)), "do fewer operations")
-
-
-def _shown(kernels: "pd.DataFrame", columns: Sequence[str]) -> "pd.DataFrame":
-    return kernels[[*columns]].replace("", None).dropna(axis="columns", how="all").reset_index(drop=True)
+    details = "see `ncu --section ComputeWorkloadAnalysis`: what the pipe executes"
+    return next((text for name, text in _REMEDIES.items() if pipe.startswith(name)), details)
 
 
 # ---- ncu's rules ----
 
 _SUGGESTS = ("optimization", "warning")
-_KINDS = (*_SUGGESTS, "information", "error")
 _LONGEST_REMEDY = 300
-_RULES = (
-    "rule", "name", "launches", "time_share", "estimate", "estimate_share", "saves_share", "kind", "section", "message",
-)  # fmt: skip
+_RULES = ("rule", "name", "launches", "time_share", "estimate", "estimate_share", "saves_share", "section", "message")
 
 
 def rules(counters: KernelCounters) -> Finding:
-    """Return kernel_rules: a row per kernel name and message of a rule, the largest estimated saving first.
+    """Return kernel_rules: a row per kernel name and suggestion of a rule, the largest estimated saving first.
 
     estimate_share is the mean over the launches with an estimate, by their time; saves_share, of global estimates
     alone, is the time that the kernel's launches would save of all kernels' time. Estimates do not add up.
@@ -268,7 +239,7 @@ def rules(counters: KernelCounters) -> Finding:
     import pandas as pd
 
     frame, title, keys = counters.kernels, "Rules of Nsight Compute", ["name", "rule", "place"]
-    each = pd.DataFrame([one for one in counters.rules if one.kind in _KINDS])
+    each = pd.DataFrame([one for one in counters.rules if one.kind in _SUGGESTS])
     if not len(each):
         return Finding("kernel_rules", title, each)
     lengths = frame["duration_ns" if frame["duration_ns"].notna().any() else "cycles"].fillna(0.0)
@@ -282,18 +253,15 @@ def rules(counters: KernelCounters) -> Finding:
     groups = each.groupby(keys, sort=False)
     longest = each.sort_values("time_share", ascending=False, kind="stable").groupby(keys)
     table = groups[["time_share", "weight", "saved"]].sum().assign(launches=groups.size())
-    table = table.join(longest[["estimate", "kind", "section", "message"]].first().fillna("")).reset_index()
+    table = table.join(longest[["estimate", "section", "message"]].first().fillna("")).reset_index()
     table["estimate_share"] = table["saved"] / table["weight"].where(table["weight"] > 0)
     table["saves_share"] = table["saved"].where(table["estimate"] == GLOBAL)
-    table["suggests"] = table["kind"].isin(_SUGGESTS)
-    order = ["saves_share", "estimate_share", "suggests", "time_share"]
-    table = table.sort_values(order, ascending=False, ignore_index=True)
-    first, suggestions, table = table.iloc[0], int(table["suggests"].sum()), table[[*_RULES]]
+    table = table.sort_values(["saves_share", "estimate_share", "time_share"], ascending=False, ignore_index=True)
+    first, table = table.iloc[0], table[[*_RULES]]
     if not table["estimate"].any():
         table = table.drop(columns=["estimate", "estimate_share", "saves_share"])
     if not math.isfinite(first["saves_share"]):
-        sentence = f"{suggestions} of {len(table)} messages suggest a change; none estimates the time it saves."
-        return Finding("kernel_rules", title, table, sentence)
+        return Finding("kernel_rules", title, table, f"None of {len(table)} suggestions estimates the time it saves.")
     seen = f"{first['rule']} estimates {percent(first['estimate_share'])} less time for {short_name(first['name'])}"
     change = textwrap.shorten(first["message"], _LONGEST_REMEDY).rstrip(".")
     advice = advised("rules", f"ncu's rule {seen}", change, min(1.0, first["saves_share"]), OF_KERNELS)

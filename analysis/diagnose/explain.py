@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FIRST = (
     "temporal_breakdown", "idle_causes", "idle_gaps", "all_reduce_by_rank", "stragglers", "kernel_families",
     "operator_families", "phases", "module_classes", "modules", "operator_roofline", "core_utilization",
-    "sampled_utilization", "roofline", "kernel_rules", "memory_levels", "flop_rates",
+    "sampled_utilization", "roofline", "kernel_rules",
 )  # fmt: skip
 """Findings in order of importance."""
 

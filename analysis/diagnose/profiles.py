@@ -19,7 +19,7 @@ from analysis.diagnose.explain import explain, in_window, to_do
 from analysis.diagnose.finding import Finding
 from analysis.metrics.cautions import disturbance
 from analysis.metrics.communication.collectives import by_size
-from analysis.metrics.kernels.core_utilization import rows as core_rows
+from analysis.metrics.kernels.core_utilization import utilization_row
 from analysis.metrics.time.temporal import compute_utilization_rows
 from analysis.metrics.time.window import parse_window
 from analysis.open import Source, open_sources
@@ -193,9 +193,12 @@ def _core_rows(trial: Trial, opened: OpenedProfile, reason: str) -> list[dict[st
     """Return the rows of core_utilization.csv: one per table of counters, or one that says why there is none."""
     problems = "; ".join(opened.source.problems)
     counted = [
-        {**row, "reason": "; ".join(dict.fromkeys(filter(None, [problems, row["reason"]])))}
-        for counters in opened.source.counters
-        for row in core_rows({trial.micro_batch_size: counters}, opened.window_ns)
+        {
+            "micro_batch_size": trial.micro_batch_size,
+            **row,
+            "reason": "; ".join(filter(None, [problems, row["reason"]])),
+        }
+        for row in (utilization_row(counters, opened.window_ns) for counters in opened.source.counters)
     ]
     return counted or [{"reason": reason or problems}]
 

@@ -29,8 +29,8 @@ def core_use(counters: KernelCounters, window_ns: float | None = None) -> pd.Dat
     computed from; None where the file has none), reason (why it is NaN, or how many kernels were not counted).
     """
     frame = counters.kernels
-    whole = core_use_by(counters, pd.Series("all", frame.index), window_ns)
-    weight, late, table = _weight(frame), "", {}
+    whole = core_use_by(counters, pd.Series("all", frame.index), window_ns).reindex(["all"])
+    weights, late, table = frame[_weight(frame)], "", {}
     if window_ns is not None and frame["duration_ns"].isna().any():
         late = "the share of the window needs the duration of every kernel"
     elif window_ns is not None and frame["duration_ns"].sum() > _windows_ns(frame, window_ns):
@@ -39,19 +39,18 @@ def core_use(counters: KernelCounters, window_ns: float | None = None) -> pd.Dat
     for pipe in PIPES:
         metrics = metrics_of(pipe, counters.compute_capability)
         values, metric = pipe_percent(frame, metrics)
-        lacking = int((values.isna() | (True if weight is None else frame[weight].isna())).sum())
+        lacking = int((values.isna() | weights.isna()).sum())
         if not len(frame):
             reasons = ["no kernel was profiled"]
         elif metric is None:
             reasons = [no_metric(frame, metrics)]
-        elif weight is None:
+        elif weights.isna().all():
             reasons = ["the file has neither cycles nor durations, so kernels cannot be weighted"]
         else:
             partly = f"{lacking} of {len(frame)} kernels have no value and are skipped" if lacking else ""
-            partly = f"none of {len(frame)} kernels has a value" if lacking == len(frame) else partly
             unknown = "the share of the window needs a value of every kernel" if values.isna().any() else ""
             reasons = [partly, late or (unknown if window_ns is not None else "")]
-        percents = [next(iter(whole[f"{pipe}{end}"]), float("nan")) for end in ("_percent", "_in_window_percent")]
+        percents = [whole.loc["all", f"{pipe}{end}"] for end in ("_percent", "_in_window_percent")]
         table[pipe] = [*percents, metric, ", ".join(filter(None, reasons))]
     return pd.DataFrame.from_dict(table, orient="index", columns=["percent", "in_window_percent", "metric", "reason"])
 
@@ -68,7 +67,7 @@ def core_use_by(counters: KernelCounters, labels: "pd.Series[str]", window_ns: f
     has them), and of each of PIPES <pipe>_percent and <pipe>_in_window_percent, which add up over the groups.
     """
     frame = counters.kernels
-    groups, weight = frame.groupby(labels, sort=False), _weight(frame)
+    groups, weight = frame.groupby(labels, sort=False), frame[_weight(frame)]
     lengths = groups[["duration_ns", "cycles"]]
     counts, sums = lengths.count(), lengths.sum(min_count=1)
     columns = {"kernels": groups.size(), "timed": counts["duration_ns"], "kernel_time_ms": sums["duration_ns"] / 1e6}
@@ -77,8 +76,11 @@ def core_use_by(counters: KernelCounters, labels: "pd.Series[str]", window_ns: f
     fits = bool(frame["duration_ns"].notna().all()) and float(frame["duration_ns"].sum()) <= window
     for pipe in PIPES:
         values, _ = pipe_percent(frame, metrics_of(pipe, counters.compute_capability))
-        weights = (values * float("nan") if weight is None else frame[weight]).where(values.notna())
-        parts = {"weighted": values * weights, "weight": weights, "busy": values * frame["duration_ns"]}
+        parts = {
+            "weighted": values * weight,
+            "weight": weight.where(values.notna()),
+            "busy": values * frame["duration_ns"],
+        }
         totals = pd.DataFrame(parts).groupby(labels, sort=False).sum()
         columns[f"{pipe}_percent"] = totals["weighted"] / totals["weight"].where(totals["weight"] > 0)
         every = values.notna().groupby(labels, sort=False).all() & fits
@@ -88,33 +90,29 @@ def core_use_by(counters: KernelCounters, labels: "pd.Series[str]", window_ns: f
     return table.loc[order.sort_values(ascending=False, kind="stable").index]
 
 
-def rows(by_batch: Mapping[int, KernelCounters], window_ns: float | None = None) -> list[dict[str, Any]]:
-    """Return the rows of core_utilization.csv, one per micro batch size, smallest first.
+def utilization_row(counters: KernelCounters, window_ns: float | None = None) -> dict[str, Any]:
+    """Return the row of core_utilization.csv of a file.
 
-    Columns: micro_batch_size, device, kernels, kernel_time_ms, weight (what kernels are weighted by: "cycles" or
-    "duration"), <pipe>_percent and <pipe>_in_window_percent for each of PIPES, metrics (what each pipe was computed
-    from), reason. None is not known.
+    Columns: device, kernels, kernel_time_ms, weight (what kernels are weighted by: "cycles" or "duration"),
+    <pipe>_percent and <pipe>_in_window_percent for each of PIPES, metrics (what each pipe was computed from), reason.
+    None is not known.
     """
-    table = []
-    for size in sorted(by_batch):
-        frame, use = by_batch[size].kernels, core_use(by_batch[size], window_ns)
-        time = frame["duration_ns"].sum(min_count=1) / 1e6
-        row: dict[str, Any] = {"micro_batch_size": size, "device": by_batch[size].device_name, "kernels": len(frame)}
-        row |= {"kernel_time_ms": time, "weight": (_weight(frame) or "").removesuffix("_ns") or None}
-        for pipe, percent, in_window in use[["percent", "in_window_percent"]].itertuples():
-            row |= {f"{pipe}_percent": percent, f"{pipe}_in_window_percent": in_window}
-        row = {name: None if value != value else value for name, value in row.items()}  # NaN
-        row["metrics"] = "; ".join(f"{pipe}={metric}" for pipe, metric in use["metric"].dropna().items())
-        row["reason"] = "; ".join(f"{pipe}: {reason}" for pipe, reason in use["reason"].items() if reason)
-        table.append(row)
-    return table
+    frame, use = counters.kernels, core_use(counters, window_ns)
+    weight = _weight(frame) if frame[_weight(frame)].notna().any() else ""
+    row: dict[str, Any] = {"device": counters.device_name, "kernels": len(frame)}
+    row |= {"kernel_time_ms": frame["duration_ns"].sum(min_count=1) / 1e6}
+    row |= {"weight": weight.removesuffix("_ns") or None}
+    for pipe, percent, in_window in use[["percent", "in_window_percent"]].itertuples():
+        row |= {f"{pipe}_percent": percent, f"{pipe}_in_window_percent": in_window}
+    row = {name: None if value != value else value for name, value in row.items()}  # NaN
+    row["metrics"] = "; ".join(f"{pipe}={metric}" for pipe, metric in use["metric"].dropna().items())
+    row["reason"] = "; ".join(f"{pipe}: {reason}" for pipe, reason in use["reason"].items() if reason)
+    return row
 
 
-def _weight(frame: pd.DataFrame) -> str | None:
+def _weight(frame: pd.DataFrame) -> str:
     """Return the column that weights the kernels: one unit for all, cycles unless more kernels have a duration."""
-    known = {column: int(frame[column].count()) for column in ("cycles", "duration_ns")}
-    best = max(known, key=lambda column: known[column])  # cycles first when equal
-    return best if known[best] else None
+    return "cycles" if frame["cycles"].count() >= frame["duration_ns"].count() else "duration_ns"
 
 
 def _windows_ns(frame: pd.DataFrame, window_ns: float) -> float:

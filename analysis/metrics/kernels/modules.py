@@ -38,14 +38,14 @@ def module_rows(timelines: Sequence[Timeline]) -> pd.DataFrame:
     columns = {
         "path": totals.index,
         "name": [path.rpartition(BETWEEN)[2] for path in totals.index],
-        "depth": [path.count(BETWEEN) for path in totals.index],
-        "ranks": inside[inside["kernels"] > 0].groupby("path")["rank"].nunique(),
+        "total_ms": totals["ns"] / len(timelines) / 1e6,
+        "total_share": totals["ns"] / (sums["ns"].sum() or np.nan),
+        "own_ms": sums["ns"] / len(timelines) / 1e6,
+        "backward_ms": totals["backward_ns"] / len(timelines) / 1e6,
         "calls": sums["calls"],
         "kernels": totals["kernels"],
-        "own_ms": sums["ns"] / len(timelines) / 1e6,
-        "total_ms": totals["ns"] / len(timelines) / 1e6,
-        "backward_ms": totals["backward_ns"] / len(timelines) / 1e6,
-        "total_share": totals["ns"] / (sums["ns"].sum() or np.nan),
+        "depth": [path.count(BETWEEN) for path in totals.index],
+        "ranks": inside[inside["kernels"] > 0].groupby("path")["rank"].nunique(),
     }
     table = pd.DataFrame(columns, index=totals.index).reset_index(drop=True)
     return table.astype({"path": "str", "name": "str"})

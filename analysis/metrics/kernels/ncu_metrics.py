@@ -12,8 +12,9 @@ sections SpeedOfLight, ComputeWorkloadAnalysis, MemoryWorkloadAnalysis, LaunchSt
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, reduce
+from pathlib import Path
 
 import pandas as pd
 
@@ -30,38 +31,32 @@ _CYCLES_PAIRS = (
 )
 # Labels of percentages of active cycles; those of the others are of all cycles (SpeedOfLight.section).
 _OF_ACTIVE_CYCLES = ("L1/TEX Cache Throughput", "SM Busy", "Issue Slots Busy")
-_TENSOR_ACTIVE = (
-    "sm__pipe_tc_cycles_active",
-    "sm__pipe_tensor_cycles_active_v2",
-    "sm__pipe_tensor_cycles_active",
-    "sm__pipe_tensor_op_hmma_cycles_active",
-)
-PIPES: Mapping[str, tuple[str, ...]] = {
-    "fma": ("sm__inst_executed_pipe_fma",),
-    "fp16": ("sm__inst_executed_pipe_fp16", "sm__inst_executed_pipe_fma_type_fp16"),
-    "tensor": (
-        "sm__inst_executed_pipe_tensor",
-        "sm__inst_executed_pipe_tensor_op_gmma",
-        *_TENSOR_ACTIVE[:3],
-        "sm__inst_executed_pipe_tensor_op_hmma",
-        _TENSOR_ACTIVE[3],
-    ),
-    "sfu": ("sm__inst_executed_pipe_xu",),
-    "fma_active": ("sm__pipe_fma_cycles_active",),
-    "tensor_active": _TENSOR_ACTIVE,
-}
-"""Metrics of each pipe, best first: the first that the file has is used. `..._active` counts cycles in which the pipe
-worked, the others instructions against the highest rate."""
+PIPES = ("fma", "fp16", "tensor", "sfu", "fma_active", "tensor_active")
+"""Pipes of the SMs: `..._active` counts cycles in which the pipe worked, the others instructions against the highest
+rate."""
 _LARGE_INSTRUCTIONS = (9, 0)
 """Compute capability from which one instruction of a warp group keeps the tensor pipe busy for many cycles: counted
 against the rate of small ones, a pipe that never rests is at a few percent."""
 
 
+@cache
+def _metrics(kind: str) -> Mapping[str, Mapping[str, int]]:
+    """Return the metrics of each quantity by ncu_metrics.csv, best first, with the size of one count.
+
+    Kinds: "pipe", percentages of PIPES without their ending; "percent", memory_<level> and sm_<part>; "bytes" at the
+    levels, of ncu's hierarchical rooflines until 2022.3 first, then of later ones, which count reads of L2 alone.
+    L1/TEX counts global, local, surface and texture accesses, only "lgds" those of shared memory too.
+    """
+    table = pd.read_csv(Path(__file__).with_name("ncu_metrics.csv"))
+    groups = table[table["kind"] == kind].groupby("quantity", sort=False)
+    return {str(name): dict(zip(part["metric"], part["size"], strict=True)) for name, part in groups}
+
+
 def metrics_of(pipe: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
     """Return the metrics of one of PIPES on a GPU of this compute capability (None: not known), best first."""
     if pipe == "tensor" and capability is not None and capability >= _LARGE_INSTRUCTIONS:
-        return tuple(dict.fromkeys((*PIPES["tensor_active"], *PIPES["tensor"])))
-    return PIPES[pipe]
+        return tuple({**_metrics("pipe")["tensor_active"], **_metrics("pipe")["tensor"]})
+    return tuple(_metrics("pipe")[pipe])
 
 
 def pipe_percent(frame: pd.DataFrame, metrics: Sequence[str]) -> "tuple[pd.Series[float], str | None]":
@@ -94,13 +89,16 @@ def _percent(frame: pd.DataFrame, names: Sequence[str]) -> "tuple[pd.Series[floa
         for busy, whole in _CYCLES_PAIRS:
             if busy in frame and whole in frame and (frame[busy] / frame[whole]).notna().any():
                 return frame[name] * (frame[busy] / frame[whole]), name, busy
-    return _first(frame, ()), None, ""
+    return _column(frame), None, ""
 
 
-def _first(frame: pd.DataFrame, names: Sequence[str]) -> "pd.Series[float]":
-    """Return the first of these columns that has a value; NaN without one."""
-    known = (frame[name] for name in names if name in frame and frame[name].notna().any())
-    return next(known, pd.Series(math.nan, frame.index))
+def _known(frame: pd.DataFrame, candidates: "Iterable[pd.Series[float]]") -> "pd.Series[float]":
+    """Return the first that has a value of a kernel; NaN without one."""
+    return next((values for values in candidates if values.notna().any()), pd.Series(math.nan, frame.index))
+
+
+def _column(frame: pd.DataFrame, *names: str) -> "pd.Series[float]":
+    return _known(frame, (frame[name] for name in names if name in frame))
 
 
 # ---- operations ----
@@ -121,18 +119,16 @@ _TENSOR = re.compile(
 def _total(frame: pd.DataFrame, base: str) -> "pd.Series[float]":
     """Return the sum per kernel, or rate x time, of a counter without its suffix, such as "lts__t_bytes"."""
     seconds = frame["duration_ns"] / 1e9
-    clock = _first(frame, (f"{base.partition('__')[0]}__cycles_elapsed.avg.per_second",))
-    for end, times in ((".sum", 1.0), (".sum.per_second", seconds), (".sum.per_cycle_elapsed", clock * seconds)):
-        if base + end in frame:
-            return frame[base + end] * times
-    return _first(frame, ())
+    clock = _column(frame, f"{base.partition('__')[0]}__cycles_elapsed.avg.per_second")
+    ends = {".sum": 1.0, ".sum.per_second": seconds, ".sum.per_cycle_elapsed": clock * seconds}
+    return _known(frame, (frame[base + end] * times for end, times in ends.items() if base + end in frame))
 
 
 def _peak_rate(frame: pd.DataFrame, base: str) -> "pd.Series[float]":
     """Return a counter's highest rate per second at the clock of each kernel, as ncu's rooflines have it."""
     unit = base.removeprefix("derived__").partition("__")[0]
     clock = "lts" if base == "l1tex__m_xbar2l1tex_read_bytes" else unit
-    return _first(frame, (f"{base}.sum.peak_sustained",)) * _first(frame, (f"{clock}__cycles_elapsed.avg.per_second",))
+    return _column(frame, f"{base}.sum.peak_sustained") * _column(frame, f"{clock}__cycles_elapsed.avg.per_second")
 
 
 def _tensor_counters(frame: pd.DataFrame) -> dict[str, list[str]]:
@@ -155,23 +151,23 @@ def _operations(counters: KernelCounters) -> "dict[str, pd.Series[float]]":
     counts: dict[str, pd.Series[float]] = {}
     tensor: dict[str, pd.Series[float]] = {}
     for kind, letter in THREAD_TYPES.items():
-        for unit in ("smsp", "sm"):
+        sums = []
+        for unit in ("sm", "smsp"):
             base = f"{unit}__sass_thread_inst_executed_op_{letter}"
             add, mul, fma = (_total(frame, f"{base}{operation}_pred_on") for operation in ("add", "mul", "fma"))
-            done = add + mul + 2 * fma
-            counts[kind] = done if done.notna().any() else counts.get(kind, done)
+            sums.append(add + mul + 2 * fma)
+        counts[kind] = _known(frame, sums)
     for kind, bases in _tensor_counters(frame).items():
         if known := [values for base in bases if (values := _total(frame, base)).notna().any()]:
             tensor[f"tensor_{kind}"] = reduce(operator.add, known)
     if not tensor and counters.compute_capability == (7, 0):
-        for instructions in (_total(frame, base) for base in _TENSOR_INSTRUCTIONS):
-            if instructions.notna().any():
-                tensor.setdefault("tensor_fp16", _VOLTA_TENSOR_FLOP * instructions)
+        instructions = _known(frame, (_total(frame, base) for base in _TENSOR_INSTRUCTIONS))
+        tensor = {"tensor_fp16": _VOLTA_TENSOR_FLOP * instructions} if instructions.notna().any() else {}
     # What is 0 where the tensor cores stood still, whatever the file has.
-    worked, _ = pipe_percent(frame, PIPES["tensor"])
+    worked, _ = pipe_percent(frame, metrics_of("tensor", None))
     if base := next((base for base in _TENSOR_INSTRUCTIONS if f"{base}.sum" in frame), ""):
         # A chip that runs packed fp16 on this pipe (GA100) counts those warps here: 32 threads each, and no matrix.
-        packed = _first(frame, (f"{base.partition('__')[0]}__sass_thread_inst_executed_op_hfma_pred_on.sum",))
+        packed = _column(frame, f"{base.partition('__')[0]}__sass_thread_inst_executed_op_hfma_pred_on.sum")
         worked = frame[f"{base}.sum"].where(frame[f"{base}.sum"] * 32 != packed, 0.0)
     if tensor:
         # 0 of a pipe that worked is no count: some chips' metric misses some instructions.
@@ -186,22 +182,6 @@ L1, L2, DRAM_LEVEL, MEMORY, SM = "L1/TEX", "L2", "DRAM", "memory", "SM"
 DRAM = "dram"
 LEVEL_KINDS: Mapping[str, str] = {L1: "l1", L2: "l2", DRAM_LEVEL: DRAM}
 """Levels of the memory, the SM's own first, and the kind of the ceiling of each, in bytes/s."""
-# Counters of a level's bytes, with the bytes of one count: of ncu's hierarchical rooflines of 2020 to 2022.3 first,
-# then of later ones, which count reads of L2 alone. L1/TEX counts global, local, surface and texture accesses, only
-# "lgds" those of shared memory too.
-_TRAFFIC: Mapping[str, Mapping[str, int]] = {
-    L1: {
-        "l1tex__t_bytes": 1,
-        **{f"derived__l1tex__lsu_writeback_bytes{end}": 1 for end in ("_mem_lgds", "_mem_lg", "")},
-    },
-    L2: {
-        "lts__t_bytes": 1,
-        "lts__t_sectors": 32,
-        "derived__lts__lts2xbar_bytes": 1,
-        "l1tex__m_xbar2l1tex_read_bytes": 1,
-    },
-    DRAM_LEVEL: {"dram__bytes": 1},
-}
 
 
 def level_traffic(frame: pd.DataFrame, level: str) -> "tuple[pd.Series[float], pd.Series[float]]":
@@ -210,56 +190,20 @@ def level_traffic(frame: pd.DataFrame, level: str) -> "tuple[pd.Series[float], p
     Bytes and peak are of one counter, for different counters see different parts of the traffic. Of several that the
     file has, one with a peak comes first.
     """
-    pairs = [(size * _total(frame, base), size * _peak_rate(frame, base)) for base, size in _TRAFFIC[level].items()]
+    counters = _metrics("bytes")[level]
+    pairs = [(size * _total(frame, base), size * _peak_rate(frame, base)) for base, size in counters.items()]
     moved, peak = max(pairs, key=lambda pair: (pair[0].notna().any(), pair[1].notna().any()))
     if level == DRAM_LEVEL and "dram__bytes.sum" not in frame:
-        label = "Memory Workload Analysis: Memory Throughput"
-        both = _first(frame, ("dram__bytes_read.sum",)) + _first(frame, ("dram__bytes_write.sum",))
-        rate = _first(frame, (label,)) * frame["duration_ns"] / 1e9
-        moved = next((one for one in (both, moved) if one.notna().any()), rate)
+        both = _column(frame, "dram__bytes_read.sum") + _column(frame, "dram__bytes_write.sum")
+        rate = _column(frame, "Memory Workload Analysis: Memory Throughput") * frame["duration_ns"] / 1e9
+        moved = _known(frame, (both, moved, rate))
     return moved, peak
 
 
 # ---- percentages ----
 
 
-_DRAM_PERCENTS = (
-    f"dram__throughput{_ELAPSED}",
-    f"gpu__dram_throughput{_ELAPSED}",
-    "dram__bytes.sum.pct_of_peak_sustained_elapsed",
-    f"{_SOL}DRAM Throughput",
-)
-# Columns of each percentage, best first.
-_PERCENTS: Mapping[str, tuple[str, ...]] = {
-    f"memory_{L1}": (
-        f"l1tex__throughput{_ELAPSED}",
-        f"l1tex__throughput{_ACTIVE}",
-        f"{_SOL}L1/TEX Cache Throughput",
-    ),
-    f"memory_{L2}": (
-        f"lts__throughput{_ELAPSED}",
-        f"{_SOL}L2 Cache Throughput",
-        f"lts__t_sectors{_ELAPSED}",
-        f"lts__t_bytes{_ELAPSED}",
-    ),
-    f"memory_{DRAM_LEVEL}": _DRAM_PERCENTS,
-    f"memory_{MEMORY}": (f"gpu__compute_memory_throughput{_ELAPSED}", f"{_SOL}Memory Throughput"),
-    f"sm_{SM}": (
-        f"sm__throughput{_ELAPSED}",
-        f"{_SOL}Compute (SM) Throughput",
-        # All pipes and the issue slots, the part of SM's throughput that replaces it.
-        f"sm__instruction_throughput{_ELAPSED}",
-        f"sm__instruction_throughput{_ACTIVE}",
-        "Compute Workload Analysis: SM Busy",
-    ),
-    "sm_issue slots": (
-        f"sm__inst_issued{_ELAPSED}",
-        f"sm__inst_issued{_ACTIVE}",
-        "Compute Workload Analysis: Issue Slots Busy",
-    ),
-}
 _LEAST_PERCENT = 5.0  # a smaller percentage, rounded to two decimals, implies no peak
-_OCCUPANCY = (f"sm__warps_active{_ACTIVE}", "Occupancy: Achieved Occupancy")
 _PIPE = re.compile(r"(sm__(?:inst_executed_)?pipe_(\w+?)(?:_cycles_active(?:_v\d)?)?)\.avg\.pct_of_peak_sustained_\w+")
 # How names of pipes begin, the longest first, and what the pipe is called.
 _CALLED = {
@@ -269,17 +213,17 @@ _CALLED = {
 
 
 def _percents(frame: pd.DataFrame) -> "dict[str, pd.Series[float]]":
-    """Return the percentages of _PERCENTS of each kernel, its occupancy, and sm_<pipe> of every pipe in the file.
+    """Return the percentages of levels, of the SM and of every pipe in the file (sm_<pipe>), and the occupancy.
 
     A pipe has several counts, of the cycles in which it worked and of instructions against the highest rate: the larger
     one says how near it is to its limit. ncu's rule HighPipeUtilization goes by the cycles, for an instruction can take
     several of them.
     """
-    percents = {name: _percent(frame, columns)[0] for name, columns in _PERCENTS.items()}
-    percents["occupancy"] = _first(frame, _OCCUPANCY)
+    percents = {name: _percent(frame, tuple(columns))[0] for name, columns in _metrics("percent").items()}
+    percents["occupancy"] = _column(frame, f"sm__warps_active{_ACTIVE}", "Occupancy: Achieved Occupancy")
     for match in filter(None, map(_PIPE.fullmatch, map(str, frame.columns))):
         called = next((name for start, name in _CALLED.items() if match[2].startswith(start)), match[2].upper())
-        counts = [pipe_percent(frame, [match[1]])[0], percents.get(f"sm_{called}", _first(frame, ()))]
+        counts = [pipe_percent(frame, [match[1]])[0], percents.get(f"sm_{called}", _column(frame))]
         percents[f"sm_{called}"] = pd.concat(counts, axis=1).max(axis=1)
     return percents
 
@@ -307,11 +251,9 @@ def implied_ceilings(counters: KernelCounters) -> dict[str, float]:
     frame, known = counters.kernels, dict[str, float]()
     implied: list[tuple[str, pd.Series[float]]] = []
     for kind, letter in THREAD_TYPES.items():
-        fma = "{}__sass_thread_inst_executed_op_" + f"{letter}fma_pred_on"
-        implied.append((kind, 2 * _peak_rate(frame, fma.format("sm"))))
-        if (derived := f"derived__{fma.format('sm')}_x2") in frame and "sm__cycles_elapsed.avg.per_second" in frame:
-            implied.append((kind, frame[derived] * frame["sm__cycles_elapsed.avg.per_second"]))
-        implied.append((kind, 2 * _peak_rate(frame, fma.format("smsp"))))
+        sm, smsp = (f"{unit}__sass_thread_inst_executed_op_{letter}fma_pred_on" for unit in ("sm", "smsp"))
+        derived = _column(frame, f"derived__{sm}_x2") * _column(frame, "sm__cycles_elapsed.avg.per_second")
+        implied += [(kind, 2 * _peak_rate(frame, sm)), (kind, derived), (kind, 2 * _peak_rate(frame, smsp))]
     for kind, bases in _tensor_counters(frame).items():
         # Accumulating in fp16 can be twice as fast: the peak is of what most operations did.
         most_first = sorted(bases, key=lambda base: -_total(frame, base).sum())
@@ -320,8 +262,9 @@ def implied_ceilings(counters: KernelCounters) -> dict[str, float]:
         implied += [("tensor_fp16", _VOLTA_TENSOR_FLOP * _peak_rate(frame, base)) for base in _TENSOR_INSTRUCTIONS]
     implied += [(kind, level_traffic(frame, level)[1]) for level, kind in LEVEL_KINDS.items()]
     rate = level_traffic(frame, DRAM_LEVEL)[0] / (frame["duration_ns"] / 1e9)
-    near = [frame[name].where(frame[name] >= _LEAST_PERCENT) / 100 for name in _DRAM_PERCENTS if name in frame]
-    for kind, rates in (*implied, *((DRAM, rate / share) for share in near)):
+    percents = [frame[name] for name in _metrics("percent")[f"memory_{DRAM_LEVEL}"] if name in frame]
+    implied += [(DRAM, rate / (percent.where(percent >= _LEAST_PERCENT) / 100)) for percent in percents]
+    for kind, rates in implied:
         positive = rates[(rates > 0) & (rates < math.inf)]
         if kind not in known and len(positive):
             known[kind] = float(positive.median())

@@ -21,7 +21,7 @@ from analysis.timeline import Timeline
 
 _SHOWN = (
     "operator", "sizes", "dtype", "calls", "time_ms", "achieved_flops", "achieved_gb_s", "attainable_fraction", "bound",
-    "time_share", "mean_us", "flop", "bytes", "peak_flops", "peak_gb_s", "peak_of",
+    "time_share", "mean_us", "flop", "bytes",
 )  # fmt: skip
 # Place of is_causal among the inputs of _scaled_dot_product_..._attention and of its backward pass.
 _CAUSAL = {"flash": (4, 11), "efficient": (6, 11), "cudnn": (6, 14)}
@@ -111,7 +111,7 @@ def operator_roofline(timelines: Sequence[Timeline]) -> pd.DataFrame:
     calls: over all ranks, those that launched kernels of the window. time_ms: of their kernels, mean over ranks;
     time_share: of all kernels. mean_us, flop and bytes: of a call. achieved_flops (FLOP/s) and achieved_gb_s: of the
     kernels' time. attainable_fraction: the least time by the peaks over this time; bound: "compute" or "memory", what
-    takes that time, "" unknown. peak_flops (of this type), peak_gb_s: published for peak_of, "" for an unknown GPU.
+    takes that time, "" unknown. The peaks are published ones, of the GPU in the trace and of the type.
     """
     parts = [_calls(timeline) for timeline in timelines if "inputs" in timeline.operators.columns]
     if not any(len(calls) for calls in parts):
@@ -129,16 +129,15 @@ def operator_roofline(timelines: Sequence[Timeline]) -> pd.DataFrame:
     table["time_ms"], table["time_share"] = rows["sum"] / 1e6 / len(timelines), rows["sum"] / everything
     table["mean_us"] = seconds * 1e6
     table["achieved_flops"], table["achieved_gb_s"] = table["flop"] / seconds, table["bytes"] / seconds / 1e9
-    devices = [device_of(name) for name in rows["device"]]
-    kinds = [dtype if dtype == "fp32" else f"tensor_{dtype}" for dtype in table["dtype"]]
-    table["peak_of"] = [device.name if device else "" for device in devices]
-    table["peak_flops"] = [device.flops.get(kind, math.nan) if device else math.nan
-                           for device, kind in zip(devices, kinds, strict=True)]  # fmt: skip
-    table["peak_gb_s"] = [((device and device.bytes_per_second) or math.nan) / 1e9 for device in devices]
-    compute, memory = table["flop"] / table["peak_flops"], table["bytes"] / table["peak_gb_s"] / 1e9
-    known = compute.notna() & memory.notna()
-    table["bound"] = np.where(known, np.where(compute >= memory, "compute", "memory"), "")
-    table["attainable_fraction"] = compute.where(compute >= memory, memory).where(known) / seconds
+    peaks = []
+    for name, dtype in zip(rows["device"], table["dtype"], strict=True):
+        device, kind = device_of(name), dtype if dtype == "fp32" else f"tensor_{dtype}"
+        peaks.append((device.flops.get(kind), device.bytes_per_second) if device else (None, None))
+    flops, rates = pd.DataFrame(peaks, table.index, dtype=float).T.to_numpy()
+    least = pd.DataFrame({"compute": table["flop"] / flops, "memory": table["bytes"] / rates})
+    known = least.notna().all(axis=1)
+    table["bound"] = least.fillna(0.0).idxmax(axis=1).where(known, "")
+    table["attainable_fraction"] = least.max(axis=1).where(known) / seconds
     return table[[*_SHOWN]].sort_values("time_ms", ascending=False, kind="stable", ignore_index=True)
 
 
@@ -188,12 +187,6 @@ def gemm_time_by_precision(timelines: Sequence[Timeline]) -> dict[str, int]:
         times = times.add(pd.Series(length).groupby(labels).sum(), fill_value=0)
     times = times.reindex(PRECISIONS).sort_values(ascending=False, kind="stable")
     return {str(label): int(time) for label, time in times.items() if time}
-
-
-def fp32_share(timelines: Sequence[Timeline]) -> float:
-    """Return the share of the GEMMs' time that runs in fp32, by what names and shapes tell; 0 where nothing does."""
-    times = gemm_time_by_precision(timelines)
-    return times.get("fp32", 0) / (sum(times.values()) or 1)
 
 
 def _is_gemm(name: str) -> bool:

@@ -46,12 +46,10 @@ class Roofline(NamedTuple):
     fraction (of its ceiling); compute_fraction (the highest of the shares of types' ceilings, of pipes and of the SM),
     memory_fraction (the highest of the levels and ncu's own sum), attainable_flops (lowest of flop_type's ceiling and
     every known level's), attainable_by (flop_type or the level of it), attainable_fraction, bound (a level, "memory"
-    where no level accounts for it, "compute (PIPE)", LATENCY or UNKNOWN), occupancy (of the warps that an SM can hold).
-    NaN is not known."""
+    where no level accounts for it, "compute (PIPE)", LATENCY or UNKNOWN), occupancy_share (of the
+    warps that an SM can hold). NaN is not known."""
     ceilings: Mapping[str, float]
     """Those that are known, by kind: bytes/s of LEVEL_KINDS, FLOP/s of all others."""
-    unseen: tuple[str, ...]
-    """Levels and SM, whose utilization the file does not have, so that a bound can be UNKNOWN."""
 
 
 def roofline(counters: KernelCounters, measured: Mapping[str, float] | None = None) -> Roofline:
@@ -59,9 +57,7 @@ def roofline(counters: KernelCounters, measured: Mapping[str, float] | None = No
     work, known = launch_table(counters), ceilings(counters, measured)
     kernels = _by_name(work, counters.kernels["name"].astype("object"), known)
     kernels.insert(1, "family", kernels["name"].map(family))
-    columns = {**{name: f"busy_memory_{name}" for name in (*LEVEL_KINDS, MEMORY)}, SM: f"busy_sm_{SM}"}
-    unseen = _not_counted({name: 0.0 if column in work else math.nan for name, column in columns.items()})
-    return Roofline(kernels, known, tuple(unseen))
+    return Roofline(kernels, known)
 
 
 # ---- ceilings ----
@@ -152,7 +148,7 @@ def _by_name(work: pd.DataFrame, names: "pd.Series[str]", known: Mapping[str, fl
         "bound": [
             _bound(*rows) for rows in zip(*(table.to_dict("records") for table in (computing, levels)), strict=True)
         ],
-        "occupancy": sums.get("busy_occupancy", nothing) / time,
+        "occupancy_share": sums.get("busy_occupancy", nothing) / time,
     }
     table = pd.DataFrame({name: pd.Series(values, sums.index) for name, values in columns.items()})
     table = table.rename_axis("name").reset_index()
@@ -181,6 +177,6 @@ def _named(shares: Mapping[Any, float], whole: str) -> str:
 
 
 def _not_counted(shares: Mapping[str, float]) -> list[str]:
-    """What could hold a kernel back unseen: ncu's sum over the memory holds DRAM, and not all of L1/TEX and L2."""
+    """What could hold a kernel back and is not in the file: ncu's sum has DRAM, and not all of L1/TEX and L2."""
     unknown = [name for name in (*LEVEL_KINDS, SM) if math.isnan(shares.get(name, math.nan))]
     return [name for name in unknown if name != DRAM_LEVEL or math.isnan(shares[MEMORY])]

@@ -127,14 +127,14 @@ def copy_rows(timeline: Timeline) -> "pd.DataFrame":
         }
     )
     groups = each.groupby(["direction", "host_memory"])
-    rows = groups.agg(count=("ns", "size"), ns=("ns", "sum"), hidden=("hidden", "sum"), sized=("bytes", "count"))
-    rows["bytes"] = groups["bytes"].sum().where(rows["sized"] == rows["count"])
-    length = rows["ns"].where(rows["ns"] > 0)
-    rows["rank"], rows["total_ms"] = timeline.rank, rows["ns"] / 1e6
-    rows["bandwidth_gb_s"], rows["overlapped_share"] = rows["bytes"].astype("Float64") / length, rows["hidden"] / length
+    rows = groups.agg(count=("ns", "size"), bytes=("bytes", "sum"), total_ms=("ns", "sum"), hidden=("hidden", "sum"))
+    rows["bytes"] = rows["bytes"].where(groups["bytes"].count() == rows["count"])
+    length = rows["total_ms"].where(rows["total_ms"] > 0)
+    rows["bandwidth_gb_s"] = (rows["bytes"].astype("Float64") / length).astype("float64")
+    rows["overlapped_share"], rows["total_ms"] = rows.pop("hidden") / length, rows["total_ms"] / 1e6
     rows = rows.reset_index().sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
-    shown = ["rank", "direction", "host_memory", "count", "bytes", "total_ms", "bandwidth_gb_s", "overlapped_share"]
-    return rows[shown].astype({"rank": "Int64", "bandwidth_gb_s": "float64"})
+    rows.insert(0, "rank", pd.Series(timeline.rank, rows.index, dtype="Int64"))
+    return rows
 
 
 def operator_rows(timeline: Timeline) -> "pd.DataFrame":

@@ -10,14 +10,14 @@ import pytest
 from support import ncu_csv, shared_files
 
 from analysis.counters import KernelCounters, joined
-from analysis.diagnose.cores import by_family
+from analysis.diagnose.cores import by_batch, by_family
 from analysis.metrics.kernels.core_utilization import (
     FOUR,
     NO_PHASE,
     core_use,
     core_use_by_family,
     kernel_phases,
-    rows,
+    utilization_row,
 )
 from analysis.metrics.kernels.ncu_metrics import PIPES
 from analysis.metrics.kernels.roofline import roofline
@@ -62,9 +62,9 @@ def test_kernels_that_took_longer_than_the_window_give_no_share_of_it_and_a_reas
 
 def test_two_units_are_never_mixed() -> None:
     part = counters({"duration_ns": 3000, "cycles": 9, FMA: 10}, {"duration_ns": 1000, FMA: 50})
-    assert rows({1: part})[0]["weight"] == "duration" and pipe(part, "fma").percent == pytest.approx(20.0)
+    assert utilization_row(part)["weight"] == "duration" and pipe(part, "fma").percent == pytest.approx(20.0)
     part = counters({"cycles": 9, FMA: 10}, {"duration_ns": 1000, FMA: 50}, {"cycles": 1, FMA: 20})
-    (row,) = rows({1: part})
+    row = utilization_row(part)
     assert (row["weight"], row["kernel_time_ms"]) == ("cycles", 0.001) and row["fma_percent"] == pytest.approx(11.0)
     assert pipe(part, "fma").reason == "1 of 3 kernels have no value and are skipped"
 
@@ -97,7 +97,7 @@ def test_what_is_not_known_has_a_reason(kernels: list[dict[str, Any]], name: str
 
 def test_a_zero_is_zero_and_no_kernel_has_no_group() -> None:
     assert pipe(counters({"cycles": 1, FMA: 0}), "fma").percent == 0.0
-    assert not len(core_use_by_family(counters())) and rows({1: counters()})[0]["kernel_time_ms"] is None
+    assert not len(core_use_by_family(counters())) and utilization_row(counters())["kernel_time_ms"] is None
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_large_instructions_count_by_the_cycles_that_they_keep_the_pipe_busy(
 def test_both_pages_of_a_run_worked_by_hand_give_the_stated_percentages(tmp_path: Path, page: Any) -> None:
     path = tmp_path / "a.csv"
     path.write_text(page())
-    use, (row,) = core_use(read(path), ncu_csv.WINDOW_NS), rows({1: read(path)})
+    use, row = core_use(read(path), ncu_csv.WINDOW_NS), utilization_row(read(path))
     assert (row["kernels"], row["weight"], row["kernel_time_ms"]) == (4, "cycles", 0.01)
     for name in FOUR:
         assert use["percent"][name] == pytest.approx(ncu_csv.PERCENTS[name], rel=1e-12)
@@ -226,11 +226,10 @@ def test_joined_files_of_different_units_or_devices_say_so() -> None:
 
 def test_the_table_has_a_row_per_batch_size_with_units_and_reasons() -> None:
     small = counters({"cycles": 1, "duration_ns": 10, FMA: 7})
-    table = rows({16: EXAMPLE, 4: small}, 10_000)
-    assert [row["micro_batch_size"] for row in table] == [4, 16]
-    assert list(table[0]) == list(table[1])
-    assert (table[1]["device"], table[1]["kernels"], table[1]["fma_percent"]) == ("NVIDIA H200", 3, pytest.approx(16.0))
-    assert table[1]["tensor_in_window_percent"] == pytest.approx(29.0)
-    assert table[0]["tensor_percent"] is None and "tensor: this GPU or version of ncu" in table[0]["reason"]
-    assert "fma=sm__inst_executed_pipe_fma" in table[0]["metrics"] and "tensor=" not in table[0]["metrics"]
-    assert {f"{name}_percent" for name in PIPES} <= set(table[0])
+    few, many = by_batch([EXAMPLE, small], [16, 4], 10_000).table.to_dict("records")
+    assert (few["micro_batch_size"], many["micro_batch_size"]) == (4, 16)
+    assert {f"{name}_percent" for name in PIPES} <= set(utilization_row(small))
+    assert (many["device"], many["kernels"], many["fma_percent"]) == ("NVIDIA H200", 3, pytest.approx(16.0))
+    assert many["tensor_in_window_percent"] == pytest.approx(29.0)
+    assert math.isnan(few["tensor_percent"]) and "tensor: this GPU or version of ncu" in few["reason"]
+    assert "fma=sm__inst_executed_pipe_fma" in few["metrics"] and "tensor=" not in few["metrics"]

@@ -79,7 +79,7 @@ def test_a_long_kernel_that_l1_holds_back(tmp_path: Path) -> None:
     assert row["bound"] == "L1/TEX" and row["time_ms"] == 250
     assert row["l1_fraction"] == pytest.approx(0.888) == row["memory_fraction"]
     assert (row["l2_fraction"], row["dram_fraction"]) == (pytest.approx(0.12), pytest.approx(0.03))
-    assert row["occupancy"] == pytest.approx(0.083)
+    assert row["occupancy_share"] == pytest.approx(0.083)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_shares_of_several_launches_are_weighted_by_their_time(tmp_path: Path) -
         {"gpu__time_duration.sum": 1, L1: 90, busy: 10, **rest}, {"gpu__time_duration.sum": 3, L1: 10, busy: 50, **rest}
     ]  # fmt: skip
     assert only(raw(tmp_path, *kernels))["l1_fraction"] == pytest.approx(0.3)
-    assert only(raw(tmp_path, *kernels))["occupancy"] == pytest.approx(0.4)
+    assert only(raw(tmp_path, *kernels))["occupancy_share"] == pytest.approx(0.4)
     table = roofline(raw(tmp_path, *kernels, names=("first", "second"))).kernels
     assert table[["name", "bound", "time_share"]].values.tolist() == [
         ["second", LATENCY, 0.75], ["first", "L1/TEX", 0.25]]  # fmt: skip
