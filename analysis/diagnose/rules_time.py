@@ -1,11 +1,12 @@
 """Rules about time: each takes a table of a run's traces, one per rank, and returns one finding.
 
 A finding is a table, one sentence with its number, and at most one piece of advice: a remedy, and the share of the time
-of all ranks that it could save. A sentence names the rank whose time it states, or is over all ranks.
+of all ranks that it could save. A sentence is over all ranks, or names the rank whose time it states.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -16,7 +17,7 @@ from analysis.intervals import total_ns
 from analysis.metrics.kernels import tables
 from analysis.metrics.kernels.core_utilization import sampled_utilization
 from analysis.metrics.kernels.modules import OUTSIDE, class_rows, module_rows
-from analysis.metrics.kernels.operator_roofline import fp32_share, gemm_time_by_precision, operator_roofline
+from analysis.metrics.kernels.operator_roofline import gemm_time_by_precision, operator_roofline
 from analysis.metrics.time import idle, phases, temporal
 from analysis.metrics.time.temporal import compute_utilization
 from analysis.metrics.time.window import analysis_time, origin_ns
@@ -33,9 +34,6 @@ _LEAST_MODULE = 0.001
 _FIRST = (
     "rank", "steps", "span_ms", "compute_share", "exposed_communication_share", "exposed_memory_share", "idle_share",
     "overlap_share",
-)  # fmt: skip
-_MODULE_COLUMNS = (
-    "name", "total_ms", "total_share", "own_ms", "backward_ms", "calls", "kernels", "depth", "ranks",
 )  # fmt: skip
 _WINDOW_COLUMNS = columns("rank window first_step last_step steps start_ms span_ms")
 _WAITS = {
@@ -56,6 +54,8 @@ class _Run:
     times: Sequence[temporal.Temporal]
     """Of the ranks with work."""
     context: Context
+    gemm_times: Mapping[str, int]
+    """ns by type, most time first."""
 
     @property
     def span_ns(self) -> int:
@@ -64,11 +64,6 @@ class _Run:
     @property
     def has_kernels(self) -> bool:
         return any(len(timeline.kernels) for timeline in self.timelines)
-
-    def over(self, sentence: str) -> str:
-        """Return a sentence about all ranks, which says so where there are several."""
-        text = f"over all ranks, {sentence}" if len(self.timelines) > 1 else sentence
-        return text[:1].upper() + text[1:]
 
     def of_rank(self, rank: int | None) -> str:
         several = len(self.timelines) > 1
@@ -86,7 +81,8 @@ def findings(timelines: Sequence[Timeline], context: Context | None = None) -> l
         return []
     times = [row for row in map(temporal.temporal_breakdown, timelines) if row is not None]
     gaps = [(one, table) for one in timelines if (table := idle.idle_gaps(one)) is not None]
-    run, places = _Run(timelines, times, context or Context()), module_rows(timelines)
+    run = _Run(timelines, times, context or Context(), gemm_time_by_precision(timelines))
+    places, kernels = module_rows(timelines), [tables.kernel_rows(one, copies=False) for one in timelines]
     on_cpu = [] if run.has_kernels else timelines
     rules: list[tuple[Callable[[pd.DataFrame, _Run], Finding | None], pd.DataFrame | None]] = [
         (_breakdown, temporal.temporal_frame(times) if times else None),
@@ -94,14 +90,14 @@ def findings(timelines: Sequence[Timeline], context: Context | None = None) -> l
         (_sampled, joined([sampled_utilization(one) for one in timelines])),
         (_idle_causes, joined([idle.idle_causes(*pair) for pair in gaps])),
         (_largest_gaps, joined([idle.largest_gaps(*pair) for pair in gaps])),
-        (_kernel_families, tables.over_ranks([tables.kernel_rows(one, copies=False) for one in timelines], "family")),
-        (_top_kernels, tables.over_ranks([tables.kernel_rows(one, copies=False) for one in timelines])),
+        (_kernel_families, tables.over_ranks(kernels, "family")),
+        (partial(_longest, "kernel"), tables.over_ranks(kernels)),
         (_phases, joined([phases.phase_rows(one) for one in timelines])),
         (_copies, joined([tables.copy_rows(one) for one in timelines])),
         (_queue, idle.launch_queue(timelines)),
         (_steps, joined([temporal.iterations(one) for one in timelines])),
         (_operator_families, tables.operators_over_ranks(on_cpu, "family") if on_cpu else None),
-        (_top_operators, tables.operators_over_ranks(on_cpu) if on_cpu else None),
+        (partial(_longest, "operator"), tables.operators_over_ranks(on_cpu) if on_cpu else None),
         (_module_classes, class_rows(places)),
         (_modules, places if (places["path"] != OUTSIDE).any() else None),
         (_roofline, operator_roofline(timelines)),
@@ -127,11 +123,10 @@ def window(timelines: Sequence[Timeline]) -> list[Finding]:
         return []
     table = typed(rows, _WINDOW_COLUMNS)
     first = table.iloc[0]
-    what = str(first["window"])
-    if what == "steps":
-        what = f"step {first['first_step']}" + (f" to {first['last_step']}" if first["steps"] > 1 else "")
+    what = f"step {first['first_step']} to {first['last_step']}" if first["window"] == "steps" else first["window"]
+    ranks = f" of {len(table)} ranks" if len(table) > 1 else ""
     span = " to ".join(dict.fromkeys(map(number, (table["span_ms"].min(), table["span_ms"].max()))))
-    sentence = f"All tables cover {what}, {span} ms; counts are of work launched in it."
+    sentence = f"Tables cover {what}{ranks}, {span} ms; counts are of work launched in it."
     return [Finding("window", "Window of the tables below", table, sentence)]
 
 
@@ -149,10 +144,8 @@ def _breakdown(table: pd.DataFrame, run: _Run) -> Finding:
         table = table.drop(columns=["devices", *(name for name in table.columns if "memory" in name)])
     by_step = all(len(one.steps) and not one.is_part for one in run.timelines)
     slowest = number(max(row.span_ns / (row.steps if by_step else 1) for row in run.times) / 1e6)
-    what = "window" if any(one.is_part for one in run.timelines) else "step" if by_step else "recording"
-    whose = f"The slowest rank's {what} takes {slowest} ms; over all ranks" if len(table) > 1 else ""
-    sentence = f"{whose or f'A {what} takes {slowest} ms:'} {compute} computation, {exposed} exposed communication, "
-    sentence += f"{waiting} idle."
+    time = f"{'step' if by_step else 'window'} takes {'up to ' if len(table) > 1 else ''}{slowest} ms"
+    sentence = f"A {time}: {compute} computation, {exposed} exposed communication, {waiting} idle."
     if not run.times[0].on_gpu and lost_kernels(run.timelines):
         sentence = f"The trace lacks its GPU kernels; the CPU computes {compute} of the time."
     return Finding("temporal_breakdown", "Where the time goes", table, sentence)
@@ -163,12 +156,12 @@ def _utilization(table: pd.DataFrame, run: _Run) -> Finding:
     runs, weighted = (
         float(table[name].astype(float).mean()) for name in ("compute_utilization", "sm_weighted_utilization")
     )
-    what, sentence = "a kernel", "Compute utilization is unknown; the table gives the reason."
+    what, sentence = "A kernel", "Compute utilization is unknown; the table gives the reason."
     if is_known(runs):
         if table["devices"].isna().all():
-            table, what = table.drop(columns=["sm_weighted_utilization", "devices"]), "an operator"
+            table, what = table.drop(columns=["sm_weighted_utilization", "devices"]), "An operator"
         filled = f"; weighted by the multiprocessors it fills, {percent(weighted)}" if is_known(weighted) else ""
-        sentence = run.over(f"{what} runs {percent(runs)} of the time{filled}.")
+        sentence = f"{what} runs {percent(runs)} of the time{filled}."
     return Finding("compute_utilization", "Compute utilization", table, sentence)
 
 
@@ -185,10 +178,10 @@ def _idle_causes(table: pd.DataFrame, run: _Run) -> Finding:
     shares = sums.reindex([*_WAITS], fill_value=0.0) / (run.span_ns / 1e6)
     on_gpu = any(len(timeline.work) for timeline in run.timelines)
     idles = "GPU is idle" if on_gpu else "CPU does not compute"
-    sentence = f"the {idles} {percent(float(shares['idle_ms'].sum()))} of the time, "
+    sentence = f"The {idles} {percent(float(shares['idle_ms'].sum()))} of the time, "
     sentence += f"mostly {_WAITS[str(shares['idle_ms'].idxmax())]} ({percent(float(shares['idle_ms'].max()))})."
     advice = _idle_advice(shares, run.context) if on_gpu else ()
-    return Finding("idle_causes", f"Why the {idles}", table, run.over(sentence), advice)
+    return Finding("idle_causes", f"Why the {idles}", table, sentence, advice)
 
 
 def _idle_advice(shares: pd.DataFrame, context: Context) -> tuple[Advice, ...]:
@@ -217,43 +210,38 @@ def _largest_gaps(table: pd.DataFrame, run: _Run) -> Finding:
 
 
 def _kernel_families(table: pd.DataFrame, run: _Run) -> Finding | None:
-    if not float(table["mean_ms"].sum()):
-        return None
-
     def running(*families: str) -> float:
         running_ns = (temporal.running_ns(one, lambda name: family(name) in families) for one in run.timelines)
         return sum(running_ns) / run.span_ns if run.span_ns else 0.0
 
     remedy = faster_gemms([name for timeline in run.timelines for name in timeline.devices.values()])
     advice = _work_advice(run, running("GEMM"), remedy, running(*MOVES_MEMORY))
-    sentence = _largest(run, table["family"], table["kernel_time_share"], "kernels'")
-    return Finding("kernel_families", "Kernels by family", table, sentence, advice)
+    return _families("kernel", table, table["kernel_time_share"], run, advice)
 
 
 def _operator_families(table: pd.DataFrame, run: _Run) -> Finding | None:
-    if not float(table["self_ms"].sum()):
-        return None
     share = dict(zip(table["family"], table["self_time_share"].astype(float), strict=True))
     computes = sum(row.compute_ns for row in run.times) / run.span_ns if run.span_ns else 0.0
     gemms, moving = (sum(share.get(one, 0.0) for one in each) * computes for each in (["GEMM"], MOVES_MEMORY))
     remedy = "train in bf16" if run.context.native_bf16 else ""
     advice = () if lost_kernels(run.timelines) else _work_advice(run, gemms, remedy, moving)
-    sentence = _largest(run, table["family"], table["self_time_share"], "operators'")
-    return Finding("operator_families", "Operators by family", table, sentence, advice)
+    return _families("operator", table, table["self_time_share"], run, advice)
 
 
-def _largest(run: _Run, names: "pd.Series[str]", shares: "pd.Series[float]", whose: str) -> str:
-    """Return the first family, its share, and the type in which most GEMMs run, where their names say it."""
-    by_type = gemm_time_by_precision(run.timelines)
-    total = sum(by_type.values())
-    label, time = max(by_type.items(), key=lambda item: item[1], default=("", 0))
-    gemms = f"; GEMMs run in {label} ({percent(time / total)})" if label and total else ""
-    return run.over(f"{names.iloc[0]} takes {percent(float(shares.iloc[0]))} of the {whose} time{gemms}.")
+def _families(
+    what: str, table: pd.DataFrame, shares: "pd.Series[float]", run: _Run, advice: tuple[Advice, ...]
+) -> Finding | None:
+    """Name the first family, its share, and the type in which most GEMMs run, where their names say it."""
+    label, time = next(iter(run.gemm_times.items()), ("", 0))
+    gemms = f"; GEMMs run in {label} ({percent(time / sum(run.gemm_times.values()))})" if label else ""
+    sentence = f"{percent(shares.iloc[0])} of the {what}s' time is {table['family'].iloc[0]}{gemms}."
+    finding = Finding(f"{what}_families", f"{what.capitalize()}s by family", table, sentence, advice)
+    return finding if is_known(shares.iloc[0]) else None
 
 
 def _work_advice(run: _Run, gemms: float, remedy: str, moving: float) -> tuple[Advice, ...]:
     """Return the larger of two gains: of fp32 GEMMs in another type, and of fusing what only moves memory."""
-    fp32 = fp32_share(run.timelines)
+    fp32 = run.gemm_times.get("fp32", 0) / (sum(run.gemm_times.values()) or 1)
     narrow = gemms * fp32 if remedy and fp32 > _HALF and not run.context.narrow else 0.0
     if narrow >= moving:
         return advised("precision", f"GEMMs run in fp32 for {percent(narrow)} of the time", remedy, narrow)
@@ -263,22 +251,14 @@ def _work_advice(run: _Run, gemms: float, remedy: str, moving: float) -> tuple[A
     return advised("fusion", seen, f"fuse it {run.context.fusing(fused)}", moving)
 
 
-def _top_kernels(table: pd.DataFrame, run: _Run) -> Finding:
-    sentence = _most(table["kernel_time_share"], "kernels")
-    return Finding("top_kernels", f"Longest kernels (at most {_TOP})", table.head(_TOP), sentence)
-
-
-def _top_operators(table: pd.DataFrame, run: _Run) -> Finding:
-    sentence = _most(table["self_time_share"], "operators")
-    return Finding("top_operators", f"Longest operators (at most {_TOP})", table.head(_TOP), sentence)
-
-
-def _most(shares: "pd.Series[float]", what: str) -> str:
-    """Return how many names make up 80 % of the time, and the share of the longest."""
-    if not float(shares.sum()):
-        return f"The {what} of the window took no time."
+def _longest(what: str, table: pd.DataFrame, run: _Run) -> Finding:
+    """Say how many names make up 80 % of the time, and the share of the longest."""
+    shares = table["kernel_time_share" if what == "kernel" else "self_time_share"]
     most = int((shares.cumsum() < 0.8).sum()) + 1
-    return f"{most} of {len(shares)} {what} make up 80 % of their time; the longest takes {percent(shares.iloc[0])}."
+    sentence = (
+        f"{most} of {len(shares)} {what}s make up 80 % of their time; the longest takes {percent(shares.iloc[0])}."
+    )
+    return Finding(f"top_{what}s", f"Longest {what}s (at most {_TOP})", table.head(_TOP), sentence)
 
 
 def _phases(table: pd.DataFrame, run: _Run) -> Finding:
@@ -289,7 +269,7 @@ def _phases(table: pd.DataFrame, run: _Run) -> Finding:
     sentence = ""
     if len(known) and known.max() > 0:
         share = percent(float(known.max()) / whole)
-        sentence = run.over(f"{known.idxmax()} takes {share} of the {'GPU' if on_gpu else 'CPU'}'s time.")
+        sentence = f"{share} of the {'GPU' if on_gpu else 'CPU'}'s time is {known.idxmax()}."
     return Finding("phases", "Time by phase", table, sentence)
 
 
@@ -313,7 +293,7 @@ def _queue(table: pd.DataFrame, run: _Run) -> Finding:
         for name in ("found_idle_share", "empty_share")
     )
     sentence = f"{waiting} of kernels found the GPU waiting; the queue was empty {empty} of the time."
-    return Finding("launch_queue", "Launch queue", table, run.over(sentence))
+    return Finding("launch_queue", "Launch queue", table, sentence)
 
 
 def _steps(table: pd.DataFrame, run: _Run) -> Finding:
@@ -344,7 +324,7 @@ def _modules(table: pd.DataFrame, run: _Run) -> Finding | None:
     sentence = f"{largest['name']} has the largest own time, {number(largest['own_ms'])} ms; {outside} is outside."
     shown = table[table["total_share"] >= _LEAST_MODULE].reset_index(drop=True)
     shown["name"] = ["  " * depth + name for depth, name in zip(shown["depth"], shown["name"], strict=True)]
-    shown = shown[[name for name in _MODULE_COLUMNS if run.has_kernels or name != "kernels"]]
+    shown = shown.drop(columns=["path"] if run.has_kernels else ["path", "kernels"])
     title = f"Time by module, mean per rank (modules with {percent(_LEAST_MODULE)} or more)"
     return Finding("modules", title, shown, sentence) if largest["own_ms"] else None
 
@@ -353,9 +333,9 @@ def _roofline(table: pd.DataFrame, run: _Run) -> Finding:
     known = table[table["attainable_fraction"].notna()]
     sentence = "The published peaks of this GPU and type are not known."
     if len(known):
-        least = float((known["time_ms"] * known["attainable_fraction"]).sum())
-        sentence = f"Operators with known peaks take {number(float(known['time_ms'].sum()))} ms; at the published "
-        sentence += f"peaks {number(least)} ms."
+        least = number(float((known["time_ms"] * known["attainable_fraction"]).sum()))
+        measured = number(float(known["time_ms"].sum()))
+        sentence = f"Operators with known peaks take {measured} ms; at the published peaks {least} ms."
     title = f"Roofline of GEMMs and attention by sizes and type, mean per rank (at most {_TOP})"
     return Finding("operator_roofline", title, table.head(_TOP), sentence)
 

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, reduce
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -120,7 +121,7 @@ def _total(frame: pd.DataFrame, base: str) -> "pd.Series[float]":
     """Return the sum per kernel, or rate x time, of a counter without its suffix, such as "lts__t_bytes"."""
     seconds = frame["duration_ns"] / 1e9
     clock = _column(frame, f"{base.partition('__')[0]}__cycles_elapsed.avg.per_second")
-    ends = {".sum": 1.0, ".sum.per_second": seconds, ".sum.per_cycle_elapsed": clock * seconds}
+    ends: Mapping[str, Any] = {".sum": 1.0, ".sum.per_second": seconds, ".sum.per_cycle_elapsed": clock * seconds}
     return _known(frame, (frame[base + end] * times for end, times in ends.items() if base + end in frame))
 
 
