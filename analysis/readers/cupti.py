@@ -63,13 +63,9 @@ def labels(label: Callable[..., str], *columns: npt.ArrayLike) -> "pd.Categorica
     """Return a text per row of columns of one length: `label` of its values, computed once for each distinct row."""
     import pandas as pd
 
-    codes, values = pd.factorize(np.asarray(columns[0]))
-    rows: list[tuple[Any, ...]] = [(value,) for value in values.tolist()]
-    for column in columns[1:]:
-        more, values = pd.factorize(np.asarray(column))
-        codes, pairs = pd.factorize(codes * len(values) + more)
-        last = values.tolist()
-        rows = [(*rows[pair // len(last)], last[pair % len(last)]) for pair in pairs.tolist()]
+    frame = pd.DataFrame(dict(enumerate(columns)), copy=False)
+    codes = frame.groupby([*frame], sort=False).ngroup().to_numpy()
+    rows = frame.drop_duplicates().itertuples(index=False, name=None)
     places, texts = pd.factorize(np.array([label(*row) for row in rows], dtype=object))
     return pd.Categorical.from_codes(places[codes], categories=pd.Index(texts, dtype="str"))
 
@@ -108,11 +104,6 @@ def read_calls(
 ) -> "pd.DataFrame":
     """Read calls of all processes that last `shortest_ns` at least, in order of start: name, thread "process/thread",
     start, end, correlation_id, process."""
-
-    def thread(global_tid: int, process: int, number: int) -> str:
-        known = global_tid >= 0
-        return thread_name(*(divmod(global_tid, PROCESS) if known else (process, number % 2**32)))
-
     calls = []
     for table in tables:
 
@@ -127,28 +118,27 @@ def read_calls(
         if shortest_ns is not None:
             long = rows["end"] - rows["start"] >= shortest_ns
             rows = {column: values[long] for column, values in rows.items()}
-        owner = [rows.pop(column) for column in _OWNER]
-        rows["process"] = np.where(owner[0] >= 0, owner[0] // PROCESS, owner[1])
-        rows["thread"] = labels(thread, *owner)
+        rows["process"], thread = owners(*(rows.pop(column) for column in _OWNER))
+        rows["thread"] = labels(thread_name, rows["process"], thread)
         rows["name"] = labels(name, *(rows.pop(column) for column in _CALL))
         calls.append(rows)
     return _together(calls)
 
 
-def owners(global_ids: "pd.Series[int]") -> "tuple[pd.Series[int], pd.Series[int]]":
-    """Return process and thread of each globalTid, -1 where it was not recorded."""
-    known = global_ids >= 0
-    return (global_ids // PROCESS).where(known, -1), (global_ids % PROCESS).where(known, -1)
+def owners(
+    global_tid: Integers, process: Integers | int = -1, thread: Integers | int = -1
+) -> tuple[Integers, Integers]:
+    """Return process and thread of n records: of their globalTid, or, where it was not recorded, as they say them."""
+    known = global_tid >= 0
+    return np.where(known, global_tid // PROCESS, process), np.where(known, global_tid % PROCESS, thread)
 
 
 def thread_name(process: int, thread: int) -> str:
     """Return a thread as tables name it: "process/thread", "" where the process is unknown."""
-    return f"{process % PROCESS}/{thread}" if process >= 0 else ""
+    return f"{process % PROCESS}/{thread % 2**32}" if process >= 0 else ""
 
 
-def finish_ranges(
-    rows: "pd.DataFrame", recorded_until: Collection[int] = (), problems: list[str] | None = None
-) -> "pd.DataFrame":
+def finish_ranges(rows: "pd.DataFrame", problems: list[str], recorded_until: Collection[int] = ()) -> "pd.DataFrame":
     """Return ranges by start, outer ones first: name ("domain:text", the text alone in the default domain), thread,
     start, end, domain ("" the default one), payload (Int64), json (an extended payload as nsys exports it, "" for
     none), cut (it ends with the recording, or its end was not recorded), process.
@@ -161,11 +151,9 @@ def finish_ranges(
         return text if not domain or text.startswith(f"{domain}:") else f"{domain}:{text}"
 
     unended = rows["end"] < rows["start"]
-    if unended.any() and problems is not None:
-        problems.append(
-            f"{unended.sum():,} ranges have no end: they are assumed to last until the end of the recording"
-        )
-    last = max([*recorded_until, rows["end"].max(), rows["start"].max()], default=0) if len(rows) else 0
+    if unended.any():
+        problems.append(f"{unended.sum():,} ranges have no end: they last until the end of the recording")
+    last = max([*recorded_until, rows[["start", "end"]].to_numpy().max(initial=0)])
     end = rows["end"].mask(unended, last)
     rows = rows.assign(
         name=labels(full_name, rows["domain"], rows["text"]).astype(object),

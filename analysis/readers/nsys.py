@@ -39,7 +39,6 @@ _NO_WORK = re.compile(
     re.IGNORECASE,
 )
 _NVTX = "NVTX_EVENTS"
-_MPI_TABLES = ("MPI_P2P_EVENTS", "MPI_COLLECTIVES_EVENTS", "MPI_START_WAIT_EVENTS", "MPI_OTHER_EVENTS")
 _RANGE_TYPES = (59, 60, 70, 71)  # push/pop, start/end; the same two from NVTXT files
 _DOMAIN_TYPE = 75
 _PAYLOADS = ("int64Value", "uint64Value", "int32Value", "uint32Value")
@@ -49,7 +48,6 @@ _COLUMNS = {
     "eventType": ("eventType", 59),  # a table without the column holds ranges alone
     "domainId": ("domainId", 0),
 }
-_MPI_COLUMNS = {name: _COLUMNS[name] for name in ("start", "end", "globalTid", "textId")}
 
 
 def recognises(head: "Head") -> bool:
@@ -87,7 +85,7 @@ def read(path: Path) -> list[Timeline]:
             durations = {time for (time,) in database.rows("ANALYSIS_DETAILS", "duration") if time}
             notes: list[str] = []
             ranges = _ranges(database, durations, notes)
-            problems += [*_about(database, work), *notes]
+            problems += [*_about(database, work, calls), *notes]
             source, gpus = _source(database), _gpus(database)
     timelines = by_process(work, calls, ranges, source=source, problems=problems, gpus=gpus, host=host)
     if not timelines:
@@ -100,19 +98,16 @@ def read(path: Path) -> list[Timeline]:
 
 
 def _source(database: Database) -> str:
-    for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-        for name, value in database.rows(table, "name", "value"):
-            if name == "EXPORT_PRODUCT_VERSION" and value:
-                return f"nsys {value}"
-    return "nsys, version not recorded"
+    facts = [row for table in ("META_DATA_EXPORT", "EXPORT_META_DATA") for row in database.rows(table, "name", "value")]
+    return f"nsys {dict(facts).get('EXPORT_PRODUCT_VERSION', 'of an unknown version')}"
 
 
-def _about(database: Database, work: "pd.DataFrame") -> list[str]:
+def _about(database: Database, work: "pd.DataFrame", calls: "pd.DataFrame") -> list[str]:
     """Return why there is no GPU work, which graphs are one piece, and what nsys lost."""
     texts = [str(database.strings.get(text, text)) for (text,) in database.rows("DIAGNOSTIC_EVENT", "text")]
     notes = _quoted(texts, _LOST)
     reasons = [] if len(work) else _quoted(texts, _NO_WORK)
-    if reasons or (not len(work) and any(database.has_rows(table) for table in (*_GPUS, *CALLS))):
+    if reasons or (not len(work) and any((len(calls), *(database.rows(table, "id") for table in _GPUS)))):
         what = "no kernel or copy was recorded: was CUDA traced (-t cuda,nvtx)?"
         notes += [*reasons, LostKernels(what)]
     if graphs := int((work["kind"] == "graph").sum()):
@@ -154,7 +149,7 @@ def _ranges(database: Database, recorded_until: set[int], problems: list[str]) -
         numbered = pd.Series(labels(lambda number: database.strings.get(number, ""), rows[f"{inline}Id"]), dtype=object)
         written = pd.Series(database.texts(_NVTX, inline), dtype=object)
         rows[column] = written.where(written != "", numbered) if len(written) else numbered
-    rows["process"], rows["thread_id"] = owners(rows["globalTid"])
+    rows["process"], rows["thread_id"] = owners(rows["globalTid"].to_numpy())
     # A row without an end has MISSING there, and stays.
     timed = rows["start"] != MISSING
     domains = _domains(rows[timed], problems)
@@ -165,24 +160,7 @@ def _ranges(database: Database, recorded_until: set[int], problems: list[str]) -
         problems.append(f"{unnamed} NVTX domains have no name in the export: their ranges are shown without one")
     names = pd.Series([domains.get(key, "") for key in used], dtype=object)
     rows = rows.assign(domain=names.to_numpy()[used.get_indexer(keys)], payload=_payloads(rows))
-    return finish_ranges(pd.concat([rows, *_mpi_calls(database)], ignore_index=True), recorded_until, problems)
-
-
-def _mpi_calls(database: Database) -> "list[pd.DataFrame]":
-    """MPI's calls, which newer versions keep in tables of their own, as the ranges that older ones made of them."""
-    import pandas as pd
-
-    tables = []
-    for table in _MPI_TABLES:
-        rows = pd.DataFrame(database.integers(table, _MPI_COLUMNS))
-        rows = rows[(rows["end"] >= rows["start"]) & (rows["start"] != MISSING)]
-        if len(rows):
-            process, thread = owners(rows["globalTid"])
-            text = labels(lambda number: database.strings.get(number, "call"), rows["textId"]).astype(object)
-            payload = pd.array([pd.NA] * len(rows), dtype="Int64")
-            rows = rows.assign(process=process, thread_id=thread, text=text, domain="MPI", payload=payload, json="")
-            tables.append(rows)
-    return tables
+    return finish_ranges(rows, problems, recorded_until)
 
 
 def _domains(rows: "pd.DataFrame", problems: list[str]) -> dict[tuple[int, int], str]:

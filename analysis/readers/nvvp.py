@@ -67,7 +67,7 @@ def _ranges(database: Database, problems: list[str]) -> "pd.DataFrame":
             rows.append((text, owner, process, thread if kind == 2 else 0, start, end, payloads.get(number), ""))
     types = {"text": "object", "domain": "object", "process": "int64", "thread_id": "int64", "start": "int64"}
     types |= {"end": "int64", "payload": "Int64", "json": "object"}
-    return finish_ranges(pd.DataFrame(rows, columns=list(types)).astype(types), problems=problems)
+    return finish_ranges(pd.DataFrame(rows, columns=list(types)).astype(types), problems)
 
 
 def _payload(kind: int, value: Any) -> int | None:

@@ -144,24 +144,6 @@ def test_calls_of_mpi_and_gloo_are_communication_where_no_gpu_s_is(tmp_path: Pat
     assert list(only(path).collectives["device"]) == [0]
 
 
-def test_mpi_s_own_tables_are_communication_too(tmp_path: Path) -> None:
-    names = strings("MPI_Allreduce", "MPI_Send", "MPI_Comm_rank")
-    rows = [{"start": 10, "end": 20, "globalTid": TID, "textId": 0, "commHandle": 7}]
-    found = only(
-        export(
-            tmp_path / "a.sqlite",
-            StringIds=names,
-            NVTX_EVENTS=[nvtx(1, 30, "a")],
-            MPI_COLLECTIVES_EVENTS=rows,
-            MPI_P2P_EVENTS=[{**rows[0], "start": 2, "end": 5, "textId": 1}, {**rows[0], "end": None}],
-            MPI_OTHER_EVENTS=[{**rows[0], "textId": 2}],
-        )
-    )
-    assert list(found.ranges["name"]) == ["a", "MPI:MPI_Send", "MPI:MPI_Allreduce", "MPI:MPI_Comm_rank"]
-    assert list(found.collectives["collective"]) == ["send_recv", "all_reduce"]
-    assert set(found.ranges["thread"]) == {"40/41"}
-
-
 @pytest.mark.parametrize("path", samples("nsys/*.sqlite.gz"))
 def test_instances_and_total_time_of_every_kernel_and_call_are_sqlite_s_own(tmp_path: Path, path: Path) -> None:
     plain = tmp_path / "a.sqlite"

@@ -1,15 +1,13 @@
-"""Exports of nsys as files: read alone, foreign, cut short."""
+"""Exports of nsys as files: read alone, cut short."""
 
 import sqlite3
 from pathlib import Path
 
-import pytest
 from support.nsys_export import KERNEL_2022, NVTX_2022, Export, kernel, nvtx
 from support.refusals import refused
 from test_nsys_reader import only
 
 from analysis.readers.nsys import read
-from common.errors import Code
 
 
 def big(path: Path, rows: int) -> Path:
@@ -36,17 +34,8 @@ def test_the_file_is_only_read(tmp_path: Path) -> None:
     assert path.read_bytes() == before and [item.name for item in path.parent.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "code", "fact"),
-    [
-        ("a.sqlite", b"Start (ns),Duration\n1,2\n", "file-format", "SQLite"),
-        ("a.sqlite", b"SQLite format 3\0" + b"\xff" * 200, "file-truncated", "216"),
-    ],
-)
-def test_a_foreign_file_is_named_with_what_to_do(
-    tmp_path: Path, name: str, content: bytes, code: Code, fact: str
-) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    with refused(code, name, fact):
+def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    path.write_bytes(b"SQLite format 3\0" + b"\xff" * 200)
+    with refused("file-truncated", path, "216"):
         read(path)

@@ -19,14 +19,14 @@ def write(path: Path, script: str) -> Path:
 
 
 def test_numbers_of_every_kind_are_whole_numbers(tmp_path: Path) -> None:
-    values = (1, -(2**63), 2**63 - 1, "NULL", "'12'", 7.9)
+    values = (1, -(2**63), 2**63 - 1, "NULL")
     rows = ", ".join(f"({value}, {place}, {'NULL' if place else 3})" for place, value in enumerate(values))
     path = write(tmp_path / "a.db", f"CREATE TABLE t (a, b INTEGER, c); INSERT INTO t VALUES {rows}")
     with open_database(path) as database:
         columns = {"a": ("a", -5), "b": ("b", 0), "c": ("c", -1), "none": ("lacking", MISSING)}
         read = database.integers("t", columns)
-        assert read["a"].tolist() == [1, -(2**63), 2**63 - 1, -5, 12, 7] and read["b"].tolist() == list(range(6))
-        assert read["c"].tolist() == [3, *[-1] * 5] and read["none"].tolist() == [MISSING] * 6
+        assert read["a"].tolist() == [1, -(2**63), 2**63 - 1, -5] and read["b"].tolist() == list(range(4))
+        assert read["c"].tolist() == [3, *[-1] * 3] and read["none"].tolist() == [MISSING] * 4
         assert [str(values.dtype) for values in read.values()] == ["int64", "int32", "int32", "int64"]
         assert [len(values) for values in database.integers("other", {"a": ("a", 0)}).values()] == [0]
 
@@ -49,7 +49,7 @@ def test_a_packed_file_is_unpacked_for_a_while(tmp_path: Path) -> None:
     packed = tmp_path / "a.db.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     with unpacked(packed) as plain, open_database(plain, packed) as database:
-        assert database.has_rows("t") and not database.has_rows("u")
+        assert database.rows("t", "a") == [(1,)] and database.rows("u", "a") == []
     assert not plain.exists()
     packed.write_bytes(packed.read_bytes()[:-20])
     with refused("file-truncated", packed), unpacked(packed):
