@@ -1,9 +1,8 @@
 """Spans of time, vectorized: sets of spans (union, intersection, difference), and which span contains which.
 
 A set is an array of shape (n, 2), int64 nanoseconds: half-open intervals [start, end), sorted, none empty, none
-touching another. A result may be one of the arguments itself, so sets are never written to. `merged` makes one out of
-any intervals; the other functions on sets take and return such sets, and are linear in their number. Spans nest as
-operators call each other, or as a program opens named ranges.
+touching another. `merged` makes one out of any intervals; the other functions on sets take and return such sets. Spans
+nest as operators call each other, or as a program opens named ranges.
 """
 
 import numpy as np
@@ -27,7 +26,7 @@ def merged(starts: npt.ArrayLike, ends: npt.ArrayLike) -> Intervals:
     if not len(begin):
         return _NOTHING
     if (begin[1:] < begin[:-1]).any():
-        order = np.argsort(begin)
+        order = np.argsort(begin, kind="stable")  # linear where few runs in order follow each other
         begin, end = begin[order], end[order]
     reached = np.maximum.accumulate(end)
     apart = begin[1:] > reached[:-1]  # a new interval begins where nothing before it reaches
@@ -47,75 +46,45 @@ def total_ns(intervals: Intervals) -> int:
 
 def intersection(first: Intervals, second: Intervals) -> Intervals:
     """Return what is in both sets."""
-    return _select(first, second, inside_second=True)
-
-
-def clipped(intervals: Intervals, begin: int, end: int) -> Intervals:
-    """Return the part of a set inside [begin, end)."""
-    return intersection(intervals, merged([begin], [end]))
-
-
-within = intersection
+    few, many = sorted((first, second), key=len)
+    # Each of the few meets a run of the many: from the first that ends after its begin to the last before its end.
+    begun = np.searchsorted(many[:, 1], few[:, 0], side="right")
+    counts = np.searchsorted(many[:, 0], few[:, 1]) - begun
+    of_few = np.repeat(np.arange(len(few)), counts)
+    of_many = np.arange(len(of_few)) + np.repeat(begun + counts - np.cumsum(counts), counts)
+    starts, ends = (few[of_few, 0], many[of_many, 0]), (few[of_few, 1], many[of_many, 1])
+    return np.column_stack([np.maximum(*starts), np.minimum(*ends)])
 
 
 def difference(first: Intervals, second: Intervals) -> Intervals:
     """Return what is in the first set and not in the second."""
-    return _select(first, second, inside_second=False)
+    everything = np.iinfo(np.int64)
+    outside = np.concatenate([[everything.min], second.ravel(), [everything.max]]).reshape(-1, 2)
+    return intersection(first, outside)
 
 
-def _select(first: Intervals, second: Intervals, inside_second: bool) -> Intervals:
-    """Walk over all boundaries in order of time: each is where one of the sets begins or ends.
-
-    A piece between two boundaries is wholly inside or outside of each set, and every boundary leaves the result: pieces
-    that are kept never touch.
-    """
-    if not len(first) or not len(second):
-        return _NOTHING if inside_second else first
-    bounds = np.concatenate([first.ravel(), second.ravel()])
-    # Two runs that are sorted already: a stable sort merges them in linear time.
-    order = np.argsort(bounds, kind="stable")
-    bounds, of_first = bounds[order], order < first.size
-    in_first = np.cumsum(of_first) & 1 == 1
-    in_second = in_first.copy()
-    in_second[::2] ^= True  # behind an odd number of boundaries in all it is inside one of the sets alone
-    chosen = (in_first & (in_second == inside_second))[:-1] & (bounds[1:] > bounds[:-1])
-    return np.column_stack([bounds[:-1][chosen], bounds[1:][chosen]])
-
-
-def inside_ns(intervals: Intervals, begins: npt.ArrayLike, ends: npt.ArrayLike) -> Intervals:
-    """Return how much of a set lies in each of n windows [begin, end), ns, n values; windows may overlap."""
-    begins, ends = np.asarray(begins, dtype=np.int64), np.asarray(ends, dtype=np.int64)
+def before_ns(intervals: Intervals, moments: Integers) -> Integers:
+    """Return how much of a set lies before each of n moments, ns, shape (n,)."""
     if not len(intervals):
-        return np.zeros(begins.shape, dtype=np.int64)
-    lengths = np.append(0, np.cumsum(intervals[:, 1] - intervals[:, 0]))
+        return np.zeros(len(moments), dtype=np.int64)
+    starts, ends = intervals[:, 0], intervals[:, 1]
+    total: Integers = np.cumsum(ends - starts)
+    after = np.maximum(moments, starts[0])
+    place = np.searchsorted(starts, after, side="right") - 1
+    before: Integers = total[place] - np.maximum(ends[place] - after, 0)
+    return before
 
-    def before(points: Integers) -> Integers:
-        begun = np.searchsorted(intervals[:, 0], points, side="right")
-        ahead = np.where(begun > 0, intervals[begun - 1, 1] - points, 0)  # of the last one, behind the point
-        return lengths[begun] - np.maximum(ahead, 0)
 
-    return before(ends) - before(begins)
+def inside_ns(intervals: Intervals, begins: npt.ArrayLike, ends: npt.ArrayLike) -> Integers:
+    """Return how much of a set lies in each of n windows [begin, end), ns, shape (n,); windows may overlap."""
+    first, last = (before_ns(intervals, np.asarray(moments, dtype=np.int64)) for moments in (begins, ends))
+    return last - first
 
 
 def contains(ordered: Integers, values: Integers) -> npt.NDArray[np.bool_]:
     """Return which of n values are among others that are in order, shape (n,); np.isin would hash all of them."""
     place = np.searchsorted(ordered, values).clip(max=len(ordered) - 1)
     return ordered[place] == values if len(ordered) else np.zeros(len(values), dtype=bool)
-
-
-def levels(start: Integers, end: Integers, height: Integers) -> tuple[Integers, Integers]:
-    """Return the moments at which one of n intervals begins or ends, each once, and the height open from then on.
-
-    Args:
-        start: their starts, ns, in any order.
-        end: their ends, ns, no earlier.
-        height: what each counts, n whole numbers.
-    """
-    times = np.concatenate([start, end])
-    order = np.argsort(times, kind="stable")
-    times, level = times[order], np.cumsum(np.concatenate([height, -height])[order])
-    last = np.append(times[1:] > times[:-1], True)[: len(times)]
-    return times[last], level[last]
 
 
 class Nested:
@@ -163,7 +132,7 @@ class Nested:
         place = np.full(len(moment), -1, dtype=np.int64)
         if not len(self._order):
             return place
-        for number in np.unique(thread).tolist():
+        for number in np.unique(self._thread).tolist():
             first, last = np.searchsorted(self._thread, (number, number + 1)).tolist()
             own = np.flatnonzero(thread == number)
             ahead = np.searchsorted(self._start[first:last], moment[own], side="right")

@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis import wording
 from analysis.counters import KernelCounters
-from analysis.intervals import clipped, difference, intersection, merged
+from analysis.intervals import difference, intersection, merged
 from analysis.metrics.communication.exposure import communication_by_rank
 from analysis.metrics.communication.matching import match_collectives
 from analysis.metrics.kernels.core_utilization import FOUR, core_use_by_family
@@ -102,13 +102,13 @@ def iteration_figure(timelines: Sequence[Timeline], left_out: str) -> Figure:
             begin, end = int(whole[0, 0]), int(whole[0, 1])
             longest, pixel = max(longest, (end - begin) / 1e6), max(1, (end - begin) // _PIXELS)
             sets = work_sets(timeline)
-            compute, communication = clipped(sets.compute, begin, end), clipped(sets.communication, begin, end)
+            compute, communication = intersection(sets.compute, whole), intersection(sets.communication, whole)
             parts = {
                 "computation": compute,
                 "exposed communication": difference(communication, compute),
                 "hidden communication": intersection(communication, compute),
-                "copies": clipped(sets.memory, begin, end),
-                "idle": difference(merged([begin], [end]), sets.busy),
+                "copies": intersection(sets.memory, whole),
+                "idle": difference(whole, sets.busy),
             }
             for name, part in parts.items():
                 # Pieces closer than a pixel are merged, shorter ones are one pixel wide.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.intervals import Intervals, difference, inside_ns, intersection, merged, total_ns, within
+from analysis.intervals import Intervals, difference, inside_ns, intersection, merged, total_ns
 from analysis.metrics.kernels.devices import LinkRates
 from analysis.metrics.time.window import collectives_at, device_sets, step_places, work_sets, work_time
 from analysis.names import bus_factor, parallelism
@@ -93,8 +93,8 @@ def communication_by_rank(timelines: Sequence[Timeline], matching: pd.DataFrame 
         table = collective_table(timeline, matching, member)
         calls = merged(table["start_ns"], table["end_ns"])
         # A GPU without kernels of communication may have calls of MPI.
-        talks = [within(one.communication if len(one.communication) else calls, whole) for one in sets]
-        computes = [within(one.compute, whole) for one in sets]
+        talks = [intersection(one.communication if len(one.communication) else calls, whole) for one in sets]
+        computes = [intersection(one.compute, whole) for one in sets]
         exposed = [difference(*pair) for pair in zip(talks, computes, strict=True)]
         span, total, bare = total_ns(whole), _mean(talks), _mean(exposed)
         row = {"rank": timeline.rank, "steps": len(timeline.steps), "window_ms": span / 1e6}
@@ -134,7 +134,7 @@ def _sums(
         for values, part in table.groupby(list(keys), sort=False):
             times = []
             for _, rows in part.groupby("device"):
-                union = within(merged(rows["start_ns"], rows["end_ns"]), whole)
+                union = intersection(merged(rows["start_ns"], rows["end_ns"]), whole)
                 compute = _compute(timeline, int(rows["device"].iloc[0]))
                 times.append((total_ns(union), total_ns(difference(union, compute))))
             gpus = devices if part["device"].min() >= 0 else 1

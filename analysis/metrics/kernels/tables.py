@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from analysis.intervals import inside_ns
-from analysis.metrics.time.window import Numbers, in_window, work_sets
+from analysis.metrics.time.window import Numbers, in_window, is_kernel, work_sets
 from analysis.names import family
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_COPIES = ("memcpy", "memset")
 
 
 class KernelTimes(NamedTuple):
@@ -34,7 +32,7 @@ def kernel_times(timeline: Timeline, copies: bool = True, window: Literal["steps
     work = timeline.work
     kept, window_ns = in_window(timeline, window)
     if not copies:
-        kept = kept & ~work.is_kind(*_COPIES)
+        kept = kept & is_kernel(timeline)
     codes, length = work.name[kept].astype(np.intp), (work.end - work.start)[kept]
     calls = np.bincount(codes, minlength=len(work.names))
     total = np.zeros(len(calls), dtype=np.int64)
@@ -111,7 +109,7 @@ def copy_rows(timeline: Timeline) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    copies = timeline.kernels[in_window(timeline)[0] & timeline.work.is_kind(*_COPIES)]
+    copies = timeline.kernels[in_window(timeline)[0] & ~is_kernel(timeline)]
     if not len(copies):
         return pd.DataFrame()
     starts, ends = (copies[name].to_numpy(dtype=np.int64) for name in ("start", "end"))

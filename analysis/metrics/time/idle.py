@@ -8,30 +8,22 @@ is in one. The causes of a gap add up to it, to the nanosecond; its own cause is
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.intervals import (
-    Intervals,
-    contains,
-    difference,
-    inside_ns,
-    intersection,
-    levels,
-    merged,
-    total_ns,
-    union,
-)
+from analysis.intervals import Intervals, difference, intersection, merged, total_ns, union
 from analysis.metrics.time.phases import phase_of
 from analysis.metrics.time.window import (
     NOTHING,
+    Numbers,
     WorkSets,
     cpu_communication,
     device_sets,
     in_window,
+    is_kernel,
     launching_calls,
     step_places,
     work_time,
@@ -71,78 +63,78 @@ def idle_gaps(timeline: Timeline) -> pd.DataFrame | None:
     whole = work_time(timeline)
     if whole is None:
         return None
-    launchers = _launchers(timeline)
-    launching = named(timeline.api["thread"], lambda thread: thread in launchers)
-    calls = timeline.api.loc[launching, ["name", "start", "end"]]
-    marked = (timeline.ranges, timeline.operators)
+    marked, calls, launchers = (timeline.ranges, timeline.operators), (timeline.api,), _launchers(timeline)
     # Ranges of NCCL end when the collective is in the queue: calls in them that wait for the GPU do wait.
-    synchronizing = _open((timeline.api,), lambda name: "synchronize" in name.lower())
+    synchronizing = _open(calls, lambda name: "synchronize" in name.lower())
     in_collective = intersection(_open(marked, lambda name: collective(name) is not None), synchronizing)
     of_cpu = cpu_communication(timeline) if not len(timeline.kernels) or len(timeline.collectives) else NOTHING
     waits = {
         "data_wait": _open(marked, lambda name: phase_of(name) == "data"),
         "communication": union(of_cpu, _open(marked, _waits_for_others), in_collective),
-        "synchronization": _open((calls,), lambda name: bool(_SYNCHRONIZES.match(name))),
-        "allocator": _open((calls,), lambda name: bool(_ALLOCATES.match(name))),
+        "synchronization": _open(calls, lambda name: bool(_SYNCHRONIZES.match(name)), launchers),
+        "allocator": _open(calls, lambda name: bool(_ALLOCATES.match(name)), launchers),
     }
-    table = pd.concat([_gaps_of(timeline, one, whole, waits) for one in device_sets(timeline)], ignore_index=True)
-    return table.sort_values("start_ns", kind="stable", ignore_index=True)
+    tables = [_gaps_of(timeline, one, whole, waits) for one in device_sets(timeline)]
+    joined = pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0]
+    return joined.sort_values("start_ns", kind="stable", ignore_index=True) if len(tables) > 1 else joined
 
 
 def _gaps_of(timeline: Timeline, sets: WorkSets, whole: Intervals, waits: Mapping[str, Intervals]) -> pd.DataFrame:
     active = sets.active if sets.on_gpu else sets.compute
     idle = difference(whole, sets.busy if sets.on_gpu else active)
-    host, late = _host_time(timeline, sets, whole) if sets.on_gpu else (idle, NOTHING)
-    host, late = intersection(host, whole), intersection(late, whole)
-    pieces, explained = {}, NOTHING
+    begins, ends = idle[:, 0], idle[:, 1]
+    host, late = _host_time(timeline, sets, idle) if sets.on_gpu else (idle, idle[:0])
+
+    def by_gap(pieces: Intervals) -> Numbers:
+        lengths = np.zeros(len(idle), dtype=np.int64)
+        np.add.at(lengths, np.searchsorted(begins, pieces[:, 0], side="right") - 1, pieces[:, 1] - pieces[:, 0])
+        return lengths
+
+    causes, explained = {}, NOTHING
     for cause, spans in waits.items():
         examined = host if cause in ("data_wait", "communication") else late
-        pieces[cause] = difference(intersection(examined, spans), explained)
-        explained = union(explained, pieces[cause])
-    pieces["launch_bound"] = difference(late, explained)
-    pieces["unknown"] = difference(idle, union(explained, pieces["launch_bound"]))
-    lengths = np.stack([inside_ns(pieces[cause], idle[:, 0], idle[:, 1]) for cause in CAUSES])
+        pieces = difference(intersection(examined, spans), explained)
+        causes[cause], explained = by_gap(pieces), union(explained, pieces)
+    causes["launch_bound"] = by_gap(late) - by_gap(intersection(late, explained))
+    causes["unknown"] = ends - begins - sum(causes.values())
     first, last = (active[0, 0], active[-1, 1]) if len(active) else (whole[0, 0], whole[-1, 1])
-    part = np.where(idle[:, 1] <= first, 0, np.where(idle[:, 0] >= last, 2, 1))
+    part = np.where(ends <= first, 0, np.where(begins >= last, 2, 1))
     steps = timeline.steps.sort_values("start", kind="stable")["step"].astype("Int64").array
+    largest = np.column_stack([causes[cause] for cause in CAUSES]).argmax(axis=1)
     return pd.DataFrame(
         {
-            "rank": pd.array([timeline.rank] * len(idle), dtype="Int64"),
+            "rank": pd.array([timeline.rank], dtype="Int64").repeat(len(idle)),
             "device": -1 if sets.device is None else sets.device,
-            "start_ns": idle[:, 0],
-            "end_ns": idle[:, 1],
+            "start_ns": begins,
+            "end_ns": ends,
             "part": pd.Categorical.from_codes(part, pd.Index(PARTS)),
-            "step": steps.take(step_places(timeline, idle[:, 0]), allow_fill=True),
-            "cause": pd.Categorical.from_codes(lengths.argmax(axis=0), pd.Index(CAUSES)),
-            **{f"{cause}_ns": values for cause, values in zip(CAUSES, lengths, strict=True)},
+            "step": steps.take(step_places(timeline, begins), allow_fill=True),
+            "cause": pd.Categorical.from_codes(largest, pd.Index(CAUSES)),
+            **{f"{cause}_ns": causes[cause] for cause in CAUSES},
         }
     )
 
 
-def _host_time(timeline: Timeline, sets: WorkSets, whole: Intervals) -> tuple[Intervals, Intervals]:
-    """Return the parts of gaps that the CPU can be the cause of, and those of them that a late call ended."""
-    busy, api, work = sets.busy, timeline.api, timeline.work
-    if not len(busy):
-        return whole, NOTHING
+def _host_time(timeline: Timeline, sets: WorkSets, idle: Intervals) -> tuple[Intervals, Intervals]:
+    """Return the parts of idle gaps that the CPU can be the cause of, and those of them that a late call ended."""
+    busy, api, work, calls = sets.busy, timeline.api, timeline.work, launching_calls(timeline)
+    if calls is None or not len(busy):
+        return idle, idle[:0]
+    never, behind = np.iinfo(np.int64), np.searchsorted(busy[:, 0], idle[:, 0], side="right")
+    rows = np.flatnonzero((work.end > work.start) & (sets.device is None or work.device == sets.device))
+    begun = work.start[rows]
+    called, returned = (
+        np.append(api[name].to_numpy(dtype=np.int64), never.max)[calls[rows]] for name in ("start", "end")
+    )
+    # Of work that starts together the first launched ends the gap; of calls that begin together the first to end.
+    first = np.lexsort((returned, called, begun))[np.searchsorted(begun, busy[:, 0])]
     # The first gap begins before anything that could end it, the last one is ended by nothing.
-    before = min(int(whole[0, 0]), int(busy[0, 0]), int(api["start"].min()) if len(api) else int(busy[0, 0])) - 1
-    after = max(int(whole[-1, 1]), int(busy[-1, 1])) + 1
-    calls = launching_calls(timeline)
-    if calls is None:
-        return difference(merged([before], [after]), busy), NOTHING
-    call_starts, call_ends = (np.append(api[name].to_numpy(dtype=np.int64), after) for name in ("start", "end"))
-    starts, stops = np.append(before, busy[:-1, 1]), busy[:, 0]
-    ends_gap = (work.end > work.start) & contains(stops, work.start)
-    if sets.device is not None:
-        ends_gap &= work.device == sets.device
-    begun, launched = work.start[ends_gap], calls[ends_gap]
-    # Of work that starts together the first launched counts; of calls that begin together the first to end.
-    order = np.lexsort((call_ends[launched], call_starts[launched], begun))
-    call = launched[order][np.searchsorted(begun[order], stops)]
-    late = (call >= 0) & (call_starts[call] > starts)
-    reached = np.minimum(call_ends[call], stops)
-    host = merged(starts, np.where(late, reached, np.where(call >= 0, starts, stops)))
-    return union(host, merged([busy[-1, 1]], [after])), merged(starts[late], reached[late])
+    called, returned = (np.append(moments[first], never.max)[behind] for moments in (called, returned))
+    late = (called > np.append(never.min, busy[:, 1])[behind]) & (called < never.max)
+    late_end = np.where(late, np.clip(returned, *idle.T), idle[:, 0])
+    host_end = np.where(called < never.max, late_end, idle[:, 1])
+    host, ended = (np.column_stack([idle[:, 0], end])[end > idle[:, 0]] for end in (host_end, late_end))
+    return host, ended
 
 
 def idle_causes(timeline: Timeline, gaps: pd.DataFrame) -> pd.DataFrame:
@@ -212,11 +204,14 @@ def _call_in(timeline: Timeline, begin: int, end: int) -> str:
 
     Marked steps do not count, nor do calls of the operating system on threads that launch nothing.
     """
-    launchers, host, parts = _launchers(timeline), timeline.host, []
-    host = host[named(host["thread"], lambda thread: not launchers or thread in launchers)]
-    for table in (timeline.api, timeline.operators, host, timeline.ranges):
-        covered = table["end"].clip(upper=end) - table["start"].clip(lower=begin)
-        parts.append(table.loc[2 * covered >= end - begin, ["name", "start", "end"]])
+    launchers, parts = _launchers(timeline), []
+    for table in (timeline.api, timeline.operators, timeline.host, timeline.ranges):
+        starts, ends = (table[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+        covers = 2 * (np.minimum(ends, end) - np.maximum(starts, begin)) >= end - begin
+        rows = table.loc[covers, ["name", "thread", "start", "end"]]
+        if table is timeline.host and launchers:
+            rows = rows[rows["thread"].isin(launchers)]
+        parts.append(rows)
     around = pd.concat(parts, ignore_index=True)
     steps = pd.MultiIndex.from_frame(timeline.steps[["start", "end"]])
     around = around[~pd.MultiIndex.from_frame(around[["start", "end"]]).isin(steps)]
@@ -239,10 +234,14 @@ def _waits_for_others(name: str) -> bool:
     return bool(_OF_CPU.search(name)) and collective(name) is not None
 
 
-def _open(tables: Iterable[pd.DataFrame], wanted: Callable[[str], bool]) -> Intervals:
-    """Return when a row of a wanted name is open in any of the tables."""
-    chosen = [table[named(table["name"], wanted)] for table in tables]
-    return union(*(merged(rows["start"], rows["end"]) for rows in chosen))
+def _open(tables: Iterable[pd.DataFrame], wanted: Callable[[str], bool], threads: Container[str] = ()) -> Intervals:
+    """Return when a row of a wanted name is open in any of the tables, on one of the threads where some are given."""
+    parts = []
+    for table in tables:
+        rows = table[named(table["name"], wanted)]
+        rows = rows[named(rows["thread"], lambda thread: thread in threads)] if threads else rows
+        parts.append(merged(rows["start"], rows["end"]))
+    return union(*parts)
 
 
 def launch_queue(timelines: Iterable[Timeline]) -> pd.DataFrame:
@@ -260,7 +259,7 @@ def _queue(timeline: Timeline) -> dict[str, Any] | None:
     calls, work, api = launching_calls(timeline), timeline.work, timeline.api
     if calls is None:
         return None
-    counted = in_window(timeline)[0] & ~work.is_kind("memcpy", "memset")
+    counted = in_window(timeline)[0] & is_kernel(timeline)
     chosen = counted & (calls >= 0)
     if not chosen.any():
         return None
@@ -270,9 +269,12 @@ def _queue(timeline: Timeline) -> dict[str, Any] | None:
     until = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(work.end)[:-1])[chosen]
     waited = (started - returned < SHORT_DELAY_US * 1e3) | (until <= called)
     low, median, high = np.percentile((started - called).clip(min=0) / 1e3, [5, 50, 95])
-    waits = started > called  # what starts before its call is never in the queue
-    moments, depth = levels(called[waits], started[waits], np.ones(int(waits.sum()), dtype=np.int64))
-    lengths, span = np.diff(moments), int(moments[-1] - moments[0]) if len(moments) else 1
+    # What starts before its call is never in the queue. Work is in order of start.
+    queued = started > called
+    entered, left = np.sort(called[queued]), started[queued]
+    depth = np.arange(1, len(left) + 1) - np.searchsorted(left, entered, side="right")
+    span = int(left[-1] - entered[0]) if len(left) else 1
+    empty = int(np.maximum(entered[1:] - left[:-1], 0).sum())
     steps = len(timeline.steps)
     return {
         "rank": timeline.rank,
@@ -282,8 +284,8 @@ def _queue(timeline: Timeline) -> dict[str, Any] | None:
         "delay_p5_us": low,
         "delay_p95_us": high,
         "found_idle_share": waited.mean(),
-        "depth_mean": int((depth[:-1] * lengths).sum()) / span,
+        "depth_mean": int((left - entered).sum()) / span,
         "depth_max": int(depth.max(initial=0)),
-        "empty_share": int(lengths[depth[:-1] == 0].sum()) / span,
+        "empty_share": empty / span,
         "launches_per_step": int((np.bincount(used) > 0).sum()) / steps if steps else None,
     }

@@ -8,19 +8,19 @@ the calling thread, else, in a range, on any thread; kernels of communication ar
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from analysis.intervals import difference, merged, own_times, total_ns, union, within
+from analysis.intervals import difference, intersection, merged, own_times, total_ns, union
 from analysis.metrics.kernels.modules import launched_in
-from analysis.metrics.time.window import NOTHING, analysis_time, in_window
-from analysis.names import OTHER, communicates
-from analysis.timeline import Timeline, columns, name_codes, typed
+from analysis.metrics.time.window import NOTHING, Numbers, analysis_time, communicating, in_window, is_kernel
+from analysis.names import OTHER
+from analysis.timeline import Timeline, columns, named, typed
 from records.schema import RANGE_COLUMNS
 
 PREFIX = "bertbench:"
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
 PHASE_COLUMNS = {**columns("rank phase host_ms host_share gpu_ms gpu_share"), "kernels": "Int64"}
+_OTHER = len(PHASES)
 _FIRST = ("communication", "optimizer", "backward", "forward", "data")
 _NAMES = {
     "data": "data data_load data_loading dataloader load_batch wait_for_batch wait_for_training_batch",
@@ -57,57 +57,48 @@ def phase_rows(timeline: Timeline) -> pd.DataFrame:
     tied to one.
     """
     spans, work, whole = _spans(timeline), timeline.work, analysis_time(timeline)
-    phases, counted = _phases_of_work(timeline, spans), in_window(timeline)[0]
-    host, taken = dict.fromkeys(PHASES, 0), NOTHING
-    if whole is not None:
-        for phase in _FIRST:
-            part = spans[spans["phase"] == phase]
-            open_ = within(merged(part["start"], part["end"]), whole)
-            host[phase] = total_ns(difference(open_, taken))
-            taken = union(taken, open_)
-    if not any(host.values()) and (phases[counted] == OTHER).all():
+    whole = NOTHING if whole is None else whole
+    counted = in_window(timeline)[0]
+    phases, lengths = _phases_of_work(timeline, spans)[counted], (work.end - work.start)[counted]
+    host, taken = np.zeros(len(PHASES) + 1, dtype=np.int64), NOTHING
+    for phase in _FIRST:
+        part = spans[spans["phase"] == phase]
+        open_ = intersection(merged(part["start"], part["end"]), whole)
+        host[PHASES.index(phase)] = total_ns(difference(open_, taken))
+        taken = union(taken, open_)
+    if not host.any() and (phases == _OTHER).all():
         return typed([], PHASE_COLUMNS)
-    window = 0 if whole is None else total_ns(whole)
-    host[OTHER] = window - total_ns(taken)
-    lengths, copies = work.end - work.start, work.is_kind("memcpy", "memset")
-    total = int(lengths[counted].sum())
-    rows = []
-    for name, host_ns in host.items():
-        chosen = counted & (phases == name)
-        if not chosen.any() and not host_ns:
-            continue
-        row = {"rank": timeline.rank, "phase": name, "host_ms": host_ns / 1e6}
-        row["host_share"] = host_ns / window if window else None
-        if len(work):
-            gpu = int(lengths[chosen].sum())
-            row |= {"gpu_ms": gpu / 1e6, "gpu_share": gpu / total if total else None}
-            row["kernels"] = int((chosen & ~copies).sum())
-        rows.append(row)
-    return typed(rows, PHASE_COLUMNS)
+    window, total = total_ns(whole), lengths.sum()
+    host[_OTHER] = window - total_ns(taken)
+    gpu = np.bincount(phases, lengths, minlength=len(host))
+    table = pd.DataFrame({"phase": [*PHASES, OTHER], "rank": timeline.rank, "host_ms": host / 1e6})
+    table["host_share"] = host / (window or np.nan)
+    if len(work):
+        table["gpu_ms"], table["gpu_share"] = gpu / 1e6, gpu / (total or np.nan)
+        table["kernels"] = np.bincount(phases[is_kernel(timeline)[counted]], minlength=len(host))
+    used = (host > 0) | (np.bincount(phases, minlength=len(host)) > 0)
+    return table[used].reindex(columns=list(PHASE_COLUMNS)).astype(PHASE_COLUMNS).reset_index(drop=True)
 
 
 def _spans(timeline: Timeline) -> pd.DataFrame:
     """Return the ranges and operators that are phases: phase, thread, start, end, is_range."""
     parts = []
     for table in (timeline.ranges, timeline.operators):
-        codes, names = name_codes(table["name"])
-        phases = np.array([phase_of(name) or "" for name in names], dtype=object)[codes]
-        part = table.loc[phases != "", ["thread", "start", "end"]]
-        parts.append(part.assign(phase=phases[phases != ""], is_range=table is timeline.ranges))
-    spans = pd.concat(parts, ignore_index=True)
-    order = np.argsort([-_FIRST.index(phase) for phase in spans["phase"]], kind="stable")
-    ordered: pd.DataFrame = spans.iloc[order]
-    return ordered
+        rows = table.loc[named(table["name"], lambda name: phase_of(name) is not None)]
+        phases = rows["name"].astype(str).map(phase_of)
+        parts.append(rows[["thread", "start", "end"]].assign(phase=phases, is_range=table is timeline.ranges))
+    order = pd.CategoricalDtype([*reversed(_FIRST)], ordered=True)
+    return pd.concat(parts).astype({"phase": order}).sort_values("phase", kind="stable")
 
 
-def _phases_of_work(timeline: Timeline, spans: pd.DataFrame) -> npt.NDArray[np.object_]:
-    work = timeline.work
-    phases = np.full(len(work), OTHER, dtype=object)
+def _phases_of_work(timeline: Timeline, spans: pd.DataFrame) -> Numbers:
+    """Return the place in PHASES of each row of `kernels`, _OTHER for none, shape (n,)."""
+    phases = np.full(len(timeline.work), _OTHER, dtype=np.int64)
     for part, any_thread in ((spans, False), (spans[spans["is_range"]], True)):
-        left = np.flatnonzero(phases == OTHER)
-        around = launched_in(timeline, part, left, any_thread)
-        phases[left] = np.append(part["phase"].to_numpy(dtype=object), OTHER)[around]
-    phases[work.is_named(communicates) & ~work.is_kind("memcpy", "memset")] = "communication"
+        left = np.flatnonzero(phases == _OTHER)
+        numbers = np.array([*map(PHASES.index, part["phase"]), _OTHER], dtype=np.int64)
+        phases[left] = numbers[launched_in(timeline, part, left, any_thread)]
+    phases[communicating(timeline)] = PHASES.index("communication")
     return phases
 
 

@@ -20,21 +20,23 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from analysis.intervals import Intervals, inside_ns, levels, merged, total_ns, within
+from analysis.intervals import Intervals, before_ns, inside_ns, intersection, merged, total_ns
 from analysis.metrics.time.window import (
     Numbers,
     Window,
     analysis_time,
+    communicating,
     cpu_computation,
     device_sets,
+    is_kernel,
     launched_at,
     launching_calls,
     step_places,
     work_sets,
     work_time,
 )
-from analysis.names import communicates
 from analysis.timeline import MOSTLY, Mask, Timeline, lost_kernels
 from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
 
@@ -77,13 +79,23 @@ class Temporal:
         return self.overlapped_communication_ns / self.communication_ns if self.communication_ns else None
 
 
-def _sums(timeline: Timeline, begins: Numbers, ends: Numbers) -> list[Numbers]:
-    """Return how long GPUs were busy, active, computed, communicated, copied in each window, ns, summed over GPUs."""
+def _times(timeline: Timeline, begins: Numbers, ends: Numbers) -> dict[str, npt.NDArray[Any]]:
+    """Return the times of `Temporal` in each of n windows, ns, means over the GPUs, arrays of shape (n,)."""
     sets = device_sets(timeline)
-    return [
-        np.sum([inside_ns(getattr(one, name), begins, ends) for one in sets], axis=0)
+    busy, active, compute, communication, memory = (
+        np.mean([inside_ns(getattr(one, name), begins, ends) for one in sets], axis=0)
         for name in ("busy", "active", "compute", "communication", "memory")
-    ]
+    )
+    return {
+        "busy": busy,
+        "idle": ends - begins - busy,
+        "compute": compute,
+        "communication": communication,
+        "overlapped_communication": compute + communication - active,
+        "exposed_communication": active - compute,
+        "memory": memory,
+        "exposed_memory": busy - active,
+    }
 
 
 def temporal_breakdown(timeline: Timeline, window: Window = "steps") -> Temporal | None:
@@ -91,24 +103,15 @@ def temporal_breakdown(timeline: Timeline, window: Window = "steps") -> Temporal
     whole = work_time(timeline, window)
     if whole is None:
         return None
-    sets, span = device_sets(timeline), total_ns(whole)
-    sums = _sums(timeline, whole[:, 0], whole[:, 1])
-    busy, active, compute, communication, memory = (round(int(one.sum()) / len(sets)) for one in sums)
+    sets = device_sets(timeline)
     of_steps = window == "steps" and timeline.spans is not None
     return Temporal(
         rank=timeline.rank,
         window="kernels" if not of_steps else "steps" if timeline.window is None else timeline.window.label,
         steps=len(timeline.steps) if of_steps else 0,
         devices=len(sets) if sets[0].on_gpu else 0,
-        span_ns=span,
-        busy_ns=busy,
-        idle_ns=span - busy,
-        compute_ns=compute,
-        communication_ns=communication,
-        overlapped_communication_ns=compute + communication - active,
-        exposed_communication_ns=active - compute,
-        memory_ns=memory,
-        exposed_memory_ns=busy - active,
+        span_ns=total_ns(whole),
+        **{f"{name}_ns": round(values.sum()) for name, values in _times(timeline, *whole.T).items()},
     )
 
 
@@ -126,9 +129,9 @@ def temporal_frame(rows: Sequence[Temporal]) -> "pd.DataFrame":
 def running_ns(timeline: Timeline, wanted: Callable[[str], bool]) -> int:
     """Return the time of the window in which a kernel of a wanted name runs, ns; copies are no kernels."""
     work = timeline.work
-    chosen = work.is_named(wanted) & ~work.is_kind("memcpy", "memset")
+    chosen = work.is_named(wanted) & is_kernel(timeline)
     running = merged(work.start[chosen], work.end[chosen])
-    return total_ns(running if timeline.spans is None else within(running, timeline.spans))
+    return total_ns(running if timeline.spans is None else intersection(running, timeline.spans))
 
 
 def start_up_copies_ns(timeline: Timeline) -> int:
@@ -139,8 +142,8 @@ def start_up_copies_ns(timeline: Timeline) -> int:
     sets = work_sets(timeline)
     if len(timeline.steps) or not sets.on_gpu or not len(sets.active):
         return 0
-    memory = sets.memory if timeline.spans is None else within(sets.memory, timeline.spans)
-    return int(inside_ns(memory, [np.iinfo(np.int64).min], [sets.active[0, 0]])[0])
+    memory = sets.memory if timeline.spans is None else intersection(sets.memory, timeline.spans)
+    return int(before_ns(memory, sets.active[:1, 0])[0])
 
 
 def _launched(timeline: Timeline) -> tuple[Numbers, Mask] | None:
@@ -148,11 +151,11 @@ def _launched(timeline: Timeline) -> tuple[Numbers, Mask] | None:
 
     None where no step is marked, or less than MOSTLY of the kernels that compute can be tied to a call.
     """
-    calls, work = launching_calls(timeline), timeline.work
+    calls = launching_calls(timeline)
     if calls is None or not len(timeline.steps):
         return None
     moments = launched_at(timeline)
-    computes = ~work.is_kind("memcpy", "memset") & ~work.is_named(communicates)
+    computes = is_kernel(timeline) & ~communicating(timeline)
     counted = computes & (moments > np.iinfo(np.int64).min)
     if (calls[counted] >= 0).sum() < MOSTLY * counted.sum():
         return None
@@ -180,10 +183,8 @@ def iterations(timeline: Timeline) -> "pd.DataFrame":
 
     steps, work = timeline.steps.sort_values("start", kind="stable"), timeline.work
     begins, ends = (steps[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-    devices, length = len(device_sets(timeline)), ends - begins
-    busy, active, compute, communication, memory = (one / devices for one in _sums(timeline, begins, ends))
     moments = launched_at(timeline) if len(work) else work.start
-    places = step_places(timeline, moments[~work.is_kind("memcpy", "memset")])
+    places = step_places(timeline, moments[is_kernel(timeline)])
     computing, behind = np.full((2, len(steps)), np.nan)
     if (launched := _launched(timeline)) is not None:
         order = np.argsort(launched[0], kind="stable")
@@ -192,19 +193,12 @@ def iterations(timeline: Timeline) -> "pd.DataFrame":
             chosen = rows[launched[1][rows]]
             computing[step] = total_ns(merged(work.start[chosen], work.end[chosen]))
             behind[step] = max(0, int(work.end[rows].max()) - int(ends[step])) if len(rows) else np.nan
-    times = {
-        "step_time": length,
-        "busy": busy,
-        "idle": length - busy,
-        "compute": compute,
-        "launched_compute": computing,
-        "communication": communication,
-        "exposed_communication": active - compute,
-        "memory": memory,
-        "exposed_memory": busy - active,
-    }
-    frame = pd.DataFrame({"rank": pd.array([timeline.rank] * len(steps), dtype="Int64"), "step": steps["step"].array})
-    frame = frame.assign(**{f"{name}_ms": values / 1e6 for name, values in times.items()})
+    times = pd.DataFrame(_times(timeline, begins, ends)).drop(columns="overlapped_communication")
+    times.insert(0, "step_time", ends - begins)
+    times.insert(4, "launched_compute", computing)
+    frame = (times / 1e6).add_suffix("_ms")
+    frame.insert(0, "rank", pd.Series(timeline.rank, index=frame.index, dtype="Int64"))
+    frame.insert(1, "step", steps["step"].to_numpy())
     frame = frame.assign(kernels=np.bincount(places + 1, minlength=len(steps) + 1)[1:], behind_ms=behind / 1e6)
     if work_time(timeline) is None:
         frame[frame.columns[3:]] = np.nan
@@ -239,16 +233,14 @@ def compute_utilization(timeline: Timeline) -> Utilization:
     if whole is None or not (length := total_ns(whole)):
         return known._replace(reason="no event of the trace has a duration")
     known, sets = known._replace(window_ms=length / 1e6), device_sets(timeline)
-    computing = timeline.work.is_kind("kernel", "graph")
-    if computing.any():
-        busy, alone = (
-            float(np.mean([total_ns(within(spans, whole)) for spans in each]))
-            for each in ([one.active for one in sets], [one.compute for one in sets])
-        )
-        weighted, reason = _sm_weighted(timeline.kernels[computing], timeline.sm_counts, whole)
+    if is_kernel(timeline).any():
+        times = _times(timeline, *whole.T)
+        alone = float(times["compute"].sum())
+        busy = alone + float(times["exposed_communication"].sum())
+        weighted, reason = _sm_weighted(timeline, whole)
         known = known._replace(devices=len(sets), counted=GPU_KERNELS, reason=reason, sm_weighted_utilization=weighted)
     elif len(timeline.operators):
-        busy = alone = float(total_ns(within(cpu_computation(timeline.operators), whole)))
+        busy = alone = float(total_ns(intersection(cpu_computation(timeline.operators), whole)))
         known = known._replace(counted=CPU_OPERATORS)
     else:
         reason = "the trace has ranges, but neither kernels nor operators: use --profiler torch for a CPU run"
@@ -276,25 +268,25 @@ def compute_utilization_rows(
     return [{**fields, **{name: getattr(row, name) for name in COMPUTE_COLUMNS}} for row in rows]
 
 
-def _sm_weighted(kernels: "pd.DataFrame", sm_counts: Mapping[int, int], whole: Intervals) -> tuple[float | None, str]:
+def _sm_weighted(timeline: Timeline, whole: Intervals) -> tuple[float | None, str]:
     """Return the mean over devices, or None and why."""
-    unknown = "sm_weighted_utilization is unknown: "
+    unknown, work, kernels = "sm_weighted_utilization is unknown: ", timeline.work, timeline.kernels
     sizes = ["grid_x", "grid_y", "grid_z"]
     if not set(sizes) <= set(kernels.columns):
         return None, f"{unknown}the trace has no grid sizes"
-    starts, ends = (kernels[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-    inside = inside_ns(whole, starts, ends) > 0
-    grids = kernels[sizes].to_numpy(dtype=np.float64).prod(axis=1)
-    if lacking := int((inside & ~(grids > 0)).sum()):
+    blocks = np.prod([kernels[name].to_numpy(dtype=np.float64) for name in sizes], axis=0)
+    inside = is_kernel(timeline) & (inside_ns(whole, work.start, work.end) > 0)
+    if lacking := int((inside & ~(blocks > 0)).sum()):
         return None, f"{unknown}{lacking:,} of {int(inside.sum()):,} kernels have no grid size"
     shares = []
-    device = kernels["device"].to_numpy()
-    for number in np.unique(device).tolist():
-        most = sm_counts.get(int(number), 0)
-        if most <= 0:
-            return None, f"{unknown}the trace does not record the number of SMs of device {number}"
-        rows = inside & (device == number)
-        times, level = levels(starts[rows], ends[rows], np.minimum(grids[rows], most).astype(np.int64))
-        area = int((level[:-1].clip(max=most) * inside_ns(whole, times[:-1], times[1:])).sum())
-        shares.append(area / most)
+    for device in np.unique(work.device[is_kernel(timeline)]).tolist():
+        if (most := timeline.sm_counts.get(device, 0)) <= 0:
+            return None, f"{unknown}the trace does not record the number of SMs of device {device}"
+        rows = np.flatnonzero(inside & (work.device == device))
+        filled = np.minimum(blocks[rows], most).astype(np.int64)
+        moments = np.concatenate([work.start[rows], work.end[rows]])
+        order = np.argsort(moments, kind="stable")
+        running = np.cumsum(np.concatenate([filled, -filled])[order])[:-1]
+        lengths = np.diff(before_ns(whole, moments[order]))
+        shares.append(int((running.clip(max=most) * lengths).sum()) / most)
     return float(np.mean(shares)) / total_ns(whole), ""

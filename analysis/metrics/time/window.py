@@ -13,10 +13,7 @@ Occurrences of a range are steps; those that overlap are one, and the time betwe
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import partial
-from glob import escape
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,11 +32,10 @@ Window = Literal["steps", "kernels"]
 NOTHING: Intervals = np.empty((0, 2), dtype=np.int64)
 STEPS, KERNELS = "steps", "kernels"
 _FORMS = "steps, kernels, step:N, step:N..M, range:NAME, or a time such as 1.2s..3.4s (units s, ms, us)"
-_TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(s|ms|us)?\.\.(\d+(?:\.\d*)?|\.\d+)(s|ms|us)", re.IGNORECASE)
+_NUMBER = r"(\d{1,9}(?:\.\d*)?|\.\d+)"
+_TIME = re.compile(rf"{_NUMBER}(s|ms|us)?\.\.{_NUMBER}(s|ms|us)", re.IGNORECASE)
 _STEP = re.compile(r"step:(\d{1,18})(?:\.\.(\d{1,18}))?")
-_MARK = re.compile(r"(?:ProfilerStep\s*#|(?:bertbench:)?step\s+)(\d{1,18})", re.IGNORECASE)
 _UNITS_NS = {"s": 10**9, "ms": 10**6, "us": 10**3}
-_LATEST_NS = 2**62  # with today's time added it still fits into 64 bits
 _MOST_NAMES = 12
 _DAY_NS = 24 * 3600 * 10**9
 _NEVER = np.iinfo(np.int64).min
@@ -62,6 +58,18 @@ class WorkSets:
 
 
 @kept
+def is_kernel(timeline: Timeline) -> Mask:
+    """Return which rows of `kernels` are kernels or CUDA graphs, shape (n,); copies and memsets are none."""
+    return timeline.work.is_kind("kernel", "graph")
+
+
+@kept
+def communicating(timeline: Timeline) -> Mask:
+    """Return which rows of `kernels` are kernels of communication, shape (n,)."""
+    return timeline.work.is_named(communicates) & is_kernel(timeline)
+
+
+@kept
 def work_sets(timeline: Timeline, device: int | None = None) -> WorkSets:
     """Return what a rank did when, on one GPU or, by default, on any of them."""
     work = timeline.work
@@ -70,11 +78,11 @@ def work_sets(timeline: Timeline, device: int | None = None) -> WorkSets:
         communication = cpu_communication(timeline)
         active = union(compute, communication)
         return WorkSets(compute, communication, NOTHING, active, active, on_gpu=False)
-    copies = work.is_kind("memcpy", "memset")
-    talks = work.is_named(communicates) & ~copies
-    here = np.ones(len(work), dtype=bool) if device is None else work.device == device
+    kernels, talks = is_kernel(timeline), communicating(timeline)
+    here = True if device is None else work.device == device
     compute, communication, memory = (
-        merged(work.start[chosen & here], work.end[chosen & here]) for chosen in (~(copies | talks), talks, copies)
+        merged(work.start[chosen], work.end[chosen])
+        for chosen in (kernels & ~talks & here, talks & here, ~kernels & here)
     )
     active = union(compute, communication)
     return WorkSets(compute, communication, memory, union(active, memory), active, on_gpu=True, device=device)
@@ -84,7 +92,7 @@ def work_sets(timeline: Timeline, device: int | None = None) -> WorkSets:
 def device_sets(timeline: Timeline) -> list[WorkSets]:
     """Return what each GPU that ran kernels did when; one entry for a rank with one GPU or none."""
     work = timeline.work
-    devices = np.unique(work.device[work.is_kind("kernel", "graph")]).tolist() if len(work) else []
+    devices = np.unique(work.device[is_kernel(timeline)]).tolist() if len(work) else []
     return [work_sets(timeline, device) for device in devices] if len(devices) > 1 else [work_sets(timeline)]
 
 
@@ -123,20 +131,26 @@ def launching_calls(timeline: Timeline) -> Numbers | None:
     kernels, api = timeline.kernels, timeline.api
     if not {"correlation_id"} <= {*kernels.columns} & {*api.columns} or not len(kernels) or not len(api):
         return None
-    calls = calls_with(api, kernels["correlation_id"].to_numpy())
+    calls = _calls_with(timeline, kernels["correlation_id"].to_numpy())
     return calls if (calls >= 0).any() else None
 
 
-def calls_with(api: "pd.DataFrame", correlations: npt.NDArray[Any]) -> Numbers:
+def _calls_with(timeline: Timeline, correlations: npt.NDArray[Any]) -> Numbers:
     """Return for each of n correlation ids the row of `api` that has it, the first of several; -1 where none has.
 
     Ids begin with 1; 0 is no call's.
     """
-    ids, first = np.unique(api["correlation_id"].to_numpy(), return_index=True)
+    ids, first = _numbered_calls(timeline)
     if not len(ids):
         return np.full(len(correlations), -1, dtype=np.int64)
     place = np.searchsorted(ids, correlations).clip(max=len(ids) - 1)
     return np.where((ids[place] == correlations) & (correlations > 0), first[place], -1)
+
+
+@kept
+def _numbered_calls(timeline: Timeline) -> tuple[Numbers, Numbers]:
+    ids, first = np.unique(timeline.api["correlation_id"].to_numpy(), return_index=True)
+    return ids, first
 
 
 @kept
@@ -194,7 +208,7 @@ def launched_at(timeline: Timeline) -> Numbers:
 def collectives_at(timeline: Timeline) -> Numbers:
     """Return the same of each row of `collectives`, shape (n,)."""
     table, begins = timeline.collectives, timeline.api["start"].to_numpy(dtype=np.int64)
-    calls = calls_with(timeline.api, table["correlation_id"].to_numpy(dtype=np.int64))
+    calls = _calls_with(timeline, table["correlation_id"].to_numpy(dtype=np.int64))
     return np.where(calls >= 0, np.append(begins, 0)[calls], table["start"].to_numpy(dtype=np.int64))
 
 
@@ -215,17 +229,15 @@ def step_places(timeline: Timeline, moments: npt.NDArray[Any]) -> Numbers:
     return np.where((place >= 0) & (moments < ends[place]), place, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class WindowChoice:
-    """What was asked for."""
+class WindowChoice(NamedTuple):
+    """A part of a trace that a text names; ranges of numbers are half-open."""
 
     text: str
     name: str = ""
     """Of a range."""
     steps: tuple[int, int] | None = None
-    """First and last step."""
     time_ns: tuple[int, int] | None = None
-    """Begin and end since the origin."""
+    """Since the origin."""
 
 
 def parse_window(text: str) -> WindowChoice:
@@ -236,23 +248,20 @@ def parse_window(text: str) -> WindowChoice:
     """
     if text in (STEPS, KERNELS):
         return WindowChoice(text)
-    if text.startswith("range:") and text.removeprefix("range:").strip():
-        name = text.removeprefix("range:")
-        mark = _MARK.fullmatch(name)
-        return WindowChoice(text, name, None if mark is None else (int(mark[1]), int(mark[1])))
-    if (found := _STEP.fullmatch(text)) is not None:
-        first, last = int(found[1]), int(found[2] or found[1])
-        if last < first:
-            raise UsageError("option-value", f"--window {text} is empty: step {last} is before {first}")
-        return WindowChoice(text, steps=(first, last))
-    if (times := _TIME.fullmatch(text)) is None:
+    if (name := text.removeprefix("range:")) != text and name.strip():
+        return WindowChoice(text, name)
+    if step := _STEP.fullmatch(text):
+        choice = WindowChoice(text, steps=(int(step[1]), int(step[2] or step[1]) + 1))
+    elif time := _TIME.fullmatch(text):
+        units = (_UNITS_NS[(unit or time[4]).lower()] for unit in (time[2], time[4]))
+        begin, end = (round(float(value) * unit) for value, unit in zip((time[1], time[3]), units, strict=True))
+        choice = WindowChoice(text, time_ns=(begin, end))
+    else:
         raise UsageError("option-value", f"--window {text} is not a window: give {_FORMS}")
-    units = [_UNITS_NS[(unit or times[4]).lower()] for unit in (times[2], times[4])]
-    moments = (float(value) * unit for value, unit in zip((times[1], times[3]), units, strict=True))
-    begin, end = (round(min(moment, _LATEST_NS)) for moment in moments)
+    begin, end = choice.steps or choice.time_ns or (0, 1)
     if end <= begin:
         raise UsageError("option-value", f"--window {text} is empty: give an end that is after the begin")
-    return WindowChoice(text, time_ns=(begin, end))
+    return choice
 
 
 def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, ...], tuple[str, ...]]:
@@ -260,6 +269,10 @@ def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, 
 
     The text is "steps": unchanged; "kernels": no step is marked, so that everything counts; "step:N", "step:N..M";
     "range:NAME", in which * stands for any text; or a time, "1.2s..3.4s", counted from `origin_ns`.
+
+    Raises:
+        UsageError: the text is no window, or there is no trace to choose a part of.
+        InputError: no timeline has it.
     """
     choice = parse_window(text)
     if text == STEPS:
@@ -297,39 +310,34 @@ def origin_ns(timeline: Timeline) -> int:
 def _cut(timeline: Timeline, choice: WindowChoice) -> Timeline | None:
     """Return the timeline with the window; None where it does not have it."""
     steps = timeline.steps.sort_values("start", kind="stable")
-    label, origin = choice.text, origin_ns(timeline)
+    label, origin, recorded = choice.text, origin_ns(timeline), _recorded(timeline)
     if choice.time_ns is not None:
         begin, end = (origin + moment for moment in choice.time_ns)
-        if (recorded := _recorded(timeline)) is None or begin >= recorded[1] or end <= recorded[0]:
-            return None
         steps = steps[(steps["start"] >= begin) & (steps["end"] <= end)]
-        spans = merged([max(begin, recorded[0])], [min(end, recorded[1])])  # what was not recorded is not idle
-    elif len(numbered := steps[steps["step"].between(*(choice.steps or (0, -1)))]):
-        label, steps, spans = STEPS, numbered, merged([numbered["start"].min()], [numbered["end"].max()])
-    elif choice.name and len(spans := _occurrences(timeline, choice)):
-        rows = [{"step": place, "start": begin, "end": end} for place, (begin, end) in enumerate(spans.tolist())]
-        steps = typed(rows, STEP_COLUMNS)
-        spans = merged(spans[:, 0], spans[:, 1])
+        first, last = recorded or (end, begin)
+        spans = merged([max(begin, first)], [min(end, last)])  # what was not recorded is not idle
+    elif choice.steps is not None:
+        label, steps = STEPS, steps[steps["step"].between(*choice.steps, inclusive="left")]
+        spans = merged([steps["start"].min()], [steps["end"].max()]) if len(steps) else NOTHING
     else:
-        return None
+        spans = _occurrences(timeline, choice.name)
+        rows = [{"step": place, "start": begin, "end": end} for place, (begin, end) in enumerate(spans.tolist())]
+        steps, spans = typed(rows, STEP_COLUMNS), merged(spans[:, 0], spans[:, 1])
     window = ChosenWindow(label, spans, origin)
-    return timeline.replace(steps=steps.reset_index(drop=True), window=window)
+    return timeline.replace(steps=steps.reset_index(drop=True), window=window) if len(spans) else None
 
 
-def _occurrences(timeline: Timeline, choice: WindowChoice) -> Intervals:
+def _occurrences(timeline: Timeline, name: str) -> Intervals:
     """Return the occurrences of a range, or of an operator where no range has the name; those that touch stay apart."""
-    exactly = lambda one: choice.name in (one, one.removeprefix("bertbench:"))  # noqa: E731
+    pattern = re.compile(f"(?:bertbench:)?{re.escape(name).replace(re.escape('*'), '.*')}", re.DOTALL)
     for table in (timeline.ranges, timeline.operators):
-        for matches in (exactly, partial(fnmatchcase, pat=escape(choice.name).replace("[*]", "*"))):
-            chosen = named(table["name"], matches) & (table["end"] > table["start"]).to_numpy()
-            if not chosen.any():
-                continue
-            starts, ends = (table[column].to_numpy(dtype=np.int64)[chosen] for column in ("start", "end"))
-            order = np.argsort(starts, kind="stable")
-            starts, ends = starts[order], np.maximum.accumulate(ends[order])
+        chosen = table[named(table["name"], lambda one: bool(pattern.fullmatch(one)))]
+        starts, ends = (chosen[column].to_numpy(dtype=np.int64) for column in ("start", "end"))
+        starts, ends = starts[ends > starts], np.maximum.accumulate(ends[ends > starts])
+        if len(starts):
             first = np.append(True, starts[1:] >= ends[:-1])
             return np.column_stack([starts[first], ends[np.append(first[1:], True)]])
-    return np.empty((0, 2), dtype=np.int64)
+    return NOTHING
 
 
 def _extent(tables: "Sequence[pd.DataFrame]") -> tuple[int, int] | None:
@@ -353,10 +361,8 @@ def _refusal(timelines: Sequence[Timeline], choice: WindowChoice) -> str:
     if choice.time_ns is not None:
         begin, end = _recorded_seconds(timelines)
         return f"nothing was recorded then; the trace is from {number(begin)}s to {number(end)}s"
-    steps = [str(step) for step in sorted({int(step) for one in timelines for step in one.steps["step"]})]
-    names = list(dict.fromkeys(str(name)[:80] for one in timelines for name in one.ranges["name"].unique()))
-    what, there = "range has this name", names
-    if choice.steps is not None and (steps or not choice.name):
-        what, there = "such step is in the trace", steps
-    more = f" and {len(there) - _MOST_NAMES} more" if len(there) > _MOST_NAMES else ""
-    return f"no {what}; there are {', '.join(there[:_MOST_NAMES]) or 'none'}{more}"
+    kind, column = ("range", "name") if choice.steps is None else ("step", "step")
+    tables = (one.ranges if choice.steps is None else one.steps for one in timelines)
+    names = list(dict.fromkeys(str(name)[:80] for table in tables for name in table[column].unique()))
+    shown = ", ".join(names[:_MOST_NAMES]) or "none"
+    return f"no such {kind}; there are {shown}{', ...' if len(names) > _MOST_NAMES else ''}"

@@ -11,7 +11,6 @@ from analysis.intervals import (
     difference,
     inside_ns,
     intersection,
-    levels,
     merged,
     nesting,
     own_times,
@@ -115,13 +114,3 @@ def test_own_times_count_every_covered_moment_of_a_thread_once(rows: list[tuple[
             if inside:
                 own[max(inside, key=lambda n: (rows[n][1], -rows[n][2], n))] += 1
     assert own_times(thread, start, start + length).tolist() == own
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_levels_are_the_sum_of_what_is_open(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    start = random.integers(0, 60, 40)
-    end, height = start + random.integers(0, 9, 40), random.integers(1, 5, 40)
-    times, level = levels(start, end, height)
-    assert times.tolist() == sorted({*start.tolist(), *end.tolist()})
-    assert level.tolist() == [int(height[(start <= moment) & (moment < end)].sum()) for moment in times]
