@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from analysis import wording
-from analysis.load import CIRCUMSTANCES
 from analysis.metrics.comparison.runs import describe
 from analysis.metrics.comparison.trainings import WHOLE, score_columns
 from analysis.render.tables import Block, Column, Facts, Table, columns, computed, measured, plain
@@ -16,51 +15,34 @@ from common.scores import Score, score
 
 
 def history_blocks(history: Row) -> list[Block]:
-    """Return a table per repeated measurement, a line per other one, and a count of the latest verdicts.
+    """Return a table per measurement, what changed between its runs, the reasons for verdicts, and their counts.
 
     Args:
         history: what history_of returned.
     """
     runs = [point["run"] for one in history["series"] for point in one["points"]]
     above = os.path.commonpath([Path(run).parent for run in runs])
-    varied = [name for name in CIRCUMSTANCES if name not in ("kind", "data", "data_fingerprint", "command")
-              and len({str(one.get(name)) for one in history["series"]}) > 1]  # fmt: skip
+    names = "when run rounds step_time_ms time_ratio time_ratio~ time_ratio_first verdict"
+    shown = columns(names, when="started (UTC)", time_ratio="new/previous time")
     blocks: list[Block] = []
     for one in sorted(history["series"], key=lambda one: len(one["points"]) < 2):
-        settings = "".join(f", {name.replace('_', ' ')} {one.get(name) or 'default'}" for name in varied)
+        rows: list[Row] = []
+        changes: list[Block] = []
+        reasons: dict[str, list[str]] = defaultdict(list)
+        for point in one["points"]:
+            name = os.path.relpath(point["run"], above)
+            verdict = point["verdict"] or ("first" if point["status"] == "ok" else point["status"])
+            rows.append({**point, "run": name, "when": point["began"][:16].replace("T", " "), "verdict": verdict})
+            changes += [f"{name}: changed: {'; '.join(point['changed'])}"] if point["changed"] else []
+            if point["reason"]:
+                reasons[f"{verdict}: {point['reason']}"].append(name)
         data = "" if one["kind"] == "measure" else f", {wording.data(one)}"
-        blocks += _series_blocks(one, f"{describe(one)}{data}{settings}: {one['machine']}", above)
+        blocks += [Table("history", shown, rows, f"{describe(one)}{data}: {one['machine']}"), *changes]
+        blocks += [f"{', '.join(places)}: {reason}" for reason, places in reasons.items()]
     newest = [one["points"][-1]["verdict"] or "first" for one in history["series"]]
     tally = ", ".join(f"{newest.count(name)} {name}" for name in dict.fromkeys(newest))
     counted = wording.counted(len(newest), "configuration")
     return [*blocks, f"{counted}; latest verdicts: {tally}; threshold {100 * history['threshold']:g} %"]
-
-
-def _series_blocks(one: Row, title: str, above: str) -> list[Block]:
-    """Return the table of a measurement, the changes between its runs, and the reasons for verdicts."""
-    point = one["points"][0]
-    if len(one["points"]) == 1:
-        speed, time = point["samples_per_second"], point["step_time_ms"]
-        known = f"{wording.number(time)} ms per step" if time else point["status"]
-        known = f"{wording.number(speed)} samples/s" if speed else known
-        return [f"measured once, {known}: {title}: {point['run']}"]
-    rows: list[Row] = []
-    changes: list[Block] = []
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for point in one["points"]:
-        name = os.path.relpath(point["run"], above)
-        verdict = point["verdict"] or ("first" if point["status"] == "ok" else point["status"])
-        rows.append({**point, "run": name, "when": point["began"][:16].replace("T", " "), "verdict": verdict})
-        changes += [f"{name}: changed: {'; '.join(point['changed'])}"] if point["changed"] else []
-        if point["reason"]:
-            reasons[f"{verdict}: {point['reason']}"].append(name)
-    names = "when run rounds samples_per_second samples_per_second~ step_time_ms time_ratio time_ratio_first verdict"
-    shown = columns(names, when="started (UTC)", time_ratio="new/previous time")
-    return [
-        Table("history", shown, rows, title),
-        *changes,
-        *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items()),
-    ]
 
 
 def trainings_blocks(run: Row) -> list[Block]:

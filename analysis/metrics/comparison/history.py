@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.load import CIRCUMSTANCES, CONFIGURATION, Key, LoadedTrial, load_run
-from analysis.metrics.comparison.ratio import THRESHOLD, measured_rate, ratio_columns, typical_time
+from analysis.metrics.comparison.ratio import THRESHOLD, typical_time
 from analysis.metrics.comparison.runs import (
+    Rounds,
     by_key,
     change_of,
     changed_settings,
@@ -17,7 +18,6 @@ from analysis.metrics.comparison.runs import (
     environment_of,
     paired,
     run_spread,
-    samples_per_step,
     time_ratio,
 )
 from common.errors import InputError
@@ -38,11 +38,7 @@ class _Place(NamedTuple):
 
     run: _Run
     key: Key
-    rounds: list[LoadedTrial]
-
-    @property
-    def good(self) -> list[LoadedTrial]:
-        return [trial for trial in self.rounds if trial.ok]
+    rounds: Rounds
 
 
 def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> dict[str, Any]:
@@ -55,10 +51,10 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> di
         threshold, regressed (whether the newest point of any series is a regression), problems (what could not be
         read), and `series`: CONFIGURATION, CIRCUMSTANCES, machine, and `points`, a row per run.
 
-        Points have run, began (first step of the run, UTC), status (ok, or how every round ended), commit, rounds,
-        samples_per_second (of all ranks) with _low and _high, step_time_ms (median of the rounds' medians), time_ratio
-        and time_ratio_first (change_of since the last and the first point with a step time; above 1 is slower),
-        verdict (against the last), reason, changed (machine, versions and settings that differ). Unknown ones are None.
+        Points have run, began (first step of the run, UTC), status (ok, or how every round ended), rounds, step_time_ms
+        (median of the rounds' medians), time_ratio_first (new / old, since the first point with a step time), changed
+        (machine, versions and settings that differ), and change_of since the last point with a step time; its verdict
+        is None for the first point. Unknown ones are None.
 
     Raises:
         InputError: no run holds a measurement.
@@ -75,7 +71,7 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> di
         for key, rounds in run.groups.items():
             if key not in before:
                 chains[run.machine].append(before.setdefault(key, []))
-            if before[key] and before[key][-1].run.began_ns == run.began_ns:
+            elif before[key][-1].run.began_ns == run.began_ns:
                 problems.append(f"{run.path}: skipped the measurements that {before[key][-1].run.path} has too")
                 continue
             before[key].append(_Place(run, key, rounds))
@@ -101,9 +97,7 @@ def _read(run: RunDirectory, problems: list[str]) -> Iterator[_Run]:
     starts = [start for one in groups.values() for trial in one for step in trial.steps[:1]
               if (start := step["start_ns"]) is not None]  # fmt: skip
     if not starts:
-        row = next((one.row for each in groups.values() for one in each if one.row.get("reason")), None)
-        why = f" ({row['status']}: {row['reason']})" if row else ""
-        problems.append(f"{run.path}: skipped, because none of its measurements has a step{why}")
+        problems.append(f"{run.path}: skipped, because none of its measurements has a step")
         return
     for device in dict.fromkeys(each[0].row["device"] for each in groups.values()):
         of_device = {key: each for key, each in groups.items() if each[0].row["device"] == device}
@@ -123,38 +117,32 @@ def _machine_of(environments: Sequence[Mapping[str, Any]]) -> str:
 def _series(places: Sequence[_Place], machine: str, threshold: float) -> dict[str, Any]:
     points: list[dict[str, Any]] = []
     before: _Place | None = None
-    first: _Place | None = None
+    first: Rounds = ()
     for place in places:
-        points.append(_point(place, before, first, threshold))
-        first = first or (place if place.good else None)
+        run, rounds = place.run, place.rounds
+        good, row = [trial for trial in rounds if trial.ok], rounds[0].row
+        point: dict[str, Any] = {
+            "run": str(run.path),
+            "began": datetime.fromtimestamp(run.began_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "status": "ok" if good else str(row["status"]),
+            "rounds": len(good),
+            "step_time_ms": typical_time([trial.window_times() for trial in good]).value if good else None,
+            "time_ratio": None,
+            "time_ratio_first": time_ratio(first, good)[0].value if first and good else None,
+            "verdict": None,
+            "reason": "" if good else str(row.get("reason") or ""),
+            "changed": [],
+        }
+        if before:
+            spread = max((one.spread for one in (run, before.run) if one.spread is not None), default=None)
+            change = change_of(before.rounds, rounds, threshold, spread)
+            reason = ": ".join(filter(None, (change["reason"], point["reason"])))
+            changed = differing((before.run.environment, run.environment)) + changed_settings(before.rounds, rounds)
+            point |= change | {"reason": reason, "changed": changed}
+        points.append(point)
+        first = first or good
         # What failed is no measure for what comes after it.
-        before = place if place.good or before is None or not before.good else before
+        if good or before is None or not any(trial.ok for trial in before.rounds):
+            before = place
     row = places[-1].rounds[0].row
     return {**{name: row.get(name) for name in (*CONFIGURATION, *CIRCUMSTANCES)}, "machine": machine, "points": points}
-
-
-def _point(place: _Place, before: _Place | None, first: _Place | None, threshold: float) -> dict[str, Any]:
-    run, good, row = place.run, place.good, place.rounds[0].row
-    rate = measured_rate([trial.window_work() for trial in good]) if good and samples_per_step(good) else None
-    point: dict[str, Any] = {
-        "run": str(run.path),
-        "began": datetime.fromtimestamp(run.began_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "status": "ok" if good else str(row["status"]),
-        "commit": run.environment.get("commit", ""),
-        "rounds": len(good),
-        **ratio_columns("samples_per_second", rate),
-        "step_time_ms": typical_time([trial.window_times() for trial in good]).value if good else None,
-        "time_ratio": None,
-        "time_ratio_first": time_ratio(first.good, good)[0].value if first and good else None,
-        "verdict": None,
-        "reason": "" if good else str(row.get("reason") or ""),
-        "changed": [],
-    }
-    if before:
-        spread = max((one.run.spread for one in (place, before) if one.run.spread is not None), default=None)
-        change = change_of(before.rounds, place.rounds, threshold, spread)
-        point |= {"time_ratio": change["time_ratio"], "verdict": change["verdict"]}
-        point["reason"] = ": ".join(filter(None, (change["reason"], point["reason"])))
-        point["changed"] = differing(one.run.environment for one in (before, place))
-        point["changed"] += changed_settings(before.rounds, place.rounds)
-    return point
