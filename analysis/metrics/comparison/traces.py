@@ -70,7 +70,6 @@ def compare_traces(
     """
     if not threshold > 0:
         raise UsageError("option-value", f"--threshold {threshold} is not above 0: give a fraction such as 0.05")
-    families, kernels, places = (trace_diff(before, after, by) for by in ("family", "name", "path"))
     stepped = _stepped(before, after)
     old, new = (_length_ms(side, stepped) for side in (before, after))
     if not (old > 0 and new > 0):
@@ -84,9 +83,9 @@ def compare_traces(
         ratio=new / old,
         threshold=threshold,
         time=_time(before, after, stepped),
-        families=families,
-        kernels=kernels,
-        places=places,
+        families=trace_diff(before, after, "family"),
+        kernels=trace_diff(before, after),
+        places=trace_diff(before, after, "path"),
         differences=tuple(differing(facts)),
     )
 
@@ -94,12 +93,12 @@ def compare_traces(
 def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "name") -> "pd.DataFrame":
     """Return one row per kernel name, family or place in the model, the largest change first, whichever its sign.
 
-    Sums over all ranks of a side are divided by its marked steps, or by its ranks where a side marks none (`per`).
+    Sums over all ranks of a side are divided by its marked steps, or by its ranks where a side marks none.
     Without GPU work on either side, operators with their own time are compared.
 
     Columns: path, or name and family, or family; change (added | removed | slower | faster | same), calls_before,
-    calls_after, before_ms, after_ms, delta_ms, ratio (missing for added ones), change_share (of the sum of all absolute
-    changes), per. Places have their own time, and in addition total_delta_ms, with what they contain.
+    calls_after, before_ms, after_ms, delta_ms, ratio (missing for added ones). Places have their own time, and in
+    addition total_delta_ms, with what they contain.
     """
     import pandas as pd
 
@@ -126,9 +125,6 @@ def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "
     old, new = rows["before_ms"], rows["after_ms"]
     rows["delta_ms"] = new - old
     rows["ratio"] = (new / old).where(old > 0)
-    total = float(rows["delta_ms"].abs().sum())
-    rows["change_share"] = rows["delta_ms"].abs() / total if total else 0.0
-    rows["per"] = "step" if stepped else "trace"
     moved = np.select([rows["delta_ms"] > 0, rows["delta_ms"] < 0], ["slower", "faster"], "same")
     change = np.select([rows["calls_before"] == 0, rows["calls_after"] == 0], ["added", "removed"], moved)
     rows.insert(len(keys), "change", change.tolist())
