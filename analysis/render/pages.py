@@ -101,7 +101,7 @@ def write_report(
     profiles, of_profiles, advised = _profiles(trials)
     complete = complete_answers(everything, measured, ratios, str(run.path), advised)
     utilization = {} if measured else utilization_by_batch(summary_rows(run))
-    training, in_training, of_training = training_part(TrainRun(run.path), trials)
+    training, in_training = training_part(TrainRun(run.path), trials)
     figures = [utilization_figure(utilization)] if utilization else []
     figures += run_figures(trials, measured, scaling)
     cautions = doubts.caution_texts(everything, doubts.cautions_of_run(trials, ratios, scaling))
@@ -135,7 +135,6 @@ def write_report(
     files: Files = {
         "results.csv": partial(write_csv, rows=rows, columns=RESULT_COLUMNS),
         "ranks.csv": partial(write_csv, rows=ranks),
-        **of_training,
         **of_profiles,
     }
     page = write_page(out or run.report, run.path.resolve().name, "bertbench report", sections, files)[0]

@@ -1,9 +1,7 @@
 """The part of a report about a training run: its answer, its attempts and evaluations, its figures."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +11,8 @@ from analysis.diagnose.answer import Answer, Card
 from analysis.load import LoadedTrial
 from analysis.metrics.comparison.trainings import evaluations_of
 from analysis.render.page import Figures, Section
-from analysis.render.tables import Table, columns, computed, measured, write_csv
-from analysis.render.training_figures import (
-    column,
-    evaluation_figure,
-    learning_rate_figure,
-    loss_figure,
-    shown_scores,
-    throughput_figure,
-)
+from analysis.render.tables import Table, columns, computed, measured
+from analysis.render.training_figures import column, evaluation_figure, learning_rate_figure, loss_figure, shown_scores
 from common.scores import Score, in_words, loss_unit
 from records.training import TrainRun, read_events
 
@@ -42,41 +33,31 @@ class _Records:
     best: dict[str, Any] = field(default_factory=dict)
 
 
-def training_part(
-    run: TrainRun, trials: Sequence[LoadedTrial]
-) -> tuple[list[Answer], list[Section], dict[str, Callable[[Path], None]]]:
-    """Return the answer, the section and the files of a page about a training; nothing if no trial is of kind train.
+def training_part(run: TrainRun, trials: Sequence[LoadedTrial]) -> tuple[list[Answer], list[Section]]:
+    """Return the answer and the section of a page about a training; nothing if no trial is of kind train.
 
     Raises SchemaError: the curve or the events of an attempt are damaged.
     """
     attempts = sorted((trial for trial in trials if trial.trial.kind == "train"), key=lambda trial: trial.trial.round)
     if not attempts:
-        return [], [], {}
+        return [], []
     records = _read(run, attempts)
     curve, evaluations = records.curve, records.evaluations
     names = "attempt from_step steps global_batch_size world_size samples_per_second wall_seconds last_checkpoint"
     status = computed("status", wording.status)
-    table = Table("attempts", [*columns(names), status], records.attempts, csv="attempts.csv")
-    shown = [Section("Attempts", [table])]
-    files: dict[str, Callable[[Path], None]] = {"attempts.csv": partial(write_csv, rows=records.attempts)}
+    shown = [Section("Attempts", [Table("attempts", [*columns(names), status], records.attempts)])]
     if evaluations:
         units = {"nats": " (nats)", "percent": " (%)"}
         scores = [measured(known.label + units.get(known.unit, ""), name, _form(known))
                   for name, known in shown_scores(evaluations).items()]  # fmt: skip
-        best = (
-            columns("checkpoint", checkpoint="best checkpoint") if any(row["checkpoint"] for row in evaluations) else []
-        )
-        parts = [*columns("applied_steps"), *scores, *columns("samples"), *best]
-        shown.append(Section("Evaluations", [Table("evaluations", parts, evaluations, csv="evaluations.csv")]))
-        files["evaluations.csv"] = partial(write_csv, rows=evaluations)
-    drawn = [
-        *([loss_figure(curve, evaluations, records.resumes, records.loss)] if curve else []),
-        *([learning_rate_figure(curve)] if curve else []),
-        evaluation_figure(evaluations),
-        throughput_figure(attempts),
-    ]
-    figures = Figures([figure for figure in drawn if figure is not None])
-    return [_answer(attempts, records)], [Section("Training", [figures, *shown])], files
+        parts = [*columns("applied_steps"), *scores, *columns("samples")]
+        shown.append(Section("Evaluations", [Table("evaluations", parts, evaluations)]))
+    figures = []
+    if curve:
+        figures = [loss_figure(curve, evaluations, records.resumes, records.loss), learning_rate_figure(curve)]
+    if (scored := evaluation_figure(evaluations)) is not None:
+        figures.append(scored)
+    return [_answer(attempts[-1], records)], [Section("Training", [Figures(figures), *shown])]
 
 
 def _read(run: TrainRun, attempts: Sequence[LoadedTrial]) -> _Records:
@@ -95,10 +76,7 @@ def _read(run: TrainRun, attempts: Sequence[LoadedTrial]) -> _Records:
         row |= {name: getattr(attempt.trial, name) for name in ("world_size", "global_batch_size")}
         row |= {"last_checkpoint": saved[-1]["path"] if saved else "", "reason": attempt.row.get("reason") or ""}
         records.attempts.append(row)
-    for step, row in evaluations_of(run).items():
-        scores = {name: value for name, value in row.items() if name not in ("event", "time_ns", "seconds", "best")}
-        is_best = step == records.best.get("applied_steps")
-        records.evaluations.append({**scores, "checkpoint": records.best["checkpoint"] if is_best else ""})
+    records.evaluations += evaluations_of(run).values()
     return records
 
 
@@ -106,25 +84,20 @@ def _form(known: Score) -> str:
     return "percent" if known.unit == "fraction" else "fine"
 
 
-def _answer(attempts: Sequence[LoadedTrial], records: _Records) -> Answer:
-    last, count = attempts[-1].trial, len(attempts)
+def _answer(newest: LoadedTrial, records: _Records) -> Answer:
+    last = newest.trial
     total = int(dict(last.training).get("steps") or last.max_steps)
     made = int(records.curve[-1]["applied_steps"]) if records.curve else 0
-    sizes = sorted({one.trial.global_batch_size for one in attempts if one.steps} or {last.global_batch_size})
-    batch = " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))
     name = last.preset if last.model else f"BERT-{last.preset}"
     sentences = []
     ended, best = records.attempts[-1], records.best
     if ended["status"] != "ok":
         reason = ended["reason"] or "no reason recorded"
         sentences.append(f"The last attempt ended with status {ended['status']}: {reason}.")
-    if count > 1:
-        again = len(records.resumes) or "none"
-        sentences.append(f"It took {count} attempts, {again} of which resumed from a checkpoint.")
     if best and best["value"] is not None:
         reached, step = in_words(str(best["score"]), float(best["value"])), f"{best['applied_steps']:,}"
         sentences.append(f"The best checkpoint is {best['checkpoint']}: {reached} after step {step}.")
-    headline = f"{name} was trained for {made:,} of {total:,} steps of {batch} samples."
+    headline = f"{name} was trained for {made:,} of {total:,} steps of {last.global_batch_size:,} samples."
     return Answer(headline=headline, cards=tuple(_cards(records)), sentences=tuple(sentences))
 
 

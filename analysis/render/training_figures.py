@@ -1,15 +1,13 @@
-"""Figures of trainings: loss, learning rate, evaluations and throughput of one, and comparisons of several."""
+"""Figures of trainings: loss, learning rate and evaluations of one, and comparisons of several."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.load import LoadedTrial
 from analysis.metrics.comparison.trainings import SCORE, Course
 from analysis.render.figure import (
-    COLOURS,
     CYCLE,
     Figure,
     Numbers,
@@ -35,7 +33,6 @@ _DASHES = ("solid", "dashed", "dotted", "dashdot")
 # The bold line of the loss is a running median over this share of the steps.
 _SMOOTHED_SHARE = 0.02
 _FEWEST_SMOOTHED = 100
-_MOST_DOTS = 1500
 _MOST_MARKED = 40
 
 
@@ -87,34 +84,6 @@ def evaluation_figure(evaluations: Sequence[Row]) -> Figure | None:
     return lines_figure("evaluation", "Held-out scores", "", [("step", "held-out score (%)", lines, chance)])
 
 
-def throughput_figure(attempts: Sequence[LoadedTrial]) -> Figure | None:
-    """Return samples per second of every step by time in the training loop; None if there is no step."""
-    times, rates = [np.zeros(0)], [np.zeros(0)]
-    for attempt in attempts:
-        rows = [row for row in attempt.steps if row["end_ns"] is not None and row["samples"] is not None]
-        before = np.concatenate(times).max(initial=0.0)
-        times.append(before + np.array([(row["end_ns"] - rows[0]["start_ns"]) / 1e9 for row in rows]))
-        rates.append(np.array([1000 * row["samples"] / row["step_time_ms"] for row in rows]))
-    every, rate = np.concatenate(times), np.concatenate(rates)
-    if not len(every):
-        return None
-    unit, scale = clock_unit(every[-1])
-
-    def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots()
-        axes.set(xlabel=f"time in the training loop, all attempts ({unit})", ylabel="samples/s")
-        dots = slice(None, None, -(-len(every) // _MOST_DOTS))
-        look: dict[str, Any] = {"color": COLOURS["grey"][0], "alpha": 0.6, "markersize": 3, "gid": "series:every step"}
-        axes.plot(every[dots] / scale, rate[dots], ".", label="every step", **look)
-        curve(axes, every / scale, running_median(rate), "running median", "blue", linewidth=1.5)
-        axes.set_ylim(bottom=0)
-        legend(canvas, axes)
-
-    caption = "Every step and the running median."
-    name, title = "training_throughput", "Throughput over time"
-    return Figure(name=name, title=title, caption=caption, draw=draw, size=(10.6, 3.2))
-
-
 def column(rows: Sequence[Row], name: str) -> Array:
     """Return one column of rows; unknown values are NaN."""
     return np.array([np.nan if row.get(name) is None else row[name] for row in rows], dtype=np.float64)
@@ -133,13 +102,12 @@ def running_median(values: Array) -> Array:
     return pd.Series(values).rolling(window, center=True, min_periods=1).median().to_numpy()
 
 
-def trainings_figure(courses: Sequence[Course], target: float | None = None, note: str = "") -> Figure | None:
+def trainings_figure(courses: Sequence[Course], target: float | None = None) -> Figure | None:
     """Return the training loss of several trainings by time in the loop, and their first score by time of the steps.
 
     Args:
         courses: the trainings; None is returned where none made a step.
         target: value of trainings.SCORE to mark.
-        note: what the caption says, such as the machine.
     """
     drawn = {course.row["folder"]: course for course in courses if len(course.steps)}
     if not drawn:
@@ -161,7 +129,7 @@ def trainings_figure(courses: Sequence[Course], target: float | None = None, not
     if scores:
         level = None if target is None else ("target", target)
         panels.append((f"training time ({unit})", f"held-out {score(shown).label}", scores, level))
-    return lines_figure("trainings", "Comparison of trainings", note, panels)
+    return lines_figure("trainings", "Comparison of trainings", "", panels)
 
 
 def lines_figure(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Figure:

@@ -45,7 +45,7 @@ def run_of(attempt: TrialDirectory) -> TrainRun:
 def part(attempt: TrialDirectory) -> SimpleNamespace:
     """Return what the page shows of a training: its answer, figures, tables and problems."""
     place = run_of(attempt)
-    (answer,), (section,), _ = training_part(place, load_run(place.run))
+    (answer,), (section,) = training_part(place, load_run(place.run))
     blocks = [*section.blocks, *(one for part in section.blocks if isinstance(part, Section) for one in part.blocks)]
     return SimpleNamespace(
         answer=answer,
@@ -85,22 +85,14 @@ def test_losses_and_evaluations_share_the_axis_also_after_skipped_steps(attempt:
     assert values(figure, "held-out MLM loss") == [3.0, 3.0]
 
 
-def test_a_batch_that_changed_between_attempts_is_said(attempt: TrialDirectory) -> None:
+def test_each_attempt_is_a_row(attempt: TrialDirectory) -> None:
     assert part(attempt).answer.headline == "BERT-tiny was trained for 40 of 40 steps of 8 samples."
-    second = second_attempt(attempt, micro_batch_size=32)
-    assert part(attempt).answer.headline.endswith(" of 32 samples."), "nothing tells of steps of the first"
-    for directory in (attempt, second):
-        directory.steps_csv(0).write_text("step,start_ns,step_time_ms,samples\n0,1000,5.0,8\n")
-    assert part(attempt).answer.headline == "BERT-tiny was trained for 40 of 40 steps of 8 to 32 samples."
-
-
-def test_attempts_that_did_not_resume_are_not_counted_as_resumed(attempt: TrialDirectory) -> None:
-    directory = second_attempt(attempt)
-    ended, told = part(attempt).answer.sentences
-    assert ended.startswith("The last attempt ended with status interrupted: ")
-    assert told == "It took 2 attempts, none of which resumed from a checkpoint."
+    directory = second_attempt(attempt, micro_batch_size=32)
     write_events(directory, {"event": "resumed", "path": "x", "applied_steps": 3, "new_phase": False})
-    assert part(attempt).answer.sentences[-1] == "It took 2 attempts, 1 of which resumed from a checkpoint."
+    shown = part(attempt)
+    assert shown.answer.sentences[0].startswith("The last attempt ended with status interrupted: ")
+    (table,) = [table for table in shown.tables if table.name == "attempts"]
+    assert [(row["from_step"], row["global_batch_size"]) for row in table.rows] == [(0, 8), (3, 32)]
 
 
 @pytest.mark.parametrize(
@@ -126,15 +118,15 @@ def test_a_damaged_curve_is_named(attempt: TrialDirectory) -> None:
         report_page(run_of(attempt).run)
 
 
-def test_the_best_checkpoint_is_marked_in_table_and_words(attempt: TrialDirectory) -> None:
+def test_the_best_checkpoint_is_named(attempt: TrialDirectory) -> None:
     best = {"best_checkpoint": "step-0000020", "best_applied_steps": 20, "best_score": "mlm_accuracy",
             "best_value": 0.25}  # fmt: skip
     saved = {"event": "saved", "applied_steps": 40, "path": "step-0000040", "seconds": 0.1, "size_bytes": 9}
     write_events(attempt, EVALUATED, EVALUATED | {"applied_steps": 30, "mlm_accuracy": 0.2}, saved | best)
     found = part(attempt)
     assert "The best checkpoint is step-0000020: MLM accuracy 25.0 % after step 20." in found.answer.sentences
-    table = next(table for table in found.tables if table.name == "evaluations")
-    assert [cells[-1] for cells in table.texts()] == ["step-0000020", "\u2013"] and found.problems == []
+    (table,) = [table for table in found.tables if table.name == "evaluations"]
+    assert [row["applied_steps"] for row in table.rows] == [20, 30] and found.problems == []
     for name, wrong in (("best_applied_steps", "x"), ("best_value", "0.5"), ("best_score", 3)):
         write_events(attempt, saved | best | {name: wrong})
         with refused("file-damaged", "events.jsonl", name):
