@@ -34,7 +34,6 @@ _ROW = re.compile(
     rf"(?:(?P<root>-?\d+)\s+)?(?P<values>(?:{_VALUE}\s+){{3}}{_VALUE}(?:(?:\s+{_VALUE}){{4}})?)\s*$"
 )
 _BEGIN = re.compile(r"#\s*nThread\s+\d+\s+nGpus\s+\d+\s+minBytes")
-_HEADER = re.compile(r"#\s+size\s+count\b.*\btime\b.*\balgbw\b")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*\bdevice\s+\d+\s+\[")
 _PROGRAM = re.compile(r"\b([a-z_]+)_perf", re.IGNORECASE)
 
@@ -55,8 +54,7 @@ class _Line(msgspec.Struct):
 
 def recognises(head: "Head") -> bool:
     """Return whether a file has output of nccl-tests, or lines of NCCL Inspector."""
-    lines = (line for line in head.text.splitlines() if "#" in line)
-    return bool(_INSPECTOR.match(head.data)) or any(_BEGIN.search(line) or _HEADER.search(line) for line in lines)
+    return bool(_INSPECTOR.match(head.data) or _BEGIN.search(head.text))
 
 
 def read(path: Path) -> list[Summary]:
@@ -77,16 +75,14 @@ def read(path: Path) -> list[Summary]:
 
 def _nccl_tests(path: Path) -> list[Summary]:
     tests: list[tuple[str, list[str]]] = []  # collective and lines
-    program, header_follows = "", False
+    program = ""
     for line in log_lines(path):
         if match := _PROGRAM.search(line):
             program = collective(f"nccl:{match[1]}") or ""
-        begins = _BEGIN.search(line) is not None
-        if begins or (_HEADER.search(line) and not header_follows):
+        if _BEGIN.search(line):
             tests.append((program, []))
             program = ""
-        header_follows = begins or (header_follows and not _ROW.search(line))
-        if tests:
+        elif tests:
             tests[-1][1].append(line)
     summaries = [one for name, lines in tests if (one := _summary(name, lines)) is not None]
     if not summaries:

@@ -5,9 +5,10 @@ The table may stand anywhere in a log: what the program printed before, and ncu'
 """
 
 import csv
+import itertools
 import math
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,6 @@ from common.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-_RECORD = re.compile(r'^\s*"?\d+"?\s*,')
 _TOOL_LINE = re.compile(r"^==(?:PROF|ERROR|WARNING)== ", re.MULTILINE)
 _RANGES = ("Push/Pop_Range", "Start/Stop_Range")
 """What the names of the two columns hold, "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
@@ -35,6 +35,7 @@ _ABOUT = {
     *("Grid Size", "Device", "CC", "Section Name", "Metric Name", "Metric Unit", "Metric Value", "Rule Name"),
     *("Rule Type", "Rule Description", "Estimated Speedup Type", "Estimated Speedup"),
 }
+_HEADER = {"ID", "Kernel Name"}
 _KEY = ["Host Name", "Process ID", "ID"]
 _OPTIONAL = ("Section Name", "Metric Unit")
 _ATTRIBUTE = "device__attribute_"
@@ -43,11 +44,9 @@ _RULE_KINDS = {"OPT": "optimization", "WRN": "warning", "INF": "information", "E
 
 def recognises(head: Head) -> bool:
     """Return whether a file is ncu's: a report, or a text whose first 64 KiB have ncu's ==PROF== lines or a header."""
-    wide = head.data[:2] in (b"\xff\xfe", b"\xfe\xff")
-    text = head.data.decode("utf-16", errors="replace") if wide else head.text
-    if head.data.startswith(MAGIC) or _TOOL_LINE.search(text):
+    if head.data.startswith(MAGIC) or _TOOL_LINE.search(head.text):
         return True
-    return any(_is_header(line) or "Invocations" in line for line in text.splitlines() if "Kernel Name" in line)
+    return any(_is_header(line) or "Invocations" in line for line in head.text.splitlines() if "Kernel Name" in line)
 
 
 def read(path: Path) -> KernelCounters:
@@ -65,52 +64,42 @@ def read(path: Path) -> KernelCounters:
         with unpacked(path) as report:
             return read_report(report, path)
     problems: list[str] = []
-    pages = [*_pages(path, problems)]
+    pages = _pages(path, problems)
     if not pages:
         raise _no_table(path)
     if (rules := rules_file(path)).is_file():
-        messages = [*_pages(rules, problems)]
+        messages = _pages(rules, problems)
         problems += [] if messages else [str(_no_table(rules))]
         pages += messages
     return _joined(pages, problems)
 
 
 def _is_header(line: str) -> bool:
-    return "Kernel Name" in line and {"ID", "Kernel Name"} <= set(_fields(line))
+    return "Kernel Name" in line and set(next(csv.reader([line]))) >= _HEADER
 
 
-def _fields(line: str) -> list[str]:
-    try:
-        return next(csv.reader([line]))
-    except csv.Error:
-        return []
-
-
-def _pages(path: Path, problems: list[str]) -> "Iterator[tuple[pd.DataFrame, Sequence[str]]]":
-    """Yield the tables of a file: cells as texts, and the row of units of a raw page."""
-    header: list[str] = []
-    rows: list[list[str]] = []
-    units: list[str] = []
-    lines = log_lines(path, problems.append)
-    for line in lines:
-        if _is_header(line):
-            if header:
-                yield _page(header, rows, problems), units
-            header, rows, units = _fields(line), [], []
-        elif header and not rows and line.startswith(('"",', ",")):
-            units = _fields(line)
-        elif header and _RECORD.match(line):
-            while line.count('"') % 2 and (more := next(lines, None)) is not None:  # a field with a line break
-                line = f"{line}\n{more}"
-            rows.append(_fields(line)[: -1 if line.count('"') % 2 else None])
-    if header:
-        yield _page(header, rows, problems), units
+def _pages(path: Path, problems: list[str]) -> "list[tuple[pd.DataFrame, Sequence[str]]]":
+    """Return the tables of a file: cells as texts, and the row of units of a raw page."""
+    pages: list[tuple[list[str], list[list[str]], list[str]]] = []
+    unended: list[str] = []
+    lines = itertools.dropwhile(lambda line: not _is_header(line), log_lines(path, unended.append))
+    for row in csv.reader(f"{line}\n" for line in lines):
+        if set(row) >= _HEADER:
+            pages.append((row, [], []))
+        elif row and row[0] == "" and not pages[-1][1]:
+            pages[-1][2].extend(row)
+        elif len(row) > 1 and row[0].strip().isdigit():
+            pages[-1][1].append(row)
+    if unended and pages and pages[-1][1] and len(pages[-1][1][-1]) < len(pages[-1][0]):
+        pages[-1][1][-1].pop()  # the last value may be cut
+    problems += unended
+    return [(_page(header, rows, problems), units) for header, rows, units in pages]
 
 
 def _page(header: Sequence[str], rows: Sequence[list[str]], problems: list[str]) -> "pd.DataFrame":
     import pandas as pd
 
-    good = [row + [""] * (len(header) - len(row)) for row in rows if 0 < len(row) <= len(header)]
+    good = [row + [""] * (len(header) - len(row)) for row in rows if len(row) <= len(header)]
     if len(good) < len(rows):
         problems.append(f"{len(rows) - len(good):,} lines do not have {len(header)} fields and were skipped")
     names = [next((name for name in _RANGES if name in column), column) for column in header]
@@ -123,16 +112,15 @@ def _joined(pages: "Sequence[tuple[pd.DataFrame, Sequence[str]]]", problems: lis
 
     keys = pd.concat([page[_KEY] for page, _ in pages], ignore_index=True)
     row_of = keys.groupby(_KEY, sort=False).ngroup()
-    has_ranges = any(name in page for page, _ in pages for name in _RANGES)
     launches: dict[int, dict[str, Any]] = {}
     cells, rules = [], []
     start = 0
     for page, units in pages:
         page.index = pd.Index(row_of[start : start + len(page)], name="row")
         start += len(page)
-        new = page[~page.index.isin(launches) & ~page.index.duplicated()]
+        new = page[~page.index.duplicated()]
         for row, cell in zip(new.index.tolist(), new.to_dict("records"), strict=True):
-            launches[row] = _launch(cell, has_ranges)
+            launches.setdefault(row, _launch(cell))
         if "Metric Name" not in page:
             metrics = [name for name in map(str, page) if name not in ("", *_ABOUT, *_RANGES) and is_metric(name)]
             by_name = {**dict.fromkeys(metrics, ""), **dict(zip(page.columns, units, strict=False))}
@@ -153,45 +141,31 @@ def _joined(pages: "Sequence[tuple[pd.DataFrame, Sequence[str]]]", problems: lis
 
 def _pivoted(cells: "pd.DataFrame", rows: int, problems: list[str]) -> "tuple[pd.DataFrame, dict[str, str]]":
     """Return a column per metric in base units, and these. Cells are row, name, text and unit of every value."""
-    import pandas as pd
-
-    values = pd.Series([number(text) for text in cells["text"]], index=cells.index, dtype="float64")
+    values = cells["text"].map(number).astype("float64")
     odd = cells[values.isna() & cells["text"].str.match(r"\s*(?:n/a|\d[\d.]*,)", case=False)]
     for name, text in odd.drop_duplicates("name")[["name", "text"]].itertuples(index=False):
         problems.append(f"{name} is {text.strip()} for some kernels: this GPU or version of ncu cannot count it")
-    cells, values = cells[values.notna()], values[values.notna()]
     bases = {unit: base_unit(unit) for unit in cells["unit"].unique()}
     factor = cells["unit"].map({unit: factor for unit, (factor, _) in bases.items()}).astype("float64")
-    base = cells["unit"].map({unit: name for unit, (_, name) in bases.items()})
-    cells = cells.assign(value=values * factor, base=base)
-    first = cells.drop_duplicates("name").set_index("name")["base"]
-    other = cells["base"] != cells["name"].map(first)
-    problems += [
-        f"{name} has several units: only values in {first[name]!r} are read" for name in cells[other]["name"].unique()
-    ]
-    cells = cells[~other].drop_duplicates(["row", "name"])  # a metric may stand in several sections
-    wide = cells.pivot(index="row", columns="name", values="value").reindex(index=range(rows), columns=first.index)
-    units = {str(name): str(unit) for name, unit in first.items()}
+    cells = cells.assign(value=values * factor)[values.notna()].drop_duplicates(["row", "name"])  # of several sections
+    first = cells.drop_duplicates("name")
+    wide = cells.pivot(index="row", columns="name", values="value").reindex(index=range(rows), columns=first["name"])
+    units = {name: bases[unit][1] for name, unit in zip(first["name"], first["unit"], strict=True)}
     return wide.rename_axis(index=None, columns=None), units
 
 
-def _launch(row: Mapping[Hashable, str], has_ranges: bool) -> dict[str, Any]:
-    major, minor = (number(row.get(f"{_ATTRIBUTE}compute_capability_{part}", "")) for part in ("major", "minor"))
-    if re.fullmatch(r"\d+\.\d+", capability := row.get("CC", "").strip()):
-        major, minor = map(float, capability.split("."))
-    device, process, kernel = (
-        number(text)
-        for text in (row.get("Device") or row.get(f"{_ATTRIBUTE}device_index", ""), row["Process ID"], row["ID"])
-    )
-    labels = {label: ranges_of(row.get(name, "")) for label, name in zip(LABELS, _RANGES, strict=True)}
+def _launch(row: Mapping[Hashable, str]) -> dict[str, Any]:
+    parts = (row.get(f"{_ATTRIBUTE}compute_capability_{part}", "") for part in ("major", "minor"))
+    capability = re.fullmatch(r"(\d+)\.(\d+)", row.get("CC") or ".".join(parts))
+    device = row.get("Device") or row.get(f"{_ATTRIBUTE}device_index", "")
     return {
-        "process": 0 if math.isnan(process) else int(process),
-        "kernel_id": int(kernel),
+        "process": int(row["Process ID"] or 0),
+        "kernel_id": int(row["ID"]),
         "name": row["Kernel Name"],
-        "device": None if math.isnan(device) else int(device),
-        "device_name": row.get(f"{_ATTRIBUTE}display_name", "").strip(),
-        "capability": None if math.isnan(major + minor) else (int(major), int(minor)),
-        **(labels if has_ranges else {}),
+        "device": int(device) if device else None,
+        "device_name": row.get(f"{_ATTRIBUTE}display_name"),
+        "capability": (int(capability[1]), int(capability[2])) if capability else None,
+        **{label: ranges_of(row[name]) for label, name in zip(LABELS, _RANGES, strict=True) if name in row},
     }
 
 
@@ -227,7 +201,7 @@ def _no_table(path: Path) -> InputError:
     if errors := re.findall(r"^==(?:ERROR|WARNING)== *(.*)", begin, re.MULTILINE):
         return InputError("tool-failed", f"{path} has no table, because ncu failed: {' '.join(errors)[:600]}")
     return InputError(
-        "file-format" if begin.strip() else "file-empty",
+        "file-format",
         f"{path} has no table of single kernels (no line with the columns ID and Kernel Name): give the output of "
         "`ncu --csv` without --print-summary",
     )

@@ -5,11 +5,11 @@ Reports hold what the raw page of `ncu --import FILE --csv` prints, unrounded, a
 does not say which process a kernel is of: it is 0.
 """
 
+import functools
 import importlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,8 @@ _REMEDY = (
     "pip install 'bertbench[ncu]' (NVIDIA's package ncu-report), or run "
     "`ncu --import FILE --csv --page raw > FILE.csv` where Nsight Compute is installed and give that file"
 )
-_LINK = re.compile(r"@(url|section|sass|source):([^@]*)@")
+# Links as `ncu --csv` prints them: "Guide (https://...)" for one to a page, else their text.
+_LINKS = ((r"@url:([^:@]*):([^@]*)@", r"\1 (\2)"), (r"@(?:section|sass|source):[^@]*?([^:@]*)@", r"\1"))
 _ATTRIBUTE = "device__attribute_"
 # Values in a report are in base units. The package names none for a GPU that it does not know.
 _UNITS = {
@@ -94,8 +95,6 @@ def read_report(report: Path, given: Path) -> KernelCounters:
             "trace-without-work",
             f"{given} has no results: nothing was profiled, or the report is cut short; copy it again, or record again",
         )
-    if any(LABELS[0] in one for one in launches):
-        launches = [{**dict.fromkeys(LABELS, ()), **one} for one in launches]
     return counters(launches, pd.DataFrame(values), units, rules, ())
 
 
@@ -161,6 +160,7 @@ def _rules(package: Any, results: Any, row: int) -> Iterator[KernelRule]:
         if not result.has_rule_message():
             continue
         message = result.rule_message()
+        text = functools.reduce(lambda text, link: re.sub(*link, text), _LINKS, message["message"])
         estimated = result.speedup_estimation() if result.has_speedup_estimation() else {}
         estimate = estimates.get(estimated.get("type"), "")
         yield KernelRule(
@@ -168,19 +168,10 @@ def _rules(package: Any, results: Any, row: int) -> Iterator[KernelRule]:
             rule=result.rule_identifier(),
             section=result.section_identifier(),
             kind=kinds.get(message["type"], ""),
-            text=_LINK.sub(_link_text, message["message"]),
+            text=text,
             estimate=estimate,
             speedup=float(estimated["speedup"]) / 100 if estimate else None,  # in percent there
         )
-
-
-def _link_text(link: re.Match[str]) -> str:
-    """Return a link as `ncu --csv` prints it: "Guide (https://...)" for one to a page, else its text."""
-    kind, rest = link[1], link[2]
-    if kind == "url":
-        text, _, address = rest.partition(":")
-        return f"{text} ({address})" if address else text
-    return rest.rpartition(":")[2] if kind == "source" else rest.partition(":")[2]
 
 
 def number(text: str) -> float:
@@ -197,7 +188,7 @@ def number(text: str) -> float:
     return value if math.isfinite(value) else math.nan
 
 
-@lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)
 def base_unit(unit: str) -> tuple[float, str]:
     """Return the factor that brings a value in `unit` to its base unit, and its name: ns, byte, byte/s, hz, inst."""
     unit = unit.strip()
@@ -253,11 +244,12 @@ def counters(
     capabilities = list(dict.fromkeys(one["capability"] for one in launches if one.get("capability")))
     if len(capabilities) > 1:
         problems.append("the file has kernels of GPUs of different compute capability; the first is shown")
-    labels = [name for name in LABELS if rows and name in launches[0]]
-    frame = pd.DataFrame({name: [one[name] for one in launches] for name in (*IDENTITY[:4], *labels)})
+    frame = pd.DataFrame({name: [one[name] for one in launches] for name in IDENTITY[:4]})
     frame = frame.astype({"process": "int64", "kernel_id": "int64", "device": "Int64"})
-    frame.insert(len(IDENTITY) - 2, "duration_ns", duration)
-    frame.insert(len(IDENTITY) - 1, "cycles", cycles)
+    frame = frame.assign(duration_ns=duration, cycles=cycles)
+    for label in LABELS:
+        if any(label in one for one in launches):
+            frame[label] = [one.get(label, ()) for one in launches]
     return KernelCounters(
         pd.concat([frame, values], axis=1),
         dict(units),

@@ -73,12 +73,6 @@ def read(path: Path) -> list[Timeline]:
         if read_start(plain, len(REPORT_HEADER)) == REPORT_HEADER:
             plain = stack.enter_context(exported(plain, path))
         with open_database(plain, path) as database:
-            if not any(name.startswith(("CUPTI_", "TARGET_INFO_", "NVTX_")) for name in database.tables):
-                raise InputError(
-                    "file-format",
-                    f"{path} is an SQLite database without any table of nsys: give the output of "
-                    "`nsys export --type=sqlite`",
-                )
             work = read_work(database, 0, problems)
             calls = read_calls(database, CALLS, problems)
             host = read_calls(database, _HOST_TABLES, problems, HOST_NS)
@@ -150,30 +144,21 @@ def _ranges(database: Database, recorded_until: set[int], problems: list[str]) -
         written = pd.Series(database.texts(_NVTX, inline), dtype=object)
         rows[column] = written.where(written != "", numbered) if len(written) else numbered
     rows["process"], rows["thread_id"] = owners(rows["globalTid"].to_numpy())
-    # A row without an end has MISSING there, and stays.
-    timed = rows["start"] != MISSING
-    domains = _domains(rows[timed], problems)
-    rows = rows[timed & rows["eventType"].isin(_RANGE_TYPES)]
-    keys = pd.MultiIndex.from_frame(rows[["process", "domainId"]])
-    used = keys.unique()
-    if unnamed := sum(number > 0 and not domains.get((process, number)) for process, number in used):
-        problems.append(f"{unnamed} NVTX domains have no name in the export: their ranges are shown without one")
-    names = pd.Series([domains.get(key, "") for key in used], dtype=object)
-    rows = rows.assign(domain=names.to_numpy()[used.get_indexer(keys)], payload=_payloads(rows))
-    return finish_ranges(rows, problems, recorded_until)
+    domains = _domains(rows)
+    rows = rows[rows["eventType"].isin(_RANGE_TYPES)]
+    keys = rows["process"], rows["domainId"]
+    if unnamed := {key for key in zip(*keys, strict=True) if key[1] > 0 and key not in domains}:
+        problems.append(f"{len(unnamed)} NVTX domains have no name in the export: their ranges are shown without one")
+    domain = labels(lambda *key: domains.get(key, ""), *keys).astype(object)
+    return finish_ranges(rows.assign(domain=domain, payload=_payloads(rows)), problems, recorded_until)
 
 
-def _domains(rows: "pd.DataFrame", problems: list[str]) -> dict[tuple[int, int], str]:
-    """Names by process and id; ours is known by the range `bertbench:capture` where its creation was not recorded."""
-    created = rows[rows["eventType"] == _DOMAIN_TYPE].sort_values("start", kind="stable")
+def _domains(rows: "pd.DataFrame") -> dict[tuple[int, int], str]:
+    """Return names by process and id; ours is known by `bertbench:capture` where its creation was not recorded."""
     keys = ["process", "domainId"]
-    domains = {}
-    for process, number, text in created.drop_duplicates(keys)[[*keys, "text"]].itertuples(index=False, name=None):
-        domains[process, number] = text
-    captured = rows[(rows["text"] == CAPTURE) & (rows["eventType"] != _DOMAIN_TYPE)]
-    for key in captured[keys].itertuples(index=False, name=None):
-        domains[key] = domains.get(key) or DOMAIN
-    return domains
+    created = rows[(rows["eventType"] == _DOMAIN_TYPE) & (rows["text"] != "")].drop_duplicates(keys)
+    captured = rows.loc[rows["text"] == CAPTURE, keys].itertuples(index=False, name=None)
+    return dict.fromkeys(captured, DOMAIN) | created.set_index(keys)["text"].to_dict()
 
 
 def _payloads(rows: "pd.DataFrame") -> "pd.Series[int]":

@@ -7,7 +7,6 @@ Time (ns)", "Avg (ns)". Kernels stand by name, or by name, grid and block; range
 
 import io
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,19 +84,13 @@ def _tables(path: Path, problems: list[str]) -> Iterator[tuple[str, list[str]]]:
 def _summaries(title: str, lines: list[str], problems: list[str]) -> Iterator[Summary]:
     import pandas as pd
 
-    text = io.StringIO("\n".join(lines))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", pd.errors.ParserWarning)  # fields beyond the header are dropped
-        rows = pd.read_csv(text, dtype=str, keep_default_na=False, on_bad_lines="skip", index_col=False)
+    rows = pd.read_csv(io.StringIO("\n".join(lines)), dtype=str, keep_default_na=False, index_col=False)
     split = [(match[1], match[2]) if (match := _UNIT.match(name)) else (name, "") for name in rows.columns.str.lower()]
     rows.columns = pd.Index([name.strip() for name, _ in split])
     if problems and len(rows) and not rows.iat[-1, -1]:  # the last line is cut short
         rows = rows.iloc[:-1]
-    if not len(rows) or rows.columns.isin([*_TRACE]).sum() == len(_TRACE):
+    if not len(rows) or {*rows.columns} >= _TRACE:
         return
-    notes = list(problems)
-    if torn := len(lines) - 1 - len(rows):
-        notes.append(f"{torn:,} lines are not rows of the table and were skipped")
 
     def first(*names: str) -> Any:
         return next((name for name in names if name in rows), None)
@@ -107,20 +100,22 @@ def _summaries(title: str, lines: list[str], problems: list[str]) -> Iterator[Su
 
     total = first(*_TOTALS)
     unit = dict(zip(rows.columns, (unit for _, unit in split), strict=True))[total]
-    units, suffix = (_BYTES, "bytes") if unit in _BYTES else (_NS, "ns")
+    units, column = (_BYTES, "total_bytes") if unit in _BYTES else (_NS, "total_ns")
     counts, sums = numbers(first(*_COUNTS)), (numbers(total) * units.get(unit, float("nan"))).round()
     good = counts.notna() & sums.notna()
-    if not good.all():
-        notes.append(f"{(~good).sum():,} rows without count or total (unit {unit!r}) were skipped")
-    frame = pd.DataFrame({"name": rows[first(*_NAMES)], "count": counts, f"total_{suffix}": sums})[good]
-    frame = frame.astype({"count": "int64", f"total_{suffix}": "int64"})
-    lower, what = title.lower(), "api" if first("num calls", "calls") else "kernels"
-    if first("range", "style") or "nvtx" in lower:
+    skipped = [f"{(~good).sum():,} rows without count or total (unit {unit!r}) were skipped"] if not good.all() else []
+    frame = pd.DataFrame({"name": rows[first(*_NAMES)], "count": counts, column: sums})[good]
+    frame = frame.astype({"count": "int64", column: "int64"})
+    what = "api" if first("num calls", "calls") else "kernels"
+    if first("range", "style") or "nvtx" in title.lower():
         what = "ranges"
-    elif first("operation", "operations") or "mem_" in lower:
+    elif first("operation", "operations") or "mem_" in title.lower():
         what = "copies"
-    category = rows["category"].str.upper() if "category" in rows else pd.Series(what, index=rows.index)
-    kinds = category.map(lambda text: _CATEGORIES.get(text, what))[good]
-    for kind in kinds.unique() if len(kinds) else [what]:
-        part = frame[kinds == kind].reset_index(drop=True)
-        yield Summary(kind, title or f"nsys stats: {kind}", part, "nsys stats", problems=tuple(notes))
+    kinds = (
+        rows["category"].str.upper().map(_CATEGORIES).fillna(what)
+        if "category" in rows
+        else rows[total].mask(good, what)
+    )
+    for kind, part in frame.groupby(kinds[good], sort=False):
+        table = part.reset_index(drop=True)
+        yield Summary(str(kind), title or f"nsys stats: {kind}", table, "nsys stats", problems=(*problems, *skipped))

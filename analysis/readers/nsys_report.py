@@ -18,7 +18,6 @@ _REMEDY = (
     "`nsys export --type=sqlite FILE` where it is installed and give that file"
 )
 _FULL = re.compile(r"disk is full|no space left|quota exceeded", re.IGNORECASE)
-_NEWER = re.compile(r"\bnewer\b|unsupported\s+(?:\w+\s+){0,2}version|version\b.{0,60}\bnot supported", re.IGNORECASE)
 _SWITCH = re.compile(r"^\s+(?:-\w,\s+)?(--[a-z][a-z-]*)", re.MULTILINE)
 
 
@@ -50,11 +49,9 @@ def exported(report: Path, given: Path) -> Iterator[Path]:
         if _FULL.search(done.stderr + done.stdout):
             raise StorageError("disk-full", f"cannot export {given}: {folder} is full; set TMPDIR to another folder")
         if done.exit_code != 0 or not database.is_file():
-            newer = bool(_NEWER.search(done.message))
-            why = "a newer nsys recorded it" if newer else "it is damaged or truncated, or a newer nsys recorded it"
             raise InputError(
-                "trace-unsupported" if newer else "file-damaged",
-                f"{nsys} cannot read {given} (nsys says: {done.message}): {why}; give an SQLite export by the version "
-                "that recorded it, or copy the report again",
+                "trace-unsupported" if "newer" in done.message else "file-damaged",
+                f"{nsys} cannot read {given} (nsys says: {done.message}): it is damaged or truncated, or a newer nsys "
+                "recorded it; copy it again, or give an SQLite export by the version that recorded it",
             )
         yield database

@@ -13,7 +13,6 @@ from analysis.readers.cupti import CALLS, PREFIX, by_process, finish_ranges, rea
 from analysis.readers.sqlite_database import SQLITE_HEADER, Database, is_of_nvprof, open_database, unpacked
 from analysis.readers.steps import DOMAIN
 from analysis.timeline import MISSING, Timeline
-from common.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,10 +32,6 @@ def read(path: Path) -> list[Timeline]:
     """Read a file: the timeline of the process that was profiled, in a list; [] where nothing was recorded."""
     problems: list[str] = []
     with unpacked(path) as plain, open_database(plain, path) as database:
-        if "StringTable" not in database.tables:
-            raise InputError(
-                "file-format", f"{path} is an SQLite database without the table StringTable, so it is not from nvprof"
-            )
         work, calls = read_work(database, 1, problems), read_calls(database, CALLS, problems)
         ranges = _ranges(database, problems)
         rows = database.rows(f"{PREFIX}DEVICE", "id", "name", "numMultiprocessors")

@@ -1,7 +1,6 @@
 """Files that may be gzip-compressed or cut short: their bytes and lines."""
 
-import codecs
-import io
+import gzip
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,6 @@ _PIECE_BYTES = 64 << 10
 ENDS_INSIDE = "it ends inside the compressed data"
 UNENDED = "the last line does not end with a newline, so the file may be cut short: copy it again, or record again"
 _POINTER = b"version https://git-lfs"
-_MARKS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (codecs.BOM_UTF8, "utf-8-sig"))
 
 
 def is_packed(path: Path) -> bool:
@@ -70,23 +68,19 @@ def unpacked_blocks(
 
 
 def _members(file: BinaryIO, damaged: Callable[[str], None]) -> Iterator[bytes]:
-    """Unpack gzip members; zeros between and behind them are padding."""
+    """Unpack gzip members, one behind the other."""
     damage: Any = zlib_ng.error
-    member, inside = zlib_ng.decompressobj(wbits=31), True
+    member = zlib_ng.decompressobj(wbits=31)
     while piece := file.read(_PIECE_BYTES):
-        while piece := piece if inside else piece.lstrip(b"\0"):
-            inside = True
+        while piece:
+            member = zlib_ng.decompressobj(wbits=31) if member.eof else member
             try:
-                block = member.decompress(piece)
+                yield member.decompress(piece)
             except damage as error:
                 damaged(str(error))
                 return
-            if block:
-                yield block
             piece = member.unused_data
-            if member.eof:
-                member, inside = zlib_ng.decompressobj(wbits=31), False
-    if inside:
+    if not member.eof:
         damaged(ENDS_INSIDE)
 
 
@@ -106,18 +100,13 @@ def damage_code(reason: str) -> Code:
 
 
 def log_lines(path: Path, unended: Callable[[str], None] | None = None) -> Iterator[str]:
-    """Yield the lines without their ends; UTF-8, or UTF-16 by its mark; what cannot be decoded is replaced.
+    """Yield the lines of UTF-8 without their ends; what cannot be decoded is replaced.
 
     `unended` is called with UNENDED, before the last line, if that has no end.
     """
-    decoder, last = None, ""
-    for block in unpacked_blocks(path):
-        if decoder is None:
-            encoding = next((name for mark, name in _MARKS if block.startswith(mark)), "utf-8")
-            decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)("replace"), translate=True)
-        *lines, last = (last + decoder.decode(block)).split("\n")
-        yield from lines
-    if decoder is not None and (last := last + decoder.decode(b"", final=True)):
-        if unended is not None:
-            unended(UNENDED)
-        yield from last.rstrip("\n").split("\n")
+    opened = gzip.open if is_packed(path) else open
+    with opened(path, "rt", encoding="utf-8-sig", errors="replace") as file:
+        for line in file:
+            if unended is not None and not line.endswith("\n"):
+                unended(UNENDED)
+            yield line.rstrip("\n")

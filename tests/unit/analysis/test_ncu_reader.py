@@ -192,7 +192,6 @@ REAL = {
     ("content", "expected"),
     [
         (ncu_csv.details().encode(), True),
-        (ncu_csv.raw().encode("utf-16"), True),
         (gzip.compress(ncu_csv.raw().encode(), mtime=0), True),
         (b"==ERROR== Option did not match\n", True),
         (b'"Process ID","Kernel Name","Invocations","Metric Name"\n', True),

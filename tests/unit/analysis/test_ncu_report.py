@@ -17,7 +17,6 @@ from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.finding import Finding, plain_rows
 from analysis.open import open_sources
 from analysis.readers import ncu as reader
-from analysis.readers.ncu_report import _LINK, _link_text
 from common.errors import MissingToolError
 
 PRINTED_BY_NCU = Path(__file__).resolve().parents[2] / "golden" / "ncu" / "raw.csv"
@@ -112,19 +111,6 @@ def test_the_details_page_gives_the_rules_of_the_report(tmp_path: Path, package:
     found = reader.read(written(tmp_path, new_report()))
     assert printed.rules == found.rules and len(found.rules) == 4
     assert plain_rows(rules(printed).table) == plain_rows(rules(found).table)
-
-
-@pytest.mark.parametrize(
-    ("text", "plain"),
-    [
-        ("See the @url:Guide:https://a.b/c#d@.", "See the Guide (https://a.b/c#d)."),
-        ("the @section:LaunchStats:Launch Statistics@ section", "the Launch Statistics section"),
-        ("at @source:kernel.cu:12:line 12@ and @sass:0x10:this@", "at line 12 and this"),
-        ("mail a@b.c or d@e.f", "mail a@b.c or d@e.f"),
-    ],
-)
-def test_links_in_messages_are_their_text(text: str, plain: str) -> None:
-    assert _LINK.sub(_link_text, text) == plain
 
 
 # ---- damage, and what is missing ----
