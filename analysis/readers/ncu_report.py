@@ -5,11 +5,11 @@ Reports hold what the raw page of `ncu --import FILE --csv` prints, unrounded, a
 does not say which process a kernel is of: it is 0.
 """
 
-import functools
 import importlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,8 @@ _REMEDY = (
     "pip install 'bertbench[ncu]' (NVIDIA's package ncu-report), or run "
     "`ncu --import FILE --csv --page raw > FILE.csv` where Nsight Compute is installed and give that file"
 )
-# Links as `ncu --csv` prints them: "Guide (https://...)" for one to a page, else their text.
-_LINKS = ((r"@url:([^:@]*):([^@]*)@", r"\1 (\2)"), (r"@(?:section|sass|source):[^@]*?([^:@]*)@", r"\1"))
+_URL, _LINK = re.compile(r"@url:([^:@]*):([^@]*)@"), re.compile(r"@(?:section|sass|source):[^@]*?([^:@]*)@")
+"""Links in messages, to pages and other places; shown as "Guide (https://...)", as `ncu --csv` does, and by name."""
 _ATTRIBUTE = "device__attribute_"
 # Values in a report are in base units. The package names none for a GPU that it does not know.
 _UNITS = {
@@ -79,17 +79,10 @@ def read_report(report: Path, given: Path) -> KernelCounters:
     values: list[dict[str, float]] = []
     units: dict[str, str] = {}
     rules: list[KernelRule] = []
-    try:
-        for action in (action for group in package.load_report(str(report)) for action in group):
-            rules += _rules(package, action.rule_results(), len(launches))
-            values.append(_metrics(package.IMetric, action, units))
-            launches.append(_launch(action, len(launches)))
-    except Exception as error:  # whatever the package raises
-        raise InputError(
-            "file-damaged",
-            f"ncu-report cannot read {given} ({error}): the report is damaged, or of a newer Nsight Compute; copy it "
-            "again, or install a newer ncu-report",
-        ) from error
+    for row, action in enumerate(action for group in package.load_report(str(report)) for action in group):
+        rules += _rules(package, action.rule_results(), row)
+        values.append(_metrics(action, units))
+        launches.append(_launch(action, row))
     if not launches:  # the package takes a report that is cut short for one without results
         raise InputError(
             "trace-without-work",
@@ -114,18 +107,15 @@ def _launch(action: Any, number: int) -> dict[str, Any]:
     }
 
 
-def _metrics(kinds: Any, action: Any, units: dict[str, str]) -> dict[str, float]:
+def _metrics(action: Any, units: dict[str, str]) -> dict[str, float]:
     """Return every metric with a number, in base units; of one with instances it is their total."""
-    floats, integers = (kinds.ValueKind_DOUBLE, kinds.ValueKind_FLOAT), (kinds.ValueKind_UINT32, kinds.ValueKind_UINT64)
     values = {}
     for name in sorted(filter(is_metric, map(str, action.metric_names()))):
         metric = action.metric_by_name(name)
-        if metric.kind() not in (*floats, *integers) or not metric.has_value():
-            continue
-        unit = metric.unit() or next((unit for pattern, unit in _UNITS.items() if re.fullmatch(pattern, name)), "")
-        factor, base = base_unit(unit)
-        value = metric.as_double() if metric.kind() in floats else metric.as_uint64()
-        if math.isfinite(value):
+        value = metric.value() if metric.has_value() else None
+        if isinstance(value, int | float) and math.isfinite(value):
+            unit = metric.unit() or next((unit for pattern, unit in _UNITS.items() if re.fullmatch(pattern, name)), "")
+            factor, base = base_unit(unit)
             units.setdefault(name, base)
             values[name] = value * factor
     return values
@@ -136,15 +126,15 @@ def _ranges(state: Any) -> dict[str, tuple[str, ...]]:
     if state is None:
         return {}
     ranges: dict[str, list[str]] = {label: [] for label in LABELS}
-    for domain in (state.domain_by_id(identifier) for identifier in state.domains()):
-        for names, count, one in (
-            (ranges[LABELS[0]], len(domain.push_pop_ranges()), domain.push_pop_range),
-            (ranges[LABELS[1]], len(domain.start_end_ranges()), domain.start_end_range),
-        ):
-            for opened in map(one, range(count)):
-                name = opened.name()
-                name = opened.message() if name in ("", "none") and opened.has_attributes() else name
-                names += [f"{domain.name()}@{name}"] if name else []
+    for domain in map(state.domain_by_id, state.domains()):
+        opened = {
+            LABELS[0]: map(domain.push_pop_range, range(len(domain.push_pop_ranges()))),
+            LABELS[1]: map(domain.start_end_range, range(len(domain.start_end_ranges()))),
+        }
+        for label, one in ((label, one) for label, ones in opened.items() for one in ones):
+            unnamed = one.name() in ("", "none") and one.has_attributes()
+            if name := one.message() if unnamed else one.name():
+                ranges[label].append(f"{domain.name()}@{name}")
     return {label: tuple(names) for label, names in ranges.items()}
 
 
@@ -160,7 +150,6 @@ def _rules(package: Any, results: Any, row: int) -> Iterator[KernelRule]:
         if not result.has_rule_message():
             continue
         message = result.rule_message()
-        text = functools.reduce(lambda text, link: re.sub(*link, text), _LINKS, message["message"])
         estimated = result.speedup_estimation() if result.has_speedup_estimation() else {}
         estimate = estimates.get(estimated.get("type"), "")
         yield KernelRule(
@@ -168,7 +157,7 @@ def _rules(package: Any, results: Any, row: int) -> Iterator[KernelRule]:
             rule=result.rule_identifier(),
             section=result.section_identifier(),
             kind=kinds.get(message["type"], ""),
-            text=text,
+            text=_LINK.sub(r"\1", _URL.sub(r"\1 (\2)", message["message"])),
             estimate=estimate,
             speedup=float(estimated["speedup"]) / 100 if estimate else None,  # in percent there
         )
@@ -188,7 +177,7 @@ def number(text: str) -> float:
     return value if math.isfinite(value) else math.nan
 
 
-@functools.lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)
 def base_unit(unit: str) -> tuple[float, str]:
     """Return the factor that brings a value in `unit` to its base unit, and its name: ns, byte, byte/s, hz, inst."""
     unit = unit.strip()

@@ -5,11 +5,9 @@ one lacks is empty here. The table of the recorded environment variables (TARGET
 are ns since the recording began.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +40,7 @@ _NVTX = "NVTX_EVENTS"
 _RANGE_TYPES = (59, 60, 70, 71)  # push/pop, start/end; the same two from NVTXT files
 _DOMAIN_TYPE = 75
 _PAYLOADS = ("int64Value", "uint64Value", "int32Value", "uint32Value")
+_JSON_NUMBER = r"""^(?:\[|\{"[^"]*": ?)?(-?\d{1,15})[\]}]?$"""  # 7, [7], {"any name": 7}
 _COLUMNS = {
     **{name: (name, MISSING) for name in ("start", "end", *_PAYLOADS)},
     **{name: (name, -1) for name in ("globalTid", "textId", "jsonTextId")},
@@ -158,7 +157,8 @@ def _domains(rows: "pd.DataFrame") -> dict[tuple[int, int], str]:
     keys = ["process", "domainId"]
     created = rows[(rows["eventType"] == _DOMAIN_TYPE) & (rows["text"] != "")].drop_duplicates(keys)
     captured = rows.loc[rows["text"] == CAPTURE, keys].itertuples(index=False, name=None)
-    return dict.fromkeys(captured, DOMAIN) | created.set_index(keys)["text"].to_dict()
+    names = zip(created["process"], created["domainId"], created["text"], strict=True)
+    return dict.fromkeys(captured, DOMAIN) | {(process, number): text for process, number, text in names}
 
 
 def _payloads(rows: "pd.DataFrame") -> "pd.Series[int]":
@@ -168,17 +168,4 @@ def _payloads(rows: "pd.DataFrame") -> "pd.Series[int]":
     values = rows[list(_PAYLOADS)].max(axis=1)
     payloads = values.astype("Int64").mask(values == MISSING)
     extended = rows["json"][payloads.isna() & (rows["json"] != "")]
-    numbers = pd.Series([_json_number(text) for text in extended], index=extended.index, dtype="Int64")
-    return payloads.fillna(numbers)
-
-
-@lru_cache(maxsize=4096)
-def _json_number(text: str) -> int | None:
-    """Return the number in `7`, `[7]` or `{"any name": 7}`; None for every other payload."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    while isinstance(value, dict | list) and len(value) == 1:
-        value = next(iter(value.values())) if isinstance(value, dict) else value[0]
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**62 else None
+    return payloads.fillna(pd.to_numeric(extended.str.extract(_JSON_NUMBER, expand=False)).astype("Int64"))

@@ -8,8 +8,7 @@ Source of the names: NCCL's src/include/nvtx_payload_schemas.h and src/collectiv
 import bisect
 import json
 import re
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from analysis.names import collective, kernel_collective
 from analysis.timeline import COLLECTIVE_COLUMNS
@@ -28,11 +27,11 @@ _UNNAMED = ("other", "send_recv")
 
 
 class _Call(NamedTuple):
-    start: int
-    end: int
-    collective: str
-    size: int
-    group: str
+    start: int = 0
+    end: int = 0
+    collective: str = ""
+    size: int = -1
+    group: str = ""
 
 
 def collectives(kernels: "pd.DataFrame", api: "pd.DataFrame", ranges: "pd.DataFrame") -> "pd.DataFrame":
@@ -40,11 +39,11 @@ def collectives(kernels: "pd.DataFrame", api: "pd.DataFrame", ranges: "pd.DataFr
     kinds = {name: kind for name in map(str, kernels["name"].unique()) if (kind := kernel_collective(name))}
     of_gpu = kernels[kernels["name"].isin(list(kinds)) & (kernels["kind"] == "kernel")]
     if not len(of_gpu):
-        kinds = {name: collective(name) or "" for name in map(str, ranges["name"].unique()) if _ON_CPU.search(name)}
-        on_cpu = ranges[ranges["name"].isin([name for name, kind in kinds.items() if kind])]
+        names = filter(_ON_CPU.search, map(str, ranges["name"].unique()))
+        kinds = {name: kind for name in names if (kind := collective(name))}
+        on_cpu = ranges[ranges["name"].isin(list(kinds))]
         unknown = dict.fromkeys(("device", "stream", "bytes", "group_size", "seq", "correlation_id"), -1)
-        named = on_cpu["name"].map(kinds)
-        return _table(on_cpu.assign(collective=named, dtype="", group="", **unknown))
+        return _table(on_cpu.assign(collective=on_cpu["name"].map(kinds), dtype="", group="", **unknown))
     calls, ranks = _nccl_calls(ranges)
     launched = of_gpu["correlation_id"]
     tied = api[api["correlation_id"].isin(launched[launched >= 0])].drop_duplicates("correlation_id", keep="last")
@@ -55,15 +54,14 @@ def collectives(kernels: "pd.DataFrame", api: "pd.DataFrame", ranges: "pd.DataFr
         kind = kinds[str(name)]
         call = _call_of(calls.get(thread, []), start, kind)
         # An all-to-all is sends and receives, and RCCL's kernels are all of one name: the call says which it was.
-        kind = call.collective if call and kind in _UNNAMED else kind
-        group = call.group if call else ""
+        kind = call.collective or kind if kind in _UNNAMED else kind
         # A process with one communicator needs no name for it.
-        count = ranks.get(group, -1) if group or len(ranks) != 1 else next(iter(ranks.values()))
-        size = call.size if call else -1
+        count = ranks.get(call.group, -1) if call.group or len(ranks) != 1 else next(iter(ranks.values()))
+        size = call.size
         if kind in _TIMES_RANKS and size >= 0:
             size = size * count if count > 0 else -1
         dtype = match[1] if (match := _DTYPE.search(str(name))) else ""
-        about.append((kind, size, dtype, group, count))
+        about.append((kind, size, dtype, call.group, count))
     columns = dict(zip(("collective", "bytes", "dtype", "group", "group_size"), zip(*about, strict=True), strict=True))
     return _table(of_gpu.assign(**columns, seq=-1))
 
@@ -79,7 +77,7 @@ def _nccl_calls(ranges: "pd.DataFrame") -> tuple[dict[str, list[_Call]], dict[st
     ranks: dict[str, int] = {}
     columns = (marked[name].tolist() for name in ("name", "thread", "start", "end", "json", "payload"))
     for name, thread, start, end, text, payload in zip(*columns, strict=True):
-        fields = _fields(text)
+        fields = json.loads(text) if text.startswith("{") else {}
         group = next((str(fields[key]) for key in _GROUP if key in fields), "")
         if isinstance(count := fields.get(_RANKS), int):
             ranks[group] = count
@@ -90,17 +88,8 @@ def _nccl_calls(ranges: "pd.DataFrame") -> tuple[dict[str, list[_Call]], dict[st
     return calls, ranks
 
 
-@lru_cache(maxsize=4096)
-def _fields(text: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(text) if text else {}
-    except ValueError:
-        return {}
-    return fields if isinstance(fields, dict) else {}
-
-
-def _call_of(calls: list[_Call], launch: int, kind: str) -> _Call | None:
+def _call_of(calls: list[_Call], launch: int, kind: str) -> _Call:
     """Return the innermost call during which a thread launched: of this kind, or of any where the kernel has none."""
     last = bisect.bisect_right(calls, launch, key=lambda call: call.start)
     inside = (call for call in reversed(calls[max(0, last - _DEPTH) : last]) if call.end >= launch)
-    return next((call for call in inside if call.collective == kind or kind in _UNNAMED), None)
+    return next((call for call in inside if call.collective == kind or kind in _UNNAMED), _Call())

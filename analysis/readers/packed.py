@@ -1,7 +1,7 @@
 """Files that may be gzip-compressed or cut short: their bytes and lines."""
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +17,6 @@ _BLOCK_BYTES = 8 << 20
 _PIECE_BYTES = 64 << 10
 ENDS_INSIDE = "it ends inside the compressed data"
 UNENDED = "the last line does not end with a newline, so the file may be cut short: copy it again, or record again"
-_POINTER = b"version https://git-lfs"
 
 
 def is_packed(path: Path) -> bool:
@@ -49,26 +48,21 @@ def unpacked_blocks(
     Where the packed form ends early or is damaged, `damaged` is called with the reason, behind what could be unpacked;
     without it this raises InputError.
     """
-    reasons: list[str] = []
     packed = is_packed(path)
     with _opened(path) as file:
-        plain = iter(lambda: file.read(block_bytes), b"")
-        for place, block in enumerate(_members(file, reasons.append) if packed else plain):
-            if place == 0 and block.startswith(_POINTER):
-                raise InputError(
-                    "file-format",
-                    f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull`, then try again",
-                )
-            yield block
-    for reason in reasons:
-        if damaged is None:
-            what = f"cannot read {path}: {reason}; the file is damaged or truncated; copy it again"
-            raise InputError(damage_code(reason), what)
+        if not packed:
+            yield from iter(lambda: file.read(block_bytes), b"")
+            return
+        reason = yield from _members(file)
+    if reason and damaged is not None:
         damaged(reason)
+    elif reason:
+        what = f"cannot read {path}: {reason}; the file is damaged or truncated; copy it again"
+        raise InputError(damage_code(reason), what)
 
 
-def _members(file: BinaryIO, damaged: Callable[[str], None]) -> Iterator[bytes]:
-    """Unpack gzip members, one behind the other."""
+def _members(file: BinaryIO) -> Generator[bytes, None, str]:
+    """Unpack gzip members, one behind the other; return why they end early, "" where they are whole."""
     damage: Any = zlib_ng.error
     member = zlib_ng.decompressobj(wbits=31)
     while piece := file.read(_PIECE_BYTES):
@@ -77,11 +71,9 @@ def _members(file: BinaryIO, damaged: Callable[[str], None]) -> Iterator[bytes]:
             try:
                 yield member.decompress(piece)
             except damage as error:
-                damaged(str(error))
-                return
+                return str(error)
             piece = member.unused_data
-    if not member.eof:
-        damaged(ENDS_INSIDE)
+    return "" if member.eof else ENDS_INSIDE
 
 
 def read_start(path: Path, size: int) -> bytes:

@@ -30,6 +30,7 @@ SUPPORTED = (
 
 # Formats that are known and not read: how a file begins, what it is, and what to give instead.
 _NOT_READ: tuple[tuple[re.Pattern[bytes], str], ...] = (
+    (re.compile(b"version https://git-lfs"), "is a Git LFS pointer, not the file itself: run `git lfs pull`"),
     (
         re.compile(
             rb'\s*\[\s*\{"name": "[^"]*", "cat": "(?:GROUP|COLL|P2P|KERNEL_LAUNCH|PROXY|NET)(?:_API)?", "ph": "b"'
@@ -66,7 +67,7 @@ class Head:
 
 
 def read_head(path: Path) -> Head:
-    """Return what a file begins with. Raises InputError when it cannot be read, is empty or a Git LFS pointer."""
+    """Return what a file begins with. Raises InputError when it cannot be read or is empty."""
     data = read_start(path, _HEAD_BYTES)
     if not data.strip():
         raise InputError("file-empty", f"{path} is empty: nothing was recorded, or the disk was full; record again")

@@ -17,18 +17,18 @@ from analysis.timeline import Mask, empty
 if TYPE_CHECKING:
     import pandas as pd
 
-
+DOMAIN = "bertbench"
+CAPTURE = "bertbench:capture"
 NEGLIGIBLE = 0.01
 """A step shorter than this share of the median of those that launched something, and empty, is none."""
-
-
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})")
+_STEP = re.compile(r"(ProfilerStep|(?:train\w*[ _-])?(?:step|iteration|iter))(?:[ _#:=-]*(\d{1,18}))?", re.IGNORECASE)
+_STEP_TYPES = {"step": "int64", "start": "int64", "end": "int64", "thread": "str"}
 
 
 def marked_steps(names: Sequence[str]) -> Integers:
     """Return the number of the step of PyTorch's profiler that each of n names marks, -1 for none."""
-    found = [_PROFILER_STEP.match(name) for name in names]
-    return np.array([int(match[1]) if match else -1 for match in found], dtype=np.int64)
+    return np.array([int(match[1]) if (match := _PROFILER_STEP.match(name)) else -1 for name in names], dtype=np.int64)
 
 
 def empty_steps(
@@ -55,12 +55,6 @@ def launch_moments(work: Integers, calls: Integers, called: Integers) -> Integer
     """Return the starts of the calls that launched work, ns, by the correlation ids of work and calls."""
     moments: Integers = called[contains(np.sort(work[work > 0]), calls)]
     return moments
-
-
-DOMAIN = "bertbench"
-CAPTURE = "bertbench:capture"
-_STEP = re.compile(r"(ProfilerStep|(?:train\w*[ _-])?(?:step|iteration|iter))(?:[ _#:=-]*(\d{1,18}))?", re.IGNORECASE)
-_STEP_TYPES = {"step": "int64", "start": "int64", "end": "int64", "thread": "str"}
 
 
 def take_steps(ranges: "pd.DataFrame") -> tuple["pd.DataFrame", "pd.DataFrame", str]:
