@@ -69,40 +69,23 @@ class KernelCounters:
 def joined(parts: Sequence[KernelCounters]) -> KernelCounters:
     """Return the kernels of several files of one run as one table; at least one part is needed.
 
-    Processes are renumbered 0, 1, ...: two containers can give two processes the same number. What the files
-    disagree on is None (device, capability) or a problem (the unit of a metric: the later file's values are left out).
+    Processes are renumbered 0, 1, ...: two containers can give two processes the same number. Of the files' devices and
+    units the first count.
     """
     import pandas as pd
 
-    if len(parts) == 1:
-        return parts[0]
-    units: dict[str, str] = {}
-    problems: dict[str, None] = {}
-    frames = []
-    for part in parts:
-        other = [name for name, unit in part.units.items() if units.get(name, unit) != unit]
-        problems |= dict.fromkeys(part.problems)
-        problems |= dict.fromkeys(f"{name} has different units in the files: skipped after the first" for name in other)
-        units = {**part.units, **units}
-        frames.append(part.kernels.drop(columns=other))
-    if not any(len(frame) for frame in frames):
-        return parts[0]
-    starts = [0, *itertools.accumulate(len(frame) for frame in frames)]
-    rules = [
-        replace(one, row=one.row + start) for part, start in zip(parts, starts, strict=False) for one in part.rules
-    ]
-    kernels = pd.concat([frame for frame in frames if len(frame)], keys=range(len(frames)), names=["file"])
-    files = kernels.index.get_level_values("file")
-    kernels["process"] = pd.MultiIndex.from_arrays([files, kernels["process"]]).factorize()[0].astype("int64")
-    names = {part.device_name for part in parts}
-    capabilities = {part.compute_capability for part in parts}
-    return KernelCounters(
-        kernels.reset_index(drop=True),
-        {name: unit for name, unit in units.items() if name in kernels},
-        names.pop() if len(names) == 1 else None,
-        capabilities.pop() if len(capabilities) == 1 else None,
-        tuple(problems),
-        tuple(rules),
+    filled = [part for part in parts if len(part.kernels)] or parts[:1]
+    kernels = pd.concat([part.kernels for part in filled], keys=range(len(filled)), names=["file"])
+    processes = pd.MultiIndex.from_arrays([kernels.index.get_level_values("file"), kernels["process"]])
+    starts = itertools.accumulate((len(part.kernels) for part in filled), initial=0)
+    return replace(
+        filled[0],
+        kernels=kernels.assign(process=processes.factorize()[0].astype("int64")).reset_index(drop=True),
+        units={name: unit for part in reversed(filled) for name, unit in part.units.items()},
+        problems=tuple(dict.fromkeys(problem for part in parts for problem in part.problems)),
+        rules=tuple(
+            replace(one, row=one.row + start) for part, start in zip(filled, starts, strict=False) for one in part.rules
+        ),
     )
 
 

@@ -189,33 +189,6 @@ def bus_factor(collective: str, ranks: int) -> float | None:
     return 1.0 if collective in ("broadcast", "reduce", "send_recv") else None
 
 
-# Words of the names that Megatron, DeviceMesh ("mesh_dp"), torchtitan and FSDP give to process groups.
-_PARALLELISMS = {
-    "tensor": ("tensor", "tp", "etp", "tensorparallel"),
-    "data": ("data", "dp", "ddp", "fsdp", "hsdp", "edp", "efsdp", "shard", "replicate", "dataparallel"),
-    "pipeline": ("pipeline", "pp", "embedding", "pipelineparallel"),
-    "expert": ("expert", "ep", "etp", "edp", "efsdp", "moe", "expertparallel"),
-    "context": ("context", "cp", "contextparallel"),
-    "sequence": ("sequence", "sp", "ulysses"),
-}
-
-
-@lru_cache(maxsize=4096)
-def parallelism(description: str) -> str:
-    """Return what a process group is for, by its description; "" where that does not say.
-
-    One of tensor, data, pipeline, expert, context and sequence, several joined by "+" ("expert+data"), or model (all
-    ranks of one copy of the model).
-    """
-    words = re.findall(r"[a-z]+", description[:_MOST_READ].lower())
-    places = {
-        kind: min((place for place, word in enumerate(words) if word in known), default=-1)
-        for kind, known in _PARALLELISMS.items()
-    }
-    kinds = sorted((kind for kind, place in places.items() if place >= 0), key=lambda kind: places[kind])
-    return "+".join(kinds) or ("model" if {"model", "parallel"} <= set(words) else "")
-
-
 _ATTENTION = ("flash", "efficient", "cudnn")
 GEMMS = ("mm", "addmm", "bmm", "baddbmm")
 ATTENTIONS = tuple(f"_scaled_dot_product_{kind}_attention{way}" for kind in _ATTENTION for way in ("", "_backward"))

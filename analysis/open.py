@@ -10,7 +10,7 @@ import re
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -193,9 +193,7 @@ def _once(files: Sequence[Path]) -> list[Path]:
 def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
     try:
         with tarfile.open(path, errorlevel=0) as archive:
-            for member in archive:
-                if member.isfile():
-                    archive.extract(member, scratch, filter="data")
+            archive.extractall(scratch, (member for member in archive if member.isfile()), filter="data")
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         problems.append(f"{path} is damaged or truncated ({error}): only the files before that point are read")
     if not scratch.exists():
@@ -208,18 +206,16 @@ def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dic
     unknown: list[str] = []
     for file in files:
         try:
-            reader = find_reader(read_head(file))
-            if reader is None and single:
+            if (reader := find_reader(read_head(file))) is not None:
+                by_reader.setdefault(reader, []).append(file)
+            elif single:
                 raise InputError("file-format", _not_readable(file))
+            else:
+                unknown.append(file.name)
         except InputError as error:
             if single:
                 raise
             problems.append(str(error))
-            continue
-        if reader is None:
-            unknown.append(file.name)
-        else:
-            by_reader.setdefault(reader, []).append(file)
     if unknown:
         problems.append(f"skipped {_some(unknown)}: unrecognized format")
     return by_reader
@@ -252,7 +248,6 @@ def _read(paths: Sequence[Path], files: Sequence[Path], problems: list[str]) -> 
         else:
             summaries.append(content)
     ordered = _ranked(_whole(timelines, problems), problems)
-    problems += _mixed(ordered)
     contents: list[Timeline | KernelCounters | Summary] = [*ordered, *counters.values(), *summaries]
     problems += [problem for one in contents for problem in one.problems]
     return Source(
@@ -265,20 +260,6 @@ def _read(paths: Sequence[Path], files: Sequence[Path], problems: list[str]) -> 
         summaries=tuple(summaries),
         problems=tuple(dict.fromkeys(map(redact_text, problems))),
     )
-
-
-def _mixed(timelines: Sequence[Timeline]) -> list[str]:
-    """Say where traces cannot be of one job: an average over them means nothing."""
-    devices = sorted({name for one in timelines for name in one.devices.values()})
-    sizes = sorted({one.world_size for one in timelines if one.world_size is not None})
-    on_gpu = {len(one.work) > 0 for one in timelines if one.devices or len(one.work) or len(one.operators)}
-    differ: list[tuple[Collection[object], str]] = [
-        (devices, f"the traces are from different GPUs ({', '.join(devices)})"),
-        (sizes, f"the traces are from jobs of different sizes ({', '.join(map(str, sizes))} ranks)"),
-        (on_gpu, "some of the traces hold work of a GPU and some hold none"),
-    ]
-    advice = "sums and averages over them mean little; give the traces of one run"
-    return [f"{text}: {advice}" for values, text in differ if len(values) > 1]
 
 
 def _whole(timelines: Sequence[Timeline], problems: list[str]) -> Sequence[Timeline]:

@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -90,14 +90,6 @@ def _cautions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
         }
 
 
-class Point(NamedTuple):
-    """What was measured at one size on one number of ranks: the median over processes of their medians."""
-
-    ranks: int
-    size_bytes: int
-    time_us: float
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
     """A fitted line; `reason` says why there is none, and what to do."""
@@ -106,22 +98,12 @@ class Link:
     device: str
     nodes: int
     """Nodes that the ranks were spread over."""
-    points: tuple[Point, ...]
-    """What was fitted, by ranks and size."""
+    points: Mapping[tuple[int, int], float]
+    """What was fitted: the median over processes of their median times, us, by ranks and size in bytes."""
     alpha_us: float = math.nan
     bandwidth_gb_s: float = math.nan
     """What a link carries of endless messages in 1e9 bytes/s: where busbw levels off."""
     reason: str = ""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Numbers of ranks measured, ascending."""
-        return tuple(sorted({point.ranks for point in self.points}))
-
-    @property
-    def errors(self) -> FloatArray:
-        """Fitted / measured - 1, per point."""
-        return np.array([self.time_us(point.size_bytes, point.ranks) / point.time_us - 1 for point in self.points])
 
     def time_us(self, size_bytes: float, ranks: int) -> float:
         """Return the time that the line gives, us."""
@@ -145,14 +127,14 @@ def fitted_links(trials: "Sequence[LoadedTrial]") -> list[Link]:
                     times[key][row["ranks"], row["size_bytes"]].append(row["time_us"])
     links = []
     for (dtype, device, nodes), measured in sorted(times.items()):
-        points = tuple(Point(*place, float(np.median(values))) for place, values in sorted(measured.items()))
+        points = {place: float(np.median(values)) for place, values in sorted(measured.items())}
         links.append(Link(dtype=dtype, device=device, nodes=nodes, points=points, **_fitted(points)))
     return links
 
 
-def _fitted(points: Sequence[Point]) -> dict[str, Any]:
+def _fitted(points: Mapping[tuple[int, int], float]) -> dict[str, Any]:
     """Return alpha_us and bandwidth_gb_s that minimize relative errors, so that small sizes count; or a reason."""
-    ranks, sizes, measured = (np.array(values) for values in zip(*points, strict=True))
+    (ranks, sizes), measured = np.array([*points]).T, np.array([*points.values()])
     distinct = len(set(sizes.tolist()))
     if distinct < FEWEST_SIZES:
         return {"reason": f"{distinct} sizes were measured, a line needs {FEWEST_SIZES}: use a smaller --factor"}
@@ -192,12 +174,13 @@ def link_rows(links: Sequence[Link]) -> list[dict[str, Any]]:
     bandwidth_gb_s, median_error, largest_error, largest_error_bytes."""
     rows = []
     for link in links:
-        row: dict[str, Any] = {"dtype": link.dtype, "device": link.device, "ranks": " ".join(map(str, link.ranks))}
-        row |= {"nodes": link.nodes, "sizes": len({point.size_bytes for point in link.points}), "reason": link.reason}
-        fit: tuple[float | None, ...] = (None,) * len(_FIT)
+        ranks, sizes = ({place[part] for place in link.points} for part in (0, 1))
+        row: dict[str, Any] = {"dtype": link.dtype, "device": link.device, "ranks": " ".join(map(str, sorted(ranks)))}
+        row |= {"nodes": link.nodes, "sizes": len(sizes), "reason": link.reason, **dict.fromkeys(_FIT)}
         if not link.reason:
-            typical, worst = float(np.median(np.abs(link.errors))), int(np.abs(link.errors).argmax())
-            largest = (float(link.errors[worst]), link.points[worst].size_bytes)
-            fit = (link.alpha_us, link.bandwidth_gb_s, typical, *largest)
-        rows.append(row | dict(zip(_FIT, fit, strict=True)))
+            errors = [(link.time_us(size, count) / time - 1, size) for (count, size), time in link.points.items()]
+            largest = max(errors, key=lambda error: abs(error[0]))
+            typical = float(np.median([abs(error) for error, _ in errors]))
+            row |= dict(zip(_FIT, (link.alpha_us, link.bandwidth_gb_s, typical, *largest), strict=True))
+        rows.append(row)
     return rows

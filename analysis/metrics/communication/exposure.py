@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.intervals import Intervals, difference, inside_ns, intersection, merged, total_ns
 from analysis.metrics.kernels.devices import LinkRates
 from analysis.metrics.time.window import collectives_at, device_sets, step_places, work_sets, work_time
-from analysis.names import bus_factor, parallelism
+from analysis.names import bus_factor
 from analysis.timeline import ProcessGroup, Timeline, columns, typed
 
 RANK_COLUMNS = columns(
@@ -26,12 +26,12 @@ RANK_COLUMNS = columns(
 # sized: those whose size is known; bytes are of these. algbw and busbw: bytes over durations, waiting for other ranks
 # included, as nccl-tests does; transfer_busbw: with the waiting taken off. link: what the bus bandwidth compares with.
 KIND_COLUMNS = columns(
-    "rank collective group description parallelism group_ranks group_size count sized bytes total_ms overlapped_ms "
+    "rank collective group description group_ranks group_size count sized bytes total_ms overlapped_ms "
     "exposed_ms algbw_gb_s busbw_gb_s transfer_busbw_gb_s link_gb_s link_share link_source communication_share"
 )
 _MEANS = ("count", "bytes", "total_ms", "exposed_ms", "algbw_gb_s", "busbw_gb_s", "transfer_busbw_gb_s")
 # groups: sets of ranks with this description; traces: of ranks that communicate in it, over which the rest are means.
-GROUP_COLUMNS = {**columns(f"group parallelism groups group_size traces {' '.join(_MEANS)}"), "count": "float64"}
+GROUP_COLUMNS = {**columns(f"group groups group_size traces {' '.join(_MEANS)}"), "count": "float64"}
 BUCKET_COLUMNS = columns("rank step bucket collective bytes start_ms end_ms duration_ms wait_ms exposed_ms")
 
 
@@ -59,17 +59,16 @@ def collective_table(timeline: Timeline, matching: pd.DataFrame | None = None, m
     for device in table["device"].unique().tolist():
         here = (table["device"] == device).to_numpy()
         exposed[here] -= inside_ns(_compute(timeline, device), starts[here], ends[here])
-    transfers = np.full(len(table), np.nan)
+    transfers = pd.Series(np.nan, index=range(len(table)))
     if matching is not None:
-        matched = matching[matching["member"] == member]
-        transfers[matched["index"].to_numpy()] = matched["transfer_ns"]
+        transfers.update(matching[matching["member"] == member].set_index("index")["transfer_ns"])
     frame = table[["collective", "group", "group_size", "bytes", "device"]].assign(
         rank=pd.array([timeline.rank] * len(table), dtype="Int64"),
         step=steps.take(step_places(timeline, moments), allow_fill=True),
         counted=timeline.inside(moments),
         start_ns=starts,
         end_ns=ends,
-        transfer_ns=transfers,
+        transfer_ns=transfers.to_numpy(),
         exposed_ns=exposed,
     )
     return frame.sort_values("start_ns", kind="stable", ignore_index=True)
@@ -172,7 +171,8 @@ def communication_by_kind(
     rows = []
     for timeline, row in _sums(timelines, matching, "collective", "group", "group_size"):
         group = _group_of(timeline, row)
-        row |= {"description": group.description, "group_ranks": group.listed, "link_source": "", **_about(group)}
+        row |= {"description": group.description, "group_ranks": group.listed, "link_source": ""}
+        row["group_size"] = group.size if group.size > 0 else None
         rate = row["busbw_gb_s"] if row["transfer_busbw_gb_s"] is None else row["transfer_busbw_gb_s"]
         if rate is not None:
             link = (links or LinkRates.of()).rate(timeline, row["collective"], group, row["bytes"] / row["sized"])
@@ -193,15 +193,16 @@ def communication_by_group(timelines: Sequence[Timeline], matching: pd.DataFrame
         if row["group"]:
             of_group = timeline.collectives["group"] == row["group"]
             group = _group_of(timeline, row | {"group_size": timeline.collectives["group_size"][of_group].max()})
-            rows.append({**row, "group": group.label, "members": (group.name, group.ranks), **_about(group)})
+            row |= {"group": group.label, "group_size": group.size if group.size > 0 else None}
+            rows.append({**row, "members": (group.name, group.ranks)})
     if not rows:
         return typed([], GROUP_COLUMNS)
     frame = pd.DataFrame(rows).astype({**dict.fromkeys(_MEANS, "float64"), "group_size": "Int64"})
     by_label = frame.groupby("group", sort=False)
     sizes, table = by_label["group_size"], by_label[list(_MEANS)].mean()
     table["bytes"] = table["bytes"].round()
-    table["parallelism"], table["groups"] = by_label["parallelism"].first(), by_label["members"].nunique()
-    table["group_size"], table["traces"] = sizes.max().where(sizes.nunique() == 1), by_label.size()
+    table["groups"], table["traces"] = by_label["members"].nunique(), by_label.size()
+    table["group_size"] = sizes.max().where(sizes.nunique() == 1)
     table = table.reset_index()[list(GROUP_COLUMNS)].astype(GROUP_COLUMNS)
     return table.sort_values("exposed_ms", ascending=False, kind="stable", ignore_index=True)
 
@@ -211,10 +212,6 @@ def _group_of(timeline: Timeline, row: Mapping[str, Any]) -> ProcessGroup:
     name, size = str(row["group"]), int(row["group_size"])
     group = timeline.groups.get(name) or ProcessGroup(name)
     return dataclasses.replace(group, size=size) if size > 0 else group
-
-
-def _about(group: ProcessGroup) -> dict[str, Any]:
-    return {"parallelism": parallelism(group.description), "group_size": group.size if group.size > 0 else None}
 
 
 def buckets(timeline: Timeline, matching: pd.DataFrame | None = None, member: int = 0) -> pd.DataFrame:
@@ -249,8 +246,7 @@ def all_reduce(timelines: Sequence[Timeline]) -> dict[str, Any]:
     ranks included. profiled_step_ms is what a step took with the profiler, the base of all shares. All are missing
     where no rank has marked steps.
     """
-    ranks = communication_by_rank(timelines)
-    ranks = ranks[ranks["steps"] > 0]
+    ranks = communication_by_rank([timeline for timeline in timelines if len(timeline.steps)])
     if not len(ranks):
         return {"profile_problem": "the profile marks no steps"}
     # All groups together: what two of them do at the same time counts once.

@@ -8,13 +8,13 @@ is in one. The causes of a gap add up to it, to the nanosecond; its own cause is
 """
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.intervals import Intervals, difference, intersection, merged, total_ns, union
+from analysis.intervals import Intervals, difference, intersection, total_ns, union
 from analysis.metrics.time.phases import phase_of
 from analysis.metrics.time.window import (
     NOTHING,
@@ -25,11 +25,12 @@ from analysis.metrics.time.window import (
     in_window,
     is_kernel,
     launching_calls,
+    open_times,
     step_places,
     work_time,
 )
 from analysis.names import collective
-from analysis.timeline import Timeline, columns, kept, named, typed
+from analysis.timeline import Timeline, columns, kept, typed
 
 CAUSES = ("data_wait", "communication", "synchronization", "allocator", "launch_bound", "unknown")
 PARTS = ("start_up", "steady", "tear_down")
@@ -65,14 +66,14 @@ def idle_gaps(timeline: Timeline) -> pd.DataFrame | None:
         return None
     marked, calls, launchers = (timeline.ranges, timeline.operators), (timeline.api,), _launchers(timeline)
     # Ranges of NCCL end when the collective is in the queue: calls in them that wait for the GPU do wait.
-    synchronizing = _open(calls, lambda name: "synchronize" in name.lower())
-    in_collective = intersection(_open(marked, lambda name: collective(name) is not None), synchronizing)
+    synchronizing = open_times(calls, lambda name: "synchronize" in name.lower())
+    in_collective = intersection(open_times(marked, lambda name: collective(name) is not None), synchronizing)
     of_cpu = cpu_communication(timeline) if not len(timeline.kernels) or len(timeline.collectives) else NOTHING
     waits = {
-        "data_wait": _open(marked, lambda name: phase_of(name) == "data"),
-        "communication": union(of_cpu, _open(marked, _waits_for_others), in_collective),
-        "synchronization": _open(calls, lambda name: bool(_SYNCHRONIZES.match(name)), launchers),
-        "allocator": _open(calls, lambda name: bool(_ALLOCATES.match(name)), launchers),
+        "data_wait": open_times(marked, lambda name: phase_of(name) == "data"),
+        "communication": union(of_cpu, open_times(marked, _waits_for_others), in_collective),
+        "synchronization": open_times(calls, lambda name: bool(_SYNCHRONIZES.match(name)), launchers),
+        "allocator": open_times(calls, lambda name: bool(_ALLOCATES.match(name)), launchers),
     }
     tables = [_gaps_of(timeline, one, whole, waits) for one in device_sets(timeline)]
     joined = pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0]
@@ -144,30 +145,24 @@ def idle_causes(timeline: Timeline, gaps: pd.DataFrame) -> pd.DataFrame:
     over GPUs. repeating_ms is what the steps usually have, without launch-bound gaps of LONG_NS or more; long_ms is in
     gaps of LONG_NS or more.
     """
-    whole, devices = work_time(timeline), max(1, gaps["device"].nunique())
-    span, lengths = total_ns(whole) if whole is not None else 0, gaps["end_ns"] - gaps["start_ns"]
-    steady = gaps[gaps["part"] == "steady"]
-    causes, rows = CAUSES if len(timeline.work) else ("data_wait", "communication", "unknown"), []
+    whole, devices, lengths = work_time(timeline), max(1, gaps["device"].nunique()), gaps["end_ns"] - gaps["start_ns"]
+    steady, rows = gaps[gaps["part"] == "steady"], []
+    causes = CAUSES if len(timeline.work) else ("data_wait", "communication", "unknown")
     for cause in ("start_up", *causes, "tear_down"):
+        row = {"rank": timeline.rank, "cause": cause, "repeating_ms": 0.0, "long_ms": 0.0}
         if cause in PARTS:
-            length, repeating, long = int(lengths[gaps["part"] == cause].sum()), 0.0, 0
+            row["idle_ms"] = lengths[gaps["part"] == cause].sum()
         else:
             values = steady[f"{cause}_ns"]
             is_long = values >= LONG_NS
-            length, long = int(values.sum()), int(values[is_long].sum())
-            repeating = _repeating(timeline, steady, values.mask(is_long, 0) if cause == "launch_bound" else values)
-        rows.append(
-            {
-                "rank": timeline.rank,
-                "cause": cause,
-                "idle_ms": length / devices / 1e6,
-                "idle_time_share": length / int(lengths.sum()) if len(gaps) else None,
-                "window_share": length / devices / span if span else None,
-                "repeating_ms": repeating / devices / 1e6,
-                "long_ms": long / devices / 1e6,
-            }
-        )
-    return typed(rows, CAUSE_COLUMNS)
+            row |= {"idle_ms": values.sum(), "long_ms": values[is_long].sum()}
+            row["repeating_ms"] = _repeating(timeline, steady, values.mask(is_long & (cause == "launch_bound"), 0))
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    table["idle_time_share"] = table["idle_ms"] / (lengths.sum() or np.nan)
+    table["window_share"] = table["idle_ms"] / devices / (total_ns(NOTHING if whole is None else whole) or np.nan)
+    table[["idle_ms", "repeating_ms", "long_ms"]] /= devices * 1e6
+    return table[list(CAUSE_COLUMNS)].astype(CAUSE_COLUMNS)
 
 
 def _repeating(timeline: Timeline, gaps: pd.DataFrame, values: "pd.Series[int]") -> float:
@@ -213,8 +208,7 @@ def _call_in(timeline: Timeline, begin: int, end: int) -> str:
             rows = rows[rows["thread"].isin(launchers)]
         parts.append(rows)
     around = pd.concat(parts, ignore_index=True)
-    steps = pd.MultiIndex.from_frame(timeline.steps[["start", "end"]])
-    around = around[~pd.MultiIndex.from_frame(around[["start", "end"]]).isin(steps)]
+    around = around[~around["start"].isin(timeline.steps["start"]) | ~around["end"].isin(timeline.steps["end"])]
     shortest = (around["end"] - around["start"]).to_numpy().argmin() if len(around) else 0
     return str(around["name"].iloc[shortest]) if len(around) else ""
 
@@ -232,16 +226,6 @@ def _waits_for_others(name: str) -> bool:
     if phase_of(name) == "communication" or _WAITS.match(name):
         return True
     return bool(_OF_CPU.search(name)) and collective(name) is not None
-
-
-def _open(tables: Iterable[pd.DataFrame], wanted: Callable[[str], bool], threads: Container[str] = ()) -> Intervals:
-    """Return when a row of a wanted name is open in any of the tables, on one of the threads where some are given."""
-    parts = []
-    for table in tables:
-        rows = table[named(table["name"], wanted)]
-        rows = rows[named(rows["thread"], lambda thread: thread in threads)] if threads else rows
-        parts.append(merged(rows["start"], rows["end"]))
-    return union(*parts)
 
 
 def launch_queue(timelines: Iterable[Timeline]) -> pd.DataFrame:

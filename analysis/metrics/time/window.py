@@ -11,7 +11,7 @@ Occurrences of a range are steps; those that overlap are one, and the time betwe
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -105,20 +105,30 @@ def cpu_communication(timeline: Timeline) -> Intervals:
     if len(spans):
         spans = spans[spans["device"] < 0]
         return merged(spans["start"], spans["end"])
+    marked = (timeline.operators, timeline.ranges)
+    return open_times(marked, lambda name: collective(name) is not None and not is_gpu_library(name))
+
+
+def open_times(
+    tables: "Iterable[pd.DataFrame]", wanted: Callable[[str], bool], threads: Container[str] | None = None
+) -> Intervals:
+    """Return when a row of a wanted name is open in any of the tables, on one of the threads where they are given."""
     parts = []
-    for table in (timeline.operators, timeline.ranges):
-        names = {name for name in table["name"].unique() if collective(str(name)) and not is_gpu_library(str(name))}
-        part = table[table["name"].isin(names)]
-        parts.append(merged(part["start"], part["end"]))
+    for table in tables:
+        rows = table[named(table["name"], wanted)]
+        rows = rows if threads is None else rows[named(rows["thread"], threads.__contains__)]
+        parts.append(merged(rows["start"], rows["end"]))
     return union(*parts)
 
 
 def cpu_computation(operators: "pd.DataFrame") -> Intervals:
     """Return when a CPU computes: the outermost operators of every thread less the communication in them."""
     parts = []
-    for _, part in operators.assign(communicating=is_communication(operators)).groupby("thread"):
-        outermost, waiting = part[part["outermost"]], part[part["communicating"]]
-        parts.append(difference(merged(outermost["start"], outermost["end"]), merged(waiting["start"], waiting["end"])))
+    for _, part in operators.assign(waits=is_communication(operators)).groupby("thread"):
+        outermost, waiting = (
+            merged(part.loc[part[flag], "start"], part.loc[part[flag], "end"]) for flag in ("outermost", "waits")
+        )
+        parts.append(difference(outermost, waiting))
     return union(*parts)
 
 
@@ -129,7 +139,7 @@ def launching_calls(timeline: Timeline) -> Numbers | None:
     Several rows of one call (a CUDA graph's) have the same. Of calls that share an id the first counts.
     """
     kernels, api = timeline.kernels, timeline.api
-    if not {"correlation_id"} <= {*kernels.columns} & {*api.columns} or not len(kernels) or not len(api):
+    if "correlation_id" not in {*kernels.columns} & {*api.columns} or not len(kernels) or not len(api):
         return None
     calls = _calls_with(timeline, kernels["correlation_id"].to_numpy())
     return calls if (calls >= 0).any() else None
@@ -160,14 +170,12 @@ def work_time(timeline: Timeline, window: Window = "steps") -> Intervals | None:
     "kernels" is from the first start to the last end of GPU work, whatever is marked (as Holistic Trace Analysis).
     """
     work, busy = timeline.work, work_sets(timeline).busy
-    if not len(work) and not len(busy):
+    starts, ends = (work.start, work.end) if len(work) else busy.T  # GPU work with that of no length
+    if not len(starts):
         return None
+    whole = np.array([[starts.min(), ends.max()]], dtype=np.int64)
     if window == "steps" and timeline.spans is not None:
         whole = timeline.spans
-    elif len(work):  # with those of no length
-        whole = np.array([[work.start.min(), work.end.max()]], dtype=np.int64)
-    else:
-        whole = busy[[0, -1], [0, 1]].reshape(1, 2)
     return whole if total_ns(whole) else None
 
 
@@ -175,8 +183,8 @@ def analysis_time(timeline: Timeline) -> Intervals | None:
     """Return the window as a set, also of a trace without work: its steps, or all that was recorded; None for none."""
     whole = timeline.spans if timeline.spans is not None else work_time(timeline)
     if whole is None:
-        tables = [timeline.kernels] if len(timeline.kernels) else [timeline.operators, timeline.ranges]
-        whole = None if (extent := _extent(tables)) is None else np.array([extent], dtype=np.int64)
+        extent = _extent([timeline.kernels] if len(timeline.kernels) else [timeline.operators, timeline.ranges])
+        whole = None if extent is None else np.array([extent], dtype=np.int64)
     return whole
 
 
@@ -328,16 +336,13 @@ def _cut(timeline: Timeline, choice: WindowChoice) -> Timeline | None:
 
 
 def _occurrences(timeline: Timeline, name: str) -> Intervals:
-    """Return the occurrences of a range, or of an operator where no range has the name; those that touch stay apart."""
+    """Return the occurrences of a range, those that overlap as one; those that touch stay apart."""
     pattern = re.compile(f"(?:bertbench:)?{re.escape(name).replace(re.escape('*'), '.*')}", re.DOTALL)
-    for table in (timeline.ranges, timeline.operators):
-        chosen = table[named(table["name"], lambda one: bool(pattern.fullmatch(one)))]
-        starts, ends = (chosen[column].to_numpy(dtype=np.int64) for column in ("start", "end"))
-        starts, ends = starts[ends > starts], np.maximum.accumulate(ends[ends > starts])
-        if len(starts):
-            first = np.append(True, starts[1:] >= ends[:-1])
-            return np.column_stack([starts[first], ends[np.append(first[1:], True)]])
-    return NOTHING
+    chosen = timeline.ranges[named(timeline.ranges["name"], lambda one: bool(pattern.fullmatch(one)))]
+    starts, ends = (chosen[column].to_numpy(dtype=np.int64) for column in ("start", "end"))
+    starts, ends = starts[ends > starts], np.maximum.accumulate(ends[ends > starts])
+    first = np.append(True, starts[1:] >= ends[:-1])[: len(starts)]
+    return np.column_stack([starts[first], ends[np.roll(first, -1)]])
 
 
 def _extent(tables: "Sequence[pd.DataFrame]") -> tuple[int, int] | None:

@@ -66,7 +66,6 @@ def times(found: Timeline) -> dict[str, float]:
         # forward alone: three times 15 of 30 ms, whatever lies between.
         ("range:forward", (90, 45, 45, 45, 0, 0), 3),
         ("range:back*", (120, 75, 45, 45, 60, 30), 3),
-        ("range:aten::mm", (6, 0, 6, 0, 0, 0), 3),
         # 130 to 190: 15 ms of the GEMM, 20 of the all-reduce, 15 of the GEMM, 10 of both.
         ("130ms..190ms", (60, 40, 20, 30, 20, 10), 0),
         ("0.1s..0.2s", (100, 60, 40, 50, 20, 10), 1),
