@@ -81,12 +81,6 @@ def inside_ns(intervals: Intervals, begins: npt.ArrayLike, ends: npt.ArrayLike) 
     return last - first
 
 
-def contains(ordered: Integers, values: Integers) -> npt.NDArray[np.bool_]:
-    """Return which of n values are among others that are in order, shape (n,); np.isin would hash all of them."""
-    place = np.searchsorted(ordered, values).clip(max=len(ordered) - 1)
-    return ordered[place] == values if len(ordered) else np.zeros(len(values), dtype=bool)
-
-
 class Nested:
     """Spans of threads: which one called each, and which one a moment lies in.
 

@@ -16,7 +16,6 @@ from analysis.metrics.kernels.devices import LinkRates
 from analysis.timeline import Timeline, lost_kernels
 from analysis.wording import percent, short, traffic
 
-_LONGEST_LABEL = 60
 _ONE_RANK = 0.6
 """Share of the waiting from which the one rank that caused it is the straggler."""
 _RISING = 1.1
@@ -26,22 +25,21 @@ _RISING = 1.1
 def findings(
     timelines: Sequence[Timeline], context: Context | None = None, links: LinkRates | None = None
 ) -> list[Finding]:
-    """Return all_reduce_by_rank, collectives and buckets; of several ranks stragglers and clock_offsets too; where the
-    trace describes or has several process groups process_groups; nothing where no rank communicates."""
+    """Return all_reduce_by_rank, collectives and buckets; of several ranks stragglers and clock_offsets too;
+    nothing where no rank communicates."""
     talking = [place for place, timeline in enumerate(timelines) if len(timeline.collectives)]
     if not talking:
         return []
     matching = match_collectives(timelines)
     by_rank = exposure.communication_by_rank(timelines, matching)
     by_kind = exposure.communication_by_kind(timelines, matching, links)
-    groups, late = exposure.communication_by_group(timelines, matching), stragglers(timelines, matching)
+    late = stragglers(timelines, matching)
     exposed_ms = dict(zip(by_rank["rank"].tolist(), by_rank["exposed_ms"].tolist(), strict=True))
     worst = max(talking, key=lambda place: float(exposed_ms.get(timelines[place].rank, 0.0)))
     several = len(timelines) > 1
     made = [
         _exposed(by_rank, late, context or Context()),
         _collectives(by_kind),
-        _process_groups(groups) if len(groups) > 1 or (by_kind["description"] != "").any() else None,
         _stragglers(late) if several else None,
         _buckets(exposure.buckets(timelines[worst], matching, worst), timelines[worst].rank),
         _clocks(clock_offsets(timelines, matching)) if several else None,
@@ -91,13 +89,6 @@ def _collectives(table: "pd.DataFrame") -> Finding:
         sentence += f"{traffic(top['bytes'] / top['sized'])} per call"
         sentence += "." if pd.isna(rate) else f" at a bus bandwidth of {short(float(rate))} GB/s."
     return Finding("collectives", "Collectives by rank and kind", _shown(table), sentence)
-
-
-def _process_groups(groups: "pd.DataFrame") -> Finding:
-    first = _first(groups)
-    most = number(float(first["exposed_ms"]))
-    sentence = f"Group {first['group'][:_LONGEST_LABEL]} has most exposed communication, {most} ms per rank."
-    return Finding("process_groups", "Process groups (means over ranks)", _shown(groups), sentence)
 
 
 def _stragglers(table: "pd.DataFrame") -> Finding:

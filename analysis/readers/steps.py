@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.intervals import Integers, contains
+from analysis.intervals import Integers
 from analysis.timeline import Mask, empty
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def empty_steps(
 
 def launch_moments(work: Integers, calls: Integers, called: Integers) -> Integers:
     """Return the starts of the calls that launched work, ns, by the correlation ids of work and calls."""
-    moments: Integers = called[contains(np.sort(work[work > 0]), calls)]
+    moments: Integers = called[np.isin(calls, work[work > 0])]
     return moments
 
 

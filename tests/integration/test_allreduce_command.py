@@ -93,7 +93,7 @@ def test_bad_use_is_one_message(words: list[str], code: Code, fact: str) -> None
 )
 def test_folders_of_ranks(folder: Path, ranks: int) -> None:
     found = document("allreduce", folder)["findings"]
-    assert list(found) == ([*NAMES[:3], "process_groups", *NAMES[3:]] if ranks == 4 else NAMES)
+    assert list(found) == NAMES
     assert len(found["all_reduce_by_rank"]["rows"]) == ranks
 
 

@@ -1,4 +1,4 @@
-"""Communication: one table with a row per collective, and its sums by rank, by kind, by process group and by step.
+"""Communication: one table with a row per collective, and its sums by rank, by kind and process group, and by step.
 
 On unions of intervals, as docs/explanation/communication.md defines them: C communication, K computation (see
 time.window); overlapped = |C and K|, exposed = |C minus K|. Times are cut at the window's edges; counts, bytes and
@@ -29,9 +29,6 @@ KIND_COLUMNS = columns(
     "rank collective group description group_ranks group_size count sized bytes total_ms overlapped_ms "
     "exposed_ms algbw_gb_s busbw_gb_s transfer_busbw_gb_s link_gb_s link_share link_source communication_share"
 )
-_MEANS = ("count", "bytes", "total_ms", "exposed_ms", "algbw_gb_s", "busbw_gb_s", "transfer_busbw_gb_s")
-# groups: sets of ranks with this description; traces: of ranks that communicate in it, over which the rest are means.
-GROUP_COLUMNS = {**columns(f"group groups group_size traces {' '.join(_MEANS)}"), "count": "float64"}
 BUCKET_COLUMNS = columns("rank step bucket collective bytes start_ms end_ms duration_ms wait_ms exposed_ms")
 
 
@@ -180,31 +177,6 @@ def communication_by_kind(
                 row |= {"link_gb_s": link.gb_s, "link_share": rate / link.gb_s, "link_source": link.source}
         rows.append(row)
     return typed(rows, KIND_COLUMNS).sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
-
-
-def communication_by_group(timelines: Sequence[Timeline], matching: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Return one row per process group of a description, those with most exposed time first: GROUP_COLUMNS.
-
-    Sets of ranks that have the same description, such as the tensor parallel groups of a job, are one row; collectives
-    whose group is not known have none. What two groups do at the same time counts for both.
-    """
-    rows = []
-    for timeline, row in _sums(timelines, matching, "group"):
-        if row["group"]:
-            of_group = timeline.collectives["group"] == row["group"]
-            group = _group_of(timeline, row | {"group_size": timeline.collectives["group_size"][of_group].max()})
-            row |= {"group": group.label, "group_size": group.size if group.size > 0 else None}
-            rows.append({**row, "members": (group.name, group.ranks)})
-    if not rows:
-        return typed([], GROUP_COLUMNS)
-    frame = pd.DataFrame(rows).astype({**dict.fromkeys(_MEANS, "float64"), "group_size": "Int64"})
-    by_label = frame.groupby("group", sort=False)
-    sizes, table = by_label["group_size"], by_label[list(_MEANS)].mean()
-    table["bytes"] = table["bytes"].round()
-    table["groups"], table["traces"] = by_label["members"].nunique(), by_label.size()
-    table["group_size"] = sizes.max().where(sizes.nunique() == 1)
-    table = table.reset_index()[list(GROUP_COLUMNS)].astype(GROUP_COLUMNS)
-    return table.sort_values("exposed_ms", ascending=False, kind="stable", ignore_index=True)
 
 
 def _group_of(timeline: Timeline, row: Mapping[str, Any]) -> ProcessGroup:

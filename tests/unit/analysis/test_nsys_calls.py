@@ -10,7 +10,7 @@ import pytest
 from support import shared_files
 from support.shared_files import samples
 
-from analysis.metrics.communication.exposure import communication_by_group
+from analysis.metrics.communication.exposure import communication_by_kind
 from analysis.readers.nsys import read
 from analysis.readers.registry import find_reader, read_head
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
@@ -182,7 +182,7 @@ def test_an_all_to_all_of_sends_is_that_of_its_call_and_communicators_are_groups
     assert list(found.collectives["collective"]) == ["all_to_all", "all_reduce"]
     # NCCL's size of an all-to-all is what goes to each of the 4 ranks.
     assert list(found.collectives["bytes"]) == [4000, 500]
-    groups = communication_by_group([found]).set_index("group")
+    groups = communication_by_kind([found]).set_index("group")
     assert dict(groups["total_ms"]) == {"77": 40e-6, "78": 20e-6} and set(groups["group_size"]) == {4}
     # 4000 bytes in 40 ns are 100 GB/s, x 3/4; 500 in 20 are 25, x 2 x 3/4.
     assert dict(groups["busbw_gb_s"]) == pytest.approx({"77": 75.0, "78": 37.5})
