@@ -132,15 +132,10 @@ def model(row: Row) -> str:
     return f"{row['preset']} {row['precision']} seq {row['seq_len']}"
 
 
-def strategies_compete(rows: Sequence[Row]) -> bool:
-    """Whether rows differ in more than that one device needs no strategy."""
-    checkpointing = {bool(row.get("activation_checkpointing")) for row in rows}
-    return len(checkpointing) > 1 or len({strategy(row) for row in rows if row.get("strategy") != "single"}) > 1
-
-
 def names_strategies(rows: Sequence[Row]) -> bool:
-    """Whether a table of the rows has to name strategies: some compete, or one has options."""
-    return strategies_compete(rows) or any(strategy(row) != (row.get("strategy") or "") for row in rows)
+    """Whether rows have to name strategies: they differ in more than that one device needs none, or one has options."""
+    names = {strategy(row) for row in rows if row.get("strategy") != "single"}
+    return len(names) > 1 or any(strategy(row) != (row.get("strategy") or "") for row in rows)
 
 
 def by(row: Row) -> str:
@@ -157,24 +152,26 @@ def place(row: Row) -> str:
 
 
 def implementation(row: Row) -> str:
-    """Return the implementation with its optimizations if they are not the defaults of its device."""
-    return implementation_label(str(row["implementation"]), row.get("levers") or "")
+    """Return the implementation, with its optimizations unless they are its device's defaults; marks input trials."""
+    levers = row.get("levers") or ""
+    name = str(row["implementation"]) + {"": "", "none": " without optimizations"}.get(levers, f" {levers}")
+    return f"{name}, input only" if row.get("kind") == "input" else name
 
 
 def reference(ratio: Row) -> str:
     """Return the implementation that a row of runs.ratios_of compares with, as `implementation` does."""
-    return implementation_label(ratio["reference"], ratio["reference_levers"])
-
-
-def implementation_or_input(row: Row) -> str:
-    """Return `implementation`; an input trial is marked "input only"."""
-    return f"{implementation(row)}, input only" if row.get("kind") == "input" else implementation(row)
+    return implementation({"implementation": ratio["reference"], "levers": ratio["reference_levers"]})
 
 
 def strategy(row: Row) -> str:
-    """Return the strategy with its options in a few words."""
-    options, allocator = row.get("strategy_options") or "", row.get("allocator") or ""
-    return strategy_label(row.get("strategy") or "", options, bool(row.get("activation_checkpointing")), allocator)
+    """Return the strategy with its options in a few words; longer ones, such as a configuration, as a hash."""
+    words = [row.get("strategy") or ""]
+    for name, value in sorted(read_options(row.get("strategy_options") or "").items(), reverse=True):
+        hashed = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+        words.append(f"{name}={value if isinstance(value, int | float) else hashed}")
+    words += ["checkpointing"] if row.get("activation_checkpointing") else []
+    words += [f"memory={row['allocator']}"] if row.get("allocator") else []
+    return " ".join(words)
 
 
 def task(row: Row) -> str:
@@ -231,28 +228,7 @@ def floor_sentence(row: Row) -> str:
     return f"{name} takes {step} ms per step; the floor is {floor} ms, {percent(share)} of that."
 
 
-def strategy_label(strategy: str, options: str, checkpointing: bool = False, allocator: str = "") -> str:
-    """Return a strategy with its options in a few words; longer ones, such as a configuration, as a hash."""
-    words = [strategy]
-    for name, value in sorted(read_options(options).items(), reverse=True):
-        hashed = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
-        words.append(f"{name}={value if isinstance(value, int | float) else hashed}")
-    return " ".join([*words, *["checkpointing"] * checkpointing, *[f"memory={allocator}"] * bool(allocator)])
-
-
-def implementation_label(implementation: str, levers: str) -> str:
-    """Return an implementation with its optimizations (`Trial.levers`) if they are not the defaults of its device."""
-    words = {"": "", "none": " without optimizations"}
-    return f"{implementation}{words.get(levers, f' {levers}')}"
-
-
-def bucket_mib(options: str) -> int | None:
-    """Return the size of the buckets of gradients that Trial.strategy_options ask for; None for the strategy's own."""
-    value = read_options(options).get("bucket_mib")
-    return value if isinstance(value, int) else None
-
-
-def read_options(options: str) -> dict[str, object]:
+def read_options(options: str) -> dict[str, Any]:
     """Return the options of a strategy or task as a trial records them; text that is not JSON as one option."""
     try:
         return dict(json.loads(options or "{}"))

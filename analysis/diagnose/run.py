@@ -114,7 +114,7 @@ def trial_name(trial: LoadedTrial) -> str:
     if row["kind"] == "comm":
         return f"{row['collective'].get('name')} {row['precision']} on {wording.devices(row)}"
     profile = {"profile": "profile of ", "components": "parts of "}.get(row["kind"], "")
-    return f"{profile}{wording.implementation_or_input(row)} {wording.place(row)}"
+    return f"{profile}{wording.implementation(row)} {wording.place(row)}"
 
 
 def without_probes(trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:

@@ -19,7 +19,7 @@ import numpy as np
 from analysis.load import Key, LoadedTrial, circumstances
 from analysis.metrics.communication.collectives import FloatArray, Link, fitted_links
 from analysis.metrics.comparison.ratio import rate_ratio
-from analysis.wording import bucket_mib
+from analysis.wording import read_options
 from common.errors import UsageError
 from records.schema import OPTION_COLUMNS
 
@@ -207,7 +207,7 @@ def _projected(
     trial, first = base[0].trial, base[0].row
     link = max((one for one in links if one.device == trial.device), key=lambda one: one.nodes, default=None)
     passes = [
-        backward_pass(record["backward"], bucket_mib(one.trial.strategy_options))
+        backward_pass(record["backward"], read_options(one.trial.strategy_options).get("bucket_mib"))
         for one in base
         for record in one.ranks.values()
         if record.get("backward")

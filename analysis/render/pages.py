@@ -103,7 +103,7 @@ def write_report(
     utilization = {} if measured else utilization_by_batch(summary_rows(run))
     training, in_training = training_part(TrainRun(run.path), trials)
     figures = [utilization_figure(utilization)] if utilization else []
-    figures += run_figures(trials, measured, scaling)
+    figures += run_figures(measured, scaling)
     cautions = doubts.caution_texts(everything, doubts.cautions_of_run(trials, ratios, scaling))
     failures = doubts.failures(everything)
     results: list[Block] = [*result_tables.results_blocks(rows, ratios, page=True)] if rows else []
@@ -163,7 +163,7 @@ def _waterfalls(everything: LoadedRun) -> list[Section]:
     measured = [trial for trial in everything if trial.trial.kind == "components" and trial.row["status"] == "ok"]
     for number, trial in enumerate(measured):
         row = trial.row
-        title = f"Speed of light: {wording.implementation_or_input(row)} {wording.model(row)} {wording.place(row)}"
+        title = f"Speed of light: {wording.implementation(row)} {wording.model(row)} {wording.place(row)}"
         title += f", {trial.trial.trial_id}" if title in [one.title for one in sections] else ""
         floor, ceilings, *blocks = result_tables.light_blocks(trial)
         figures = Figures([waterfall_figure(row, f"waterfall-{number}")])

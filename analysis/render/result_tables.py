@@ -63,7 +63,7 @@ def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = (), *, page: boo
 
 
 def _result_columns(rows: Sequence[Row], page: bool) -> list[Column]:
-    shown = columns(["implementation, input", *_CONFIGURATION.split()[1:]])
+    shown = columns(_CONFIGURATION)
     shown += columns("samples_per_second tokens_per_second step_time_ms step_time_ms~ mfu peak_memory_bytes")
     if page:
         costs = ("joules_per_sample", "cost_per_million_samples")
@@ -112,13 +112,13 @@ def _of_scripts(rows: Sequence[Row]) -> bool:
 
 
 def _place(row: Row) -> str:
-    return f"{wording.implementation_or_input(row)} {wording.place(row)}"
+    return f"{wording.implementation(row)} {wording.place(row)}"
 
 
 def comparison_blocks(comparison: Row) -> list[Block]:
     """Return the table of what compare_runs returned, a line for each reason of a verdict, and what else differs."""
     rows = sorted(comparison["rows"], key=wording.order)
-    shown = columns(["implementation, input", *_CONFIGURATION.split()[1:]])
+    shown = columns(_CONFIGURATION)
     shown += columns("step_time_ms_a step_time_ms_b time_ratio time_ratio~ time_saved verdict")
     varied = without_constant(shown, rows)
     table = Table("compare", [column for column in shown if column.label == "model" or column in varied], rows)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from analysis import wording
 from analysis.diagnose.answer import Point
-from analysis.load import LoadedTrial
 from analysis.metrics.speed_of_light import ARITHMETIC, FLOOR, LOSS, NOT_EXPLAINED
 from analysis.render.figure import (
     COLOURS,
@@ -56,12 +55,13 @@ _LEAST_LABELED = 6
 """Smallest part of a step, in percent, that has its number written on it."""
 
 
-def run_figures(trials: Sequence[LoadedTrial], points: Sequence[Point], scaling: Sequence[Row]) -> list[Figure]:
+def run_figures(points: Sequence[Point], scaling: Sequence[Row]) -> list[Figure]:
     """Return every figure for which a run has data."""
     if not points:
         return []
     # Known implementations have fixed colors, others theirs in alphabetical order.
-    others = sorted({wording.implementation(trial.row) for trial in trials} - set(_NAMED))
+    rows = [*(point.row for point in points), *scaling]
+    others = sorted(set(map(wording.implementation, rows)) - set(_NAMED))
     colours = {**_NAMED, **{name: _OTHERS[number % len(_OTHERS)] for number, name in enumerate(others)}}
     efficiency = [_scaling_figure(scaling, colours)] if scaling else []
     return [_throughput_figure(points, colours), *efficiency, _phases_figure(points)]
@@ -106,7 +106,7 @@ def _top(middles: Iterable[float | None], ends: Iterable[float | None]) -> float
 def _lines_by_batch(axes: "Axes", members: Sequence[Point], colours: Mapping[str, str]) -> None:
     lines: dict[tuple[str, int, str, str], list[Point]] = {}
     several = len({wording.data(point.row) for point in members}) > 1
-    competing = wording.strategies_compete([point.row for point in members])
+    competing = wording.names_strategies([point.row for point in members])
     for point in members:
         row = point.row
         strategy, data = wording.strategy(row) if competing else "", wording.data(row) if several else ""
@@ -207,7 +207,7 @@ def _name(point: Point, among: Sequence[Point]) -> str:
     row, rows = point.row, [other.row for other in among]
     parts = [wording.implementation(row)]
     parts += [wording.model(row)] if len(set(map(wording.model, rows))) > 1 else []
-    parts += [wording.strategy(row)] if wording.strategies_compete(rows) else []
+    parts += [wording.strategy(row)] if wording.names_strategies(rows) else []
     parts += [wording.data(row)] if len(set(map(wording.data, rows))) > 1 else []
     return ", ".join([*parts, f"batch {wording.batch(row)}", wording.devices(row)])
 

@@ -228,7 +228,6 @@ _NUMBERS = {
 }
 _COMPUTED: dict[str, tuple[Callable[[Row], str], str]] = {
     "implementation": (wording.implementation, ""),
-    "implementation, input": (wording.implementation_or_input, ""),
     "strategy": (wording.strategy, ""),
     "task": (wording.task, ""),
     "model": (wording.model, ""),
@@ -254,7 +253,7 @@ def _column(name: str, headings: dict[str, str]) -> Column:
         return spread(name[:-1], FORMS[form if form in ("percent", "number") else "fine"])
     if name in _COMPUTED:
         text, field = _COMPUTED[name]
-        return computed(headings.get(name, name.partition(",")[0]), text, (lambda row: row[field]) if field else None)
+        return computed(headings.get(name, name), text, (lambda row: row[field]) if field else None)
     if name in _NUMBERS:
         label, form = _NUMBERS[name]
         return measured(headings.get(name, label), name, form)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from analysis.wording import strategy_label
+from analysis.wording import strategy
 from bench.cli.progress import duration, terminal_text
 from bench.cli.trial_display import TrialDisplay
 from bench.machine.devices import Devices
@@ -79,7 +79,7 @@ def describe(trial: Trial) -> str:
     words.append(place)
     if trial.profiler:
         words.append(f"under {trial.profiler}")
-    name = strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing, trial.allocator)
+    name = strategy(trial.row())
     if name != resolve_strategy(AUTO, trial.world_size):
         words.append(f"by {name}")
     if trial.data.startswith("synthetic:") and trial.data_fingerprint:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from analysis import wording
 from analysis.metrics.comparison.ratio import Candidate, choose, decided
-from analysis.wording import strategy_label
 from bert.model.memory import Memory, predict_memory
 from bert.parallel import devices_per_rank
 from bert.parallel.options import OPTIONS, options_text, read_options
@@ -156,7 +156,7 @@ class _Search:
         )
 
     def _strategy(self, strategy: str, options: str) -> Steps[None]:
-        name = strategy_label(strategy, options, False)
+        name = wording.strategy({"strategy": strategy, "strategy_options": options})
         start: int | None = self._start()
         for recompute in self._space.recompute:
             if start is None:
@@ -342,7 +342,7 @@ def _candidate(rounds: Sequence[Measured]) -> Candidate:
 def label(trial: Trial) -> str:
     """Return a configuration in a few words: "ddp bucket_mib=5 checkpointing, micro batch 8 x 4"."""
     steps = f" x {trial.grad_accum_steps}" if trial.grad_accum_steps > 1 else ""
-    name = strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing)
+    name = wording.strategy(trial.row())
     return f"{name}, micro batch {trial.micro_batch_size}{steps}"
 
 

@@ -198,7 +198,7 @@ def describe(row: Mapping[str, Any]) -> str:
     """Return the configuration of a row in words."""
     model = "" if row["kind"] == "measure" else f" {wording.model(row)}"
     task = f"{wording.task(row)} " if row["task"] else ""
-    return f"{task}{wording.implementation_or_input(row)}{model} {wording.place(row)}"
+    return f"{task}{wording.implementation(row)}{model} {wording.place(row)}"
 
 
 def differing(sides: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -118,7 +118,7 @@ def test_other_data_and_padding_are_curves_of_their_own_and_padded_lengths_are_a
             trial = dataclasses.replace(base, micro_batch_size=batch, padding=padding)
             write_trial(run, trial, {0: step_rows([50.0] * 12, batch)})
     trials = load_run(run)
-    throughput, *_ = run_figures(trials, points(trials), [])
+    throughput, *_ = run_figures(points(trials), [])
     curves = {name: values(throughput, name, 1) for name in titles(throughput)}
     assert len(curves) == 2 and all(batches == [8, 16] for batches in curves.values())
     assert sum("all pad" in name for name in curves) == 1, curves

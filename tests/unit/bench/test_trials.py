@@ -11,7 +11,7 @@ import torch
 from support.refusals import refused
 from support.squad_windows import VOCAB, squad_windows, write_windows
 
-from analysis.wording import implementation_label, strategy_label
+from analysis.wording import implementation, strategy
 from bench.machine.devices import Devices, Gpu
 from bench.plan.training import TrainOptions, plan_training
 from bench.plan.trials import Sweep, expand
@@ -61,7 +61,7 @@ def test_each_set_of_levers_is_a_competitor_of_our_own_model_alone() -> None:
         ("bertbench", ""), ("bertbench", "none"), ("bertbench", "chunks+unpad"), ("hf", ""),
     ]  # fmt: skip
     assert expand(Sweep(), CPU)[0].trial_id == trials[0].trial_id
-    labels = [implementation_label(trial.implementation, trial.levers) for trial in trials]
+    labels = [implementation(trial.row()) for trial in trials]
     assert labels == ["bertbench", "bertbench without optimizations", "bertbench chunks+unpad", "hf"]
     with refused("option-choice", "'warp'"):
         Sweep(levers=("warp",))
@@ -74,7 +74,7 @@ def test_each_allocator_is_a_trial_of_every_implementation_and_stands_beside_the
     assert [(trial.implementation, trial.allocator) for trial in trials] == [
         ("bertbench", ""), ("hf", ""), ("bertbench", "keep"), ("hf", "keep"),
     ]  # fmt: skip
-    assert strategy_label("single", "", False, "keep") == "single memory=keep"
+    assert strategy(trials[2].row()) == "single memory=keep"
     assert allocator_environment("", "cpu") == {} and allocator_environment("keep", "cpu")["MALLOC_MMAP_MAX_"] == "0"
     with refused("option-choice", "'kept'", "default, keep, huge-pages, expandable-segments"):
         Sweep(allocators=("kept",))
@@ -85,7 +85,7 @@ def test_expandable_segments_are_for_gpu_memory_and_refused_on_a_cpu() -> None:
     gpu = Devices("cuda", (Gpu("NVIDIA H200", "0", "GPU-0", 141 << 30),), 16)
     assert [trial.allocator for trial in expand(sweep, gpu)] == ["", "expandable-segments"]
     assert len({trial.trial_id for trial in expand(sweep, gpu)}) == 2
-    assert strategy_label("single", "", False, "expandable-segments") == "single memory=expandable-segments"
+    assert strategy(expand(sweep, gpu)[1].row()) == "single memory=expandable-segments"
     with refused("option-not-applicable", "--allocators expandable-segments", "CPU"):
         expand(sweep, CPU)
 
@@ -197,7 +197,7 @@ def test_each_zero_stage_is_a_trial_of_deepspeed_alone(tmp_path: Path) -> None:
     file.write_text('{"zero_optimization": {"stage": "auto"}}')
     sweep = Sweep(strategies=("ddp", "deepspeed"), zero_stages=(1, 3), deepspeed_config=file, devices=(2,))
     trials = expand(sweep, CPU)
-    labels = [strategy_label(trial.strategy, trial.strategy_options) for trial in trials]
+    labels = [strategy(trial.row()) for trial in trials]
     assert len({trial.trial_id for trial in trials}) == 3
     assert labels[0] == "ddp" and labels[1].startswith("deepspeed zero_stage=1 config=") and "zero_stage=3" in labels[2]
     with refused("option-not-applicable", "--zero-stages", "--strategies deepspeed"):
