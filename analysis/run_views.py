@@ -25,7 +25,7 @@ from analysis.metrics.communication.collectives import fitted_links, link_rows
 from analysis.metrics.comparison import traces
 from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.ratio import THRESHOLD
-from analysis.metrics.comparison.runs import Side, compare_runs, input_ratios, ratios_of, side_of
+from analysis.metrics.comparison.runs import compare_runs, input_ratios, ratios_of, side_of
 from analysis.metrics.scaling import project as projections
 from analysis.metrics.time.window import parse_window
 from analysis.open import open_sources, profiled_trials, trial_of
@@ -224,27 +224,22 @@ def decisions(trials: Sequence[LoadedTrial], against: str) -> Iterator[tuple[Row
         The row of runs.ratios_of, the comparison in one sentence, and a trial of each side, that of `against` last; if
         that is the fastest, its first competitor is the other side.
     """
-    last = (against, "")
+    last, names = (against, ""), {*CONFIGURATION, *CIRCUMSTANCES} - {"implementation", "levers"}
+
+    def place(row: Row) -> Row:
+        return {name: row.get(name) for name in names}
+
     ratios = ratios_of(trials, last)
     for winner in winners(points(trials)):
-        best = winner.best.row
-        rows = [row for row in ratios if _same_place(row, best)]
-        first = side_of(winner.best.trials[0])
+        best, first = place(winner.best.row), side_of(winner.best.trials[0])
+        rows = [row for row in ratios if place(row) == best]
         if first != last:
             rows = [row for row in rows if (row["implementation"], row["levers"]) == first]
-        if rows:
-            sides = ((rows[0]["implementation"], rows[0]["levers"]), last)
-            one, other = (_side(trials, best, side) for side in sides)
-            yield rows[0], _sentence(rows[0]), one, other
-
-
-def _same_place(one: Row, other: Row) -> bool:
-    names = {*CONFIGURATION, *CIRCUMSTANCES} - {"implementation", "levers"}
-    return all(one.get(name) == other.get(name) for name in names)
-
-
-def _side(trials: Sequence[LoadedTrial], best: Row, side: Side) -> LoadedTrial:
-    return next(one for one in trials if side_of(one) == side and _same_place(one.row, best))
+        for row in rows[:1]:
+            sides = ((row["implementation"], row["levers"]), last)
+            members = [trial for trial in trials if place(trial.row) == best]
+            one, other = (next(trial for trial in members if side_of(trial) == side) for side in sides)
+            yield row, _sentence(row), one, other
 
 
 def _sentence(row: Row) -> str:

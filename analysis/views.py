@@ -66,9 +66,7 @@ class View:
 
     def shown(self, width: int, lines_after: int, rest: str) -> Sequence[Block]:
         """Return one screen less the lines that follow it; `rest` says where everything else is."""
-        if self.screen is None:
-            return self.blocks
-        return dataclasses.replace(self.screen, rest=rest).blocks(width, MOST_LINES - lines_after)
+        return self.blocks if self.screen is None else self.screen.blocks(width, MOST_LINES - lines_after, rest)
 
     def markdown(self) -> str:
         """Return all of it as Markdown."""
@@ -206,42 +204,35 @@ def core_utilization(
             f"{named}: no metric of the four pipes; collect them with ncu --csv --metrics {','.join(wanted)}",
         )
     sizes = [int(match[1]) for file in files if (match := _BATCH.search(file.name))]
-    sized, devices = len(sizes) == len(files), {(part.device_name, part.compute_capability) for part in counters}
-    if by == "batch" and not sized:
+    if by == "batch" and len(sizes) < len(files):
         raise InputError("option-missing", "--by batch needs the size of every file: name them batch_<size>.csv")
-    is_one_run = len(counters) > 1 and len(devices) == 1 and not (sized and len(set(sizes)) > 1)
-    whole = joined(counters) if is_one_run else None
+    by_batch = by == "batch" or (len(sizes) == len(files) and len(set(sizes)) > 1)
+    devices = {(part.device_name, part.compute_capability) for part in counters}
+    whole = joined(counters) if len(counters) > 1 and len(devices) == 1 and not by_batch else None
     parts = counters if whole is None else (whole,)
     problems = [text for text in read.problems if not any(text in part.problems for part in counters)]
     for file, part, use in zip(files, counters, uses, strict=True):
         groups = use.groupby("reason", sort=False).groups
         texts = [*part.problems, *(f"{', '.join(pipes)}: {reason}" for reason, pipes in groups.items() if reason)]
         problems += [f"{file.name}: {text}" for text in texts] if len(files) > 1 else texts
-    source = Source(
-        path=files[0],
-        counters=parts,
-        counter_files=files[: len(parts)],
-        problems=tuple(dict.fromkeys(problems)),
-    )
+    problems = list(dict.fromkeys(problems))
+    source = Source(path=files[0], counters=parts, counter_files=files[: len(parts)], problems=tuple(problems))
     findings = explain(source, window_ns)
     advice = to_do(source, findings)
-    if by == "batch" or (sized and len(set(sizes)) > 1):
+    if by_batch:
         findings.append(cores.by_batch(counters, sizes, window_ns))
     if by is not None:
         name = "kernels" if by == "kernel" else f"core_utilization_by_{by}"
-        findings = [one for one in findings if one.name.startswith(name)]
-        findings = findings or [cores.by_phase(counters[0])]  # which says why there is none
+        # Of phases, the finding says why there is none.
+        findings = [one for one in findings if one.name.startswith(name)] or [cores.by_phase(counters[0])]
     view = of_findings(findings, source.problems, advice)
     if by is not None:
         return view
     lines = [_pipes(use, str(file) if len(files) > 1 else "") for file, use in zip(files, uses, strict=True)]
-    shown = (
-        lines
-        if whole is None
-        else [*lines[:_MOST_FILES], _pipes(core_use(whole, window_ns), f"all {len(counters)} files")]
-    )
-    screen = Screen(opening=shown, advice=advice, details=_kernels(whole or counters[0], window_ns))
-    return dataclasses.replace(view, blocks=[*shown, *view.blocks], screen=screen)
+    if whole is not None:
+        lines = [*lines[:_MOST_FILES], _pipes(core_use(whole, window_ns), f"all {len(counters)} files")]
+    screen = Screen(opening=lines, advice=advice, details=_kernels(whole or counters[0], window_ns))
+    return dataclasses.replace(view, blocks=[*lines, *view.blocks], screen=screen)
 
 
 def _pipes(use: "pd.DataFrame", title: str) -> Plain:

@@ -182,33 +182,26 @@ _FORMS = {
     "count": "rank ranks rounds trials wrong sizes attempt texts predicted count support global_batch_size "
     "calls_per_step from_step applied_steps",
     "number": "days cost ms epoch work_ms training_samples_per_second step_time_ms_a step_time_ms_b "
-    "time_ms step_ms floor_ms start_ms time_us algbw_gb_s busbw_gb_s alpha_us bandwidth_gb_s "
+    "time_ms step_ms floor_ms time_us algbw_gb_s busbw_gb_s alpha_us bandwidth_gb_s "
     "measured_step_time_ms all_reduce_ms exposed_ms wall_seconds seconds",
     "percent": "skew efficiency share error accuracy precision recall f1 slowest_share throughput_ratio time_saved "
     "of_best of_ceiling median_error largest_error",
-    "fine": "time_ratio time_ratio_first rate training_loss log_loss",
+    "fine": "time_ratio time_ratio_first rate log_loss",
     "ratio": "speedup",
     "size": "predicted_bytes",
     "traffic": "size_bytes largest_error_bytes",
 }
 """Form, a key of wording.FORMS -> fields that are numbers. A field that is not here is a text."""
 _HEADINGS = {
-    "all_reduce_ms": "all-reduce ms",
     "applied_steps": "after step",
-    "calls_per_step": "calls",
     "count": "elements",
     "f1": "F1",
     "from_step": "after step",
-    "global_batch_size": "global batch",
     "largest_error_bytes": "at",
     "log_loss": "validation loss",
-    "measured_step_time_ms": "measured step ms",
-    "predicted_bytes": "predicted",
     "rate": "samples/s",
-    "seconds": "time s",
     "size_bytes": "size",
     "slowest_share": "slowest in",
-    "speedup": "speed-up",
     "step_ms": "in a step ms",
     "step_time_ms_a": "old ms",
     "step_time_ms_b": "new ms",
@@ -218,7 +211,6 @@ _HEADINGS = {
     "time_ratio": "new/old time",
     "time_ratio_first": "new/first time",
     "training_samples_per_second": "training samples/s",
-    "wall_seconds": "seconds",
     "work_ms": "own work ms",
 }
 """Field -> heading, where it is not the name with its unit."""

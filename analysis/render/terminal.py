@@ -144,31 +144,29 @@ class Screen:
     """Sentences, of each one line."""
     details: Table | None = None
     """As many rows as fit, ten at most."""
-    rest: str = ""
-    """Where everything else is."""
     closing: Sequence[Block] = ()
     """What comes last, whole."""
 
-    def blocks(self, width: int, most_lines: int = MOST_LINES) -> list[Block]:
-        """Return the screen in at most `most_lines` lines of `width` characters."""
+    def blocks(self, width: int, most_lines: int = MOST_LINES, rest: str = "") -> list[Block]:
+        """Return the screen in at most `most_lines` lines of `width` characters; `rest` says where all else is."""
         answer = [line for text in self.answer for line in wrapped(text, width, 2)]
         further = [f"  {line}" for text in self.further[:_MOST_FURTHER] for line in wrapped(text, width - 2, 1)]
         blocks = [*self.opening, *([Plain("\n".join(answer))] if answer else [])]
         blocks += [_advice(one, width) for one in self.advice[:1]]
         blocks += [_brief(self.ranks, len(self.ranks.rows))] if self.ranks else []
         blocks += [Plain("\n".join(["Further findings", *further]))] if further else []
-        rest = [*([Plain("\n".join(wrapped(self.rest, width, 2)))] if self.rest else []), *self.closing]
+        closing = [*([Plain("\n".join(wrapped(rest, width, 2)))] if rest else []), *self.closing]
         for count in range(_MOST_DETAILS, 0, -1):
-            shown = [*blocks, *([_brief(self.details, count)] if self.details else []), *rest]
+            shown = [*blocks, *([_brief(self.details, count)] if self.details else []), *closing]
             if blocks_text(shown, width).count("\n") < most_lines:
                 return shown
-        return [*blocks, *rest]
+        return [*blocks, *closing]
 
 
-def screen_of(findings: "Sequence[Finding]", advice: "Sequence[Advice]" = (), rest: str = "") -> Screen:
+def screen_of(findings: "Sequence[Finding]", advice: "Sequence[Advice]" = ()) -> Screen:
     """Return the screen of findings: the sentence of the weightiest is the answer.
 
-    Further findings are those whose advice saves most, then the weightiest. `rest` says where everything else is.
+    Further findings are those whose advice saves most, then the weightiest.
     """
     from analysis.diagnose.explain import by_weight
 
@@ -187,13 +185,10 @@ def screen_of(findings: "Sequence[Finding]", advice: "Sequence[Advice]" = (), re
         ranks=None if ranks is None else _ends(of_frame(ranks.name, ranks.table, ranks.title)),
         further=[one.sentence for one in further],
         details=None if details is None else of_frame(details.name, details.table.head(_MOST_DETAILS), details.title),
-        rest=rest,
     )
 
 
-def run_screen(
-    answers: "Sequence[Answer]", results: Sequence[Block], notes: Sequence[str] = (), rest: str = ""
-) -> Screen:
+def run_screen(answers: "Sequence[Answer]", results: Sequence[Block], notes: Sequence[str] = ()) -> Screen:
     """Return the screen of a run directory: the answer about the model measured most, and the table of results.
 
     `results` has the table of trials first, then what it leaves out; `notes` are the cautions, or a sentence for each
@@ -210,7 +205,6 @@ def run_screen(
         advice=first.advice if first else (),
         further=[*notes[:1], *sentences, *notes[1:], *(block for block in results if isinstance(block, str))],
         details=table,
-        rest=rest,
     )
 
 
