@@ -192,17 +192,12 @@ def collectives(run: RunDirectory, trial_ids: Collection[str]) -> View:
 
 
 def speed_of_light(run: RunDirectory, trial_id: str) -> View:
-    """Return a step broken down, and draw it into the folder of its trial. Raises UsageError where there is none."""
-    from analysis.render.figure import write_png
-    from analysis.render.run_figures import waterfall_figure
-
-    folder = run.trial(trial_id).path
+    """Return a step broken down. Raises UsageError where there is none."""
     trial = next((one for one in load_run(run) if one.trial.trial_id == trial_id), None)
     if trial is None or trial.row["status"] != "ok":
         reason = trial.row["reason"] if trial else "its records cannot be read"
-        raise UsageError("run-incomplete", f"{folder} cannot be shown ({reason}): give another --out")
-    picture = str(write_png(waterfall_figure(trial.row), folder))
-    return View(document={"run": str(run.path), "picture": picture, **trial.row}, blocks=light_blocks(trial))
+        raise UsageError("run-incomplete", f"{run.trial(trial_id).path} cannot be shown ({reason}): give another --out")
+    return View(document={"run": str(run.path), **trial.row}, blocks=light_blocks(trial))
 
 
 def fastest(trials: Sequence[LoadedTrial]) -> Sequence[LoadedTrial]:

@@ -266,14 +266,10 @@ def profiles(run: RunDirectory, trial_ids: Sequence[str]) -> tuple[list[View], l
         StorageError: a table cannot be written.
     """
     views = []
-    for summary in [summarize(run.trial(name)) for name in trial_ids]:
-        view = of_findings(
-            summary.findings,
-            summary.problems,
-            compute_utilization=list(summary.compute),
-            core_utilization=list(summary.core),
-        )
-        unread = "unread" if summary.problems and not summary.findings else ""
+    for opened, rows in [summarize(run.trial(name)) for name in trial_ids]:
+        about = {"compute_utilization": rows["compute"], "core_utilization": rows["core"]}
+        view = of_findings(opened.findings, opened.source.problems, None, None, **about)
+        unread = "unread" if opened.source.problems and not opened.findings else ""
         views.append(dataclasses.replace(view, verdict=unread))
     return views, write_tables(run)
 

@@ -40,19 +40,6 @@ TABLES = {"compute_utilization.csv": "compute", "core_utilization.csv": "core"}
 _PIPES = {"tensor": "Tensor", "fma": "FMA", "fp16": "FP16", "sfu": "SFU"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProfileSummary:
-    """What was found in one trial's profile."""
-
-    findings: tuple[Finding, ...] = ()
-    compute: tuple[dict[str, Any], ...] = ()
-    """Rows of compute_utilization.csv."""
-    core: tuple[dict[str, Any], ...] = ()
-    """Rows of core_utilization.csv."""
-    problems: tuple[str, ...] = ()
-    """What could not be read, one sentence each."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class OpenedProfile:
     """Files that were read, those of a trial's profile with what the trial says about them."""
@@ -122,8 +109,8 @@ def analyze_paths(paths: Sequence[Path], window: str = "steps") -> OpenedProfile
     return opened.within(window)
 
 
-def summarize(directory: TrialDirectory) -> ProfileSummary:
-    """Return what the profile of a trial shows; write its rows to profile/summary.json.
+def summarize(directory: TrialDirectory) -> tuple[OpenedProfile, dict[str, list[dict[str, Any]]]]:
+    """Return the profile of a trial and its rows by kind (compute, core); write these to profile/summary.json.
 
     Raises:
         StorageError: the summary cannot be written.
@@ -146,12 +133,7 @@ def summarize(directory: TrialDirectory) -> ProfileSummary:
         rows["compute"] = [{**row, **cost} for row in compute_utilization_rows(fields, opened.source.timelines, reason)]
     if directory.profile.is_dir():
         write_record(directory.profile / SUMMARY_FILE, rows)
-    return ProfileSummary(
-        findings=opened.findings,
-        compute=tuple(rows["compute"]),
-        core=tuple(rows["core"]),
-        problems=opened.source.problems,
-    )
+    return opened, rows
 
 
 def write_tables(run: RunDirectory) -> list[Path]:

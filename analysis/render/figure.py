@@ -146,13 +146,12 @@ def curve(axes: "Axes", x: Iterable[Any], y: Iterable[Any], name: str, colour: s
         one.set_gid(f"series:{name}")
 
 
-def bars(axes: "Axes", at: Numbers, end: Numbers, name: str, colour: str | Sequence[str], *, begin: Numbers = (),
-         thickness: float = 0.68, across: bool = True, labels: Sequence[str] = (), inside: bool = False,
-         **look: Any) -> None:  # fmt: skip
+def bars(axes: "Axes", at: Numbers, end: Numbers, name: str, colour: str, *, begin: Numbers = (),
+         thickness: float = 0.68, across: bool = True, labels: Sequence[str] = ()) -> None:  # fmt: skip
     """Draw bars at `at` on one axis, from `begin` (0) to `end` on the other; `across` they lie, with `at` on y.
 
-    The axes have their labels. Labels of bars stand after their ends, or `inside`. More bars than hovering can show
-    become one shape with their sum; they must have one place. `look` are properties of a Patch.
+    The axes have their labels. Labels stand in bars that lie, above those that stand. More bars than hovering can show
+    become one shape with their sum; they must lie in one place.
     """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
@@ -163,33 +162,25 @@ def bars(axes: "Axes", at: Numbers, end: Numbers, name: str, colour: str | Seque
         return
     begins = np.array(begin, dtype=float) if len(begin) else np.zeros(len(ends))
     category, value = (axes.yaxis, axes.xaxis) if across else (axes.xaxis, axes.yaxis)
-    roles = [colour] * len(ends) if isinstance(colour, str) else [*colour]
-    look = {"linewidth": 0, "zorder": 2, "label": name, **look}
+    look: dict[str, Any] = {"color": COLOURS[colour][0], "linewidth": 0, "zorder": 2, "label": name}
+    look["gid"] = f"series:{name}"
     if len(ends) > _MOST_TITLED:
-        below, above = at[0] - thickness / 2, at[0] + thickness / 2
-        shape = Path.make_compound_path(
-            *(
-                Path([(first, below), (first, above), (last, above), (last, below)])
-                for first, last in zip(begins, ends, strict=True)
-            )
-        )
-        title = LINE.join(
-            (name, value_text(category, at[0]), f"{value_text(value, float((ends - begins).sum()))} in all")
-        )
-        axes.add_patch(PathPatch(shape, facecolor=COLOURS[roles[0]][0], url=title, gid=f"series:{name}", **look))
+        corners = np.empty((len(ends), 4, 2))
+        corners[:, :, 0] = np.column_stack([begins, begins, ends, ends])
+        corners[:, :, 1] = at[0] + thickness / 2 * np.array([-1, 1, 1, -1])
+        total = f"{value_text(value, float((ends - begins).sum()))} in all"
+        title = LINE.join((name, value_text(category, at[0]), total))
+        axes.add_patch(PathPatch(Path.make_compound_path_from_polys(corners), url=title, **look))
         axes.autoscale_view()
         return
-    shades = [COLOURS[role][0] for role in roles]
-    draw, side = (axes.barh, "left") if across else (axes.bar, "bottom")
-    drawn = draw(at, ends - begins, thickness, color=shades, **{**look, side: begins})
+    drawn = (axes.barh if across else axes.bar)(at, ends - begins, thickness, begins, **look)
     for bar, place, first, last in zip(drawn, at, begins, ends, strict=True):
         interval = f" ({wording.interval(first, last)})" if first else ""
         bar.set_url(LINE.join((name, value_text(category, place), value_text(value, last - first) + interval)))
-        bar.set_gid(f"series:{name}")
-    where: Any = {"label_type": "center"} if inside else {"padding": 3}
-    for text, role in zip(axes.bar_label(drawn, labels, **where, **_SMALL) if labels else (), roles, strict=False):
-        text.set(color=ink_on(role) if inside else COLOURS["ink"][0])
-        text.set_gid(f"ink-{role}:{name}" if inside else f"series:{name}")
+    where: Any = {"label_type": "center"} if across else {"padding": 3}
+    for text in axes.bar_label(drawn, labels, **where, **_SMALL) if labels else ():
+        text.set(color=ink_on(colour) if across else COLOURS["ink"][0])
+        text.set_gid(f"ink-{colour}:{name}" if across else f"series:{name}")
 
 
 def cells(axes: "Axes", shares: npt.NDArray[Any], texts: Sequence[Sequence[str]], rows: Sequence[str],
@@ -222,7 +213,7 @@ def stacked(axes: "Axes", parts: Mapping[str, tuple[str, Numbers]], least: float
     for name, (colour, values) in parts.items():
         texts = [f"{value:.0f}" if value >= least else "" for value in values]
         if max(values) > 0.0005:
-            bars(axes, np.arange(len(left)), left + values, name, colour, begin=left, labels=texts, inside=True)
+            bars(axes, np.arange(len(left)), left + values, name, colour, begin=left, labels=texts)
         left = left + values
 
 

@@ -6,7 +6,6 @@ Figures, style and script are inside the page; the figures also lie beside it as
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +19,6 @@ from analysis.render import figure as charts
 from analysis.render import tables
 from analysis.render.figure import Figure
 from common.atomic import remove_left_overs, write_text
-from common.locks import locked
 
 if TYPE_CHECKING:
     import markupsafe
@@ -118,20 +116,13 @@ def write_page(
 ) -> list[Path]:
     """Write a page with its files; return them: the page, `files`, figures, a CSV file for each other table.
 
-    Everything from outside is escaped. Another report into the same folder waits, and a folder that nothing came of is
-    not left behind. Raises StorageError.
+    Everything from outside is escaped. Raises StorageError.
     """
-    remedy = "wait for it, or give another --out"
-    try:
-        with locked(folder, "another report", remedy, wait=True, name=".report.lock", remove=True):
-            for place in (folder, *folder.glob("profiles/*")):
-                remove_left_overs(place)
-            for name, write in (files or {}).items():
-                write(folder / name)
-            path, *others = _write(folder, title, eyebrow, sections)
-    finally:
-        with suppress(OSError):
-            folder.rmdir()
+    for place in (folder, *folder.glob("profiles/*")):
+        remove_left_overs(place)
+    for name, write in (files or {}).items():
+        write(folder / name)
+    path, *others = _write(folder, title, eyebrow, sections)
     return [path, *(folder / name for name in files or {}), *others]
 
 

@@ -37,7 +37,7 @@ from analysis.render.page import (
     listed,
     write_page,
 )
-from analysis.render.run_figures import run_figures, utilization_figure, waterfall_figure
+from analysis.render.run_figures import run_figures, utilization_figure
 from analysis.render.tables import Block as TextBlock
 from analysis.render.tables import Facts, Table, columns, write_csv
 from analysis.render.training import training_part
@@ -115,7 +115,7 @@ def write_report(
         Section("", _answers([*training, *complete] or [without_measurement(run, everything)]), "answer"),
         Section("What ran", [Facts(facts(trials or everything))]),
         *in_training,
-        *_waterfalls(everything),
+        *_broken_down(everything),
         Section("Cautions", listed(cautions)),
         Section("Results", results),
         Section("Figures", [Figures(figures)] if figures else []),
@@ -157,17 +157,15 @@ def _answers(answers: Sequence[Answer]) -> list[Block]:
     return [*shown[:_MOST_ANSWERS], Section(wording.counted(len(more), "more model"), more, folded=True)]
 
 
-def _waterfalls(everything: LoadedRun) -> list[Section]:
+def _broken_down(everything: LoadedRun) -> list[Section]:
     """Return one section for every broken-down step."""
     sections: list[Section] = []
-    measured = [trial for trial in everything if trial.trial.kind == "components" and trial.row["status"] == "ok"]
-    for number, trial in enumerate(measured):
+    for trial in everything:
         row = trial.row
-        title = f"Speed of light: {wording.implementation(row)} {wording.model(row)} {wording.place(row)}"
-        title += f", {trial.trial.trial_id}" if title in [one.title for one in sections] else ""
-        floor, ceilings, *blocks = result_tables.light_blocks(trial)
-        figures = Figures([waterfall_figure(row, f"waterfall-{number}")])
-        sections.append(Section(title, [floor, ceilings, figures, *blocks]))
+        if trial.trial.kind == "components" and row["status"] == "ok":
+            title = f"Speed of light: {wording.implementation(row)} {wording.model(row)} {wording.place(row)}"
+            title += f", {trial.trial.trial_id}" if title in [one.title for one in sections] else ""
+            sections.append(Section(title, result_tables.light_blocks(trial)))
     return sections
 
 

@@ -1,4 +1,4 @@
-"""Figures of runs: speed by batch size, scaling, where a step's time goes, its waterfall."""
+"""Figures of runs: speed by batch size, scaling, where a step's time goes."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from analysis import wording
 from analysis.diagnose.answer import Point
-from analysis.metrics.speed_of_light import ARITHMETIC, FLOOR, LOSS, NOT_EXPLAINED
 from analysis.render.figure import (
     COLOURS,
     CYCLE,
     Figure,
-    bars,
     categories,
     curve,
     legend,
@@ -210,41 +208,3 @@ def _name(point: Point, among: Sequence[Point]) -> str:
     parts += [wording.strategy(row)] if wording.names_strategies(rows) else []
     parts += [wording.data(row)] if len(set(map(wording.data, rows))) > 1 else []
     return ", ".join([*parts, f"batch {wording.batch(row)}", wording.devices(row)])
-
-
-def waterfall_figure(row: Row, name: str = "waterfall") -> Figure:
-    """Return the waterfall of a trial of kind components, from the floor of a step to the measured step."""
-    parts: Sequence[Row] = row["waterfall"]
-    ends: list[tuple[float, float]] = []  # each starts where the last one ends, the total at 0
-    for part in parts:
-        begin = ends[-1][1] if ends and part["kind"] in (FLOOR, LOSS) else 0.0
-        ends.append((begin, begin + part["ms"]))
-    floor = max(end for part, (_, end) in zip(parts, ends, strict=True) if part["kind"] == FLOOR)
-
-    def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots()
-        axes.set(title=f"{wording.implementation(row)} {wording.model(row)} {wording.place(row)}", xlabel="time (ms)")
-        axes.set_xlim(min(0.0, *map(min, ends)), 1.2 * max(map(max, ends)))
-        categories(axes, [str(part["name"]) for part in parts])
-        rule(axes, "x", floor, "floor", "blue")
-        colours, texts = [], []
-        for place, (part, (_, end)) in enumerate(zip(parts, ends, strict=True)):
-            lost, gained = part["kind"] == LOSS, part["ms"] < 0
-            named = {ARITHMETIC: "blue", NOT_EXPLAINED: "pale"}.get(part["name"])
-            kinds = {FLOOR: "sky", LOSS: "green" if gained else "vermilion"}
-            colours.append(named or kinds.get(part["kind"], "grey"))
-            sign = "-" if gained else "+" if lost else ""
-            texts.append(f"{sign}{wording.number(abs(part['ms']))} ms, {wording.percent(part['share'])}")
-            if place < len(parts) - 1:
-                axes.plot([end, end], [place, place + 1], color=COLOURS["note"][0], linewidth=0.7)
-        bars(
-            axes, range(len(parts)), [max(pair) for pair in ends], "step", colours,
-            begin=[min(pair) for pair in ends], thickness=0.62, labels=texts,
-        )  # fmt: skip
-
-    caption = (
-        "Blue: the floor, FLOPs at the measured peak and memory traffic at the measured bandwidth. Each bar starts "
-        "where the one above ends. Orange: parts above their floor; green: below; gray: not explained."
-    )
-    title, size = "From the floor of a step to the measured step", (9.6, 1.1 + 0.34 * len(parts))
-    return Figure(name=name, title=title, caption=caption, draw=draw, size=size)

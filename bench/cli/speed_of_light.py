@@ -124,8 +124,8 @@ def run(options: SpeedOfLightOptions) -> Result:
     if result["status"] != "ok":
         return Result(code=3)
     view = speed_of_light(directory, trial.trial_id)
-    facts = [("picture", view.document["picture"]), ("results", str(directory.results_csv))]
-    return of_view(view, options, facts=[*facts, ("report", f"bertbench report {directory.path}")])
+    facts = [("results", str(directory.results_csv)), ("report", f"bertbench report {directory.path}")]
+    return of_view(view, options, facts=facts)
 
 
 def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:

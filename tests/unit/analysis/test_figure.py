@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from support.charts import SVG, contrast, svg_of, titles, values
 
-from analysis.metrics.speed_of_light import ARITHMETIC, FLOOR, LOSS, NOT_EXPLAINED
 from analysis.render import figure as charts
 from analysis.render.figure import (
     COLOURS,
@@ -27,7 +26,6 @@ from analysis.render.figure import (
     number_ticks,
     short_label,
 )
-from analysis.render.run_figures import waterfall_figure
 from analysis.render.task_figures import precision_recall_figure
 
 HOSTILE = "$\\frac{</svg><script>alert(1)</script>}\x00\u202e"
@@ -91,7 +89,7 @@ def test_cells_without_words_show_their_texts() -> None:
 def test_every_entry_of_the_legend_switches_a_series_and_words_on_bars_follow_their_color() -> None:
     def mark(axes: Any) -> None:
         curve(axes, [1], [1], short_label(HOSTILE), "blue", marker="o")
-        bars(axes, [1], [2], "bars", "vermilion", labels=["50"], inside=True)
+        bars(axes, [1], [2], "bars", "vermilion", labels=["50"])
 
     root = svg_of(figure(mark))
     keys = {one.get("data-key") for one in root.iter() if one.get("data-key")}
@@ -126,17 +124,6 @@ def test_colours_are_seen_on_their_paper_and_words_on_them(scheme: int) -> None:
             assert contrast(pair[scheme], paper) >= 3, role
             assert contrast(ink_on(role, scheme), pair[scheme]) >= 4.5, role
     assert len({light for light, _ in COLOURS.values()}) == len(COLOURS)
-
-
-def test_a_waterfall_has_a_bar_for_each_part_from_where_the_last_one_ended() -> None:
-    parts = [(ARITHMETIC, FLOOR, 24.0), ("memory", FLOOR, 17.0), ("attention", LOSS, 20.0), ("optimizer", LOSS, -0.01),
-             (NOT_EXPLAINED, LOSS, 9.0), ("measured step", "total", 70.0)]  # fmt: skip
-    row = {"implementation": "bertbench", "preset": "mini", "precision": "bf16", "seq_len": 128, "micro_batch_size": 8,
-           "world_size": 1, "device": "cuda", "strategy": "single"}  # fmt: skip
-    waterfall = [{"name": name, "kind": kind, "ms": ms, "share": ms / 70} for name, kind, ms in parts]
-    drawn = waterfall_figure({**row, "waterfall": waterfall})
-    assert values(drawn, "step") == pytest.approx([24, 17, 20, 0.01, 9, 70])
-    assert "-0.0100 ms, 0.0 %" in {one.text for one in svg_of(drawn).iter(f"{SVG}text")}
 
 
 def test_curves_are_shown_whatever_their_name() -> None:

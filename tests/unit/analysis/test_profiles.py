@@ -60,9 +60,9 @@ def test_core_rows_weight_by_cycles_and_hold_the_time_against_the_unprofiled_win
     run = RunDirectory(tmp_path)
     directory = trial_of(run, 16, "ncu", step_time_ms=9.0, profile={"problem": "", "unprofiled_step_time_ms": 0.01})
     counted(directory, 16, {"limit_reached": False, "problems": []})
-    summary = summarize(directory)
-    (row,) = summary.core
-    assert summary.problems == (), "collected.json is a note of ours, not a trace"
+    opened, rows = summarize(directory)
+    (row,) = rows["core"]
+    assert opened.source.problems == (), "collected.json is a note of ours, not a trace"
     assert row["fma_percent"] == (4000 * 50 + 1000 * 10) / 5000
     # 3000 ns x 50 % + 1000 ns x 10 % over two steps of 10,000 ns
     assert row["fma_in_window_percent"] == (3000 * 50 + 1000 * 10) / 20000
@@ -82,10 +82,10 @@ def test_kernels_that_were_not_counted_leave_the_share_of_the_window_unknown(
     known = {"problem": "", "unprofiled_step_time_ms": 0.01}
     directory = trial_of(RunDirectory(tmp_path), 16, "ncu", options, profile=known)
     counted(directory, 16, note)
-    summary = summarize(directory)
-    (row,) = summary.core
+    opened, rows = summarize(directory)
+    (row,) = rows["core"]
     assert row["fma_in_window_percent"] is None and row["fma_percent"] is not None
-    assert summary.problems == ((problem,) if problem else ()) and problem in row["reason"]
+    assert opened.source.problems == ((problem,) if problem else ()) and problem in row["reason"]
 
 
 def test_the_table_of_the_run_is_in_order_of_batch_sizes_and_keeps_earlier_ones(tmp_path: Path) -> None:
@@ -102,15 +102,15 @@ def test_the_table_of_the_run_is_in_order_of_batch_sizes_and_keeps_earlier_ones(
 def test_a_missing_or_damaged_profile_is_a_row_with_its_reason_and_not_the_end(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     directory = trial_of(run, 8, "nsys", profile={"problem": "nsys wrote no report", "files": []})
-    (row,) = summarize(directory).compute
+    (row,) = summarize(directory)[1]["compute"]
     assert row["compute_utilization"] is None and row["reason"] == "nsys wrote no report"
     directory = trial_of(run, 4, "nsys", profile={"problem": "", "files": []})
     database = directory.profile / "node0.sqlite"
     with sqlite3.connect(database) as connection:
         connection.execute("create table OTHER (a)")
-    summary = summarize(directory)
-    assert len(summary.problems) == 1 and str(database) in summary.problems[0]
-    assert summary.compute[0]["compute_utilization"] is None
+    opened, rows = summarize(directory)
+    assert len(opened.source.problems) == 1 and str(database) in opened.source.problems[0]
+    assert rows["compute"][0]["compute_utilization"] is None
 
 
 def test_analyze_of_a_trial_knows_its_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
