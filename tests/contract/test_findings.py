@@ -35,7 +35,8 @@ def check(found: OpenedProfile) -> None:
         assert (one.saves is None) == bool(one.unknown)
         assert one.cause not in ("host", "data") or (one.saves is not None and one.saves <= idle + 1e-9)
     for width in (80, 100):
-        shown = blocks_text(screen_of(found.findings, found.advice, "rest " * 30).blocks(width), width).split("\n")
+        screen = screen_of(found.findings, found.advice).blocks(width, rest="rest " * 30)
+        shown = blocks_text(screen, width).split("\n")
         assert len(shown) <= MOST_LINES and max(len(line) for line in shown if "bertbench " not in line) <= width
         assert found.advice == () or any(found.advice[0].command in line for line in shown)
 
