@@ -5,12 +5,17 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from common.errors import UsageError
 
 LARGEST_SEED = 2**32 - 1
 """Largest seed that NumPy's legacy generator accepts, which Hugging Face also seeds."""
+
+T = TypeVar("T")
+POSITIONAL = "positional"
+Positional = Annotated[T, POSITIONAL]
+"""Type of an option that is a word without a name."""
 
 Groups = Mapping[str, tuple[str, ...]]
 """Heading in the help -> names of the fields below it; a dataclass of options has its own as GROUPS."""

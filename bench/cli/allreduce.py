@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from bench.cli.options import Tables
 from bench.cli.result import ALL_TABLES, Result, of_view
 from common.errors import InputError
+from common.flags import Positional
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +20,7 @@ class AllreduceOptions(Tables):
         bertbench allreduce rank0.json rank1.json  # separates transfer from waiting
     """
 
-    paths: tyro.conf.Positional[tuple[Path, ...]]
+    paths: Positional[tuple[Path, ...]]
     """Files or folders to read. Several are read as one, such as the traces of all ranks of a run."""
 
 

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import tyro
-
 from bench.cli.options import Tables
 from bench.cli.result import ALL_TABLES, Result, of_view, when_writable
 from common.errors import InputError, UsageError
+from common.flags import Positional
 from records.run import is_run
 
 
@@ -23,7 +22,7 @@ class AnalyzeOptions(Tables):
         bertbench analyze runs/profile --perfetto timeline.json.gz  # every event, for https://ui.perfetto.dev
     """
 
-    paths: tyro.conf.Positional[tuple[Path, ...]]
+    paths: Positional[tuple[Path, ...]]
     """Files or folders to read. Several are read as one, such as the traces of all ranks of a run."""
     window: str = "steps"
     """Part of a trace to analyze: steps is the marked steps; kernels extends to the end of the last GPU kernel; step:5

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.cli.configuration import OneConfiguration
-from bench.cli.options import RunFolder, parse_task, run_folder
+from bench.cli.options import parse_task, run_folder
 from bench.cli.progress import duration, note
 from bench.cli.result import Result
 from bench.cli.sweep_progress import trial_display
@@ -95,7 +95,8 @@ class AutotuneOptions(OneConfiguration):
     """Time limit of a trial in s; a trial that exceeds it has the status timeout."""
     deepspeed_json: Path | None = None
     """File for a DeepSpeed configuration of the winner, whatever its strategy; default no file."""
-    out: RunFolder = Path("runs/autotune")
+    out: Path = Path("runs/autotune")
+    """Run directory. The same command resumes it."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range; the sweep checks its own options."""

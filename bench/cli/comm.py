@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
-from bench.cli.options import RetryOptions, RunFolder, run_folder
+from bench.cli.options import RetryOptions, run_folder
 from bench.cli.result import Result, of_view
 from bench.cli.session import session
 from bench.cli.sweep_progress import announce, tell_of_cpu
@@ -30,8 +28,9 @@ class CommOptions(RetryOptions):
         bertbench comm --collectives all_reduce reduce_scatter --dtypes bf16 --max-bytes 1G
     """
 
-    sweep: Annotated[CommSweep, tyro.conf.arg(name="")] = field(default_factory=CommSweep)
-    out: RunFolder = Path("runs/comm")
+    sweep: CommSweep = field(default_factory=CommSweep)
+    out: Path = Path("runs/comm")
+    """Run directory. The same command resumes it."""
 
 
 OPTIONS = {"comm": CommOptions}

@@ -5,14 +5,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from bench.cli.options import Tables
 from bench.cli.result import ALL_TABLES, Result, of_view
 from common.errors import InputError, UsageError
-from common.flags import flag
+from common.flags import Positional, flag
 from records.run import is_run
 
 
@@ -31,7 +28,7 @@ class CompareOptions(Tables):
         bertbench compare runs/nightly/*  # what became slower, with which commit or version
     """
 
-    paths: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="A B [C ...]")]
+    paths: Positional[tuple[Path, ...]]
     """Run directories or traces: the old one, then the new one; three or more runs in any order."""
     threshold: float | None = None
     """Relative change of the step time that counts as a regression; default 0.02 (2 %) for runs, 0.05 for traces."""

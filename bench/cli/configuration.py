@@ -1,22 +1,21 @@
 """Options of commands that measure one configuration: the flags that name it, and the sweep that has it alone."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from bench.cli.options import RetryOptions
 from bench.plan.options import AUTO, TaskFlags
 from bench.plan.trials import Sweep
+from common.flags import Positional
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneConfiguration(RetryOptions):
     """Model, data and precision of one configuration, by the names that `Sweep` has for several."""
 
-    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "pretrain"
-    """Task to train: pretrain squad gap classify glue."""
-    task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
+    task: Positional[str] = "pretrain"
+    """Task to train."""
+    task_flags: TaskFlags = field(default_factory=TaskFlags)
     preset: str = "base"
     """Model size."""
     seq_len: int | None = None

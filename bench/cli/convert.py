@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Literal
 
 from bench.cli.options import Printed
 from bench.cli.result import Result
+from common.flags import Positional
 
 if TYPE_CHECKING:
     from analysis.render.tables import Block
@@ -29,9 +28,9 @@ class ConvertOptions(Printed):
         bertbench convert runs/train exported --to hugging-face
     """
 
-    src: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SRC")]
+    src: Positional[Path]
     """Checkpoint to read."""
-    dst: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")]
+    dst: Positional[Path]
     """Folder to create."""
     to: Literal["hugging-face", "bertbench"] = "hugging-face"
     """Format of the new folder."""

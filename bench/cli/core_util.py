@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
 from bench.cli.options import Tables
 from bench.cli.result import ALL_TABLES, Result, of_view
 from bench.profilers.ncu_metrics import metrics_of
 from common.errors import InputError, UsageError
+from common.flags import Positional
 
 _SIZE = re.compile(r"batch[_-]?(?:size[_-]?)?(\d{1,9})(?!\d)")
 
@@ -29,7 +28,7 @@ class CoreUtilOptions(Tables):
         bertbench core-util pretrain_profiled_data_ncu  # the same for all batch_*.csv of a folder
     """
 
-    files: tyro.conf.Positional[tuple[Path, ...]]
+    files: Positional[tuple[Path, ...]]
     """CSV files or reports of Nsight Compute, or folders of them."""
     by: Literal["kernel", "family", "phase", "batch"] | None = None
     """Print a table by kernel, kernel family, phase of the step (from NVTX ranges), or batch size (from names such as

@@ -5,12 +5,11 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-import tyro
-
 from analysis.render.tables import Block, Facts, Plain, texts
 from bench.cli.options import Printed
 from bench.cli.progress import show_stages
 from bench.cli.result import Result
+from common.flags import Positional
 
 if TYPE_CHECKING:
     from bert.tasks.pretrain.check import ShardCheck
@@ -26,7 +25,7 @@ class CheckOptions(Printed):
         bertbench data check runs/pretrain-data
     """
 
-    dir: tyro.conf.Positional[Path]
+    dir: Positional[Path]
     """Folder of HDF5 shards, or of features of SQuAD, GLUE or GAP (header and counts only)."""
     vocab: Path | None = None
     """vocab.txt to decode with; default the one beside the shards."""

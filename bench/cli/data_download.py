@@ -4,9 +4,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from analysis.render.tables import Plain
 from bench.cli.options import Printed
@@ -15,6 +13,7 @@ from bench.cli.result import Result
 from bert.data.remote.obtain import CONTACT_VARIABLE, RemoteOptions, base_of, named, obtain
 from bert.data.remote.sources import SOURCES, NamedSource
 from common.errors import UsageError
+from common.flags import Positional
 
 if TYPE_CHECKING:
     from bert.data.remote.obtain import Obtained
@@ -30,11 +29,11 @@ class DownloadOptions(Printed):
         bertbench data download wikipedia --language simple
     """
 
-    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    names: Positional[tuple[str, ...]] = ()
     """Data sets to download; --list describes them."""
     out: Path = Path("downloads")
     """Folder for all downloads; each data set gets its own folder in it."""
-    remote: Annotated[RemoteOptions, tyro.conf.arg(name="")]
+    remote: RemoteOptions
     list: bool = False
     """List the data sets with their terms of use, and how to get those that cannot be downloaded here."""
 

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
-
-from bench.cli.options import Printed, parse, plain_words
+from bench.cli.options import Printed
 from bench.cli.progress import show_stages
 from bench.cli.result import Result
 from bert.tasks.pretrain.config import PrepareConfig
@@ -24,15 +22,10 @@ class DataPretrainOptions(Printed):
         bertbench data pretrain --input downloads/wikipedia --output data --seq-lens 128 512 --workers 8
     """
 
-    prepare: Annotated[PrepareConfig, tyro.conf.arg(name="")]
+    prepare: PrepareConfig
 
 
 OPTIONS = {"data pretrain": DataPretrainOptions}
-
-
-def read_words(words: list[str], program: str) -> DataPretrainOptions:
-    """Parse the command line. Raises UsageError."""
-    return parse(DataPretrainOptions, plain_words(words, DataPretrainOptions), program)
 
 
 def run(options: DataPretrainOptions) -> Result:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from bench.cli.options import parse
+from bench.cli.parser import parse
 from bench.cli.result import Result, show
 from common.errors import UsageError
 from common.registry import lookup

@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-import tyro
-
 from analysis.render.tables import Facts
 from bench.cli.options import Printed
 from bench.cli.result import Result
 from bench.machine.devices import Devices, find_devices
 from bench.machine.doctor import FEATURES, MISSING, OK, WARNING, Check, examine, has, to_json
 from common.errors import BertbenchError
-from common.flags import choice_of
+from common.flags import OneOf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +21,7 @@ class DoctorOptions(Printed):
         bertbench doctor --has bf16  # exit code 0 if the hardware supports bf16, otherwise 1
     """
 
-    has: Annotated[str | None, tyro.conf.arg(metavar=choice_of(FEATURES))] = None
+    has: Annotated[str | None, OneOf(tuple(FEATURES))] = None
     """Print nothing and answer by exit code, 0 yes or 1 no, whether this is available: cuda, two-devices, bf16, hf."""
 
 

@@ -8,9 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from bench.cli.options import Printed, WrappedCommand, parse_with_command, run_folder
 from bench.cli.progress import terminal_text
@@ -38,7 +36,8 @@ class MeasureOptions(Printed):
         bertbench measure --out runs/mine -- torchrun --nproc-per-node 2 train.py
     """
 
-    out: Annotated[Path, tyro.conf.arg(help="Run directory. Every call adds a trial.")] = Path("runs/measure")
+    out: Path = Path("runs/measure")
+    """Run directory. Every call adds a trial."""
     name: str | None = None
     """Name in tables; default the name of the script."""
     start: int | None = None

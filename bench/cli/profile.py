@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
-from bench.cli.options import RunFolder, TrialOptions, given_names, parse_task, run_folder
+from bench.cli.options import TrialOptions, given_names, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result, of_view
 from bench.cli.session import session
@@ -21,7 +19,7 @@ from bench.profilers.ranges import KINDS
 from bench.run.launch import LaunchOptions
 from bench.run.profiling import Profiled, mark_unread, profile_trials, with_unprofiled
 from common.errors import UsageError
-from common.flags import choice_of, flag, request_of
+from common.flags import OneOf, flag, request_of
 from common.registry import lookup
 from records.run import RunDirectory
 from records.trial import Trial
@@ -41,16 +39,17 @@ class ProfileOptions(TrialOptions):
         bertbench profile pretrain --winner-of runs/throughput  # profile the fastest configuration
     """
 
-    sweep: Annotated[Sweep, tyro.conf.arg(name="")] = field(default_factory=Sweep)
+    sweep: Sweep = field(default_factory=Sweep)
     profiler: str = "torch"
     """Profiler; `bertbench doctor` shows which can run here."""
-    nvtx: Annotated[str, tyro.conf.arg(metavar=choice_of(KINDS))] = "bertbench"
+    nvtx: Annotated[str, OneOf(tuple(KINDS))] = "bertbench"
     """NVTX ranges for nsys, ncu, nvprof and nvtx."""
-    with_: Annotated[tuple[str, ...], tyro.conf.arg(name="with")] = ()
+    with_: tuple[str, ...] = ()
     """Options of the profiler, NAME or NAME=VALUE; an unknown name lists all; default the profiler's own."""
     winner_of: Path | None = None
     """Profile the fastest configuration of this run directory; excludes sweep options; default the given options."""
-    out: RunFolder = Path("runs/profile")
+    out: Path = Path("runs/profile")
+    """Run directory. The same command resumes it."""
 
 
 _MOST_FILES = 4

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 from bench.cli.dispatch import COMMANDS, options_of
-from bench.cli.form import Leaf, examples_of, headings_of, leaves, summary_of
 from bench.cli.main import USAGE
+from bench.cli.parser import application, examples_of, summary_of
 from common.atomic import write_text
 from common.errors import CODES
 from records import schema
@@ -101,21 +101,8 @@ def _make_targets() -> str:
 
 
 def _table(options: type) -> str:
-    found = list(leaves(options))
-    parts = []
-    for group in ("", *headings_of(found)):
-        own = [leaf for leaf in found if ("" if leaf.positional else leaf.group) == group]
-        if own:
-            lines = ["| option | values | default | meaning |", "|---|---|---|---|", *map(_row, own)]
-            parts.append((f"Options, {group}:\n\n" if group else "") + "\n".join(lines) + "\n")
-    return "\n".join(parts)
-
-
-def _row(leaf: Leaf) -> str:
-    values = " ".join(f"`{name}`" for name in leaf.choices)
-    default = "required" if leaf.required else leaf.default_text
-    spelled = leaf.name.upper() if leaf.positional else leaf.flag
-    return f"| `{spelled}` | {values} | {default} | {leaf.help} |".replace("<", "&lt;")
+    text = application(options, "bertbench").generate_docs(output_format="markdown")
+    return text[text.index("\n**") + 1 :].replace("<", "&lt;")
 
 
 def _examples(options: type) -> str:

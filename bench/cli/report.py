@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from bench.cli.options import Printed, run_folder
 from bench.cli.result import Result, of_view
 from common.errors import UsageError
+from common.flags import Positional
 from records.classification import is_classification
 from records.run import is_run
 
@@ -24,7 +23,7 @@ class ReportOptions(Printed):
         bertbench report reviews_train_test_stats.json  # confusion matrix, precision and recall of each label
     """
 
-    path: tyro.conf.Positional[Path]
+    path: Positional[Path]
     """A run directory of throughput or profile, a profile, or results of a classification."""
     out: Path | None = None
     """Folder to write; default report in the run directory, for a profile report-NAME in the current folder, for a

@@ -3,12 +3,9 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from bench.cli.configuration import OneConfiguration
-from bench.cli.options import RunFolder, given_names, parse_task, run_folder
+from bench.cli.options import given_names, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result, of_view
 from bench.cli.session import session
@@ -22,7 +19,7 @@ from bench.run.launch import LaunchOptions
 from bench.run.resources import DEFAULT
 from bert.tasks import known_tasks, task_data
 from common.errors import UsageError
-from common.flags import flag, request_of
+from common.flags import Positional, flag, request_of
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -39,8 +36,8 @@ class SpeedOfLightOptions(OneConfiguration):
         bertbench speed-of-light squad --preset large --batch-size 16 --precision bf16
     """
 
-    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "pretrain"
-    """Task to train: pretrain squad classify glue; default pretrain."""
+    task: Positional[str] = "pretrain"
+    """Task to train."""
     seq_len: int | None = None
     """Maximum tokens per sequence; default squad: 384; others: 128."""
     batch_size: int = 8
@@ -59,7 +56,8 @@ class SpeedOfLightOptions(OneConfiguration):
     """Run failed measurements again."""
     winner_of: Path | None = None
     """Measure the fastest configuration of bertbench in this run directory; excludes options of the model and data."""
-    out: RunFolder = Path("runs/speed-of-light")
+    out: Path = Path("runs/speed-of-light")
+    """Run directory. The same command resumes it."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured; what a sweep checks is checked there."""

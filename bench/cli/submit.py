@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.cli.options import parse, split_command
+from bench.cli.options import split_command
+from bench.cli.parser import parse
 from bench.cli.result import Result
 from bench.cluster.schedulers import SCHEDULERS, load_scheduler
 from bench.cluster.schedulers.base import JobOptions, Rendered, Scheduler

@@ -7,12 +7,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from analysis.render.tables import Block, Facts, Plain, texts
-from bench.cli.options import Printed, parse, plain_words, run_folder
+from bench.cli.options import Printed, run_folder
+from bench.cli.parser import parse
 from bench.cli.progress import note, show_stages
 from bench.cli.result import Result, when_writable
 from bench.machine.devices import find_devices
@@ -84,7 +83,7 @@ class TaskRun:
         if self._verb == "data" and words and not words[0].startswith("-"):
             words = ["--input", *words]
         options = _options_class(self._command, self._task)
-        return parse(options, plain_words(words, options), program)
+        return parse(options, words, program)
 
     @property
     def _writes_folder(self) -> bool:
@@ -166,10 +165,10 @@ def _task_of(document: Any) -> str | None:
 
 def _options_class(command: TaskCommand, task: str) -> type:
     """Return a dataclass of the command's own options, those of its device, and --json; TASK in its help is `task`."""
-    fields: list[Any] = [("own", Annotated[command.options, tyro.conf.arg(name="")])]
+    fields: list[Any] = [("own", command.options)]
     if command.computes:
         default = dataclasses.field(default_factory=Computing)
-        fields.append(("computing", Annotated[Computing, tyro.conf.arg(name="")], default))
+        fields.append(("computing", Computing, default))
     made = dataclasses.make_dataclass("TaskOptions", fields, bases=(Printed,), frozen=True, kw_only=True)
     made.__doc__ = (inspect.getdoc(type(command)) or "").replace("TASK", task)
     return made

@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
-from bench.cli.options import RetryOptions, RunFolder, parse_task, run_folder
+from bench.cli.options import RetryOptions, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result, of_view
 from bench.cli.session import session
@@ -41,8 +39,9 @@ class ThroughputOptions(RetryOptions):
         bertbench throughput squad --preset large --max-batch-search  # find the largest batch that fits
     """
 
-    sweep: Annotated[Sweep, tyro.conf.arg(name="")] = field(default_factory=Sweep)
-    out: RunFolder = Path("runs/throughput")
+    sweep: Sweep = field(default_factory=Sweep)
+    out: Path = Path("runs/throughput")
+    """Run directory. The same command resumes it."""
     nodes: tuple[int, ...] = ()
     """Numbers of nodes that the launched ranks must span; default any number."""
     price_per_hour: float | None = None

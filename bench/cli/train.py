@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bench.cli.options import check_task, given_names, parse, plain_words, run_folder
+from bench.cli.options import check_task, given_names, run_folder
+from bench.cli.parser import parse
 from bench.cli.progress import duration, note, terminal_text
 from bench.cli.result import Result
 from bench.cli.train_progress import TrainProgress, append_log
@@ -114,7 +115,7 @@ def read_words(words: list[str], program: str) -> "TrainCall | SeveralCall":
 
         return train_variants.read_words(words, program)
     options = _options_class(words[0])
-    return TrainCall(parse(options, plain_words(words, options), program), words)
+    return TrainCall(parse(options, words, program), words)
 
 
 def parse_trainings(task: str, words: list[str]) -> TrainOptions:

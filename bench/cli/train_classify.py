@@ -6,9 +6,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from analysis.render.terminal import printable
 from bench.cli.options import given_names
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from bert.tasks.classify.summary import CsvSummary
 
 _OUT = Path("runs/classify-NAME")
-_OUT_HELP = "Run directory; NAME is that of the file. The same command resumes it."
 _FORM_OPTIONS = tuple(item.name for item in dataclasses.fields(CsvForm))
 _OWN_OPTIONS = (*_FORM_OPTIONS, "lower_case", "validation", "test")
 _DATA_OPTIONS = (*_OWN_OPTIONS, "vocab", "seq_len")
@@ -45,8 +42,9 @@ class TrainClassifyOptions(TrainOptions):
         bertbench train classify reviews.csv --init bert-base --label category --epochs 3
     """
 
-    out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = _OUT
-    form: Annotated[CsvForm, tyro.conf.arg(name="")] = field(default_factory=CsvForm)
+    out: Path = _OUT
+    """Run directory; NAME is that of the file. The same command resumes it."""
+    form: CsvForm = field(default_factory=CsvForm)
     vocab: Path | None = None
     """BERT vocab.txt; default the one beside --init or --model."""
     lower_case: bool = True

@@ -6,12 +6,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
-
-import tyro
+from typing import Any, ClassVar
 
 from analysis.metrics.comparison.trainings import NOT_BEGUN, NOT_REACHED, SCORE, STOPPED, WHOLE, Course
-from bench.cli.options import Printed, one_each, parse_known, run_folder
+from bench.cli.options import Printed, run_folder
+from bench.cli.parser import parse_known
 from bench.cli.progress import note
 from bench.cli.result import Result, when_writable
 from bench.cli.sweep_progress import show_progress
@@ -26,10 +25,9 @@ from bench.run.processes import StopRequest
 from bench.tune.space import make_choices
 from common import locks
 from common.errors import UsageError
-from common.flags import LARGEST_SEED, Groups, request_of
+from common.flags import LARGEST_SEED, Groups, Positional, request_of
 from records.trainings import Trainings
 
-_OUT_HELP = "Folder of the trainings. The same command resumes it, also with more seeds."
 # Options that are no part of what is compared, or that have to be the same.
 _NOT_VARIED = (
     "task", "file", "data", "out", "json", "device", "seed", "global_batch_size", "eval_data", "eval_samples",
@@ -54,9 +52,9 @@ class SeveralOptions(Printed):
 
     GROUPS: ClassVar[Groups] = {"several trainings": ("vary", "seeds", "until", "profile_steps")}
 
-    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")]
+    task: Positional[str]
     """Task to train, as in `bertbench train`."""
-    vary: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    vary: tuple[str, ...] = ()
     """Options to combine, NAME=VALUE,VALUE: strategy, devices, precision, implementation, levers, head or another
     training option; default none."""
     seeds: int = 1
@@ -69,7 +67,8 @@ class SeveralOptions(Printed):
     profile_steps: int = 3
     """Steps of --vary to profile with the PyTorch profiler after training, for variants on several devices; 0 disables
     it."""
-    out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/trainings")
+    out: Path = Path("runs/trainings")
+    """Folder of the trainings. The same command resumes it, also with more seeds."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
@@ -116,7 +115,7 @@ def read_words(words: list[str], program: str) -> SeveralCall:
 
     if "--help" in words:  # it needs no values
         words = [words[0], "--help"]
-    options, rest = parse_known(SeveralOptions, one_each(words, "--vary"), program)
+    options, rest = parse_known(SeveralOptions, words, program)
     axes = make_choices(options.vary, option_kinds(_NOT_VARIED))
     if joined_world() is not None:
         raise UsageError(

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import tyro
-
-from bench.cli.options import Printed, check_task, one_each, parse_known, run_folder
+from bench.cli.options import Printed, check_task, run_folder
+from bench.cli.parser import parse_known
 from bench.cli.result import Result
 from bench.cli.train import parse_trainings
 from bench.cluster.world import joined_world
@@ -26,14 +25,13 @@ from bench.tune.space import SearchSpace, make_space, word
 from bench.tune.study import PRUNERS, SAMPLERS, Question, Search, Study, storage_path
 from bench.tune.worker import Job, Objective, make_objective, work
 from common.errors import UsageError
-from common.flags import Groups, choice_of, flag, request_of
+from common.flags import Groups, OneOf, Positional, flag, request_of
 from common.registry import lookup
 from records.training import is_train_run
 
 _DEFAULT_TRIALS = 20
 # Default number of evaluations of a trial; pruning needs several.
 _EVALUATIONS = 5
-_OUT_HELP = "Folder of the study. The same command resumes it; several processes can share it."
 _BEST, _ALL = "best", "all"
 
 
@@ -55,9 +53,9 @@ class TuneOptions(Printed):
         "pruning": ("pruner", "prune_after", "unpruned_readings"),
     }
 
-    task: tyro.conf.Positional[str]
+    task: Positional[str]
     """Task to train, as in `bertbench train`."""
-    search: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    search: tuple[str, ...] = ()
     """Training options to search: NAME=VALUE,VALUE or NAME=LOW:HIGH[:STEP] or NAME=log:LOW:HIGH; default those in
     --space."""
     space: Path | None = None
@@ -69,13 +67,13 @@ class TuneOptions(Printed):
     """Trials in the whole study; default 20, with --max-seconds no limit."""
     max_seconds: float | None = None
     """Stop after this time in s; the running trial is saved and the next call resumes it; default no limit."""
-    sampler: Annotated[str, tyro.conf.arg(metavar=choice_of(SAMPLERS))] = "tpe"
+    sampler: Annotated[str, OneOf(tuple(SAMPLERS))] = "tpe"
     """tpe learns from earlier trials; random does not."""
     sampler_seed: int = 0
     """Seed of the sampler. --seed is the seed of every training run."""
     startup_trials: int = 10
     """Random trials before tpe takes over."""
-    pruner: Annotated[str, tyro.conf.arg(metavar=choice_of(PRUNERS))] = "median"
+    pruner: Annotated[str, OneOf(tuple(PRUNERS))] = "median"
     """median stops a trial that is worse than half of the others at the same evaluation; none stops no trial."""
     prune_after: int = 5
     """Complete trials before the first is pruned."""
@@ -83,9 +81,10 @@ class TuneOptions(Printed):
     """Evaluations before a trial can be pruned."""
     retries: int = 2
     """Retries, from the last checkpoint, of a trial whose worker was killed."""
-    checkpoints: Annotated[str, tyro.conf.arg(metavar=choice_of((_BEST, _ALL)))] = _BEST
+    checkpoints: Annotated[str, OneOf((_BEST, _ALL))] = _BEST
     """Checkpoints to keep of finished trials: best keeps those of the best trial, all keeps all."""
-    out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/tune")
+    out: Path = Path("runs/tune")
+    """Folder of the study. The same command resumes it; several processes can share it."""
 
     def __post_init__(self) -> None:
         """Refuse unknown names and values out of range."""
@@ -177,7 +176,7 @@ def run(call: TuneCall) -> Result:
 def read_words(argv: list[str], program: str) -> TuneCall:
     """Parse the options of the search and of its trainings; the first word names the task."""
     check_task(argv, program)
-    options, words = parse_known(TuneOptions, one_each(argv, "--search"), program)
+    options, words = parse_known(TuneOptions, argv, program)
     base = parse_trainings(options.task, words)
     if base.best_by is not None:
         raise UsageError(

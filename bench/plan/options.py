@@ -4,15 +4,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 from bench.machine.devices import Devices
 from bench.machine.environment import native_bf16
 from bert.tasks import TASKS, given_options, known_tasks, task_data
 from bert.tasks.base import TaskData
 from bert.tasks.options import TaskOption, read_options
 from common.errors import UsageError
-from common.flags import choice_of, flag
+from common.flags import OneOf, flag
 from common.registry import lookup
 
 AUTO = "auto"
@@ -64,16 +62,10 @@ def _fields() -> list[tuple[str, Any, Any]]:
             raise UsageError("option-conflict", f"{flag(name)} has different types in the tasks {tasks}: rename one")
         kind = kinds.pop()
         choices = {option.choices for _, option in pairs}
-        metavar = choice_of(next(iter(choices))) if len(choices) == 1 and any(choices) else None
-        says = " ".join(_help(*pair) for pair in pairs)
-        marker = tyro.conf.arg(name=name.replace("_", "-"), help=says, metavar=metavar)
-        found.append(
-            (
-                _FIELDS.get(name, name),
-                Annotated[kind if kind is bool else kind | None, marker],
-                False if kind is bool else None,
-            )
-        )
+        words = OneOf(next(iter(choices)) if len(choices) == 1 else ())
+        about = {"flag": name, "help": " ".join(_help(*pair) for pair in pairs)}
+        default = dataclasses.field(default=False if kind is bool else None, metadata=about)
+        found.append((_FIELDS.get(name, name), Annotated[kind if kind is bool else kind | None, words], default))
     return found
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import tyro
-
 from bench.cluster.world import World
 from bench.implementations import OURS, TRAININGS
 from bench.loggers.base import check_loggers
@@ -36,12 +34,10 @@ from bert.tasks import check_task_options, make_task, resolve_options, task_data
 from bert.tasks.base import DataSource
 from bert.train.settings import GIVEN, TrainSettings, resolve_settings, task_defaults
 from common.errors import InputError, StorageError, UsageError
-from common.flags import Groups, OfTasks, choice_of, flag, request_of
+from common.flags import Groups, OfTasks, OneOf, Positional, flag, request_of
 from common.registry import lookup
 from records.training import TrainRun
 from records.trial import Trial
-
-_OUT_HELP = "Run directory. The same command resumes it."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,17 +62,18 @@ class TrainOptions:
         ),
     }  # fmt: skip
 
-    task: tyro.conf.Positional[str]
-    """Task to train: pretrain squad gap classify glue."""
-    file: tyro.conf.Positional[str | None] = None
+    task: Positional[str]
+    """Task to train."""
+    file: Positional[str | None] = None
     """Same as --data."""
-    task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
+    task_flags: TaskFlags = field(default_factory=TaskFlags)
     phase: Annotated[int | None, OfTasks(("pretrain",))] = None
     """Phase of pretraining: 1 uses sequences of 128 tokens, 2 of 512, after phase 1; default 1."""
     data: str | None = None
     """Folder of HDF5 shards (pretrain) or features (squad gap glue), CSV or its SQLite file (classify), or
     synthetic."""
-    out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/train")
+    out: Path = Path("runs/train")
+    """Run directory. The same command resumes it."""
     model: str = ""
     """Train this Hugging Face model with implementation hf-trainer: folder, config.json or hub id; default a
     preset."""
@@ -90,7 +87,7 @@ class TrainOptions:
     """Devices, one process each; default every GPU, or one process on all CPU cores."""
     strategy: str = AUTO
     """Parallel strategy; default auto: single on one device, ddp on several."""
-    implementation: Annotated[str | None, tyro.conf.arg(metavar=choice_of(TRAININGS))] = None
+    implementation: Annotated[str | None, OneOf(tuple(TRAININGS))] = None
     """Implementation that trains; hf-trainer writes no intermediate checkpoints; default bertbench; with --model,
     hf-trainer."""
     zero_stage: int | None = None

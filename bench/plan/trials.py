@@ -6,9 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from bench.cluster.world import World
 from bench.implementations import OURS
@@ -27,7 +25,7 @@ from bert.speed.registry import check_levers, recorded_levers
 from bert.tasks import resolve_options, task_data
 from bert.tasks.base import DataSource, TaskData
 from common.errors import UsageError
-from common.flags import check_seed, flag
+from common.flags import Positional, check_seed, flag
 from common.registry import lookup
 from records.trial import PRECISIONS, Trial
 
@@ -40,9 +38,9 @@ WEAK, STRONG = "weak", "strong"
 class Sweep:
     """What to measure: every combination of the listed values is one trial."""
 
-    task: Annotated[str, tyro.conf.Positional] = "pretrain"
-    """Task to train: pretrain squad gap classify glue."""
-    task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
+    task: Positional[str] = "pretrain"
+    """Task to train."""
+    task_flags: TaskFlags = field(default_factory=TaskFlags)
     presets: tuple[str, ...] = ("base",)
     """Model size."""
     model: str = ""
@@ -51,7 +49,8 @@ class Sweep:
     trust_remote_code: bool = False
     """Run the Python code that comes with --model."""
     implementations: tuple[str, ...] = ("bertbench",)
-    """Implementations to measure: those of bertbench, or module:Class for your own."""
+    """Implementations to measure: bertbench, hf, hf-trainer, hf-unpadded, hf-compiled, torch-encoder, or module:Class
+    for your own."""
     levers: tuple[str, ...] = (AUTO,)
     """Optimizations of bertbench: auto, none, or names joined by +; each set is measured separately."""
     allocators: tuple[str, ...] = (DEFAULT,)

@@ -65,7 +65,7 @@ def test_what_cannot_be_converted_is_refused_and_nothing_is_left(source: Path, t
     for words, code, fact in (
         ((tmp_path / "none", new), "path-missing", tmp_path / "none"),
         ((source, source), "folder-occupied", source),
-        ((source, new, "--to", "onnx"), "option-value", "convert --help"),
+        ((source, new, "--to", "onnx"), "option-choice", "convert --help"),
     ):
         with refused(cast(Code, code), fact):
             result("convert", *words)

@@ -16,8 +16,8 @@ from support.refusals import check_refusal, refused
 from support.training_runs import settings, shards
 
 from bench.cli import train as command
-from bench.cli.form import field_docstrings
 from bench.cli.main import run
+from bench.cli.parser import field_docstrings
 from bench.cli.train import _facts
 from bench.cli.train_progress import TrainProgress, event_text
 from bench.machine.devices import Devices
@@ -71,7 +71,7 @@ def data(tmp_path: Path) -> Path:
         (["pretrain", "--data", "DATA", "--trust-remote-code"], "option-missing", ["--model"]),
         (["pretrain", "--data", "DATA", "--seq-len", "32", "--model", "./no where"], "path-missing", ["./no where"]),
         (["pretrain", "--data", "DATA", "--seq-len", "32", "--init", "nowhere"], "path-missing", ["--init", "nowhere"]),
-        (["pretrain", "--data", "DATA", "--seq-len", "32", "--optimizer", "sgd"], "option-choice", ["'sgd'"]),
+        (["pretrain", "--data", "DATA", "--seq-len", "32", "--optimizer", "sgd"], "option-choice", ["sgd"]),
         (["pretrain", "--data", "DATA", "--seq-len", "32", "--devices", "999"], "device-missing", ["999"]),
         (
             ["pretrain", "--data", "DATA", "--seq-len", "32", "--global-batch-size", "10", "--micro-batch-size", "4"],

@@ -13,7 +13,7 @@ from support.pretraining_shards import PIECES, write_folder
 from support.refusals import refused
 from torch import nn
 
-from bench.cli.options import parse
+from bench.cli.parser import parse
 from bench.implementations.given import GivenModel, build_given
 from bench.implementations.model_folder import RANDOM, SAFETENSORS, find_model
 from bench.plan.autotune_trials import commands

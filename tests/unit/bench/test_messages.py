@@ -80,12 +80,12 @@ def test_a_script_that_is_not_there_is_refused_with_a_remedy(capsys: pytest.Capt
 def test_the_choices_of_an_option_are_words_that_can_be_given(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data", task, "--input", "x.json", "--vocab", "vocab.txt", "--split", "train"]) == 2
     told = capsys.readouterr()
-    check_refusal(told.err, "option-value", "--split", "'training'", f"data {task} --help")
+    check_refusal(told.err, "option-choice", "--split", "training", f"data {task} --help")
     assert "None" not in told.err + told.out
     with pytest.raises(SystemExit):
         run(["data", task, "--help"])
     shown = capsys.readouterr().out
-    assert "--split {training," in shown and "{None" not in shown
+    assert "[choices: training," in shown and "None" not in shown
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
 
 WORDS = ("pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precisions", "fp32", "--seq-lens",
-         "32", "--implementations", "bertbench", "hf", "--batch-sizes", "4", "8")  # fmt: skip
+         "32", "--batch-sizes", "4", "8")  # fmt: skip
+BOTH = ("--implementations", "bertbench", "hf")
 # Step time in ms by implementation and micro batch: 8 is the fastest of bertbench.
 STEP_MS = {("bertbench", 4): 45.0, ("bertbench", 8): 80.0, ("hf", 4): 110.0, ("hf", 8): 200.0}
 Ran = list[tuple[str, int, int]]
@@ -62,7 +63,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def call(tmp_path: Path, *more: str, budget: str = "100") -> Any:
-    return result("throughput", *WORDS, "--time-budget", budget, "--out", str(tmp_path / "run"), *more)
+    return result("throughput", *WORDS, *BOTH, "--time-budget", budget, "--out", str(tmp_path / "run"), *more)
 
 
 FIRST = [("bertbench", 4, 0), ("hf", 4, 0), ("bertbench", 8, 0), ("hf", 8, 0)]

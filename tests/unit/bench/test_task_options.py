@@ -1,8 +1,7 @@
 """The options of tasks on their way from the command line to trials, trainings and back to a command line."""
 
-import dataclasses
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 from support.refusals import refused
@@ -10,8 +9,8 @@ from support.row_task import NAME, VOCAB, made_rows, write_rows
 
 from analysis import wording
 from bench.cli.autotune import AutotuneOptions
-from bench.cli.form import form_of
-from bench.cli.options import parse, parse_task
+from bench.cli.options import parse_task
+from bench.cli.parser import parse
 from bench.cli.throughput import ThroughputOptions
 from bench.machine.devices import find_devices
 from bench.plan.autotune import predicted_bytes
@@ -23,7 +22,6 @@ from bert.model.config import preset
 from bert.model.memory import parameter_count
 from bert.tasks import TASKS, make_task, task_data
 from bert.train.settings import TrainSettings, task_defaults
-from common.flags import OfTasks
 from records.trial import Trial
 
 
@@ -44,15 +42,6 @@ def options(**changes: Any) -> TrainOptions:
 def test_ids_of_trials_are_stable():
     assert Trial().trial_id == "pretrain-bertbench-ddp-base-bf16-s128-b8-a1-n1-r0-4ab41326"
     assert Trial(task_options='{"head":"mul"}').trial_id != Trial().trial_id
-
-
-def test_every_help_text_that_lists_tasks_names_all_of_them():
-    own = [name for name in TASKS if name != NAME]
-    for options in (Sweep, AutotuneOptions, TrainOptions):
-        from bench.cli.form import field_docstrings
-
-        listed = field_docstrings(options)["task"].partition(": ")[2].rstrip(".").split()
-        assert listed == own, f"{options.__name__}: list the tasks of bert.tasks.TASKS"
 
 
 def test_options_of_other_tasks_are_refused_with_the_names_of_those_that_have_them():
@@ -124,17 +113,3 @@ def test_labels_in_tables_say_what_is_on():
 
 def test_a_task_names_its_loss():
     assert task_data(NAME).loss_label({"labels": 3}) == "cross-entropy"
-
-
-def test_an_option_of_a_task_that_every_task_has_is_refused() -> None:
-    @dataclasses.dataclass(frozen=True)
-    class OfToy:
-        dropout: Annotated[float | None, OfTasks(("toy",))] = None
-
-    @dataclasses.dataclass(frozen=True)
-    class Options:
-        dropout: float = 0.1
-        own: OfToy = OfToy()
-
-    with refused("option-conflict", "--dropout", "toy"):
-        form_of(Options)

@@ -18,7 +18,7 @@ from support.studies import memory_folder
 from support.training_runs import SEQ_LEN
 
 from bench.cli.main import run
-from bench.cli.options import parse
+from bench.cli.parser import parse
 from bench.plan.training import TrainOptions
 from bench.run import attempt
 from bench.tune import worker
@@ -236,11 +236,11 @@ def test_a_time_limit_stops_the_search(data: Path, tmp_path: Path, trainings: Tr
     ("more", "code", "facts"),
     [
         (["--learning-rate", "1e-3"], "option-conflict", ["--learning-rate"]),
-        (["dropout"], "option-value", ["--search dropout", "dropout=VALUE,VALUE"]),
+        (["dropout"], "option-value", ["dropout"]),
         (["--search", "speed=1,2"], "option-choice", ["'speed'"]),
         (["--objective", "f1"], "option-choice", ["pretrain", "'f1'"]),
         (["--best-by", "nsp_loss"], "option-not-applicable", ["--best-by nsp_loss", "--objective nsp_loss"]),
-        (["--sampler", "grid"], "option-choice", ["'grid'"]),
+        (["--sampler", "grid"], "option-choice", ["grid"]),
         (["--trials", "0"], "option-value", ["--trials 0", 1]),
         (["--max-seconds", "nan"], "option-value", ["--max-seconds nan"]),
         (["--head", "mul"], "option-not-applicable", ["--head", "gap"]),

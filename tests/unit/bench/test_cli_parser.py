@@ -1,0 +1,145 @@
+"""The help of every command: groups, choices, defaults; and that the form gives back the options it was made of."""
+
+import contextlib
+import dataclasses
+import io
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from typing import Annotated
+
+import pytest
+from support.refusals import refused
+
+from bench.cli.dispatch import COMMANDS, find, options_of
+from bench.cli.options import parse_task
+from bench.cli.parser import GROUPS, examples_of, parse, parse_known
+from bench.cli.result import Result
+from bench.cli.throughput import ThroughputOptions
+from bench.cli.train_variants import SeveralOptions
+from bench.plan.training import TrainOptions
+from bench.plan.trials import Sweep
+from common.flags import OfTasks
+
+OPTIONS = {words: options for name in COMMANDS for words, options in options_of(name).items()}
+
+
+def help_of(options: type, *words: str) -> str:
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), pytest.raises(SystemExit) as end:
+        parse(options, [*words, "--help"], "bertbench")
+    assert end.value.code == 0
+    return " ".join(re.sub("[│╭╰─╮╯]", " ", shown.getvalue()).split())
+
+
+@pytest.mark.parametrize("words", OPTIONS)
+def test_no_default_is_shown_as_none_or_as_nothing(words: str) -> None:
+    text = help_of(OPTIONS[words])
+    assert not re.search(r"default: *(None|False|True|''|\)|\()", text), text
+
+
+def test_the_help_of_a_sweep_is_in_groups_with_the_options_of_its_task_alone() -> None:
+    pretrain, gap = help_of(ThroughputOptions, "pretrain"), help_of(ThroughputOptions, "gap")
+    for group in GROUPS:
+        assert group.capitalize() in pretrain
+    assert "--head" in gap and "--head" not in pretrain
+    assert "[choices: tiny, mini, small, medium, base, large, distilbert]" in pretrain
+    assert "--phase" in help_of(TrainOptions, "pretrain") and "--phase" not in help_of(TrainOptions, "glue")
+
+
+EXAMPLES = [(words, example) for words, options in OPTIONS.items() for example, _ in examples_of(options)]
+
+
+@pytest.mark.parametrize("words", OPTIONS)
+def test_every_help_ends_with_one_to_three_examples(words: str) -> None:
+    shown = examples_of(OPTIONS[words])
+    assert 1 <= len(shown) <= 3
+    for example, _ in shown:
+        assert " ".join(example.split()) in help_of(OPTIONS[words]).partition("Examples:")[2]
+
+
+@pytest.mark.parametrize(("words", "example"), EXAMPLES)
+def test_examples_can_be_run_as_they_are(words: str, example: str) -> None:
+    program, *argv = shlex.split(example.partition(" > ")[0])
+    assert program == "bertbench"
+    called = [word for word in words.split() if word.islower() and word.isascii() and not word.startswith("-")]
+    assert argv[: len(called)] == called
+    found = find(argv)
+    assert not isinstance(found, Result)
+    found.read_words(found.words, found.program)
+
+
+def test_words_become_the_dataclass_with_its_own_refusals() -> None:
+    given = parse_task(
+        ThroughputOptions, ["squad", "--preset", "mini", "tiny", "--rounds", "2", "--json"], "throughput"
+    )
+    assert given == ThroughputOptions(sweep=Sweep(task="squad", presets=("mini", "tiny"), rounds=2), json=True)
+    with refused("option-choice", "hugo", "tiny"):
+        parse_task(ThroughputOptions, ["pretrain", "--presets", "hugo"], "throughput")
+    with refused("option-not-applicable", "--head", "gap"):
+        parse_task(ThroughputOptions, ["pretrain", "--head", "mul"], "throughput")
+
+
+@pytest.mark.parametrize(("changes", "colored"), [({}, True), ({"TERM": "dumb"}, False)])
+def test_help_on_a_terminal_has_color_unless_it_is_unwanted(changes: dict[str, str], colored: bool) -> None:
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    command = [sys.executable, "-m", "bench.cli.main", "doctor", "--help"]
+    subprocess.run(command, stdout=theirs, env={**environment, "TERM": "xterm", **changes}, check=True)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while part := os.read(ours, 4096):
+            shown += part
+    os.close(ours)
+    assert b"--json" in shown and (b"\x1b[" in shown) == colored
+
+
+def test_v_is_version() -> None:
+    short, long = (
+        subprocess.check_output([sys.executable, "-m", "bench.cli.main", one]) for one in ("-V", "--version")
+    )
+    assert short == long and short.startswith(b"bertbench ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "named"),
+    [
+        (["--batch-sizes", "four"], "option-value", "--batch-sizes"),
+        (["--rounds", "1.5"], "option-value", "--rounds"),
+        (["--strategy", "dpd"], "option-choice", "ddp"),
+        (["--bath-sizes", "4"], "option-unknown", "--batch-sizes"),
+        (["--out"], "option-missing", "--out"),
+        (["--batch-sizes"], "option-missing", "--batch-sizes"),
+        (["more"], "option-unknown", "more"),
+    ],
+)
+def test_wrong_words_are_refused_with_what_is_near(words: list[str], code: str, named: str) -> None:
+    with refused(code, named):
+        parse(ThroughputOptions, ["pretrain", *words], "bertbench throughput")
+
+
+def test_unknown_words_are_handed_on_in_their_order() -> None:
+    words = ["pretrain", "--vary", "devices=1,2", "head=mul", "--steps", "20", "--seeds", "3", "--dropout=0"]
+    options, rest = parse_known(SeveralOptions, words, "bertbench train")
+    assert (options.vary, options.seeds) == (("devices=1,2", "head=mul"), 3)
+    assert rest == ["--steps", "20", "--dropout=0"]
+
+
+def test_options_of_two_dataclasses_must_differ() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class OfTask:
+        dropout: Annotated[float | None, OfTasks(("toy",))] = None
+        """Dropout."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        dropout: float = 0.1
+        """Dropout."""
+        of_task: OfTask = OfTask()
+
+    with refused("option-conflict", "--dropout", "toy"):
+        parse(Options, [], "bertbench")
