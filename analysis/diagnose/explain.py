@@ -85,16 +85,6 @@ def counter_endings(source: Source) -> list[str]:
     return distinct_names([f"_{file_stem(file)}" for file in source.counter_files])
 
 
-def in_window(source: Source, window: str) -> Source:
-    """Return the source with every analysis over a window, as `metrics.time.window.windowed` takes it and raises."""
-    from analysis.metrics.time.window import STEPS, windowed
-
-    if window == STEPS:
-        return source
-    timelines, problems = windowed(source.timelines, window)
-    return dataclasses.replace(source, timelines=timelines, problems=(*source.problems, *problems))
-
-
 def by_weight(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings in the order of _FIRST; others come last, in their own order."""
     return sorted(findings, key=lambda one: [not one.name.startswith(name) for name in _FIRST])

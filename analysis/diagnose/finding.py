@@ -75,21 +75,7 @@ def distinct_names(names: Sequence[str]) -> list[str]:
 
 
 def plain_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Return a table as plain JSON values; what is not known is None."""
-    names = [str(name) for name in frame.columns]
-    columns = [[plain_value(value) for value in frame[name].tolist()] for name in frame.columns]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def plain_value(value: Any) -> Any:
-    """Return one value as JSON has it: None for NaN, NA and infinities, a list for a sequence, text for others."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list | tuple):
-        return [plain_value(item) for item in value]
-    if hasattr(value, "item"):
-        return plain_value(value.item())
-    text = str(value)
-    return None if text in ("<NA>", "NaT") else text
+    """Return a table as plain JSON values; what is not known, or infinite, is None."""
+    known = frame.notna() & ~frame.isin([math.inf, -math.inf])
+    rows = frame.astype(object).where(known, None).to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in rows]

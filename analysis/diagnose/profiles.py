@@ -4,7 +4,6 @@ A summary's rows lie in trials/<id>/profile/summary.json; compute_utilization.cs
 are the rows of all its trials.
 """
 
-import csv
 import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,14 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from analysis.diagnose.advice import Advice, Context
-from analysis.diagnose.explain import explain, in_window, to_do
+from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.finding import Finding
 from analysis.metrics.cautions import disturbance
 from analysis.metrics.communication.collectives import by_size
 from analysis.metrics.kernels.core_utilization import utilization_row
 from analysis.metrics.time.temporal import compute_utilization_rows
-from analysis.metrics.time.window import parse_window
+from analysis.metrics.time.window import STEPS, parse_window, windowed
 from analysis.open import Source, open_sources
 from analysis.wording import inert
 from common.atomic import atomic_path
@@ -65,8 +66,13 @@ class OpenedProfile:
         return tuple(to_do(self.source, self.findings, self.context))
 
     def within(self, window: str) -> "OpenedProfile":
-        """Return the profile with every analysis over a window; see metrics.time.window.windowed."""
-        return dataclasses.replace(self, source=in_window(self.source, window))
+        """Return the profile with every analysis over a window, as metrics.time.window.windowed takes it and raises."""
+        if window == STEPS:
+            return self
+        timelines, problems = windowed(self.source.timelines, window)
+        problems = [*self.source.problems, *problems]
+        source = dataclasses.replace(self.source, timelines=timelines, problems=tuple(problems))
+        return dataclasses.replace(self, source=source)
 
 
 def open_profile(directory: TrialDirectory) -> OpenedProfile:
@@ -140,11 +146,8 @@ def write_tables(run: RunDirectory) -> list[Path]:
     """Write the tables of the run from the summaries of all its trials; return those that have rows."""
     tables = {run.path / name: rows for name, rows in zip(TABLES, summary_rows(run).values(), strict=True) if rows}
     for path, rows in tables.items():
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns, restval="")
-            writer.writeheader()
-            writer.writerows({name: inert(value) for name, value in row.items() if value is not None} for row in rows)
+        with atomic_path(path) as temporary:
+            pd.DataFrame(rows, dtype=object).map(inert).to_csv(temporary, index=False)
     return list(tables)
 
 

@@ -10,10 +10,11 @@ from support.timelines import timeline
 
 from analysis.diagnose import rules_time
 from analysis.diagnose.advice import Advice, Context, faster_gemms
-from analysis.diagnose.explain import explain, in_window
+from analysis.diagnose.explain import explain
 from analysis.diagnose.finding import Finding
 from analysis.metrics.time.temporal import compute_utilization
-from analysis.open import Source, open_sources
+from analysis.metrics.time.window import windowed
+from analysis.open import open_sources
 from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline
 
@@ -130,7 +131,7 @@ def test_every_span_of_a_page_is_that_of_its_window() -> None:
     kernels = [("sgemm", 7, 50 * MS, 110 * MS, 1), ("sgemm", 7, 200 * MS, 260 * MS, 2)]
     api = [(LAUNCH, 100 * n * MS, 100 * n * MS + 5, n + 1) for n in (0, 1)]
     trace = timeline(steps=[(3, 0, 100 * MS), (4, 100 * MS, 200 * MS)], kernels=kernels, api=api)
-    whole = in_window(Source(path=Path(), timelines=(trace,)), "kernels").timelines[0]
+    ((whole,), _) = windowed([trace], "kernels")
     for source, label, span in ((trace, "steps", 200), (whole, "work", 210)):
         found = rules(source)
         assert found["window"].table[["window", "span_ms"]].to_numpy().tolist() == [[label, span]]

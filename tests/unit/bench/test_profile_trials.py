@@ -7,7 +7,8 @@ import pytest
 from support.commands import document, text
 
 from analysis import views
-from analysis.diagnose.profiles import ProfileSummary
+from analysis.diagnose.profiles import OpenedProfile
+from analysis.open import Source
 from analysis.views import View
 from bench.cli import profile
 from bench.cli.profile import ProfileOptions
@@ -81,7 +82,7 @@ def test_a_finished_profile_is_not_measured_again(tmp_path: Path, monkeypatch: p
         waits_at_step_ends=lambda trial: False,
         collect=lambda scope: [scope.directory / "rank-0.txt"],
     )
-    read = ProfileSummary()
+    read = OpenedProfile(source=Source(path=tmp_path)), {"compute": [], "core": []}
     monkeypatch.setattr(views, "summarize", lambda directory: read)
     for module in (profiling, profile):
         monkeypatch.setattr(module, "load_profiler", lambda *rest: collected)
