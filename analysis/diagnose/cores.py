@@ -95,10 +95,7 @@ def by_family(counters: KernelCounters, window_ns: float | None = None) -> Findi
 
 
 def by_phase(counters: KernelCounters, window_ns: float | None = None) -> Finding:
-    """Return core_utilization_by_phase: a row per phase, then per part of the model in it; no row without ranges.
-
-    Kernels without a range that follow forward count as backward: PyTorch launches them from another thread.
-    """
+    """Return core_utilization_by_phase: a row per phase of the step, longest first; no row without ranges."""
     import pandas as pd
 
     name, title = "core_utilization_by_phase", "Core utilization by phase of the step"
@@ -106,12 +103,7 @@ def by_phase(counters: KernelCounters, window_ns: float | None = None) -> Findin
     if phases is None:
         sentence = f"Phases are {NOT_IN_FILE}: record with `bertbench profile --profiler ncu`, or with `ncu --nvtx`."
         return Finding(name, title, pd.DataFrame(), sentence)
-    parts = phases["phase"].where(phases["part"] != "") + "\n" + phases["part"]
-    groups = [core_use_by(counters, labels.rename("phase"), window_ns) for labels in (phases["phase"], parts)]
-    table = _table(pd.concat(groups), counters, window_ns)
-    both = table["phase"].str.partition("\n")
-    table["phase"] = both[0]
-    table.insert(1, "part", both[2])
+    table = _table(core_use_by(counters, phases, window_ns), counters, window_ns)
     return Finding(name, title, table, _longest(table))
 
 

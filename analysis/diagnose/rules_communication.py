@@ -60,11 +60,8 @@ def _exposed(table: "pd.DataFrame", late: "pd.DataFrame", context: Context) -> F
     if not len(table):
         return Finding(name, title, shown, "Nothing ran in the window.")
     window, bare, waits = (float(table[name].sum()) for name in ("window_ms", "exposed_ms", "exposed_wait_ms"))
-    worst, several = _first(table.nlargest(1, "exposed_share")), len(table) > 1
-    waiting = f", {percent(waits / bare if bare else 0.0)} of it waiting"
-    waiting = "; all ranks' traces separate waiting" if table["exposed_wait_ms"].isna().all() else waiting
-    sentence = f"Communication is exposed {percent(bare / window)} of {_whose(several)} time{waiting}"
-    sentence += f"; most on {_rank(worst['rank'])}, {percent(worst['exposed_share'])}." if several else "."
+    waiting = f", {percent(waits / bare)} of it waiting" if bare and table["exposed_wait_ms"].notna().any() else ""
+    sentence = f"Communication is exposed {percent(bare / window)} of the time{waiting}."
     if waits > bare / 2:  # less communication would not shorten a wait
         caused = late["wait_caused_ms"]
         one = caused.sum() > 0 and caused.iloc[0] >= _ONE_RANK * caused.sum()
@@ -75,7 +72,7 @@ def _exposed(table: "pd.DataFrame", late: "pd.DataFrame", context: Context) -> F
         cause, saves, seen = "communication", bare / window, "communication is exposed"
         less = "gradient accumulation" if context.has("bf16-gradients") else "16-bit gradients, gradient accumulation"
         remedy = f"overlap communication with computation, or send less ({less})"
-    advice = advised(cause, f"{seen} {percent(saves)} of {_whose(several)} time", remedy, saves)
+    advice = advised(cause, f"{seen} {percent(saves)} of the time", remedy, saves)
     return Finding(name, title, shown, sentence, advice)
 
 
@@ -93,10 +90,8 @@ def _collectives(table: "pd.DataFrame") -> Finding:
 
 def _stragglers(table: "pd.DataFrame") -> Finding:
     caused, first = float(table["wait_caused_ms"].sum()), _first(table)
-    sentence = "No rank waited for another one."
-    if not table["matched"].sum():
-        sentence = "No collective matches between ranks."
-    elif caused:
+    sentence = "No rank is known to have waited for another."
+    if caused:
         sentence = f"{_rank(first['rank']).capitalize()} was last in {first['times_last']} of {first['matched']} "
         sentence += f"collectives and caused {percent(float(first['wait_caused_ms']) / caused)} of the waiting."
     return Finding("stragglers", "Who the others wait for", table, sentence)
@@ -142,10 +137,7 @@ def bandwidth(summary: Summary) -> list[Finding]:
         sentence = f"The bandwidth, at most {peak}, still rises with the size: measure up to 1 GB (-e 1G)."
     else:
         sentence = f"The links carry up to {peak}, and half of it from {traffic(int(best['half_peak_from_bytes']))} on."
-    unsaid = [name for name, value in (("root", -1), ("wrong", -1), ("redop", "")) if (table[name] == value).all()]
-    by_size = table.drop(columns=unsaid).sort_values(
-        ["size_bytes", "placement"], ascending=False, kind="stable", ignore_index=True
-    )
+    by_size = table.sort_values(["size_bytes", "placement"], ascending=False, kind="stable", ignore_index=True)
     return [
         Finding("collective_bandwidth", f"{summary.title}: bandwidth", frame, sentence, advice),
         Finding("collective_sizes", f"{summary.title}: by size", by_size),
@@ -172,10 +164,6 @@ def _shown(table: "pd.DataFrame") -> "pd.DataFrame":
 def _first(table: "pd.DataFrame") -> dict[Any, Any]:
     """Return the first row, each value of its own type."""
     return table.head(1).to_dict("records")[0]
-
-
-def _whose(several: bool) -> str:
-    return "all ranks'" if several else "the"
 
 
 def _rank(value: object) -> str:

@@ -124,14 +124,13 @@ PHASES = ("data", "forward", "backward", "all-reduce", "optimizer")
 NO_PHASE = "no phase"
 """Of a kernel that lies in none."""
 _DOMAIN = "bertbench@"
-_AROUND = ("run", "step ", "bertbench:capture")
 
 
-def kernel_phases(counters: KernelCounters) -> pd.DataFrame | None:
-    """Return phase and part of every kernel, in their order; None where the file has no such ranges.
+def kernel_phases(counters: KernelCounters) -> "pd.Series[str] | None":
+    """Return the phase of every kernel, in their order; None where the file has no such ranges.
 
-    part is the outermost range of the model inside the phase ("layer.3", "embeddings"), "" where there is none. PyTorch
-    launches the backward pass from a thread without ranges: kernels without any range that follow forward are backward.
+    PyTorch launches the backward pass from a thread without ranges: kernels without any range that follow forward are
+    backward.
     """
     kernels = counters.kernels
     if "push_pop_ranges" not in kernels:
@@ -142,17 +141,14 @@ def kernel_phases(counters: KernelCounters) -> pd.DataFrame | None:
     for process, stack, spans in zip(*columns, strict=True):
         names = [name.removeprefix(_DOMAIN) for name in stack if name.startswith(_DOMAIN)]
         phase = next((name for name in reversed(names) if name in PHASES), None)
-        inside = names if phase is None else names[len(names) - names[::-1].index(phase) :]
-        part = next((name for name in inside if not name.startswith(_AROUND)), "")
         if phase is None and f"{_DOMAIN}all-reduce" in spans:
             phase = "all-reduce"
         if phase is not None:
             last[process] = phase
         elif last.get(process) == "forward" and not stack:
             phase = "backward"
-        phases.append((phase or NO_PHASE, part))
-    table = pd.DataFrame(phases, columns=["phase", "part"], index=kernels.index)
-    return None if (table["phase"] == NO_PHASE).all() else table
+        phases.append(phase or NO_PHASE)
+    return pd.Series(phases, kernels.index, name="phase") if {*phases} - {NO_PHASE} else None
 
 
 _SAMPLED = {
