@@ -15,13 +15,12 @@ from analysis.diagnose import cores, rules_communication, rules_time
 from analysis.diagnose.advice import Advice
 from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.finding import Finding, plain_rows
-from analysis.diagnose.profiles import analyze_paths, own_tests, summarize, write_tables
+from analysis.diagnose.profiles import analyze_paths, summarize, write_tables
 from analysis.diagnose.summaries import communication_share
 from analysis.metrics.cautions import of_profiles
 from analysis.metrics.kernels.core_utilization import FOUR, core_use
-from analysis.metrics.kernels.devices import LinkRates
 from analysis.metrics.kernels.ncu_metrics import metrics_of
-from analysis.open import Source, open_sources, profile_of
+from analysis.open import Source, open_sources
 from analysis.render.tables import Block, Facts, Plain, Table, advice_lines, finding_blocks, of_frame, write_frame
 from analysis.render.terminal import MOST_LINES, Screen, blocks_markdown, screen_of
 from common.errors import InputError
@@ -151,9 +150,7 @@ def allreduce(paths: Sequence[Path]) -> View:
     source = open_sources(*paths)
     timelines, path = source.timelines, str(source.path)
     about: dict[str, Any] = {"path": path, "kinds": list(source.kinds), "ranks": len(timelines) or None}
-    trial = profile_of(source.path)
-    rates = LinkRates.of(source.summaries, own_tests(trial) if trial else ())
-    findings = rules_communication.findings(timelines, links=rates)
+    findings = rules_communication.findings(timelines)
     findings = findings if timelines else communication_share(source.summaries)
     if not findings and not timelines:
         kinds = ", ".join(source.kinds)

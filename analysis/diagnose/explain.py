@@ -3,7 +3,7 @@
 import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.diagnose.advice import STEP_TIME, Advice, Context, of_machine, ranked
 from analysis.diagnose.finding import Finding, distinct, distinct_names, file_stem, short_name
@@ -28,7 +28,6 @@ def explain(
     window_ns: float | None = None,
     measured: Mapping[str, float] | None = None,
     context: Context | None = None,
-    own_tests: Sequence[Mapping[str, Any]] = (),
 ) -> list[Finding]:
     """Return the findings of a source: of its traces, their communication, its counters, its tables.
 
@@ -37,14 +36,11 @@ def explain(
         window_ns: length of the counted steps without the profiler, for shares with idle time.
         measured: measured ceilings, as roofline takes them.
         context: the trial that was recorded, where it is known.
-        own_tests: measurements of collectives on the same machine, rows of `collectives.by_size`.
     """
     from analysis.diagnose import cores, rules_communication, rules_time, summaries
-    from analysis.metrics.kernels.devices import LinkRates
 
-    links = LinkRates.of(source.summaries, own_tests)
     made = rules_time.findings(source.timelines, context)
-    made += rules_communication.findings(source.timelines, context, links)
+    made += rules_communication.findings(source.timelines, context)
     for counters, file, ending in zip(source.counters, source.counter_files, counter_endings(source), strict=True):
         title = f" ({file.name})" if ending else ""
         for one in cores.findings(counters, window_ns, measured, context):

@@ -7,7 +7,6 @@ are the rows of all its trials.
 import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,17 +18,15 @@ from analysis.diagnose.advice import Advice, Context
 from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.finding import Finding
 from analysis.metrics.cautions import disturbance
-from analysis.metrics.communication.collectives import by_size
 from analysis.metrics.kernels.core_utilization import utilization_row
 from analysis.metrics.time.temporal import compute_utilization_rows
 from analysis.metrics.time.window import STEPS, parse_window, windowed
 from analysis.open import Source, open_sources
 from analysis.wording import inert
 from common.atomic import atomic_path
-from common.errors import InputError, SchemaError
+from common.errors import InputError
 from common.reading import read_notes
 from records.files import read_record, write_record
-from records.kinds import read_measurements
 from records.run import COLLECTED_FILE, RunDirectory, TrialDirectory
 from records.schema import PROFILED_COLUMNS
 from records.trial import Trial
@@ -52,13 +49,11 @@ class OpenedProfile:
     measured: Mapping[str, float] = field(default_factory=dict)
     """Measured ceilings, as roofline takes them."""
     context: Context = field(default_factory=Context)
-    own_tests: Sequence[Mapping[str, Any]] = ()
-    """Collectives that its run measured, rows of `collectives.by_size`."""
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """What the analyses say."""
-        return tuple(explain(self.source, self.window_ns, self.measured, self.context, self.own_tests))
+        return tuple(explain(self.source, self.window_ns, self.measured, self.context))
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
@@ -70,8 +65,8 @@ class OpenedProfile:
         if window == STEPS:
             return self
         timelines, problems = windowed(self.source.timelines, window)
-        problems = [*self.source.problems, *problems]
-        source = dataclasses.replace(self.source, timelines=timelines, problems=tuple(problems))
+        problems = (*self.source.problems, *problems)
+        source = dataclasses.replace(self.source, timelines=timelines, problems=problems)
         return dataclasses.replace(self, source=source)
 
 
@@ -102,7 +97,6 @@ def open_profile(directory: TrialDirectory) -> OpenedProfile:
             disturbed=disturbance(result.get("cautions") or []),
             native_bf16=(directory.read_environment() or {}).get("native_bf16"),
         ),
-        own_tests=own_tests(directory) if source.timelines else (),
     )
 
 
@@ -197,20 +191,6 @@ def _measured(directory: TrialDirectory) -> dict[str, float]:
         if rates and peak.get("dtype"):
             return measured_ceiling(str(peak["dtype"]), max(rates))
     return {}
-
-
-def own_tests(directory: TrialDirectory) -> list[dict[str, Any]]:
-    """Return what trials of the same run measured of collectives, rows of `collectives.by_size`.
-
-    A damaged or unfinished trial says nothing.
-    """
-    rows: list[dict[str, Any]] = []
-    for other in RunDirectory(directory.path.parent.parent).trials():
-        with suppress(SchemaError, OSError):
-            trial = other.read_trial()
-            if trial.kind == "comm" and (other.read_result() or {}).get("status") == "ok":
-                rows += by_size(trial, read_measurements(other))
-    return rows
 
 
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:

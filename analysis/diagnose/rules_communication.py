@@ -12,7 +12,6 @@ from analysis.diagnose.finding import Finding, number
 from analysis.metrics.communication import exposure
 from analysis.metrics.communication.collectives import alpha_beta
 from analysis.metrics.communication.matching import clock_offsets, match_collectives, stragglers
-from analysis.metrics.kernels.devices import LinkRates
 from analysis.timeline import Timeline, lost_kernels
 from analysis.wording import percent, short, traffic
 
@@ -22,9 +21,7 @@ _RISING = 1.1
 """If the largest size has more than this times the bandwidth of every smaller one, the peak was not reached."""
 
 
-def findings(
-    timelines: Sequence[Timeline], context: Context | None = None, links: LinkRates | None = None
-) -> list[Finding]:
+def findings(timelines: Sequence[Timeline], context: Context | None = None) -> list[Finding]:
     """Return all_reduce_by_rank, collectives and buckets; of several ranks stragglers and clock_offsets too;
     nothing where no rank communicates."""
     talking = [place for place, timeline in enumerate(timelines) if len(timeline.collectives)]
@@ -32,7 +29,7 @@ def findings(
         return []
     matching = match_collectives(timelines)
     by_rank = exposure.communication_by_rank(timelines, matching)
-    by_kind = exposure.communication_by_kind(timelines, matching, links)
+    by_kind = exposure.communication_by_kind(timelines, matching)
     late = stragglers(timelines, matching)
     exposed_ms = dict(zip(by_rank["rank"].tolist(), by_rank["exposed_ms"].tolist(), strict=True))
     worst = max(talking, key=lambda place: float(exposed_ms.get(timelines[place].rank, 0.0)))
@@ -123,35 +120,34 @@ def _clocks(table: "pd.DataFrame") -> Finding:
 def bandwidth(summary: Summary) -> list[Finding]:
     """Return collective_bandwidth, a row per placement, and collective_sizes, the largest first, of nccl-tests."""
     table = summary.table
-    frame = pd.DataFrame([_placement(summary, str(key), part) for key, part in table.groupby("placement", sort=False)])
-    best, wrong = frame.iloc[int(frame["peak_busbw_gb_s"].to_numpy().argmax())], int(frame["wrong_rows"].sum())
+    rows = [_placement(str(key), part) for key, part in table.groupby("placement", sort=False)]
+    best, wrong = max(rows, key=lambda row: float(row["peak_busbw_gb_s"])), sum(int(row["wrong_rows"]) for row in rows)
     sizes = table[table["placement"] == best["placement"]]
     smaller = sizes.loc[sizes["size_bytes"] < sizes["size_bytes"].max(), "busbw_gb_s"].max()
-    peak = f"{best['peak_busbw_gb_s']:.4g} GB/s"
+    sentence = f"The links carry up to {best['peak_busbw_gb_s']:.4g} GB/s."
     advice: tuple[Advice, ...] = ()
     if wrong:
         sentence, remedy = f"{wrong} rows have wrong results", "fix that first (driver, NCCL, a bad link)"
         advice = (Advice(cause="machine", seen=sentence, remedy=remedy, unknown="until then no time counts"),)
         sentence += ": until that is fixed no time counts."
     elif not 0 < best["peak_busbw_gb_s"] <= _RISING * smaller:
-        sentence = f"The bandwidth, at most {peak}, still rises with the size: measure up to 1 GB (-e 1G)."
-    else:
-        sentence = f"The links carry up to {peak}, and half of it from {traffic(int(best['half_peak_from_bytes']))} on."
+        sentence = f"{sentence[:-1]}, and more at larger sizes: measure up to 1 GB (-e 1G)."
     by_size = table.sort_values(["size_bytes", "placement"], ascending=False, kind="stable", ignore_index=True)
+    frame = pd.DataFrame(rows).assign(ranks=summary.facts.get("ranks"))
     return [
         Finding("collective_bandwidth", f"{summary.title}: bandwidth", frame, sentence, advice),
         Finding("collective_sizes", f"{summary.title}: by size", by_size),
     ]
 
 
-def _placement(summary: Summary, placement: str, part: "pd.DataFrame") -> dict[str, object]:
-    best = part.iloc[int(part["busbw_gb_s"].to_numpy().argmax())]
-    half = part.loc[part["busbw_gb_s"] >= best["busbw_gb_s"] / 2, "size_bytes"].min() if best["busbw_gb_s"] else None
+def _placement(placement: str, part: "pd.DataFrame") -> dict[str, Any]:
     fit = alpha_beta(part["size_bytes"].to_numpy(np.float64), part["time_us"].to_numpy(np.float64))
-    row = {"collective": best["collective"], "placement": placement, "ranks": summary.facts.get("ranks")}
-    row |= {"sizes": len(part), "peak_busbw_gb_s": best["busbw_gb_s"], "peak_at_bytes": int(best["size_bytes"])}
-    row |= {"half_peak_from_bytes": None if half is None else int(half), "shortest_us": part["time_us"].min()}
-    row |= dict(zip(("latency_us", "fitted_algbw_gb_s", "fit_median_error"), fit or (None,) * 3, strict=True))
+    row = {
+        "collective": part["collective"].iloc[0],
+        "placement": placement,
+        "peak_busbw_gb_s": part["busbw_gb_s"].max(),
+    }
+    row |= dict(zip(("latency_us", "fitted_algbw_gb_s"), fit or (None, None), strict=False))
     return {**row, "wrong_rows": int((part["wrong"] > 0).sum())}
 
 

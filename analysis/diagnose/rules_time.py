@@ -23,7 +23,7 @@ from analysis.metrics.time.temporal import compute_utilization
 from analysis.metrics.time.window import analysis_time, origin_ns
 from analysis.names import MOVES_MEMORY, family, has_fused_optimizer
 from analysis.timeline import Timeline, columns, lost_kernels, typed
-from analysis.wording import is_known, percent
+from analysis.wording import counted, is_known, percent
 from records.schema import COMPUTE_COLUMNS
 
 _TOP = 30
@@ -35,7 +35,7 @@ _FIRST = (
     "rank", "steps", "span_ms", "compute_share", "exposed_communication_share", "exposed_memory_share", "idle_share",
     "overlap_share",
 )  # fmt: skip
-_WINDOW_COLUMNS = columns("rank window first_step last_step steps start_ms span_ms")
+_WINDOW_COLUMNS = columns("rank window steps start_ms span_ms")
 _WAITS = {
     "start_up": "before the first kernel",
     "tear_down": "after the last kernel",
@@ -108,7 +108,7 @@ def findings(timelines: Sequence[Timeline], context: Context | None = None) -> l
 
 
 def window(timelines: Sequence[Timeline]) -> list[Finding]:
-    """Return window: rank, window ("steps" | "work" | the chosen one), first_step, last_step, steps, start_ms (on the
+    """Return window: rank, window ("steps" | "work" | the chosen one), steps, start_ms (on the
     clock of --window), span_ms; nothing without events."""
     rows = []
     for timeline in timelines:
@@ -116,14 +116,13 @@ def window(timelines: Sequence[Timeline]) -> list[Finding]:
             steps = timeline.steps["step"]
             kind = "steps" if len(steps) else "work"
             row: dict[str, Any] = {"rank": timeline.rank, "window": timeline.window.label if timeline.window else kind}
-            row |= {"first_step": steps.iloc[0], "last_step": steps.iloc[-1]} if len(steps) else {}
             row |= {"steps": len(steps), "start_ms": (int(whole[0, 0]) - origin_ns(timeline)) / 1e6}
             rows.append({**row, "span_ms": total_ns(whole) / 1e6})
     if not rows:
         return []
     table = typed(rows, _WINDOW_COLUMNS)
     first = table.iloc[0]
-    what = f"step {first['first_step']} to {first['last_step']}" if first["window"] == "steps" else first["window"]
+    what = counted(int(first["steps"]), "step") if first["window"] == "steps" else first["window"]
     ranks = f" of {len(table)} ranks" if len(table) > 1 else ""
     span = " to ".join(dict.fromkeys(map(number, (table["span_ms"].min(), table["span_ms"].max()))))
     sentence = f"Tables cover {what}{ranks}, {span} ms; counts are of work launched in it."

@@ -81,9 +81,8 @@ def test_the_table_by_phase_needs_ranges(tmp_path: Path) -> None:
     found = document("core-util", page(tmp_path, content=ncu_csv.raw(cells)), "--by", "phase")["findings"][
         "core_utilization_by_phase"
     ]
-    rows = {(row["phase"], row["part"]): row for row in found["rows"]}
-    assert rows["forward", ""]["tensor_utilization"] == 0.8 == rows["forward", "layer.0"]["tensor_utilization"]
-    assert rows["backward", ""]["launches"] == 1
+    rows = {row["phase"]: row for row in found["rows"]}
+    assert rows["forward"]["tensor_utilization"] == 0.8 and rows["backward"]["launches"] == 1
     assert "Phases are not in this file" in text(result("core-util", page(tmp_path), "--by", "phase").blocks)
 
 

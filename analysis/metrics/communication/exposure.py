@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.intervals import Intervals, difference, inside_ns, intersection, merged, total_ns
-from analysis.metrics.kernels.devices import LinkRates
+from analysis.metrics.kernels.devices import link_of
 from analysis.metrics.time.window import collectives_at, device_sets, step_places, work_sets, work_time
 from analysis.names import bus_factor
 from analysis.timeline import ProcessGroup, Timeline, columns, typed
@@ -158,12 +158,10 @@ def _rates(rows: pd.DataFrame) -> dict[str, Any]:
     return row
 
 
-def communication_by_kind(
-    timelines: Sequence[Timeline], matching: pd.DataFrame | None = None, links: LinkRates | None = None
-) -> pd.DataFrame:
+def communication_by_kind(timelines: Sequence[Timeline], matching: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return one row per rank, kind of collective and group, those that take most first: KIND_COLUMNS.
 
-    Without measured rates of the links, published ones are compared with.
+    Bus bandwidths are compared with the published rates of the links.
     """
     rows = []
     for timeline, row in _sums(timelines, matching, "collective", "group", "group_size"):
@@ -172,7 +170,7 @@ def communication_by_kind(
         row["group_size"] = group.size if group.size > 0 else None
         rate = row["busbw_gb_s"] if row["transfer_busbw_gb_s"] is None else row["transfer_busbw_gb_s"]
         if rate is not None:
-            link = (links or LinkRates.of()).rate(timeline, row["collective"], group, row["bytes"] / row["sized"])
+            link = link_of(timeline, group)
             if link is not None:
                 row |= {"link_gb_s": link.gb_s, "link_share": rate / link.gb_s, "link_source": link.source}
         rows.append(row)

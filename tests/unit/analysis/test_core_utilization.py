@@ -188,16 +188,14 @@ STEP = phased(
 def test_a_phase_is_the_innermost_range_and_backward_is_told_by_its_place() -> None:
     phases = kernel_phases(STEP)
     assert phases is not None
-    assert phases["phase"].tolist() == [
+    assert phases.tolist() == [
         "data", "forward", "forward", "backward", "all-reduce", NO_PHASE, "optimizer", NO_PHASE]  # fmt: skip
-    assert phases["part"].tolist() == ["", "embeddings", "layer.0", "", "", "", "", ""]
 
 
 def test_a_range_that_tells_backward_is_believed_and_other_domains_are_no_phases() -> None:
     nested = phased((at("forward"), ()), (at("step 1", "backward", "layer.2"), ()), (("x@forward",), ()))
     phases = kernel_phases(nested)
-    assert phases is not None and phases["phase"].tolist() == ["forward", "backward", NO_PHASE]
-    assert phases["part"].tolist() == ["", "layer.2", ""]
+    assert phases is not None and phases.tolist() == ["forward", "backward", NO_PHASE]
 
 
 def test_without_ranges_there_is_no_phase() -> None:

@@ -8,7 +8,6 @@ from support.refusals import refused
 from support.shared_files import OWN
 
 from analysis.diagnose.explain import explain
-from analysis.metrics.kernels.devices import LinkRates
 from analysis.names import bus_factor
 from analysis.open import open_sources
 from analysis.readers.nccl import read, recognises
@@ -128,10 +127,9 @@ def test_calls_are_medians_by_collective_ranks_and_size() -> None:
     assert (row["size_bytes"], row["algbw_gb_s"], row["busbw_gb_s"]) == (8_000_000, 80, 70)
 
 
-def test_calls_are_shown_as_collectives_and_are_no_measured_links() -> None:
+def test_calls_are_shown_as_collectives() -> None:
     found = {one.name for one in explain(open_sources(LINES))}
     assert any(name.startswith("collective_bandwidth") for name in found)
-    assert not LinkRates.of(read(LINES)).measured
 
 
 def test_a_line_of_others_is_an_error_with_its_number(tmp_path: Path) -> None:

@@ -8,18 +8,11 @@ from typing import Any
 
 import pytest
 from support.kineto_events import event, write
-from support.rings import ring_all_reduce_us, write_collectives
-from support.timelines import timeline
 
 from analysis.diagnose.finding import Finding
-from analysis.diagnose.profiles import own_tests
 from analysis.diagnose.rules_communication import findings
-from analysis.metrics.kernels.devices import LinkRates
 from analysis.open import open_sources
-from analysis.readers import nccl
 from analysis.readers.kineto.reader import read
-from analysis.timeline import ProcessGroup
-from records.run import RunDirectory
 
 MS = 1000.0  # Kineto counts in microseconds
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -107,42 +100,3 @@ def test_groups_without_a_list_are_what_the_kernels_say(tmp_path: Path) -> None:
         "1": ("mesh_tp", 4, (0, 1, 2, 3)), "2": ("", 4, (0, 4, 8, 12)), "3": ("", 4, (2, 4, 6, 8)), "4": ("", 4, ()),
     }  # fmt: skip
     assert [groups[name].listed for name in "1234"] == ["0-3", "0-12 by 4", "2-8 by 2", ""]
-
-
-LOG = """\
-# Collective test starting: all_reduce_perf
-# nThread 1 nGpus 4 minBytes 8 maxBytes 1024 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1
-{ranks}#      size       count     type  redop   root    time   algbw   busbw #wrong    time   algbw   busbw #wrong
-     1000000        250000     float     sum      -1    100.0   10.00   15.00      0    125.0    8.00   12.00      0
-   100000000      25000000     float     sum      -1   4000.0   25.00   37.50      0   5000.0   20.00   30.00      0
-# Avg bus bandwidth    : 23.6
-"""
-RANKS = "".join(f"#  Rank  {n} Group  0 Pid 69 on node0 device  {n} [0000:04:00] NVIDIA H100\n" for n in range(4))
-
-
-def test_a_bandwidth_compares_with_nccl_tests_at_its_size(tmp_path: Path) -> None:
-    (tmp_path / "log.txt").write_text(LOG.format(ranks=RANKS))
-    rates = LinkRates.of(nccl.read(tmp_path / "log.txt"))
-    trace = timeline(0)
-    four = ProcessGroup("0", size=4)
-    # The better placement; 10 MB is half way in the logarithm between 1 and 100 MB: (15 + 37.5) / 2.
-    for size, expected in ((1e6, 15.0), (1e7, 26.25), (1e8, 37.5), (1e9, 37.5)):
-        found = rates.rate(trace, "all_reduce", four, size)
-        assert found is not None and found.gb_s == pytest.approx(expected) and "nccl-tests" in found.source
-    # Smaller than measured, another number of ranks, another collective: nothing is known.
-    assert rates.rate(trace, "all_reduce", four, 1e5) is None
-    assert rates.rate(trace, "all_reduce", ProcessGroup("0", size=8), 1e7) is None
-    assert rates.rate(trace, "all_gather", four, 1e7) is None
-
-
-def test_the_suites_own_measurement_comes_before_nccl_tests(tmp_path: Path) -> None:
-    trial = write_collectives(tmp_path / "run", 4, 10.0, 50.0, noise=0.0, sizes=(1 << 20, 64 << 20, 2.0))
-    wrong = write_collectives(tmp_path / "run", 2, 10.0, 50.0, noise=0.0, wrong=3)
-    directory = RunDirectory(tmp_path / "run").trial(trial.trial_id)
-    (tmp_path / "log.txt").write_text(LOG.format(ranks=RANKS))
-    rates = LinkRates.of(nccl.read(tmp_path / "log.txt"), own_tests(directory))
-    found = rates.rate(timeline(0), "all_reduce", ProcessGroup("0", size=4), 1 << 24)
-    # busbw = bytes / time x 2 x 3/4.
-    expected = (1 << 24) / ring_all_reduce_us(4, 1 << 24, 10.0, 50.0) / 1e3 * 1.5
-    assert found is not None and found.gb_s == pytest.approx(expected, rel=1e-6) and "bertbench comm" in found.source
-    assert wrong.world_size == 2 and ("all_reduce", 2) not in rates.measured
