@@ -45,7 +45,7 @@ from analysis.render.training_figures import trainings_figure
 from analysis.wording import Row, percent
 from records.classification import ClassificationResult
 from records.run import RunDirectory
-from records.schema import PROFILED_TRAINING_COLUMNS, RESULT_COLUMNS, RESULTS, TRAINING_COLUMNS
+from records.schema import PROFILED_TRAINING_COLUMNS, RESULT_COLUMNS, TRAINING_COLUMNS
 from records.training import TrainRun, is_train_run
 from records.trainings import read_trainings
 
@@ -59,15 +59,6 @@ _LARGEST = "Micro batch per device, found by doubling and bisection, each size i
 _INPUT = "Batches drawn, adapted and pinned as in training, without training."
 _RANKS = "Medians per rank. Ranks wait for each other in the all-reduce: own work, not step time, shows the late rank."
 _RECORDED = "Recording slows steps down, so read shares, not absolute times."
-_MEANINGS = (
-    *((column.label, column.says) for column in RESULTS if column.label),
-    ("95 % interval", "Moving-block bootstrap of the median; over several rounds, of the processes first."),
-    ("throughput ratio", "samples/s of an implementation / that of the reference at the same configuration."),
-    ("conclusive", "Three interleaved rounds a side whose interval of the ratio excludes 1, or lies within 5 % of it."),
-    ("scaling efficiency", "Throughput on n devices / (that on the fewest devices x the increase in devices)."),
-    ("own work", "Step time without exposed communication and data wait."),
-)
-_MOST_FURTHER = 5
 _BREAKDOWN = "temporal_breakdown"
 """Finding that says where the time goes."""
 _MOST_CONFUSED = 15
@@ -129,7 +120,6 @@ def write_report(
         Section("Collectives", _collectives(everything)),
         _explained("Ranks", _RANKS, result_tables.rank_tables(trials)),
         _explained("Profile", _RECORDED, profiles),
-        Section("What the numbers mean", [Facts(_MEANINGS)], folded=True),
     ]
     ranks = [{"trial_id": one.trial.trial_id, **rank} for one in trials if one.ok for rank in one.row["per_rank"]]
     files: Files = {
@@ -206,46 +196,45 @@ def _profiles(trials: Sequence[LoadedTrial]) -> tuple[list[Block], Files, dict[s
 
 def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
     """Return what ran and on what, as (name, value)."""
-    shown = [trial for trial in trials if trial.trial.kind not in result_tables.NOT_MEASURED] or list(trials)
-    rows = [dataclasses.asdict(trial.trial) for trial in shown]
-    kinds = {row["kind"] for row in rows}
-
-    def listed(text: str | Callable[[Mapping[str, Any]], str]) -> str:
-        values = {row[text] if isinstance(text, str) else text(row) for row in rows}
-        return ", ".join(map(str, sorted(values)))
-
-    if kinds == {"comm"}:
-        collectives = listed(lambda row: str(dict(row["collective"]).get("name")))
-        ran = [("collectives", f"{collectives}, {listed('precision')}"), ("ranks", listed("world_size"))]
-    elif kinds == {"measure"}:
-        ran = [("command", listed(lambda row: " ".join(row["command"]))), ("ranks", listed("world_size"))]
-    else:
-        lengths = listed(wording.lengths)
-        ran = [
-            ("model", f"BERT {listed('preset')}, sequences of {lengths}, {listed('precision')}"),
-            ("task", f"{listed(wording.task)}, data: {listed(wording.data)}"),
-            ("implementations", f"{listed('implementation')} (strategy {listed(wording.strategy)})"),
-            ("swept", f"micro batch {listed('micro_batch_size')}; devices {listed('world_size')}"),
-        ]
     recorded = next((trial.environment for trial in trials if trial.environment), {})
     gpus = Counter(str(gpu.get("name")) for gpu in recorded.get("gpus") or [])
     machine = [f"{count} × {name}" for name, count in gpus.items()]  # noqa: RUF001
     machine.append(str((recorded.get("cpu") or {}).get("model") or recorded.get("device_name") or "not recorded"))
     versions = {"Python": recorded.get("python"), "driver": recorded.get("driver"), **(recorded.get("libraries") or {})}
     software = [*filter(None, [recorded.get("system")]), *(f"{name} {one}" for name, one in versions.items() if one)]
-    optimizations = dict.fromkeys(str(trial.row["levers_on"]) for trial in trials if trial.row.get("levers_on"))
-    left_out = [trial.row.get("levers_left_out") or {} for trial in trials]
-    reasons = dict.fromkeys(f"{name}: {why}" for each in left_out for name, why in each.items())
+    left_out = [one for trial in trials for one in (trial.row.get("levers_left_out") or {}).items()]
     tally = Counter(str(trial.row["status"]) for trial in doubts.without_probes(trials))
     rounds = len({trial.trial.round for trial in trials if trial.trial.kind not in ("train", "probe")}) or 1
     ended = ", ".join(f"{count} {status}" for status, count in tally.items()) or "only probes"
-    return [
+    rows = [
         ("machine", ", ".join(machine)),
-        *ran,
+        *_settings(trials),
         ("trials", f"{ended}, {wording.counted(rounds, 'round')}"),
         ("software", ", ".join(software) or "not recorded"),
-        *(("optimizations", text) for text in optimizations),
-        *([("optimizations left out", "; ".join(reasons))] if reasons else []),
+        *dict.fromkeys(("optimizations", str(trial.row.get("levers_on") or "")) for trial in trials),
+        ("optimizations left out", "; ".join(dict.fromkeys(map(": ".join, left_out)))),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _settings(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
+    shown = [trial for trial in trials if trial.trial.kind not in result_tables.NOT_MEASURED] or trials
+    rows = [dataclasses.asdict(trial.trial) for trial in shown]
+    kinds = {row["kind"] for row in rows}
+
+    def listed(text: str | Callable[[Row], str]) -> str:
+        return ", ".join(map(str, sorted({row[text] if isinstance(text, str) else text(row) for row in rows})))
+
+    if kinds == {"comm"}:
+        collectives = listed(lambda row: str(dict(row["collective"]).get("name")))
+        return [("collectives", f"{collectives}, {listed('precision')}"), ("ranks", listed("world_size"))]
+    if kinds == {"measure"}:
+        return [("command", listed(lambda row: " ".join(row["command"]))), ("ranks", listed("world_size"))]
+    return [
+        ("model", f"BERT {listed('preset')}, sequences of {listed(wording.lengths)}, {listed('precision')}"),
+        ("task", f"{listed(wording.task)}, data: {listed(wording.data)}"),
+        ("implementations", f"{listed('implementation')} (strategy {listed(wording.strategy)})"),
+        ("swept", f"micro batch {listed('micro_batch_size')}; devices {listed('world_size')}"),
     ]
 
 
@@ -274,17 +263,12 @@ def write_source_report(source: Source, findings: Sequence[Finding], folder: Pat
     first = further.pop(0) if further else None
     where = [block for block in breakdown.blocks if not first or block != first[2]] if breakdown else []
     answer: list[Block] = [Text(first[2], "headline")] if first else ["This profile has no findings."]
-    more: list[Block] = [Items(further[:_MOST_FURTHER])] if further else []
-    if rest := further[_MOST_FURTHER:]:
-        more.append(Section(f"{len(rest)} more", [Items(rest)], folded=True))
     sections = [
         Section("", [*answer, *advice_blocks(to_do(source, findings))], "answer"),
         Section("Where the time goes", where, anchor=_BREAKDOWN),
-        Section("Further findings", more),
+        Section("Further findings", [Items(further)] if further else []),
         Section("Details", [*panels.values()]),
-        Section(
-            "Input", [Facts(_source_facts(source)), Section("Not read or not in the profile", listed(source.problems))]
-        ),
+        Section("Input", [Facts(_source_facts(source)), Section("Not read or not in it", listed(source.problems))]),
     ]
     title, files = source.path.resolve().name, finding_files(findings)
     return write_page(folder, title, "bertbench profile report", sections, files)[0]

@@ -25,8 +25,8 @@ _ARGUMENTS = {"device": "device", "stream": "stream", "correlation_id": "correla
 _PROCESSES = 1000  # process ids of a rank: 0 derived tracks, 1 host, 10 and on the GPUs
 
 
-def write_perfetto(timelines: Sequence[Timeline], path: Path) -> int:
-    """Write timelines to one file, gzip-compressed if its name ends in .gz; return the number of its slices.
+def write_perfetto(timelines: Sequence[Timeline], path: Path) -> None:
+    """Write timelines to one file, gzip-compressed if its name ends in .gz.
 
     Times are microseconds since the earliest event; baseTimeNanoseconds is the time of that event.
 
@@ -44,17 +44,15 @@ def write_perfetto(timelines: Sequence[Timeline], path: Path) -> int:
     header: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ns", "baseTimeNanoseconds": min(starts)}
     if len(timelines) == 1 and timelines[0].rank is not None:
         header["distributedInfo"] = {"rank": timelines[0].rank}
-    slices, opening = 0, f'{json.dumps(header)[:-1]}, "traceEvents": [\n'
+    opening = f'{json.dumps(header)[:-1]}, "traceEvents": [\n'
     with atomic_path(path) as temporary, temporary.open("wb") as raw:
         file = gzip.GzipFile("", "wb", 4, raw, mtime=0) if path.name.endswith(".gz") else raw
         for number, timeline in enumerate(timelines):
             for event in _rank(timeline, number * _PROCESSES, min(starts)):
-                slices += event["ph"] == "X"
                 file.write(f"{opening}{json.dumps(event)}".encode())
                 opening = ",\n"
         file.write(b"\n]}\n")
         file.close()
-    return slices
 
 
 def _rank(timeline: Timeline, pid: int, base: int) -> Iterator[dict[str, Any]]:
@@ -73,7 +71,7 @@ def _rank(timeline: Timeline, pid: int, base: int) -> Iterator[dict[str, Any]]:
             for stream, rows in table.groupby("stream", sort=True)
         ]
         name = f"{label}: GPU {device} {timeline.devices.get(device, '')}".rstrip()
-        yield from _process(pid + 10 + max(-1, min(device, _PROCESSES - 20)), name, streams, base)
+        yield from _process(pid + 10 + device, name, streams, base)
 
 
 def _derived(timeline: Timeline) -> "Iterator[tuple[str, pd.DataFrame]]":

@@ -59,7 +59,7 @@ def tracks_of(events: list[dict[str, Any]]) -> dict[tuple[str, str], list[tuple[
 
 
 def test_tracks_hold_what_was_worked_out_by_hand(tmp_path: Path) -> None:
-    slices = write_perfetto([example(3)], tmp_path / "a.json")
+    write_perfetto([example(3)], tmp_path / "a.json")
     document, events = events_of(tmp_path / "a.json")
     assert document["baseTimeNanoseconds"] == BASE and document["distributedInfo"] == {"rank": 3}
     assert tracks_of(events) == {
@@ -78,7 +78,6 @@ def test_tracks_hold_what_was_worked_out_by_hand(tmp_path: Path) -> None:
         ("rank 3: GPU 0 NVIDIA H100", "stream 7"): [("gemm", 100, 300), ("gemm", 600, 100), ("Memcpy HtoD", 710, 50)],
         ("rank 3: GPU 0 NVIDIA H100", "stream 20"): [("ncclDevKernel_AllReduce_Sum_f32", 300, 250)],
     }
-    assert slices == sum(event["ph"] == "X" for event in events)
 
 
 @pytest.mark.parametrize(
