@@ -34,7 +34,7 @@ def caution_texts(trials: Sequence[LoadedTrial], of_run: Sequence[Caution] = ())
     groups: dict[str, list[tuple[str, Row]]] = defaultdict(list)
     for trial in trials:
         for caution in trial.row.get("cautions") or []:
-            groups[caution["code"]].append((trial_name(trial), caution))
+            groups[caution["code"]].append((trial_name(trial.row), caution))
     texts = [f"{caution.message}; {caution.remedy}" for caution in of_run]
     for members in sorted(groups.values(), key=len, reverse=True):
         (name, first), count = members[0], len(members)
@@ -93,7 +93,7 @@ def cautions_of_scripts(trials: Sequence[LoadedTrial]) -> list[Caution]:
     """Return a caution for each measured script that was edited between its rounds."""
     remedy = "give each version a --name or an --out of its own"
     contents = {
-        trial_name(rounds[0]): script_contents(rounds) for rounds in by_key(trials, kinds=("measure",)).values()
+        trial_name(rounds[0].row): script_contents(rounds) for rounds in by_key(trials, kinds=("measure",)).values()
     }
     return [
         Caution("script_changed", f"{name} was edited between its rounds (SHA-256 {', '.join(hashes)})", remedy)
@@ -105,12 +105,11 @@ def cautions_of_scripts(trials: Sequence[LoadedTrial]) -> list[Caution]:
 def failures(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
     """Return every trial that has no result, with its status and the whole reason."""
     left = [trial for trial in without_probes(trials) if trial.row["status"] != "ok"]
-    return [(trial_name(trial), wording.status(trial.row)) for trial in left]
+    return [(trial_name(trial.row), wording.status(trial.row)) for trial in left]
 
 
-def trial_name(trial: LoadedTrial) -> str:
-    """Name a trial in a line about it."""
-    row = trial.row
+def trial_name(row: Row) -> str:
+    """Name the trial of a row of results in a line about it."""
     if row["kind"] == "comm":
         return f"{row['collective'].get('name')} {row['precision']} on {wording.devices(row)}"
     profile = {"profile": "profile of ", "components": "parts of "}.get(row["kind"], "")

@@ -58,7 +58,7 @@ def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = (), *, page: boo
     title = "" if named else f"BERT {wording.model(shown[0])}"
     table = Table("results", columns, shown, title, "results.csv" if page else "")
     failed = [] if page else [row for row in shown if row["status"] != "ok"]
-    failures = (f"{row['status']} {_place(row)}: {row.get('reason') or 'no reason was recorded'}" for row in failed)
+    failures = (f"{row['status']} {trial_name(row)}: {row.get('reason') or 'no reason was recorded'}" for row in failed)
     return [table, *dict.fromkeys(failures), *_ratios_blocks(ratios)]
 
 
@@ -111,10 +111,6 @@ def _of_scripts(rows: Sequence[Row]) -> bool:
     return all(row.get("kind") == "measure" for row in rows)
 
 
-def _place(row: Row) -> str:
-    return f"{wording.implementation(row)} {wording.place(row)}"
-
-
 def comparison_blocks(comparison: Row) -> list[Block]:
     """Return the table of what compare_runs returned, a line for each reason of a verdict, and what else differs."""
     rows = sorted(comparison["rows"], key=wording.order)
@@ -139,7 +135,7 @@ def comparison_blocks(comparison: Row) -> list[Block]:
 
 
 def _places(rows: Sequence[Row]) -> str:
-    names = list(dict.fromkeys(map(_place, rows)))
+    names = list(dict.fromkeys(map(trial_name, rows)))
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return "; ".join(names[:_MOST_NAMED]) + more
 
@@ -149,7 +145,7 @@ def rank_tables(trials: Sequence[LoadedTrial]) -> list[Table]:
     several = [trial for trial in trials if trial.ok and len(trial.row["per_rank"]) > 1
                and trial.trial.kind not in (*NOT_MEASURED, "input")]  # fmt: skip
     several = sorted(several, key=lambda trial: -(trial.row["rank_skew"] or 0.0))[:_MOST_RANK_TRIALS]
-    rows = [{**rank, "trial": trial_name(trial)} for trial in several for rank in trial.row["per_rank"]]
+    rows = [{**rank, "trial": trial_name(trial.row)} for trial in several for rank in trial.row["per_rank"]]
     shown = columns(
         "trial rank step_time_ms work_ms data_wait_ms communication_ms skew slowest_share peak_memory_bytes"
     )
