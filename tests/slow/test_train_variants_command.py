@@ -33,7 +33,7 @@ def test_two_processes_have_the_losses_and_scores_of_one(compared: tuple[Trainin
     assert [row["loss"] for row in two] == pytest.approx([row["loss"] for row in one], abs=1e-4)
     assert [row["learning_rate"] for row in two] == [row["learning_rate"] for row in one]
     first, second = command.document()["rows"]
-    assert second["greatest_loss_difference"] < 1e-4 and second["compared_steps"] == STEPS
+    assert second["greatest_loss_difference"] < 1e-4 and second["steps"] == STEPS
     assert second["score_mlm_loss"] == pytest.approx(first["score_mlm_loss"], abs=1e-3)
 
 
@@ -48,7 +48,7 @@ def test_the_comparison_says_what_two_processes_bring_and_what_all_reduce_costs(
     ]
     assert second["speedup"] == pytest.approx(second["samples_per_second"] / first["samples_per_second"])
     assert second["time_saved"] == pytest.approx(1 - second["step_seconds"] / first["step_seconds"])
-    assert first["samples"] == second["samples"] == 8 * STEPS and second["threads_per_rank"] == 1
+    assert first["samples"] == second["samples"] == 8 * STEPS
     assert 0 < second["all_reduce_share"] < 1 and first["all_reduce_share"] is None and second["profiled_steps"] == 2
     parts = second["all_reduce_exposed_share"] + second["all_reduce_hidden_share"]
     assert parts == pytest.approx(second["all_reduce_share"])
@@ -103,9 +103,9 @@ def test_the_trainer_and_other_precisions_stand_in_one_table_with_ours(data: Pat
     rows = {(row["implementation"], row["precision"]): row for row in command.document()["rows"]}
     assert len(rows) == 4
     ours, theirs = (rows[name, "fp32"] for name in ("bertbench", "hf-trainer"))
-    assert theirs["greatest_loss_difference"] < 1e-4 and theirs["compared_steps"] == STEPS
+    assert theirs["greatest_loss_difference"] < 1e-4 and theirs["steps"] == STEPS
     assert theirs["score_mlm_loss"] == pytest.approx(ours["score_mlm_loss"], abs=1e-3)
-    assert 0 < theirs["parameters"] <= ours["parameters"] and theirs["peak_memory_kind"] == "resident set"
+    assert theirs["peak_memory_kind"] == ours["peak_memory_kind"] == "resident set"
     for row in rows.values():
         assert row["backend"] == "gloo" and row["communication_exposed_ms"] > 0 and row["epoch_seconds"] > 0
     assert all(row["speedup"] > 0 and row["time_saved"] < 1 for row in rows.values())
@@ -126,7 +126,7 @@ def test_a_seed_stops_at_the_first_evaluation_that_reaches_the_target(data: Path
     steps = attempt.read_steps(0)[: row["steps"]]
     assert abs(row["step_seconds"] - sum(step["step_time_ms"] for step in steps) / 1000) < 1e-6
     assert row["tokens"] == sum(step["real_tokens"] for step in steps)
-    assert row["step_seconds"] < row["loop_seconds"] < row["total_seconds"]
+    assert row["step_seconds"] < row["total_seconds"]
     assert abs(row["cost"] - row["total_seconds"] / 1000) < 1e-9
     assert attempt.log.exists() and run.curve_csv.exists(), "every log is kept"
     assert dict(attempt.read_trial().training)["seed"] == 3 and attempt.read_trial().kind == "train"

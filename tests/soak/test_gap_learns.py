@@ -57,7 +57,7 @@ def test_heads_are_compared_epoch_by_epoch_and_a_second_call_trains_nothing(tmp_
     rows = document["rows"]
     assert [row["variant"] for row in rows] == ["mul", "span"]
     assert [[one["epoch"] for one in row["readings"]] for row in rows] == [[1.0, 2.0]] * 2
-    assert all(row["loop_seconds"] > 0 and row["status"] == "finished" and row["best_value"] for row in rows)
+    assert all(row["step_seconds"] > 0 and row["status"] == "finished" and row["best_value"] for row in rows)
     assert len(list(csv.reader((out / "trainings.csv").open()))) == 3
     assert (out / "trainings.png").read_bytes().startswith(b"\x89PNG")
     assert len(list(out.glob("*/trials/*"))) == 2

@@ -1,8 +1,7 @@
 """Several trainings of one task: what each needed, and a summary of each variant over its seeds.
 
-A run's time is that of its loop: from the start of the first step to the end of the last one and what follows it, with
-evaluations and checkpoints, without what lies between attempts and steps that were made again. A step takes as long as
-its slowest rank does. With a target, a training ends at its first evaluation at or below it.
+A run's time is that of its steps, without steps that were made again. A step takes as long as its slowest rank does.
+With a target, a training ends at its first evaluation at or below it.
 """
 
 import math
@@ -34,7 +33,7 @@ REACHED, NOT_REACHED = "reached", "not reached"
 WHOLE = (FINISHED, REACHED)
 SCORE = "mlm_loss"
 """Score of the evaluations that a target is a value of."""
-SUMMARIZED = ("step_seconds", "loop_seconds", "total_seconds", "steps", "samples", "tokens", "samples_per_second",
+SUMMARIZED = ("step_seconds", "total_seconds", "steps", "samples", "tokens", "samples_per_second",
               "last_loss", "energy_joules", "cost")  # fmt: skip
 """Columns with a mean and an interval over the seeds, besides the scores."""
 _OF_FIRST_SEED = ("best_score", "best_value", "peak_memory_bytes", "communication_exposed_share", "all_reduce_share")
@@ -118,7 +117,6 @@ def _course(
     row["evaluations"] = len(evaluations)
     for evaluation in [*evaluations.values()][-1:]:
         row |= {f"score_{name}": value for name, value in scores_in(evaluation).items()}
-        row["evaluation_samples"] = evaluation["samples"]
     made = {step: entry for step, entry in _steps_made(attempts).items() if step <= last["step"]}
     course = Course(
         row=row,
@@ -132,12 +130,6 @@ def _course(
     rows = [entry for _, entry in made.values()]
     row["step_seconds"] = sum(entry["step_time_ms"] for entry in rows) / 1000
     row["step_time_ms"] = float(np.median([entry["step_time_ms"] for entry in rows]))
-    behind = ("evaluated",) if target is not None else ("evaluated", "saved")
-    row["loop_seconds"] = max(seconds for seconds, _ in made.values()) + sum(
-        float(event.get("seconds") or 0.0)
-        for event in read_events(attempts[-1])
-        if event["event"] in behind and event["applied_steps"] == last["applied_steps"]
-    )
     counts = np.diff([0, *(entry["samples"] for entry in curve)]).tolist()
     timed = sum(count for entry, count in zip(curve, counts, strict=True) if entry["step"] in made)
     row["samples_per_second"] = timed / row["step_seconds"]
@@ -168,9 +160,8 @@ def _settings(attempts: Sequence[TrialDirectory]) -> dict[str, Any]:
     row |= {"devices": trial.world_size * trial.devices_per_rank, "attempts": len(attempts)}
     row["total_steps"] = dict(trial.training).get("steps") or trial.max_steps
     records = next(([*by_rank.values()] for one in reversed(attempts) if (by_rank := one.read_ranks())), [])
-    for name in ("threads", "peak_memory_bytes", "peak_memory_kind", "parameters", "backend"):
-        values = [record[name] for record in records if record.get(name) is not None]
-        row["threads_per_rank" if name == "threads" else name] = max(values, default=None)
+    for name in ("peak_memory_bytes", "peak_memory_kind", "backend"):
+        row[name] = max((record[name] for record in records if record.get(name) is not None), default=None)
     cautions = [one for attempt in attempts for one in (attempt.read_result() or {}).get("cautions") or []]
     return row | {"cautions": [*{one.get("code"): one for one in cautions}.values()]}
 
@@ -223,18 +214,14 @@ def _steps_made(attempts: Sequence[TrialDirectory]) -> Steps:
 
 def _against(course: Course, first: Course) -> dict[str, Any]:
     row, before = course.row, first.row
-    losses = dict(zip(first.steps, first.loss.tolist(), strict=True))
-    both = zip(course.steps, course.loss.tolist(), strict=True)
-    pairs = [(abs(loss - losses.get(step, math.nan)), -step) for step, loss in both]
-    differences = [pair for pair in pairs if math.isfinite(pair[0])]
-    columns: dict[str, Any] = {"compared_steps": len(differences)}
+    _, here, there = np.intersect1d(course.steps, first.steps, return_indices=True)
+    differences = np.abs(course.loss[here] - first.loss[there])
+    finite = differences[np.isfinite(differences)].tolist()
+    columns: dict[str, Any] = {"greatest_loss_difference": max(finite, default=None)}
     if row["samples_per_second"] and before["samples_per_second"]:
         columns["speedup"] = row["samples_per_second"] / before["samples_per_second"]
         if row["samples"] == before["samples"]:
             columns["time_saved"] = (before["step_seconds"] - row["step_seconds"]) / before["step_seconds"]
-    if differences:
-        greatest, step = max(differences)
-        columns |= {"greatest_loss_difference": greatest, "greatest_loss_difference_step": -step}
     return columns
 
 

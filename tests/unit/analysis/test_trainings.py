@@ -53,7 +53,6 @@ def test_a_seed_ends_at_its_first_evaluation_at_or_below_the_target(tmp_path: Pa
     assert (row["seed"], row["status"], row["steps"], row["score_mlm_loss"]) == (3, "reached", 10, 6.5)
     assert (row["samples"], row["tokens"], row["evaluations"]) == (10 * BATCH, 10 * TOKENS, 2)
     assert row["step_seconds"] == pytest.approx(10 * STEP_MS / 1000), "without evaluations"
-    assert row["loop_seconds"] == pytest.approx((10 * STEP_MS + 2 * EVALUATION_MS) / 1000)
     assert row["total_seconds"] == pytest.approx((START_UP_MS + 10 * STEP_MS + 2 * EVALUATION_MS) / 1000)
     assert row["samples_per_second"] == pytest.approx(10 * BATCH / 1.0)
     # The window of the energy ends with the last step that counts: one evaluation lies inside.
@@ -266,20 +265,14 @@ def rows_of_pair(pair: list[Training], **options: Any) -> list[dict[str, Any]]:
 def test_time_rate_and_what_is_saved_are_those_worked_by_hand(pair: list[Training]) -> None:
     one, two = rows_of_pair(pair)
     assert (one["step_seconds"], two["step_seconds"]) == (pytest.approx(0.4), pytest.approx(0.2))
-    assert one["loop_seconds"] == pytest.approx(0.55), "4 steps and the 3 gaps between them"
-    saved = {"event": "saved", "time_ns": 9, "applied_steps": 4, "path": "step-4", "size_bytes": 1, "seconds": 0.25}
-    write_events(pair[0].run.attempts()[-1], evaluated(2, 70.0), evaluated(4, 80.0), saved)
-    behind = rows_of_pair(pair)[0]["loop_seconds"]
-    assert behind == pytest.approx(0.55 + 1.5 + 0.25), "with what came behind the last step"
     assert (one["samples_per_second"], two["samples_per_second"]) == (pytest.approx(80), pytest.approx(160))
     assert (one["speedup"], two["speedup"]) == (1, pytest.approx(2))
     assert two["time_saved"] == pytest.approx(0.5)
     assert (one["step_time_ms"], two["step_time_ms"]) == (100, 50)
-    assert (one["threads_per_rank"], two["threads_per_rank"], two["peak_memory_bytes"]) == (2, 1, 1001)
+    assert (one["peak_memory_bytes"], two["peak_memory_bytes"]) == (1000, 1001)
     assert (two["global_batch_size"], two["micro_batch_size"], two["steps"], two["samples"]) == (8, 4, 4, 32)
-    assert two["greatest_loss_difference"] == 0.25 and two["greatest_loss_difference_step"] == 1
-    assert one["greatest_loss_difference"] == 0 and two["compared_steps"] == 4 and two["last_loss"] == 1.9
-    assert (two["score_exact"], two["score_f1"], two["evaluation_samples"]) == (70.0, 80.5, 64)
+    assert (one["greatest_loss_difference"], two["greatest_loss_difference"], two["last_loss"]) == (0, 0.25, 1.9)
+    assert (two["score_exact"], two["score_f1"]) == (70.0, 80.5)
     json.dumps([one, two], allow_nan=False)
 
 
