@@ -17,7 +17,6 @@ from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.finding import Finding, plain_rows
 from analysis.diagnose.profiles import analyze_paths, summarize, write_tables
 from analysis.diagnose.summaries import communication_share
-from analysis.metrics.cautions import of_profiles
 from analysis.metrics.kernels.core_utilization import FOUR, core_use
 from analysis.metrics.kernels.ncu_metrics import metrics_of
 from analysis.open import Source, open_sources
@@ -288,9 +287,8 @@ def utilization(
     wanted = ["micro_batch_size", "world_size", "rank", *_UTILIZATION, "step_time_ms", "step_time_ratio", "reason"]
     frame = pd.DataFrame(rows).reindex(columns=wanted).replace("", None).dropna(axis="columns", how="all")
     table = [of_frame("utilization_by_batch", frame, "Utilization by batch size")] if rows else []
-    cautions = [("caution", f"{one.message}; {one.remedy}") for one in of_profiles(results)]
     ratios = [result["profile"]["step_time_ratio"] for result in results]
-    cautions += [("caution", _DISTURBED)] if any(ratio is not None and ratio <= _QUICKER for ratio in ratios) else []
+    cautions = [("caution", _DISTURBED)] if any(ratio is not None and ratio <= _QUICKER for ratio in ratios) else []
     closing: list[Block] = [*table, Facts([*cautions, *facts])]
     screen = profiled[0].screen if len(profiled) == 1 else None
     return View(document={}, blocks=closing, screen=screen and dataclasses.replace(screen, closing=closing))

@@ -54,7 +54,6 @@ def cautions_of_run(trials: LoadedRun, ratios: Sequence[Row], scaling: Sequence[
     listed = [Caution("damaged", problem, remedy) for problem in trials.problems]
     listed += mixed([trial.environment for trial in trials])
     listed += cautions.of_scaling(scaling)
-    listed += cautions.of_profiles([trial.row for trial in trials if trial.trial.kind == "profile"])
     listed += cautions_of_scripts(trials)
     listed += _left_out(trials) if trials else []
     undecided = [row for row in ratios if row["throughput_ratio"] is not None and row["decided"] == "cannot decide"]

@@ -23,15 +23,12 @@ _NOISY_TAIL = 1.25
 _FOREIGN_CPU_PERCENT = 10.0
 _DATA_WAIT_SHARE = 0.05
 _PEAK_DRIFT = 0.15
-# A profiler that makes steps so many times as long says little about their time.
-_SLOWED = 1.5
 FASTER_LOADER = "give its DataLoader more workers, a faster disk or a core of their own"
 _AGAIN = "measure again (a new --out)"
 _REMEDIES = {
     "noisy": "close other programs, fix clocks and power mode, or measure longer; sequences of unequal length vary too",
     "loaded": f"stop them or wait until they end, or reserve the machine, then {_AGAIN}",
     "throttled": f"improve cooling or power supply, or lower the clocks to ones it sustains; then {_AGAIN}",
-    "power_capped": "usual for large GEMMs at the default limit; compare only runs with the same power limit",
     "bf16_emulated": "measure with --precisions fp32 here; bf16 results of this machine do not carry over to others",
     "tf32_on_cpu": "measure with --precisions fp32 here",
     "reading": "if training needs more, store the shards uncompressed (data pretrain --gzip-level 0)",
@@ -39,7 +36,6 @@ _REMEDIES = {
     "straggler": "check that rank for other load, throttling or a slower device; give ranks equal devices and cores",
     "mfu_above_one": f"{_AGAIN} on a quiet machine; do not quote this MFU",
     "peak_changed": "check for other load or throttling; MFU uses the higher peak, so it may be too low",
-    "profiler_slow": "read shares, not times; record fewer steps, or on an idle machine",
     "scaling_above_one": "do not quote this scaling; measure both again on a quiet machine (a new --out, --rounds 3)",
 }
 # Codes that say that the machine was disturbed, the plainest first.
@@ -117,11 +113,8 @@ def _of_machine(
         used = f"load average {load[0]:.1f} on {cores} logical cores before this trial began"
     if used:
         yield "loaded", f"other programs used the machine: {used}"
-    names, capped = throttle_reasons(telemetry, *span)
-    if names:
+    if names := throttle_reasons(telemetry, *span):
         yield "throttled", f"a GPU throttled inside the window: {', '.join(names)}"
-    if capped:
-        yield "power_capped", "a GPU reached its software power cap inside the window"
     if trial.precision == "bf16" and environment.get("native_bf16") is False:
         what = "CPU" if trial.device == "cpu" else "GPU"
         yield "bf16_emulated", f"this {what} has no bf16 matrix instructions: bf16 is emulated and slow"
@@ -153,13 +146,6 @@ def disturbance(cautions: Iterable[Row]) -> str:
     """Return the message of the most direct of these cautions that says that the machine was disturbed, else ""."""
     messages = {caution["code"]: str(caution["message"]) for caution in cautions}
     return next((messages[code] for code in _DISTURBED if code in messages), "")
-
-
-def of_profiles(rows: Sequence[Row]) -> list[Caution]:
-    """Return the caution of profiles under which a step took 1.5 times as long as without, or longer."""
-    most = max(((row.get("profile") or {}).get("step_time_ratio") or 0.0 for row in rows), default=0.0)
-    message = f"a step took up to {most:.2f} times as long under the profiler as without it"
-    return [Caution("profiler_slow", message, _REMEDIES["profiler_slow"])] if most > _SLOWED else []
 
 
 def of_scaling(rows: Sequence[Row]) -> list[Caution]:

@@ -41,7 +41,6 @@ _PROJECTED = (
 _ONE_PRETRAINING = (
     "implementation", "preset", "precision", "strategy", "device", "world_size", "nodes", *OPTION_COLUMNS,
 )  # fmt: skip
-_NO_PRICE = "no price was given (--price-per-hour)"
 
 
 def measured_efficiency(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
@@ -262,8 +261,8 @@ def pretraining_costs(rates: Sequence[Row], price_per_hour: float | None = None)
     """Return a row for each configuration that was measured at the length of a phase, at its fastest batch there.
 
     Of several data, those count whose sequences are fullest. Columns: the fields of a configuration, phase_N_batch,
-    phase_N_padding_efficiency, phase_N_samples_per_second, phase_N_days, phase_N_cost, days, cost, unknown ({column:
-    why it is None}).
+    phase_N_padding_efficiency, phase_N_samples_per_second, phase_N_days, phase_N_cost, days, cost; None where a phase
+    was not measured, or without a price.
     """
     groups: dict[Key, dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rates:
@@ -278,27 +277,20 @@ def pretraining_costs(rates: Sequence[Row], price_per_hour: float | None = None)
 
 def _pretraining(measured: Mapping[int, Sequence[Row]], price_per_hour: float | None) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    unknown: dict[str, str] = {}
     days: dict[str, float | None] = {}
-    for phase, (seq_len, samples) in PHASES.items():
+    for phase, (_, samples) in PHASES.items():
         prefix, one = f"phase_{phase}_", _fastest(measured[phase]) if phase in measured else {}
         rate = float(one["samples_per_second"]) if one else None
         row[f"{prefix}batch"] = one.get("micro_batch_size")
         row[f"{prefix}padding_efficiency"] = one.get("padding_efficiency")
         row[f"{prefix}samples_per_second"] = rate
         days[prefix] = samples / rate / 86_400 if rate else None
-        if rate is None:
-            names = ("batch", "padding_efficiency", "samples_per_second", "days", "cost")
-            why = f"not measured with {seq_len} tokens a sequence (--seq-lens {seq_len})"
-            unknown |= dict.fromkeys((*(f"{prefix}{name}" for name in names), "days", "cost"), why)
     known = [value for value in days.values() if value is not None]
     days[""] = sum(known) if len(known) == len(PHASES) else None
     for prefix, value in days.items():
         row[f"{prefix}days"] = value
         row[f"{prefix}cost"] = None if value is None or price_per_hour is None else value * 24 * price_per_hour
-        if price_per_hour is None:
-            unknown.setdefault(f"{prefix}cost", _NO_PRICE)
-    return {**row, "unknown": unknown}
+    return row
 
 
 def _fastest(rows: Sequence[Row]) -> Row:

@@ -12,9 +12,9 @@ SLOWDOWNS: dict[int, str] = {
     0x040: "hardware thermal slowdown",
     0x080: "power brake",
 }
-"""What slows a GPU down because it is too hot or short of power: bits of nvml.h, nvmlClocksThrottleReason*."""
-POWER_CAP = 0x004
-"""The bit of the software power cap, which is usual under full load."""
+"""What slows a GPU down because it is too hot or short of power: bits of nvml.h, nvmlClocksThrottleReason*. The
+software power cap is none of them: it is usual under full load.
+"""
 # Readings that cover less of a window than this say too little about the rest of it.
 _SMALLEST_COVERAGE = 0.9
 # A GPU's counter is renewed every 20 to 100 ms, its power is a mean over as much: of less time they say too little.
@@ -99,8 +99,7 @@ def _mean_watts(times: np.ndarray, values: np.ndarray, begin_ns: int, end_ns: in
     return float(np.sum((watts[1:] + watts[:-1]) / 2 * np.diff(seconds)) / seconds[-1])
 
 
-def throttle_reasons(telemetry: Sequence[Reading], begin_ns: int, end_ns: int) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the slowdowns seen in the window, and whether the software power cap was active."""
-    masks = inside(telemetry, "throttle_reasons", begin_ns, end_ns).astype(np.int64)
-    mask = int(np.bitwise_or.reduce(masks))
-    return tuple(name for bit, name in SLOWDOWNS.items() if mask & bit), bool(mask & POWER_CAP)
+def throttle_reasons(telemetry: Sequence[Reading], begin_ns: int, end_ns: int) -> tuple[str, ...]:
+    """Return the names of the slowdowns seen in the window."""
+    mask = int(np.bitwise_or.reduce(inside(telemetry, "throttle_reasons", begin_ns, end_ns).astype(np.int64)))
+    return tuple(name for bit, name in SLOWDOWNS.items() if mask & bit)

@@ -28,7 +28,6 @@ class _Records:
     loss: str
     curve: Sequence[dict[str, Any]]
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    resumes: list[int] = field(default_factory=list)
     attempts: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
 
@@ -54,7 +53,7 @@ def training_part(run: TrainRun, trials: Sequence[LoadedTrial]) -> tuple[list[An
         shown.append(Section("Evaluations", [Table("evaluations", parts, evaluations)]))
     figures = []
     if curve:
-        figures = [loss_figure(curve, evaluations, records.resumes, records.loss), learning_rate_figure(curve)]
+        figures = [loss_figure(curve, evaluations, records.loss), learning_rate_figure(curve)]
     if (scored := evaluation_figure(evaluations)) is not None:
         figures.append(scored)
     return [_answer(attempts[-1], records)], [Section("Training", [Figures(figures), *shown])]
@@ -65,7 +64,6 @@ def _read(run: TrainRun, attempts: Sequence[LoadedTrial]) -> _Records:
     for attempt in attempts:
         events = read_events(attempt.directory)
         resumed = [event["applied_steps"] for event in events if event["event"] == "resumed" and not event["new_phase"]]
-        records.resumes += resumed
         saved = [event for event in events if event["event"] == "saved"]
         if saved:
             known = saved[-1].get("best_checkpoint") is not None

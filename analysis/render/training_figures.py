@@ -36,9 +36,9 @@ _FEWEST_SMOOTHED = 100
 _MOST_MARKED = 40
 
 
-def loss_figure(rows: Sequence[Row], evaluations: Sequence[Row], resumes: Sequence[int], sum_of: str) -> Figure:
+def loss_figure(rows: Sequence[Row], evaluations: Sequence[Row], sum_of: str) -> Figure:
     """Return the training loss of every step, a sum of named terms, its running median, and the held-out losses."""
-    # Evaluations and resumes count applied steps; a step that overflows in fp16 is not applied.
+    # Evaluations count applied steps; a step that overflows in fp16 is not applied.
     steps, losses, after = column(rows, "applied_steps"), column(rows, "loss"), column(evaluations, "applied_steps")
     unit, terms = loss_unit(sum_of), f" ({sum_of})" if sum_of else ""
     known = {name: one for name, one in shown_scores(evaluations).items() if one.unit == "nats"}
@@ -55,12 +55,9 @@ def loss_figure(rows: Sequence[Row], evaluations: Sequence[Row], resumes: Sequen
         curve(axes, steps, running_median(losses), "running median", "blue")
         for (label, values), colour in zip(held_out.items(), _HELD_OUT, strict=False):
             curve(axes, after, values, label, colour, marker="o", markersize=4, linewidth=1)
-        for step in sorted(set(resumes)):
-            rule(axes, "x", step, "resumed", "grey", linestyle="dotted", label="resumed")
         legend(axes, axes, loc="best")
 
     caption = "One curve over all attempts: steps repeated after a resume replace the earlier ones."
-    caption += " Dotted lines mark resumes." if resumes else ""
     return Figure(name="loss", title="Loss", caption=caption, draw=draw)
 
 

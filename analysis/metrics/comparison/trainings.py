@@ -169,21 +169,15 @@ def _settings(attempts: Sequence[TrialDirectory]) -> dict[str, Any]:
 def _status(state: Row, evaluations: Mapping[int, Row], end: int | None, target: float | None) -> dict[str, str]:
     if end is not None:
         return {"status": REACHED, "reason": ""}
-    status, reason = status_of(state)
-    if target is None or status != FINISHED:
-        return {"status": status, "reason": reason}
+    if not state.get("finished"):
+        status = str(state.get("status", "interrupted"))
+        return {"status": STOPPED if status == "ok" else status, "reason": str(state.get("reason") or "")}
+    if target is None:
+        return {"status": FINISHED, "reason": ""}
     losses = [one[SCORE] for one in evaluations.values() if one.get(SCORE) is not None]
     lowest = f"its lowest evaluation is {min(losses):.4f}" if losses else "no evaluation was finite"
     reason = f"all {state['total_steps']:,} steps were made, and {lowest}, above {target:g}"
     return {"status": NOT_REACHED, "reason": reason}
-
-
-def status_of(state: Row) -> tuple[str, str]:
-    """Return status and reason of a training by its state (TrainRun.read_state)."""
-    if state.get("finished"):
-        return FINISHED, ""
-    status = str(state.get("status", "interrupted"))
-    return (STOPPED if status == "ok" else status), str(state.get("reason") or "")
 
 
 def _readings(evaluations: Mapping[int, Row], curve: Sequence[Row], made: Steps) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from support.fake_run import SECOND
 
-from analysis.metrics.telemetry import POWER_CAP, SLOWDOWNS, energy, throttle_reasons
+from analysis.metrics.telemetry import SLOWDOWNS, energy, throttle_reasons
 
 END = 10 * SECOND
 Readings = list[dict[str, Any]]
@@ -65,15 +65,13 @@ def test_unknown_energy_has_its_reason(
     assert joules is None and why in reason
 
 
-def test_throttles_are_named_and_the_power_cap_is_apart() -> None:
+def test_throttles_in_the_window_are_named_and_the_power_cap_is_none() -> None:
     rows = readings("gpu0", "throttle_reasons", {1: 0x04, 2: 0x40 | 0x08, 30: 0x80})
-    assert throttle_reasons(rows, 0, END) == (("hardware slowdown", "hardware thermal slowdown"), True)
-    idle = readings("gpu0", "throttle_reasons", {1: float(0x01 | 0x02)})
-    assert throttle_reasons(idle, 0, END) == ((), False)
+    assert throttle_reasons(rows, 0, END) == ("hardware slowdown", "hardware thermal slowdown")
+    assert throttle_reasons(readings("gpu0", "throttle_reasons", {1: float(0x01 | 0x02 | 0x04)}), 0, END) == ()
 
 
 def test_every_bit_has_its_name_in_nvml() -> None:
     pynvml = pytest.importorskip("pynvml")
     names = ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
     assert list(SLOWDOWNS) == sorted(getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in names)
-    assert pynvml.nvmlClocksThrottleReasonSwPowerCap == POWER_CAP

@@ -9,7 +9,6 @@ import pytest
 
 from analysis.diagnose.answer import without_measurement
 from analysis.diagnose.profiles import SUMMARY_FILE, summarize, utilization_by_batch, write_tables
-from analysis.metrics.cautions import of_profiles
 from bench.cli.main import run
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
@@ -139,9 +138,3 @@ def test_utilization_is_the_mean_over_ranks_by_batch_size_and_that_of_cores_come
     found = utilization_by_batch({"core": [cores], "compute": compute})
     known = {"Tensor utilization": {16: pytest.approx(0.5543)}, "FMA utilization": {16: pytest.approx(0.1228)}}
     assert found == known
-
-
-def test_a_profiler_that_slows_steps_much_is_a_caution() -> None:
-    rows = [{"profile": {"step_time_ratio": ratio}} for ratio in (1.2, 19.24)] + [{"profile": None}, {}]
-    assert [caution.code for caution in of_profiles(rows)] == ["profiler_slow"]
-    assert of_profiles(rows[:1]) == of_profiles([]) == []

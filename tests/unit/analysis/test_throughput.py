@@ -163,7 +163,6 @@ def test_a_quiet_trial_has_none() -> None:
         ("loaded", {"telemetry": reading("foreign_cpu_percent", 35.0)}),
         ("loaded", {"environment": {**ENVIRONMENT, "load_average": [12.0, 1.0, 1.0]}}),
         ("throttled", {"telemetry": reading("throttle_reasons", float(0x40))}),
-        ("power_capped", {"telemetry": reading("throttle_reasons", float(0x04))}),
         (
             "bf16_emulated",
             {
