@@ -16,7 +16,7 @@ from analysis.intervals import Integers
 from analysis.readers.nsys_collectives import collectives
 from analysis.readers.sqlite_database import Database
 from analysis.readers.steps import CAPTURE, captured_rank, empty_steps, launch_moments, take_steps
-from analysis.timeline import MISSING, OPERATOR_COLUMNS, Timeline, clip_overlaps, empty
+from analysis.timeline import MISSING, Timeline, clip_overlaps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -169,12 +169,12 @@ def finish_ranges(rows: "pd.DataFrame", problems: list[str], recorded_until: Col
 def by_process(
     work: "pd.DataFrame",
     calls: "pd.DataFrame",
+    host: "pd.DataFrame",
     ranges: "pd.DataFrame",
     *,
     source: str,
     problems: list[str],
-    gpus: Callable[[int | None, Sequence[int]], Mapping[str, Mapping[int, Any]]],
-    host: "pd.DataFrame | None" = None,
+    gpus: Callable[[int | None, Sequence[int]], Mapping[str, Any]],
 ) -> list[Timeline]:
     """Return one timeline per process with ranges or work, by rank, then by process.
 
@@ -200,28 +200,21 @@ def by_process(
         ends, clipped = clip_overlaps(*(kernels[name].to_numpy() for name in ("device", "stream", "start", "end")))
         kernels = kernels.assign(end=ends)
         process = key % PROCESS if key >= 0 else None
-        fields: dict[str, Any] = {} if host is None else {"host": _of_process(host, key).drop(columns="correlation_id")}
-        fields |= gpus(process, kernels["device"].unique().tolist())
         timelines.append(
             Timeline(
                 rank=captured_rank(others),
                 steps=steps,
-                operators=empty(OPERATOR_COLUMNS),
                 kernels=kernels,
                 ranges=others,
                 api=api,
+                host=_of_process(host, key).drop(columns="correlation_id"),
                 collectives=collectives(kernels, api, others),
                 source=source,
                 process=process,
                 problems=tuple(dict.fromkeys([*problems, *cut_off, *left_out, *clipped])),
-                **fields,
+                **gpus(process, kernels["device"].unique().tolist()),
             )
         )
-    ranks = [one.rank for one in timelines]
-    for place, one in enumerate(timelines):
-        if one.rank is not None and ranks.count(one.rank) > 1:  # old versions write 0 for a payload that is not there
-            text = f"several processes claim rank {one.rank}: their ranks are unknown"
-            timelines[place] = one.replace(rank=None, problems=(*one.problems, text))
     return sorted(timelines, key=lambda one: (one.rank is None, one.rank or 0, one.process or 0))
 
 
@@ -234,12 +227,8 @@ def _launches(kernels: "pd.DataFrame", api: "pd.DataFrame") -> Integers:
 
 def _of_process(frame: "pd.DataFrame", process: int) -> "pd.DataFrame":
     chosen = frame["process"] == process
-    if chosen.all():
-        return frame.drop(columns="process")
-    rows = frame[chosen].drop(columns="process").reset_index(drop=True)
-    for name in rows.select_dtypes("category"):
-        rows[name] = rows[name].cat.remove_unused_categories()
-    return rows
+    rows = frame if chosen.all() else frame[chosen].reset_index(drop=True)
+    return rows.drop(columns="process")
 
 
 def _together(tables: Sequence[dict[str, Any]]) -> "pd.DataFrame":

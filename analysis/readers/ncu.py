@@ -37,7 +37,6 @@ _ABOUT = {
 }
 _HEADER = {"ID", "Kernel Name"}
 _KEY = ["Host Name", "Process ID", "ID"]
-_OPTIONAL = ("Section Name", "Metric Unit")
 _ATTRIBUTE = "device__attribute_"
 _RULE_KINDS = {"OPT": "optimization", "WRN": "warning", "INF": "information", "ERR": "error"}
 
@@ -104,7 +103,7 @@ def _page(header: Sequence[str], rows: Sequence[list[str]], problems: list[str])
         problems.append(f"{len(rows) - len(good):,} lines do not have {len(header)} fields and were skipped")
     names = [next((name for name in _RANGES if name in column), column) for column in header]
     page = pd.DataFrame(good, columns=names, dtype=object)
-    return page.assign(**{name: "" for name in (*_KEY, *_OPTIONAL) if name not in page})
+    return page.assign(**{name: "" for name in (*_KEY, "Section Name", "Metric Unit") if name not in page})
 
 
 def _joined(pages: "Sequence[tuple[pd.DataFrame, Sequence[str]]]", problems: list[str]) -> KernelCounters:
@@ -128,9 +127,8 @@ def _joined(pages: "Sequence[tuple[pd.DataFrame, Sequence[str]]]", problems: lis
             cells.append(melted.assign(unit=melted["name"].map(by_name)))
             continue
         of_rule = page["Metric Name"] == ""
-        for row, cell in zip(page.index[of_rule].tolist(), page[of_rule].to_dict("records"), strict=True):
-            if cell.get("Rule Name") and cell.get("Rule Description"):
-                rules.append(_rule(row, cell))
+        of_rules = zip(page.index[of_rule].tolist(), page[of_rule].to_dict("records"), strict=True)
+        rules += [_rule(row, cell) for row, cell in of_rules if cell.get("Rule Name") and cell.get("Rule Description")]
         own = page["Metric Name"].str.contains("__|\\.")
         names = page["Metric Name"].where(own, page["Section Name"] + ": " + page["Metric Name"])
         about = page[["Metric Value", "Metric Unit"]].set_axis(["text", "unit"], axis=1).assign(name=names)

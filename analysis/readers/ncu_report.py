@@ -29,6 +29,7 @@ _REMEDY = (
 _URL, _LINK = re.compile(r"@url:([^:@]*):([^@]*)@"), re.compile(r"@(?:section|sass|source):[^@]*?([^:@]*)@")
 """Links in messages, to pages and other places; shown as "Guide (https://...)", as `ncu --csv` does, and by name."""
 _ATTRIBUTE = "device__attribute_"
+_RULE_KINDS = {"OPTIMIZATION": "optimization", "WARNING": "warning", "OK": "information", "ERR": "error"}
 # Values in a report are in base units. The package names none for a GPU that it does not know.
 _UNITS = {
     r"gpu__time_duration(_measured_\w+)?\.(sum|max|min|avg)": "ns",
@@ -48,12 +49,10 @@ _DURATION = (
     "gpu__time_duration_measured_user.sum",
     "gpu__time_duration.max",
     "GPU Speed Of Light Throughput: Duration",
-    "GPU Speed Of Light: Duration",
 )
 _CYCLES = (
     "gpc__cycles_elapsed.max",
     "GPU Speed Of Light Throughput: Elapsed Cycles",
-    "GPU Speed Of Light: Elapsed Cycles",
     "sm__cycles_elapsed.max",
     "sm__cycles_elapsed.avg",
 )
@@ -139,16 +138,9 @@ def _ranges(state: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _rules(package: Any, results: Any, row: int) -> Iterator[KernelRule]:
-    kinds = {
-        package.MsgType_OPTIMIZATION: "optimization",
-        package.MsgType_WARNING: "warning",
-        package.MsgType_OK: "information",
-        package.MsgType_ERR: "error",
-    }
+    kinds = {getattr(package, f"MsgType_{name}"): kind for name, kind in _RULE_KINDS.items()}
     estimates = {package.SpeedupType_GLOBAL: GLOBAL, package.SpeedupType_LOCAL: LOCAL}
-    for result in results:
-        if not result.has_rule_message():
-            continue
+    for result in filter(lambda result: result.has_rule_message(), results):
         message = result.rule_message()
         estimated = result.speedup_estimation() if result.has_speedup_estimation() else {}
         estimate = estimates.get(estimated.get("type"), "")
@@ -195,7 +187,7 @@ def base_unit(unit: str) -> tuple[float, str]:
 
 def is_metric(name: str) -> bool:
     """Return whether a name of ncu is of a metric: not of an attribute of the device, nor of a list of metrics."""
-    return ":" not in name and not name.startswith("device__attribute_")
+    return ":" not in name and not name.startswith(_ATTRIBUTE)
 
 
 def counters(

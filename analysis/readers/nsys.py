@@ -80,7 +80,7 @@ def read(path: Path) -> list[Timeline]:
             ranges = _ranges(database, durations, notes)
             problems += [*_about(database, work, calls), *notes]
             source, gpus = _source(database), _gpus(database)
-    timelines = by_process(work, calls, ranges, source=source, problems=problems, gpus=gpus, host=host)
+    timelines = by_process(work, calls, host, ranges, source=source, problems=problems, gpus=gpus)
     if not timelines:
         why = "; ".join(problems[:3]) or "no kernel or copy"
         raise InputError(
@@ -113,7 +113,7 @@ def _quoted(texts: Sequence[str], wanted: re.Pattern[str]) -> list[str]:
     return list(dict.fromkeys(f"nsys says: {match[0]}" for text in texts if (match := wanted.search(text))))
 
 
-def _gpus(database: Database) -> Callable[[int | None, Sequence[int]], Mapping[str, Mapping[int, Any]]]:
+def _gpus(database: Database) -> Callable[[int | None, Sequence[int]], Mapping[str, Any]]:
     """Return what gives devices and sm_counts of a timeline: of what a process used, of all where it used none."""
     rows = database.rows(_GPUS[0], "id", "cuDevice", "name", "smCount")
     listed = {number: (name, size) for number, _, name, size in rows}
@@ -121,7 +121,7 @@ def _gpus(database: Database) -> Callable[[int | None, Sequence[int]], Mapping[s
     # Process by process, where CUDA_VISIBLE_DEVICES renumbers them.
     mapped = database.rows(_GPUS[1], "pid", "cudaId", "gpuId")
 
-    def of(pid: int | None, used: Sequence[int]) -> Mapping[str, Mapping[int, Any]]:
+    def of(pid: int | None, used: Sequence[int]) -> Mapping[str, Any]:
         gpus = by_device | {device: listed[gpu] for owner, device, gpu in mapped if owner == pid and gpu in listed}
         gpus = {device: gpu for device, gpu in sorted(gpus.items()) if not used or device in used}
         return {

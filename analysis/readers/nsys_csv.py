@@ -6,6 +6,7 @@ Time (ns)", "Avg (ns)". Kernels stand by name, or by name, grid and block; range
 """
 
 import io
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,6 @@ _NS |= {"sec": 1e9}
 _BYTES = {"b": 1, "bytes": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _UNIT = re.compile(r"^(.*?)\s*\(([^()]*)\)$")
 _TITLE = re.compile(r"^\s*(?:Processing\b.*[/\[](\w+)(?:\.py)?\b[^/\]]*\]?|SKIPPED\b|NOTICE\b)")
-_HEAD_LINES = 2000
 
 _NAMES = ("range", "operation", "name")
 _COUNTS = ("instances", "num calls", "calls", "operations", "count")
@@ -36,7 +36,7 @@ _CATEGORIES = {"CUDA_KERNEL": "kernels", "MEMORY_OPER": "copies", "CUDA_API": "a
 
 def recognises(head: "Head") -> bool:
     """Return whether a file holds a summary of nsys, or a trace, of which `read` says what to give."""
-    return any(_is_header(line) for line in head.text.splitlines()[:_HEAD_LINES])
+    return any(_is_header(line) for line in head.text.splitlines())
 
 
 def read(path: Path) -> list[Summary]:
@@ -59,26 +59,18 @@ def read(path: Path) -> list[Summary]:
 
 def _is_header(line: str) -> bool:
     names = {cell.strip(' "').lower().partition("(")[0].strip() for cell in line.split(",")} if "," in line else set()
-    return (names >= _TRACE and bool(names & _OF_TRACE)) or all(
-        names & set(some) for some in (_NAMES, _COUNTS, _TOTALS)
-    )
+    is_summary = all(names.intersection(some) for some in (_NAMES, _COUNTS, _TOTALS))
+    return is_summary or (names >= _TRACE and bool(names & _OF_TRACE))
 
 
 def _tables(path: Path, problems: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the report that the line before a table names, "" where none does, and the table's lines."""
-    title, lines = "", list[str]()
-    for line in log_lines(path, problems.append):
-        match = _TITLE.match(line)
-        if match or not line.strip() or _is_header(line):
-            if lines:
-                yield title, lines
-                title = ""
-            lines = [] if match or not line.strip() else [line]
-            title = match[1] or "" if match else title
-        elif lines:
-            lines.append(line)
-    if lines:
-        yield title, lines
+    lines = [*log_lines(path, problems.append)]
+    for begin in [number for number, line in enumerate(lines) if _is_header(line)]:
+        before = next(filter(str.strip, reversed(lines[:begin])), "")
+        rows = itertools.takewhile(lambda line: line.strip() and not _TITLE.match(line), lines[begin + 1 :])
+        rows = itertools.takewhile(lambda line: not _is_header(line), rows)
+        yield (match[1] or "") if (match := _TITLE.match(before)) else "", [lines[begin], *rows]
 
 
 def _summaries(title: str, lines: list[str], problems: list[str]) -> Iterator[Summary]:

@@ -28,9 +28,9 @@ def switches(help_text: str) -> frozenset[str]:
 
 def export_arguments(help_text: str, report: Path, database: Path) -> list[str]:
     """Return the arguments of nsys that export a report: the switches that `nsys export --help` names."""
-    known = switches(help_text)
+    known = switches(help_text) | {"--type", "--output"}
     wanted = {"--type": "sqlite", "--force-overwrite": "true", "--quiet": "true", "--output": str(database)}
-    options = [f"{name}={value}" for name, value in wanted.items() if name in known or name in ("--type", "--output")]
+    options = [f"{name}={value}" for name, value in wanted.items() if name in known]
     return ["export", *options, str(report.absolute())]  # a name may begin with a dash
 
 

@@ -7,7 +7,7 @@ cupti_driver_cbid.h.
 
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.readers.cupti import CALLS, PREFIX, by_process, finish_ranges, read_calls, read_work
 from analysis.readers.sqlite_database import SQLITE_HEADER, Database, is_of_nvprof, open_database, unpacked
@@ -39,7 +39,7 @@ def read(path: Path) -> list[Timeline]:
             "devices": {number: database.strings[name] for number, name, _ in rows if name in database.strings},
             "sm_counts": {number: size for number, _, size in rows if size},
         }
-    return by_process(work, calls, ranges, source="nvprof", problems=problems, gpus=lambda _pid, _used: gpus)
+    return by_process(work, calls, calls[:0], ranges, source="nvprof", problems=problems, gpus=lambda _pid, _used: gpus)
 
 
 def _ranges(database: Database, problems: list[str]) -> "pd.DataFrame":
@@ -47,7 +47,7 @@ def _ranges(database: Database, problems: list[str]) -> "pd.DataFrame":
 
     strings = database.strings
     data = database.rows(f"{PREFIX}MARKER_DATA", "id", "payloadKind", "payload")
-    payloads = {number: _payload(kind, value) for number, kind, value in data}
+    payloads = {number: struct.unpack(_INTEGERS[kind], value)[0] for number, kind, value in data if kind in _INTEGERS}
     columns = ("flags", "timestamp", "id", "objectKind", "objectId", "name", "domain")
     markers = database.rows(f"{PREFIX}MARKER", *columns)
     ends = {number: time for flags, time, number, *_ in markers if flags & _END}
@@ -63,9 +63,3 @@ def _ranges(database: Database, problems: list[str]) -> "pd.DataFrame":
     types = {"text": "object", "domain": "object", "process": "int64", "thread_id": "int64", "start": "int64"}
     types |= {"end": "int64", "payload": "Int64", "json": "object"}
     return finish_ranges(pd.DataFrame(rows, columns=list(types)).astype(types), problems)
-
-
-def _payload(kind: int, value: Any) -> int | None:
-    if kind not in _INTEGERS:
-        return None
-    return int(struct.unpack(_INTEGERS[kind], value[:8])[0] if isinstance(value, bytes) else value)

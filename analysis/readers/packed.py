@@ -13,7 +13,6 @@ try:
 except ImportError:
     import zlib as zlib_ng  # type: ignore[no-redef]
 
-_BLOCK_BYTES = 8 << 20
 _PIECE_BYTES = 64 << 10
 ENDS_INSIDE = "it ends inside the compressed data"
 UNENDED = "the last line does not end with a newline, so the file may be cut short: copy it again, or record again"
@@ -41,7 +40,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def unpacked_blocks(
-    path: Path, damaged: Callable[[str], None] | None = None, *, block_bytes: int = _BLOCK_BYTES
+    path: Path, damaged: Callable[[str], None] | None = None, *, block_bytes: int = 8 << 20
 ) -> Iterator[bytes]:
     """Yield the content in blocks, unpacked where it is gzip-compressed.
 
@@ -78,12 +77,7 @@ def _members(file: BinaryIO) -> Generator[bytes, None, str]:
 
 def read_start(path: Path, size: int) -> bytes:
     """Return the first `size` bytes of the content, unpacked."""
-    data = b""
-    for block in unpacked_blocks(path, block_bytes=size):
-        data += block
-        if len(data) >= size:
-            break
-    return data[:size]
+    return next(unpacked_blocks(path, block_bytes=size), b"")[:size]
 
 
 def damage_code(reason: str) -> Code:

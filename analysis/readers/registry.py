@@ -29,21 +29,17 @@ SUPPORTED = (
 """What READERS read, for messages."""
 
 # Formats that are known and not read: how a file begins, what it is, and what to give instead.
-_NOT_READ: tuple[tuple[re.Pattern[bytes], str], ...] = (
-    (re.compile(b"version https://git-lfs"), "is a Git LFS pointer, not the file itself: run `git lfs pull`"),
-    (
-        re.compile(
-            rb'\s*\[\s*\{"name": "[^"]*", "cat": "(?:GROUP|COLL|P2P|KERNEL_LAUNCH|PROXY|NET)(?:_API)?", "ph": "b"'
-        ),
+_NOT_READ = {
+    rb"version https://git-lfs": "is a Git LFS pointer, not the file itself: run `git lfs pull`",
+    rb'\s*\[\s*\{"name": "[^"]*", "cat": "(?:GROUP|COLL|P2P|KERNEL_LAUNCH|PROXY|NET)(?:_API)?", "ph": "b"': (
         "is a trace of NCCL's example profiler plugin: give the lines of NCCL Inspector (NCCL_INSPECTOR_ENABLE=1 with "
-        "libnccl-profiler-inspector.so), or a trace of the PyTorch profiler or nsys",
+        "libnccl-profiler-inspector.so), or a trace of the PyTorch profiler or nsys"
     ),
-    (
-        re.compile(rb"\n.*\x00", re.DOTALL),
+    rb"(?s)\n.*\x00": (
         "is a Perfetto trace (protobuf): give the .json trace that the profiler wrote, or convert it with "
-        "`traceconv json FILE FILE.json`",
+        "`traceconv json FILE FILE.json`"
     ),
-)
+}
 
 _HEAD_BYTES = 1 << 16
 PAYS_FROM_BYTES = 16 << 20
@@ -79,8 +75,8 @@ def find_reader(head: Head) -> str | None:
 
     Raises InputError for a known format that is not read.
     """
-    for begin, what in _NOT_READ:
-        if begin.match(head.data):
+    for begin, what in _NOT_READ.items():
+        if re.match(begin, head.data):
             raise InputError("file-format", f"{head.path} {what}")
     return next((name for name, module in READERS.items() if importlib.import_module(module).recognises(head)), None)
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,24 +29,21 @@ _BLOCK_ROWS = 1 << 15
 _MOST_THREADS = 4
 
 
+@dataclass(frozen=True, eq=False)
 class Database:
     """An open database. Tables and columns that it lacks read as empty and as defaults.
 
     Table and column names of all methods are constants of the readers.
     """
 
-    def __init__(self, path: Path, given: Path, connection: sqlite3.Connection) -> None:
-        """Wrap the connection to a file. `given` is the file that the user gave, for messages."""
-        self._path, self._given, self._connection = path, given, connection
+    path: Path
+    connection: sqlite3.Connection
 
     @cached_property
     def tables(self) -> dict[str, list[str]]:
         """Names of columns by table."""
-        columns = "sqlite_master t, pragma_table_info(t.name) c WHERE t.type = 'table'"
-        tables: dict[str, list[str]] = {}
-        for table, column in self._select("t.name, c.name", columns):
-            tables.setdefault(table, []).append(column)
-        return tables
+        columns = "sqlite_master t, pragma_table_info(t.name) c WHERE t.type = 'table' GROUP BY t.name"
+        return {table: names.split(",") for table, names in self._select("t.name, group_concat(c.name)", columns)}
 
     def integers(self, table: str, columns: Mapping[str, tuple[str, int]]) -> dict[str, npt.NDArray[np.signedinteger]]:
         """Return columns of whole numbers in the order of rowid.
@@ -65,9 +63,9 @@ class Database:
         read = {name: np.empty(count, dtype=np.int64) for name in present}
 
         def fill(begin: int) -> int:
-            rows = f"(SELECT * FROM {table} WHERE rowid >= {begin} AND rowid < {begin + step} ORDER BY rowid)"  # noqa: S608 # nosec B608
-            with closing(_connect(self._path)) as connection:
-                (texts,) = self._select(lists, rows, connection)
+            rows = f"SELECT * FROM {table} WHERE rowid >= {begin} AND rowid < {begin + step} ORDER BY rowid"  # noqa: S608 # nosec B608
+            with closing(_connect(self.path)) as connection:
+                (texts,) = connection.execute(f"SELECT {lists} FROM ({rows})")  # noqa: S608 # nosec B608
             parts = [np.fromstring(text or "", dtype=np.int64, sep=",") for text in texts]
             for column, part in zip(read.values(), parts, strict=True):
                 column[begin - first :][: len(part)] = part
@@ -77,8 +75,7 @@ class Database:
         with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
             filled = sum(pool.map(fill, range(first, last + 1, step) if count else ()))
         if filled != count * len(read):
-            text = f"{self._given} is a damaged database (not all of {count:,} rows of {table}): export it again"
-            raise InputError("file-damaged", text)
+            raise sqlite3.DatabaseError(f"it does not have all of {count:,} rows of {table}")
         return {
             name: _narrow(read.pop(name) if name in read else np.full(count, value), value)
             for name, (_, value) in columns.items()
@@ -102,15 +99,8 @@ class Database:
         table = next((name for name in _TEXTS if name in self.tables), None)
         return dict(self._select(f"{_TEXTS[table]}, value", f"{table} WHERE value <> ''")) if table else {}
 
-    def _select(
-        self, fields: str, source: str, connection: sqlite3.Connection | None = None
-    ) -> Iterator[tuple[Any, ...]]:
-        try:
-            yield from (connection or self._connection).execute(f"SELECT {fields} FROM {source}")  # noqa: S608 # nosec B608
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes bytes of the file
-            raise InputError(
-                "file-damaged", f"{self._given} is a damaged database ({error}): copy it or export it again"
-            ) from error
+    def _select(self, fields: str, source: str) -> sqlite3.Cursor:
+        return self.connection.execute(f"SELECT {fields} FROM {source}")  # noqa: S608 # nosec B608
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -123,7 +113,10 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def open_database(path: Path, given: Path | None = None) -> Iterator[Database]:
-    """Open an unpacked SQLite database for reading alone. Raises InputError where it is cut short."""
+    """Open an unpacked SQLite database for reading alone; InputError, also within, where it is cut short or damaged.
+
+    `given` is the file that the user gave, for messages.
+    """
     given = given or path
     with path.open("rb") as file:
         head = file.read(32)
@@ -133,8 +126,12 @@ def open_database(path: Path, given: Path | None = None) -> Iterator[Database]:
         raise InputError(
             "file-truncated", f"{given} is truncated: {size:,} of {expected:,} bytes; copy it or export it again"
         )
-    with closing(_connect(path)) as connection:
-        yield Database(path, given, connection)
+    try:
+        with closing(_connect(path)) as connection:
+            yield Database(path, connection)
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes bytes of the file
+        what = f"{given} is a damaged database ({error}): copy it or export it again"
+        raise InputError("file-damaged", what) from error
 
 
 def _narrow(values: npt.NDArray[np.int64], default: int) -> npt.NDArray[np.signedinteger]:

@@ -53,8 +53,7 @@ def empty_steps(
 
 def launch_moments(work: Integers, calls: Integers, called: Integers) -> Integers:
     """Return the starts of the calls that launched work, ns, by the correlation ids of work and calls."""
-    moments: Integers = called[np.isin(calls, work[work > 0])]
-    return moments
+    return np.asarray(called[np.isin(calls, work[work > 0])])
 
 
 def take_steps(ranges: "pd.DataFrame") -> tuple["pd.DataFrame", "pd.DataFrame", str]:

@@ -35,36 +35,24 @@ def long_row(kernel: int, metric: str, unit: str, value: str, process: int = 7, 
 # ---- forms ----
 
 
-def test_the_raw_page_is_read_with_its_units_row(tmp_path: Path) -> None:
+def test_the_raw_page_is_read_with_its_units_row_and_its_device(tmp_path: Path) -> None:
+    names = ("display_name", "compute_capability_major", "compute_capability_minor", "device_index")
     path = table(
         tmp_path,
         "step 1 done, it's \"fine",
         "==PROF== Connected to process 7",
-        RAW,
-        '"","","","cycle","msecond","Mbyte"',
-        '"0","7","a","1,000","0.5","2.5"',
-        '"1","7","b","3,000","1.5","1,000"',
+        RAW + "".join(f',"device__attribute_{name}"' for name in names),
+        '"","","","cycle","msecond","Mbyte","","","",""',
+        '"0","7","a","1,000","0.5","2.5","NVIDIA H200","9","0","3"',
+        '"1","7","b","3,000","1.5","1,000","NVIDIA H200","9","0","3"',
         "==PROF== Disconnected from process 7",
         "42 samples",
     )
     found = read(path)
-    assert list(found.kernels["name"]) == ["a", "b"]
+    assert list(found.kernels["name"]) == ["a", "b"] and list(found.kernels["device"]) == [3, 3]
     assert list(found.kernels["duration_ns"]) == [500_000.0, 1_500_000.0]
     assert list(found.kernels["dram__bytes.sum"]) == [2.5e6, 1e9] and found.units["dram__bytes.sum"] == "byte"
-    assert found.problems == ()
-
-
-def test_the_raw_page_names_the_device_and_its_attributes_are_no_metrics(tmp_path: Path) -> None:
-    head = (
-        RAW
-        + ',"device__attribute_display_name","device__attribute_compute_capability_major"'
-        + ',"device__attribute_compute_capability_minor","device__attribute_device_index"'
-    )
-    found = read(
-        table(tmp_path, head, '"","","","","","","","","",""', '"0","7","a","1","2","3","NVIDIA H200","9","0","3"')
-    )
-    assert (found.device_name, found.compute_capability) == ("NVIDIA H200", (9, 0))
-    assert list(found.kernels["device"]) == [3]
+    assert (found.device_name, found.compute_capability) == ("NVIDIA H200", (9, 0)) and found.problems == ()
     assert not [name for name in found.metrics if name.startswith("device__")]
 
 

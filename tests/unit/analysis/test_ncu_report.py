@@ -3,7 +3,6 @@
 import importlib
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from support.refusals import refused
 
 from analysis.diagnose.cores import rules
 from analysis.diagnose.explain import explain, to_do
-from analysis.diagnose.finding import Finding, plain_rows
+from analysis.diagnose.finding import plain_rows
 from analysis.open import open_sources
 from analysis.readers import ncu as reader
 from common.errors import MissingToolError
@@ -34,10 +33,6 @@ def written(folder: Path, content: bytes, name: str = "x.ncu-rep") -> Path:
     return path
 
 
-def by_name(found: Sequence[Finding]) -> dict[str, list[dict[str, Any]]]:
-    return {one.name: plain_rows(one.table) for one in found}
-
-
 # ---- the same as the CSV ----
 
 
@@ -53,17 +48,6 @@ def test_a_report_gives_what_ncu_prints_of_it(tmp_path: Path, package: Any) -> N
     assert found.kernels["push_pop_ranges"][0] == ("bertbench@step 1", "bertbench@forward", "other@x:y")
     assert found.kernels["start_stop_ranges"][1] == ("bertbench@all-reduce",)
     assert found.problems == printed.problems == ()
-
-
-def test_a_report_gives_the_findings_of_the_csv_and_the_rules(tmp_path: Path, package: Any) -> None:
-    one, other = (open_sources(path) for path in (written(tmp_path, old_report()), PRINTED_BY_NCU))
-    found, printed = explain(one), explain(other)
-    more = [finding.name for finding in found if finding.name not in by_name(printed)]
-    assert more == ["kernel_rules"] and {"kernels", "roofline"} <= set(by_name(printed))
-    kept = [finding for finding in found if finding.name != "kernel_rules"]
-    assert by_name(kept) == by_name(printed)
-    assert [finding.sentence for finding in kept] == [finding.sentence for finding in printed]
-    assert to_do(one, found)[0].cause == to_do(other, printed)[0].cause
 
 
 def test_times_are_known_on_a_gpu_that_the_package_does_not_know(tmp_path: Path, package: Any) -> None:

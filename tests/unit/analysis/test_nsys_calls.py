@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support import shared_files
+from support.nsys_export import Export, pid, tid
 from support.shared_files import samples
 
 from analysis.metrics.communication.exposure import communication_by_kind
@@ -16,24 +17,14 @@ from analysis.readers.registry import find_reader, read_head
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
 
 TRACES = shared_files.TRACES / "nsys"
-PID = 7 << 48 | 40 << 24
-TID = PID | 41
+PID, TID = pid(40), tid(40, 41)
 
 
 def export(path: Path, **tables: list[dict[str, Any]]) -> Path:
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+    written = Export(path)
     for name, rows in tables.items():
-        columns = list(dict.fromkeys(column for row in rows for column in row))
-        declared = ", ".join(f'"{column}"' for column in columns)
-        if name != "StringIds":
-            connection.execute(f"CREATE TABLE {name} ({declared})")
-        for row in rows:
-            marks = ", ".join("?" * len(columns))
-            connection.execute(f"INSERT INTO {name} ({declared}) VALUES ({marks})", [row.get(key) for key in columns])
-    connection.commit()
-    connection.close()
-    return path
+        written.table(name, " ".join(dict.fromkeys(column for row in rows for column in row)), rows)
+    return written.done()
 
 
 def strings(*texts: str) -> list[dict[str, Any]]:
@@ -93,13 +84,10 @@ def test_calls_have_names_without_versions_threads_and_correlation(tmp_path: Pat
             NVTX_EVENTS=[nvtx(1, 2, "a")],
         )
     )
-    rows = [
-        tuple(row) for row in found.api[["name", "thread", "start", "end", "correlation_id"]].itertuples(index=False)
-    ]
-    assert rows == [
-        ("cudaStreamGetCaptureInfo_v2", "40/41", 10, 20, 4),
-        ("cudaLaunchKernel", "40/41", 30, 40, 5),
-        ("cuGetProcAddress_v2", "40/99", 32, 38, 5),
+    assert found.api[["name", "thread", "start", "end", "correlation_id"]].values.tolist() == [
+        ["cudaStreamGetCaptureInfo_v2", "40/41", 10, 20, 4],
+        ["cudaLaunchKernel", "40/41", 30, 40, 5],
+        ["cuGetProcAddress_v2", "40/99", 32, 38, 5],
     ]
     assert "1 records of CUDA's calls without start or end were skipped" in found.problems
 

@@ -44,6 +44,24 @@ def test_large_tables_are_read_in_order_with_and_without_holes(tmp_path: Path, r
     assert list(zip(read["number"].tolist(), read["other"].tolist(), strict=True)) == expected
 
 
+def test_a_file_is_only_read(tmp_path: Path) -> None:
+    # SQLite writes files beside a database with this journal on reading it.
+    script = "PRAGMA journal_mode=WAL; CREATE TABLE t (a); INSERT INTO t VALUES (1)"
+    (tmp_path / "folder").mkdir()
+    path = write(tmp_path / "folder" / "with ?#% in it.sqlite", script)
+    before = path.read_bytes()
+    path.parent.chmod(0o500)
+    try:
+        with open_database(path) as database:
+            assert database.integers("t", {"a": ("a", 0)})["a"].tolist() == [1]
+    finally:
+        path.parent.chmod(0o700)
+    assert path.read_bytes() == before and [*path.parent.iterdir()] == [path]
+    path.write_bytes(before[:5000])
+    with refused("file-truncated", path, "5,000"), open_database(path):
+        pass
+
+
 def test_a_packed_file_is_unpacked_for_a_while(tmp_path: Path) -> None:
     path = write(tmp_path / "a.db", "CREATE TABLE t (a); INSERT INTO t VALUES (1)")
     packed = tmp_path / "a.db.gz"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from support.kineto_events import event, write
-from support.profiles import sqlite_with
+from support.nsys_export import KERNEL_2022, NVTX_2022, Export, kernel, nvtx
 
 from analysis.metrics.time.idle import launch_queue
 from analysis.metrics.time.temporal import iterations, temporal_breakdown
@@ -85,19 +85,9 @@ def test_on_a_cpu_operators_are_what_a_step_launches(tmp_path: Path) -> None:
 
 
 def test_an_export_of_nsys_leaves_it_out_too(tmp_path: Path) -> None:
-    owner = 40 << 24
-    step = "start INTEGER, end INTEGER, eventType INTEGER, globalTid INTEGER, text TEXT, domainId INTEGER"
-    spans = [(n * 10**8, (n + 1) * 10**8, 59, owner | 40, f"step {n}", 0) for n in range(3)]
-    spans.append((3 * 10**8, 3 * 10**8 + 18_000, 59, owner | 40, "step 3", 0))
-    place = "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER"
-    kernels = [(n * 10**8 + 10**6, n * 10**8 + 2 * 10**6, 0, 7, n + 1, owner, 1, 1) for n in range(3)]
-    path = tmp_path / "export.sqlite"
-    sqlite_with(
-        {
-            "StringIds": ("id INTEGER, value TEXT", [(1, "sgemm")]),
-            "CUPTI_ACTIVITY_KIND_KERNEL": (f"{place}, demangledName INTEGER, shortName INTEGER", kernels),
-            "NVTX_EVENTS": (step, spans),
-        }
-    )(path)
-    (trace,) = nsys.read(path)
+    spans = [nvtx(n * 10**8, (n + 1) * 10**8, text=f"step {n}") for n in range(3)]
+    spans.append(nvtx(3 * 10**8, 3 * 10**8 + 18_000, text="step 3"))
+    kernels = [kernel(n * 10**8 + 10**6, n * 10**8 + 2 * 10**6, 1) for n in range(3)]
+    export = Export(tmp_path / "export.sqlite").strings(i1="sgemm").table("NVTX_EVENTS", NVTX_2022, spans)
+    (trace,) = nsys.read(export.table("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL_2022, kernels).done())
     assert trace.steps["step"].tolist() == [0, 1, 2] and any("step 3 (0.018 ms)" in said for said in trace.problems)
