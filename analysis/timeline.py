@@ -56,7 +56,7 @@ COLLECTIVE_COLUMNS = {
 """Numbers that a trace does not say are -1, texts ""."""
 
 
-_TEXTS = {"window", "collective", "group", "description", "group_ranks", "link_source", "cause", "phase"}
+_TEXTS = {"window", "collective", "group", "description", "group_ranks", "cause", "phase"}
 _MAY_BE_MISSING = {"rank", "step", "first_step", "last_step", "bytes", "group_size"}
 
 

@@ -175,7 +175,7 @@ def core_utilization(
 
     Args:
         files: at least one.
-        by: kernel, family, phase or batch for that table alone; None for a block of each file and its kernels.
+        by: kernel, family or batch for that table alone; None for a block of each file and its kernels.
         window_ns: length of the counted steps without the profiler, for shares with idle time.
         collected: the metrics to collect on a GPU of a compute capability, for the message where they are missing.
 
@@ -219,8 +219,7 @@ def core_utilization(
         findings.append(cores.by_batch(counters, sizes, window_ns))
     if by is not None:
         name = "kernels" if by == "kernel" else f"core_utilization_by_{by}"
-        # Of phases, the finding says why there is none.
-        findings = [one for one in findings if one.name.startswith(name)] or [cores.by_phase(counters[0])]
+        findings = [one for one in findings if one.name.startswith(name)]
     view = of_findings(findings, source.problems, advice)
     if by is not None:
         return view

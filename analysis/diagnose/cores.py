@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.counters import GLOBAL, KernelCounters, joined
 from analysis.diagnose.advice import OF_KERNELS, Advice, Context, advised, faster_gemms
 from analysis.diagnose.finding import Finding, short_name
-from analysis.metrics.kernels.core_utilization import FOUR, core_use, core_use_by, kernel_phases, utilization_row
+from analysis.metrics.kernels.core_utilization import FOUR, core_use, core_use_by, utilization_row
 from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, MEMORY
 from analysis.metrics.kernels.roofline import COMPUTE, LATENCY, UNKNOWN, Roofline, roofline
 from analysis.names import family, precision
@@ -29,17 +29,17 @@ def findings(
     measured: Mapping[str, float] | None = None,
     context: Context | None = None,
 ) -> list[Finding]:
-    """Return core_utilization, ..._by_family, ..._by_phase (where there are ranges), kernels, roofline, kernel_rules.
+    """Return core_utilization, core_utilization_by_family, kernels, roofline, kernel_rules.
 
     Args:
         counters: what a reader returned.
         window_ns: length of the same iterations without the profiler: core_utilization gets the shares of it too, the
-            tables by family, phase and kernel have them in place of those while kernels run.
+            tables by family and kernel have them in place of those while kernels run.
         measured: measured ceilings, as for `roofline`.
         context: the profiled trial, where it is known.
     """
-    made = [pipes(counters, window_ns, context), by_family(counters, window_ns), by_phase(counters, window_ns)]
-    made += [by_kernel(counters, window_ns), per_kernel(roofline(counters, measured)), rules(counters)]
+    made = [pipes(counters, window_ns, context), by_family(counters, window_ns), by_kernel(counters, window_ns)]
+    made += [per_kernel(roofline(counters, measured)), rules(counters)]
     return [_of_steps(one, counters, window_ns) for one in made if len(one.table)]
 
 
@@ -92,19 +92,6 @@ def by_family(counters: KernelCounters, window_ns: float | None = None) -> Findi
     groups = core_use_by(counters, counters.kernels["name"].map(family).rename("family"), window_ns)
     table = _table(groups, counters, window_ns)
     return Finding("core_utilization_by_family", "Core utilization by kind of work", table, _longest(table))
-
-
-def by_phase(counters: KernelCounters, window_ns: float | None = None) -> Finding:
-    """Return core_utilization_by_phase: a row per phase of the step, longest first; no row without ranges."""
-    import pandas as pd
-
-    name, title = "core_utilization_by_phase", "Core utilization by phase of the step"
-    phases = kernel_phases(counters)
-    if phases is None:
-        sentence = f"Phases are {NOT_IN_FILE}: record with `bertbench profile --profiler ncu`, or with `ncu --nvtx`."
-        return Finding(name, title, pd.DataFrame(), sentence)
-    table = _table(core_use_by(counters, phases, window_ns), counters, window_ns)
-    return Finding(name, title, table, _longest(table))
 
 
 def by_kernel(counters: KernelCounters, window_ns: float | None = None) -> Finding:

@@ -30,9 +30,9 @@ class CoreUtilOptions(Tables):
 
     files: Positional[tuple[Path, ...]]
     """CSV files or reports of Nsight Compute, or folders of them."""
-    by: Literal["kernel", "family", "phase", "batch"] | None = None
-    """Print a table by kernel, kernel family, phase of the step (from NVTX ranges), or batch size (from names such as
-    batch_16.csv); default a line per pipeline."""
+    by: Literal["kernel", "family", "batch"] | None = None
+    """Print a table by kernel, kernel family, or batch size (from names such as batch_16.csv); default a line per
+    pipeline."""
     window_ms: float | None = None
     """Duration of the same steps without the profiler, in ms: adds the utilization over that time, idle time included;
     default utilization while kernels ran only."""

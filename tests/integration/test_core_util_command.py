@@ -76,16 +76,6 @@ def test_tables_are_printed_by_kernel_family_and_batch(tmp_path: Path, by: str, 
     assert word in text(result("core-util", page(tmp_path, "batch_8.csv"), "--by", by).blocks)
 
 
-def test_the_table_by_phase_needs_ranges(tmp_path: Path) -> None:
-    cells = [(ncu_csv.ranges("run", "step 1", "forward", "layer.0"), ""), ("", ""), ("", ""), ("", "")]
-    found = document("core-util", page(tmp_path, content=ncu_csv.raw(cells)), "--by", "phase")["findings"][
-        "core_utilization_by_phase"
-    ]
-    rows = {row["phase"]: row for row in found["rows"]}
-    assert rows["forward"]["tensor_utilization"] == 0.8 and rows["backward"]["launches"] == 1
-    assert "Phases are not in this file" in text(result("core-util", page(tmp_path), "--by", "phase").blocks)
-
-
 def test_json_holds_every_pipe_and_every_table(tmp_path: Path) -> None:
     shown = document("core-util", page(tmp_path), "--window-ms", "0.01")["findings"]
     pipes = {row["pipe"]: row for row in shown["core_utilization"]["rows"]}

@@ -27,7 +27,7 @@ RANK_COLUMNS = columns(
 # included, as nccl-tests does; transfer_busbw: with the waiting taken off. link: what the bus bandwidth compares with.
 KIND_COLUMNS = columns(
     "rank collective group description group_ranks group_size count sized bytes total_ms overlapped_ms "
-    "exposed_ms algbw_gb_s busbw_gb_s transfer_busbw_gb_s link_gb_s link_share link_source communication_share"
+    "exposed_ms algbw_gb_s busbw_gb_s transfer_busbw_gb_s link_gb_s link_share communication_share"
 )
 BUCKET_COLUMNS = columns("rank step bucket collective bytes start_ms end_ms duration_ms wait_ms exposed_ms")
 
@@ -166,13 +166,13 @@ def communication_by_kind(timelines: Sequence[Timeline], matching: pd.DataFrame 
     rows = []
     for timeline, row in _sums(timelines, matching, "collective", "group", "group_size"):
         group = _group_of(timeline, row)
-        row |= {"description": group.description, "group_ranks": group.listed, "link_source": ""}
+        row |= {"description": group.description, "group_ranks": group.listed}
         row["group_size"] = group.size if group.size > 0 else None
         rate = row["busbw_gb_s"] if row["transfer_busbw_gb_s"] is None else row["transfer_busbw_gb_s"]
         if rate is not None:
             link = link_of(timeline, group)
             if link is not None:
-                row |= {"link_gb_s": link.gb_s, "link_share": rate / link.gb_s, "link_source": link.source}
+                row |= {"link_gb_s": link, "link_share": rate / link}
         rows.append(row)
     return typed(rows, KIND_COLUMNS).sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
 

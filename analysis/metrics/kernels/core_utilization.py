@@ -119,38 +119,6 @@ def _windows_ns(frame: pd.DataFrame, window_ns: float) -> float:
     return window_ns * max(1, int(frame["process"].nunique()))
 
 
-PHASES = ("data", "forward", "backward", "all-reduce", "optimizer")
-"""Phases of a step, in their order."""
-NO_PHASE = "no phase"
-"""Of a kernel that lies in none."""
-_DOMAIN = "bertbench@"
-
-
-def kernel_phases(counters: KernelCounters) -> "pd.Series[str] | None":
-    """Return the phase of every kernel, in their order; None where the file has no such ranges.
-
-    PyTorch launches the backward pass from a thread without ranges: kernels without any range that follow forward are
-    backward.
-    """
-    kernels = counters.kernels
-    if "push_pop_ranges" not in kernels:
-        return None
-    phases = []
-    last: dict[int, str] = {}
-    columns = (kernels[name].tolist() for name in ("process", "push_pop_ranges", "start_stop_ranges"))
-    for process, stack, spans in zip(*columns, strict=True):
-        names = [name.removeprefix(_DOMAIN) for name in stack if name.startswith(_DOMAIN)]
-        phase = next((name for name in reversed(names) if name in PHASES), None)
-        if phase is None and f"{_DOMAIN}all-reduce" in spans:
-            phase = "all-reduce"
-        if phase is not None:
-            last[process] = phase
-        elif last.get(process) == "forward" and not stack:
-            phase = "backward"
-        phases.append(phase or NO_PHASE)
-    return pd.Series(phases, kernels.index, name="phase") if {*phases} - {NO_PHASE} else None
-
-
 _SAMPLED = {
     "sm_utilization": r"sm__(?:cycles_active|throughput)\b.*pct_of_peak_sustained",
     "tensor_utilization": r"sm__\w*pipe_tensor.*pct_of_peak_sustained",

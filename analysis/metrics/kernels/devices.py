@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from analysis.timeline import ProcessGroup, Timeline
 
@@ -26,19 +25,11 @@ class Device:
     """FLOP/s by type: fp32, fp64, fp16 outside the tensor cores, tensor_<type of the inputs> inside."""
     bytes_per_second: float | None
     """Of its memory."""
-    link: "LinkRate | None"
-    """All links of one GPU in one direction, half of what data sheets give; None where only pairs have a bridge."""
+    link_gb_s: float | None
+    """All links of one GPU in one direction, 1e9 bytes/s, half of what data sheets give; None where only pairs have a
+    bridge."""
     source: str
     """URL of the maker's figures."""
-
-
-class LinkRate(NamedTuple):
-    """What a link carries."""
-
-    gb_s: float
-    """1e9 bytes/s, as bus bandwidths."""
-    source: str
-    """Such as "published (NVLink 3)"."""
 
 
 @cache
@@ -54,7 +45,7 @@ def devices() -> Mapping[str, Device]:
                 name=row["name"],
                 flops={kind: float(row[kind]) * 1e12 for kind in _TYPES if row[kind]},
                 bytes_per_second=float(row["memory_gb_s"]) * 1e9 if row["memory_gb_s"] else None,
-                link=LinkRate(float(row["link_gb_s"]), f"published ({row['link']})") if row["link"] else None,
+                link_gb_s=float(row["link_gb_s"]) if row["link_gb_s"] else None,
                 source=row["source"],
             )
     return table
@@ -79,8 +70,8 @@ def faster_types(driver_name: str) -> tuple[str, ...] | None:
     return tuple(kind for kind in ("fp16", "bf16", "tf32") if rates.get(kind, 0) >= _FASTER * rates["fp32"])
 
 
-def link_of(timeline: Timeline, group: ProcessGroup) -> LinkRate | None:
-    """Return the published rate of a GPU's links for a group within one node; None where nothing says that it is.
+def link_of(timeline: Timeline, group: ProcessGroup) -> float | None:
+    """Return a GPU's published link_gb_s for a group within one node; None where nothing says that it is.
 
     All of the job is within one, or, with ranks in the order of nodes, the group's ranks are in one block of as many as
     the trace has GPUs.
@@ -89,4 +80,4 @@ def link_of(timeline: Timeline, group: ProcessGroup) -> LinkRate | None:
     whole = timeline.world_size is not None and timeline.world_size <= visible
     in_block = visible > 1 and len({rank // visible for rank in group.ranks}) == 1
     device = device_of(names.pop()) if len(names) == 1 and (whole or in_block) else None
-    return device.link if device else None
+    return device.link_gb_s if device else None

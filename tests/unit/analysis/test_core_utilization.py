@@ -13,10 +13,8 @@ from analysis.counters import KernelCounters, joined
 from analysis.diagnose.cores import by_batch, by_family
 from analysis.metrics.kernels.core_utilization import (
     FOUR,
-    NO_PHASE,
     core_use,
     core_use_by_family,
-    kernel_phases,
     utilization_row,
 )
 from analysis.metrics.kernels.ncu_metrics import PIPES
@@ -156,51 +154,6 @@ def test_percentages_of_active_cycles_are_brought_to_all_cycles() -> None:
     use = pipe(counters(*kernels), "fma")
     assert use.percent == pytest.approx((1000 * 20 + 3000 * 20) / 4000) and "of active cycles" in use.metric
     assert pipe(counters({"cycles": 1, active: 40, FMA: 7}), "fma").percent == 7, "of all cycles comes first"
-
-
-# ---- phases ----
-
-
-def at(*names: str) -> tuple[str, ...]:
-    return tuple(f"bertbench@{name}" for name in names)
-
-
-def phased(*kernels: tuple[tuple[str, ...], tuple[str, ...]], process: int = 1) -> KernelCounters:
-    table = [{"process": process, "cycles": 100 * (place + 1), FMA: 10 * place} for place in range(len(kernels))]
-    frame = counters(*table).kernels
-    for place, label in enumerate(("push_pop_ranges", "start_stop_ranges")):
-        frame[label] = [kernel[place] for kernel in kernels]
-    return KernelCounters(frame, {}, None, None, ())
-
-
-STEP = phased(
-    (at("run", "step 3", "data"), ()),
-    (at("run", "step 3", "forward", "embeddings"), ()),
-    (at("run", "step 3", "forward", "layer.0", "layer.0.attention"), ()),
-    ((), ()),
-    ((), at("all-reduce")),
-    ((), ()),
-    (at("run", "step 3", "optimizer"), ()),
-    ((), ()),
-)
-
-
-def test_a_phase_is_the_innermost_range_and_backward_is_told_by_its_place() -> None:
-    phases = kernel_phases(STEP)
-    assert phases is not None
-    assert phases.tolist() == [
-        "data", "forward", "forward", "backward", "all-reduce", NO_PHASE, "optimizer", NO_PHASE]  # fmt: skip
-
-
-def test_a_range_that_tells_backward_is_believed_and_other_domains_are_no_phases() -> None:
-    nested = phased((at("forward"), ()), (at("step 1", "backward", "layer.2"), ()), (("x@forward",), ()))
-    phases = kernel_phases(nested)
-    assert phases is not None and phases.tolist() == ["forward", "backward", NO_PHASE]
-
-
-def test_without_ranges_there_is_no_phase() -> None:
-    assert kernel_phases(EXAMPLE) is None
-    assert kernel_phases(phased((("other@x",), ()))) is None
 
 
 # ---- several files ----

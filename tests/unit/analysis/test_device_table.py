@@ -28,7 +28,7 @@ def test_peaks_by_name(name: str, kind: str, tera: float | None, gb_s: float | N
     assert device is not None
     assert device.flops.get(kind) == (None if tera is None else tera * 1e12)
     assert device.bytes_per_second == (None if gb_s is None else gb_s * 1e9)
-    assert (device.link and device.link.gb_s) == link
+    assert device.link_gb_s == link
 
 
 @pytest.mark.parametrize(
