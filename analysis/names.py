@@ -75,7 +75,7 @@ _OPERATIONS = tuple(
     (operation, re.compile(pattern, re.IGNORECASE))
     for operation, pattern in (
         ("barrier", r"barrier|\bsync_on_stream|sync_kernel|clean_low_latency_buffer"),
-        ("notify", r"notify|exchangeSplit"),
+        ("notify", r"notify"),
         ("combine", r"combine"),
         ("dispatch", r"dispatch"),
         ("reduce_scatter", r"reduce_?scatter"),
@@ -97,15 +97,12 @@ ranks how many tokens come. other is a communication kernel whose name does not 
 _LIBRARY = re.compile(r"nccl|rccl|gloo|mscclpp|c10d|\bp?mpi[_:]|\bucc:|\bxccl:|\bhccl:", re.IGNORECASE)
 _DEVICE_KERNEL = re.compile(r"\b[nr]ccl(?:Symk)?(?:Dev|Generic)?Kernel|\bncclDev(?!ice)\w*_", re.IGNORECASE)
 # Other libraries by a function's own name: DeepEP (deepseek-ai/DeepEP, csrc/; copies have other outer namespaces) and
-# its hybrid kernels, MORI (ROCm/mori), TensorRT-LLM, pplx-garden and PyTorch's all-to-alls over NVSHMEM; kernels of
-# NVSHMEM and rocSHMEM, MSCCL's in RCCL, AITER's, and those that let the switch add or copy (multimem).
+# its hybrid kernels; kernels of NVSHMEM and rocSHMEM, MSCCL's in RCCL, and those that let the switch add or copy.
 _GPU_LIBRARY = re.compile(
     r"ep::(?:internode|intranode|internode_ll)::(?:dispatch|combine|notify|cached_notify)\w*$|"
     r"\b(?:deep|hybrid)_ep::\S*(?:barrier|sync_kernel|clean_low_latency_buffer|notify|combine|dispatch)\w*$|"
-    r"\bmoeA2A(?:Dispatch|Combine)\w*Kernel$|\bEp(?:Dispatch|Combine)\w*Kernel|\ba2a_(?:dispatch|combine)_\w+$|"
-    r"\bexchangeSplitAndOffset|\b(?:barrier|sync|alltoall|broadcast|fcollect|reduce|rdxn)\w*_on_stream_kernel|"
-    r"\b(?:nv|roc)shmem|\bmscclKernel_|\bmscclpp::|\bmultimem_|cross_device_store|\ballToAllV(?:_2d\w*|Push|Kernel)?$|"
-    r"\bmoeAllToAll\w*Kernel",
+    r"\b(?:barrier|sync|alltoall|broadcast|fcollect|reduce|rdxn)\w*_on_stream_kernel|"
+    r"\b(?:nv|roc)shmem|\bmscclKernel_|\bmscclpp::|\bmultimem_",
     re.IGNORECASE,
 )
 # Their work on one rank alone: the layout of a dispatch, the copy out of a buffer, permutations.

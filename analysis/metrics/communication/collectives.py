@@ -39,6 +39,7 @@ def by_size(trial: Trial, measurements: Sequence[Mapping[str, Any]]) -> list[dic
     time_us_low, time_us_high, algbw_gb_s, busbw_gb_s, wrong.
     """
     name = CollectiveTest.of(trial).name
+    factor = bus_factor(name, trial.world_size) or 0.0
     about = {"collective": name, "dtype": trial.precision, "ranks": trial.world_size, "nodes": trial.nodes}
     groups: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in measurements:
@@ -48,12 +49,12 @@ def by_size(trial: Trial, measurements: Sequence[Mapping[str, Any]]) -> list[dic
         times = [float(row["time_us"]) for row in rows]
         time = percentile(times, 50)
         low, high = (value if math.isfinite(value) else None for value in median_interval(times))
-        bandwidth = size / time / 1e3 if time > 0 else None
+        rate = size / time / 1e3 if time > 0 else None
         row = {**about, "round": trial.round, "size_bytes": size, "count": rows[0]["count"], "placement": placement}
         row |= {"repetitions": len(rows), "iterations": rows[0]["iterations"]}
-        row |= {"time_us": time, "time_us_low": low, "time_us_high": high, "algbw_gb_s": bandwidth}
-        row["busbw_gb_s"] = None if bandwidth is None else bandwidth * (bus_factor(name, trial.world_size) or 0.0)
-        made.append({**row, "wrong": max(int(one["wrong"]) for one in rows)})
+        row |= {"time_us": time, "time_us_low": low, "time_us_high": high, "algbw_gb_s": rate}
+        row |= {"busbw_gb_s": rate and rate * factor, "wrong": max(int(one["wrong"]) for one in rows)}
+        made.append(row)
     return made
 
 

@@ -7,7 +7,7 @@ algbw = bytes / time, and busbw = algbw x `names.bus_factor`, the rate at which 
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis.intervals import Intervals, difference, inside_ns, intersection, merged, total_ns
 from analysis.metrics.kernels.devices import link_of
-from analysis.metrics.time.window import collectives_at, device_sets, step_places, work_sets, work_time
+from analysis.metrics.time.window import collectives_at, device_sets, steps_at, work_sets, work_time
 from analysis.names import bus_factor
 from analysis.timeline import ProcessGroup, Timeline, columns, typed
 
@@ -50,7 +50,6 @@ def collective_table(timeline: Timeline, matching: pd.DataFrame | None = None, m
     """
     table = timeline.collectives
     moments = collectives_at(timeline)
-    steps = timeline.steps.sort_values("start", kind="stable")["step"].astype("Int64").array
     starts, ends = (table[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
     exposed = ends - starts
     for device in table["device"].unique().tolist():
@@ -61,7 +60,7 @@ def collective_table(timeline: Timeline, matching: pd.DataFrame | None = None, m
         transfers.update(matching[matching["member"] == member].set_index("index")["transfer_ns"])
     frame = table[["collective", "group", "group_size", "bytes", "device"]].assign(
         rank=pd.array([timeline.rank] * len(table), dtype="Int64"),
-        step=steps.take(step_places(timeline, moments), allow_fill=True),
+        step=steps_at(timeline, moments),
         counted=timeline.inside(moments),
         start_ns=starts,
         end_ns=ends,
@@ -165,7 +164,9 @@ def communication_by_kind(timelines: Sequence[Timeline], matching: pd.DataFrame 
     """
     rows = []
     for timeline, row in _sums(timelines, matching, "collective", "group", "group_size"):
-        group = _group_of(timeline, row)
+        group = timeline.groups.get(row["group"]) or ProcessGroup(row["group"])
+        if row["group_size"] > 0:
+            group = dataclasses.replace(group, size=int(row["group_size"]))
         row |= {"description": group.description, "group_ranks": group.listed}
         row["group_size"] = group.size if group.size > 0 else None
         rate = row["busbw_gb_s"] if row["transfer_busbw_gb_s"] is None else row["transfer_busbw_gb_s"]
@@ -175,13 +176,6 @@ def communication_by_kind(timelines: Sequence[Timeline], matching: pd.DataFrame 
                 row |= {"link_gb_s": link, "link_share": rate / link}
         rows.append(row)
     return typed(rows, KIND_COLUMNS).sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
-
-
-def _group_of(timeline: Timeline, row: Mapping[str, Any]) -> ProcessGroup:
-    """Return a group as the trace lists it, with the size that its collectives have where the list has none."""
-    name, size = str(row["group"]), int(row["group_size"])
-    group = timeline.groups.get(name) or ProcessGroup(name)
-    return dataclasses.replace(group, size=size) if size > 0 else group
 
 
 def buckets(timeline: Timeline, matching: pd.DataFrame | None = None, member: int = 0) -> pd.DataFrame:

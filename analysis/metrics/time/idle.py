@@ -26,7 +26,7 @@ from analysis.metrics.time.window import (
     is_kernel,
     launching_calls,
     open_times,
-    step_places,
+    steps_at,
     work_time,
 )
 from analysis.names import collective
@@ -41,8 +41,7 @@ CAUSE_COLUMNS = columns("rank cause idle_ms idle_time_share window_share repeati
 SHORT_DELAY_US = 10.0
 """A kernel that starts sooner than this after the end of its call found the GPU waiting: 1 to 3 us are usual then."""
 QUEUE_COLUMNS = columns(
-    "rank kernels matched delay_median_us delay_p5_us delay_p95_us found_idle_share depth_mean depth_max empty_share "
-    "launches_per_step"
+    "rank kernels matched delay_median_us found_idle_share depth_mean depth_max empty_share launches_per_step"
 )
 _SYNCHRONIZES = re.compile(
     r"\w*synchronize|\w+(?:EventQuery|StreamQuery)|(?:cu|cuda|hip)Mem(?:cpy|set)(?!\w*Async)", re.I
@@ -76,8 +75,9 @@ def idle_gaps(timeline: Timeline) -> pd.DataFrame | None:
         "allocator": open_times(calls, lambda name: bool(_ALLOCATES.match(name)), launchers),
     }
     tables = [_gaps_of(timeline, one, whole, waits) for one in device_sets(timeline)]
-    joined = pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0]
-    return joined.sort_values("start_ns", kind="stable", ignore_index=True) if len(tables) > 1 else joined
+    if len(tables) == 1:
+        return tables[0]
+    return pd.concat(tables).sort_values("start_ns", kind="stable", ignore_index=True)
 
 
 def _gaps_of(timeline: Timeline, sets: WorkSets, whole: Intervals, waits: Mapping[str, Intervals]) -> pd.DataFrame:
@@ -100,7 +100,6 @@ def _gaps_of(timeline: Timeline, sets: WorkSets, whole: Intervals, waits: Mappin
     causes["unknown"] = ends - begins - sum(causes.values())
     first, last = (active[0, 0], active[-1, 1]) if len(active) else (whole[0, 0], whole[-1, 1])
     part = np.where(ends <= first, 0, np.where(begins >= last, 2, 1))
-    steps = timeline.steps.sort_values("start", kind="stable")["step"].astype("Int64").array
     largest = np.column_stack([causes[cause] for cause in CAUSES]).argmax(axis=1)
     return pd.DataFrame(
         {
@@ -109,7 +108,7 @@ def _gaps_of(timeline: Timeline, sets: WorkSets, whole: Intervals, waits: Mappin
             "start_ns": begins,
             "end_ns": ends,
             "part": pd.Categorical.from_codes(part, pd.Index(PARTS)),
-            "step": steps.take(step_places(timeline, begins), allow_fill=True),
+            "step": steps_at(timeline, begins),
             "cause": pd.Categorical.from_codes(largest, pd.Index(CAUSES)),
             **{f"{cause}_ns": causes[cause] for cause in CAUSES},
         }
@@ -252,7 +251,6 @@ def _queue(timeline: Timeline) -> dict[str, Any] | None:
     # Until when the work before each piece runs.
     until = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(work.end)[:-1])[chosen]
     waited = (started - returned < SHORT_DELAY_US * 1e3) | (until <= called)
-    low, median, high = np.percentile((started - called).clip(min=0) / 1e3, [5, 50, 95])
     # What starts before its call is never in the queue. Work is in order of start.
     queued = started > called
     entered, left = np.sort(called[queued]), started[queued]
@@ -264,9 +262,7 @@ def _queue(timeline: Timeline) -> dict[str, Any] | None:
         "rank": timeline.rank,
         "kernels": int(counted.sum()),
         "matched": len(used),
-        "delay_median_us": median,
-        "delay_p5_us": low,
-        "delay_p95_us": high,
+        "delay_median_us": float(np.median((started - called).clip(min=0))) / 1e3,
         "found_idle_share": waited.mean(),
         "depth_mean": int((left - entered).sum()) / span,
         "depth_max": int(depth.max(initial=0)),

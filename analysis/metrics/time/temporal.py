@@ -4,15 +4,11 @@ On unions of intervals, as docs/explanation/timeline.md defines them: overlapped
 communication at once, exposed what has no computation beside it; exposed memory is copies and memsets alone. Busy is
 computation + exposed communication + exposed memory. Times of a rank with several GPUs are means over its GPUs.
 
-Compute utilization, in nvprof's sense, is the share of the time in which a kernel runs, of communication too; the same
-share without communication is also given. On a CPU: the outermost operators less the communication inside them. A
-kernel of one block keeps 1 of an H100's 132 multiprocessors (SMs) busy, and counts like one that fills all. Where a
-trace has grid sizes and the number of SMs, the SM-weighted utilization is also given:
+Compute utilization, in nvprof's sense, is the share of the time in which a kernel runs, of communication too; on a CPU,
+an outermost operator without the communication inside. Where a trace has grid sizes and the number of SMs, the
+SM-weighted utilization, the most that the grids allow, is the mean over the window of
 
-    integral over the window of min(1, sum over running kernels of min(1, blocks / SMs)) / window
-
-It is the most that the grids allow, not what the SMs did: blocks that end early or stall are not seen. TensorBoard's
-"Est. SM Efficiency" is its kin (https://github.com/pytorch/kineto/tree/main/tb_plugin).
+    min(1, sum over running kernels of min(1, blocks / SMs))
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -262,8 +258,7 @@ def compute_utilization_rows(
     The one row of a trial without timelines says the reason.
     """
     fields = {name: trial.get(name) for name in PROFILED_COLUMNS}
-    rows = [compute_utilization(timeline) for timeline in timelines]
-    rows.sort(key=lambda row: (row.rank is None, row.rank or 0))
+    rows = sorted(map(compute_utilization, timelines), key=lambda row: (row.rank is None, row.rank or 0))
     rows = rows or [Utilization(reason=reason or "the trial has no trace")]
     return [{**fields, **{name: getattr(row, name) for name in COMPUTE_COLUMNS}} for row in rows]
 

@@ -183,8 +183,8 @@ def analysis_time(timeline: Timeline) -> Intervals | None:
     """Return the window as a set, also of a trace without work: its steps, or all that was recorded; None for none."""
     whole = timeline.spans if timeline.spans is not None else work_time(timeline)
     if whole is None:
-        extent = _extent([timeline.kernels] if len(timeline.kernels) else [timeline.operators, timeline.ranges])
-        whole = None if extent is None else np.array([extent], dtype=np.int64)
+        begin, end = _extent(*([timeline.kernels] if len(timeline.kernels) else [timeline.operators, timeline.ranges]))
+        whole = np.array([[begin, end]], dtype=np.int64) if begin < end else None
     return whole
 
 
@@ -235,6 +235,12 @@ def step_places(timeline: Timeline, moments: npt.NDArray[Any]) -> Numbers:
     begins, ends = (np.append(steps[name].to_numpy(dtype=np.int64), _NEVER) for name in ("start", "end"))
     place = np.searchsorted(begins[:-1], moments, side="right") - 1
     return np.where((place >= 0) & (moments < ends[place]), place, -1)
+
+
+def steps_at(timeline: Timeline, moments: npt.NDArray[Any]) -> "pd.api.extensions.ExtensionArray":
+    """Return the number of the marked step around each of n moments, Int64, missing where there is none, shape (n,)."""
+    steps = timeline.steps.sort_values("start", kind="stable")["step"].astype("Int64").array
+    return steps.take(step_places(timeline, moments), allow_fill=True)
 
 
 class WindowChoice(NamedTuple):
@@ -311,18 +317,18 @@ def origin_ns(timeline: Timeline) -> int:
     """
     if timeline.window is not None:
         return timeline.window.origin_ns
-    first, _ = _recorded(timeline) or (0, 0)
+    first, _ = _recorded(timeline)
     return 0 if timeline.source.startswith(("nsys", "nvprof")) and 0 <= first < _DAY_NS else first
 
 
 def _cut(timeline: Timeline, choice: WindowChoice) -> Timeline | None:
     """Return the timeline with the window; None where it does not have it."""
     steps = timeline.steps.sort_values("start", kind="stable")
-    label, origin, recorded = choice.text, origin_ns(timeline), _recorded(timeline)
+    label, origin = choice.text, origin_ns(timeline)
     if choice.time_ns is not None:
         begin, end = (origin + moment for moment in choice.time_ns)
         steps = steps[(steps["start"] >= begin) & (steps["end"] <= end)]
-        first, last = recorded or (end, begin)
+        first, last = _recorded(timeline)
         spans = merged([max(begin, first)], [min(end, last)])  # what was not recorded is not idle
     elif choice.steps is not None:
         label, steps = STEPS, steps[steps["step"].between(*choice.steps, inclusive="left")]
@@ -345,21 +351,21 @@ def _occurrences(timeline: Timeline, name: str) -> Intervals:
     return np.column_stack([starts[first], ends[np.roll(first, -1)]])
 
 
-def _extent(tables: "Sequence[pd.DataFrame]") -> tuple[int, int] | None:
-    filled = [table for table in tables if len(table)]
-    if not filled:
-        return None
-    return min(int(table["start"].min()) for table in filled), max(int(table["end"].max()) for table in filled)
+def _extent(*tables: "pd.DataFrame") -> tuple[int, int]:
+    """Return the first start and the last end in any of the tables, ns; zeros where all are empty."""
+    filled = [(int(table["start"].min()), int(table["end"].max())) for table in tables if len(table)]
+    starts, ends = zip(*filled, strict=True) if filled else ((0,), (0,))
+    return min(starts), max(ends)
 
 
-def _recorded(timeline: Timeline) -> tuple[int, int] | None:
-    return _extent([timeline.steps, timeline.kernels, timeline.api, timeline.operators, timeline.ranges])
+def _recorded(timeline: Timeline) -> tuple[int, int]:
+    return _extent(timeline.steps, timeline.kernels, timeline.api, timeline.operators, timeline.ranges)
 
 
 def _recorded_seconds(timelines: Sequence[Timeline]) -> tuple[float, float]:
     """Return from when to when something was recorded on any rank, seconds since the origin of its window."""
-    recorded = [(_recorded(one) or (0, 0), origin_ns(one)) for one in timelines]
-    return min((a - zero) / 1e9 for (a, _), zero in recorded), max((b - zero) / 1e9 for (_, b), zero in recorded)
+    times = [(moment - origin_ns(one)) / 1e9 for one in timelines for moment in _recorded(one)]
+    return min(times), max(times)
 
 
 def _refusal(timelines: Sequence[Timeline], choice: WindowChoice) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.kineto_events import event, write
 
-from analysis.diagnose.finding import Finding
-from analysis.diagnose.rules_communication import findings
+from analysis.metrics.communication.exposure import communication_by_kind
+from analysis.metrics.communication.matching import match_collectives
 from analysis.open import open_sources
 from analysis.readers.kineto.reader import read
 
@@ -62,14 +62,10 @@ def four_ranks(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finding]:
-    folder = four_ranks(tmp_path_factory.mktemp("groups") / "ranks")
-    return {one.name: one for one in findings(open_sources(folder).timelines)}
-
-
-def test_collectives_of_a_group_have_its_ranks_and_links(found: dict[str, Finding]) -> None:
-    by_group = found["collectives"].table.sort_values("rank").set_index("description")
+def test_collectives_of_a_group_have_its_ranks_and_links(tmp_path: Path) -> None:
+    ranks = open_sources(four_ranks(tmp_path / "ranks")).timelines
+    table = communication_by_kind(ranks, match_collectives(ranks))
+    by_group = table.sort_values("rank").set_index("description")
     table = by_group.loc["TENSOR_MODEL_PARALLEL_GROUP"].set_index("rank")
     assert dict(table["group_ranks"]) == {0: "0,1", 1: "0,1", 2: "2,3", 3: "2,3"}
     assert dict(table["total_ms"]) == pytest.approx({0: 10, 1: 5, 2: 10, 3: 5})

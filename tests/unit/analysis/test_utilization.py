@@ -48,11 +48,6 @@ def test_kernels_that_overlap_count_once_and_copies_do_not_count(tmp_path: Path)
     assert found.sm_weighted_utilization is None and "no grid size" in found.reason
 
 
-def test_kernels_are_clipped_to_the_steps(tmp_path: Path) -> None:
-    events = [*STEPS, event("early", -100, 200, "kernel"), event("late", 950, 5000, "kernel")]  # 100 + 50 inside
-    assert measured(tmp_path, events).busy_ms == pytest.approx(0.15)
-
-
 def test_communication_kernels_count_and_the_share_without_them_stands_beside(tmp_path: Path) -> None:
     events = [
         *STEPS,
@@ -62,16 +57,6 @@ def test_communication_kernels_count_and_the_share_without_them_stands_beside(tm
     found = measured(tmp_path, events)
     assert found.compute_utilization == pytest.approx(0.6)
     assert found.compute_utilization_without_communication == pytest.approx(0.2)
-
-
-def test_a_rank_with_two_gpus_gets_the_mean_of_both(tmp_path: Path) -> None:
-    events = [
-        *STEPS,
-        event("gemm", 0, 1000, "kernel", args={"device": 0, "stream": 7}),
-        event("gemm", 0, 500, "kernel", args={"device": 1, "stream": 7}),
-    ]
-    found = measured(tmp_path, events)
-    assert (found.compute_utilization, found.devices) == (pytest.approx(0.75), 2)
 
 
 def test_on_a_cpu_outermost_operators_count_less_the_communication_inside_them(tmp_path: Path) -> None:
