@@ -38,11 +38,6 @@ class Point:
     trials: tuple[LoadedTrial, ...]
 
     @property
-    def rounds(self) -> int:
-        """Number of rounds."""
-        return len(self.trials)
-
-    @property
     def samples_per_second(self) -> float:
         """Typical samples per second."""
         return self.rate.value
@@ -170,10 +165,11 @@ def complete_answers(
             *_of_steps(winner, every, out),
             *_of_profiles(best, trials, profiled or {}, out),
         ]
-        one_round = best.rounds == 1 and best.step_ms.low == best.step_ms.high
-        low, high = (None, None) if one_round else (best.rate.low, best.rate.high)
+        rounds = len(best.trials)
+        unknown = rounds == 1 and best.step_ms.low == best.step_ms.high
+        low, high = (None, None) if unknown else (best.rate.low, best.rate.high)
         numbers = {"samples_per_second": best.samples_per_second, "samples_per_second_low": low}
-        numbers |= {"samples_per_second_high": high, "rounds": best.rounds, "mfu": best.mfu}
+        numbers |= {"samples_per_second_high": high, "rounds": rounds, "mfu": best.mfu}
         rivals = dict.fromkeys(wording.implementation(one.row) for one in winner.close)
         rivals.pop(wording.implementation(best.row), None)
         cards, sentences = tuple(_cards(best, ratio)), tuple(_sentences(winner))

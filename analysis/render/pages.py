@@ -59,6 +59,7 @@ _LARGEST = "Micro batch per device, found by doubling and bisection, each size i
 _INPUT = "Batches drawn, adapted and pinned as in training, without training."
 _RANKS = "Medians per rank. Ranks wait for each other in the all-reduce: own work, not step time, shows the late rank."
 _RECORDED = "Recording slows steps down, so read shares, not absolute times."
+_MOST_FURTHER = 5
 _BREAKDOWN = "temporal_breakdown"
 """Finding that says where the time goes."""
 _MOST_CONFUSED = 15
@@ -263,10 +264,13 @@ def write_source_report(source: Source, findings: Sequence[Finding], folder: Pat
     first = further.pop(0) if further else None
     where = [block for block in breakdown.blocks if not first or block != first[2]] if breakdown else []
     answer: list[Block] = [Text(first[2], "headline")] if first else ["This profile has no findings."]
+    more: list[Block] = [Items(further[:_MOST_FURTHER])] if further else []
+    if rest := further[_MOST_FURTHER:]:
+        more.append(Section(f"{len(rest)} more", [Items(rest)], folded=True))
     sections = [
         Section("", [*answer, *advice_blocks(to_do(source, findings))], "answer"),
         Section("Where the time goes", where, anchor=_BREAKDOWN),
-        Section("Further findings", [Items(further)] if further else []),
+        Section("Further findings", more),
         Section("Details", [*panels.values()]),
         Section("Input", [Facts(_source_facts(source)), Section("Not read or not in it", listed(source.problems))]),
     ]

@@ -205,7 +205,7 @@ def largest_tables(rows: Sequence[Row]) -> list[Table]:
             "largest batch that fits", lambda row: f"{row['micro_batch_size']:,}" if row["micro_batch_size"] else "none"
         ),
         computed("fails at", lambda row: f"{row['fails_at']:,}" if row.get("fails_at") else "no size tried"),
-        computed("why the search ended", lambda row: str(row.get("failure") or "not recorded").strip().rstrip(":")),
+        plain("why the search ended", "failure"),
         computed("confirmed", lambda row: {True: "yes", False: "no", None: "not recorded"}[row.get("proved")]),
         computed("sizes tried", lambda row: ", ".join(f"{size} {status}" for size, status in row.get("tried") or ())),
     ]
