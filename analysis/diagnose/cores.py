@@ -26,7 +26,6 @@ _IDLE = 1.0  # % of the peak
 def findings(
     counters: KernelCounters,
     window_ns: float | None = None,
-    measured: Mapping[str, float] | None = None,
     context: Context | None = None,
 ) -> list[Finding]:
     """Return core_utilization, core_utilization_by_family, kernels, roofline, kernel_rules.
@@ -35,11 +34,10 @@ def findings(
         counters: what a reader returned.
         window_ns: length of the same iterations without the profiler: core_utilization gets the shares of it too, the
             tables by family and kernel have them in place of those while kernels run.
-        measured: measured ceilings, as for `roofline`.
         context: the profiled trial, where it is known.
     """
     made = [pipes(counters, window_ns, context), by_family(counters, window_ns), by_kernel(counters, window_ns)]
-    made += [per_kernel(roofline(counters, measured)), rules(counters)]
+    made += [per_kernel(roofline(counters)), rules(counters)]
     return [_of_steps(one, counters, window_ns) for one in made if len(one.table)]
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from analysis.diagnose.advice import STEP_TIME, Advice, Context, of_machine, ranked
@@ -26,7 +26,6 @@ _FIRST = (
 def explain(
     source: Source,
     window_ns: float | None = None,
-    measured: Mapping[str, float] | None = None,
     context: Context | None = None,
 ) -> list[Finding]:
     """Return the findings of a source: of its traces, their communication, its counters, its tables.
@@ -34,7 +33,6 @@ def explain(
     Args:
         source: what `open_sources` returned. Several tables of counters are findings each, named by their file.
         window_ns: length of the counted steps without the profiler, for shares with idle time.
-        measured: measured ceilings, as roofline takes them.
         context: the trial that was recorded, where it is known.
     """
     from analysis.diagnose import cores, rules_communication, rules_time, summaries
@@ -43,7 +41,7 @@ def explain(
     made += rules_communication.findings(source.timelines, context)
     for counters, file, ending in zip(source.counters, source.counter_files, counter_endings(source), strict=True):
         title = f" ({file.name})" if ending else ""
-        for one in cores.findings(counters, window_ns, measured, context):
+        for one in cores.findings(counters, window_ns, context):
             made.append(dataclasses.replace(one, name=f"{one.name}{ending}", title=f"{one.title}{title}"))
     return distinct([*made, *summaries.findings(source.summaries)])
 

@@ -46,10 +46,7 @@ def short_name(name: str) -> str:
 def distinct(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings with distinct names: repeated ones get the suffix _2, _3, ..."""
     names = distinct_names([one.name for one in findings])
-    return [
-        one if name == one.name else dataclasses.replace(one, name=name)
-        for one, name in zip(findings, names, strict=True)
-    ]
+    return [dataclasses.replace(one, name=name) for one, name in zip(findings, names, strict=True)]
 
 
 def joined(tables: "Sequence[pd.DataFrame]") -> "pd.DataFrame | None":

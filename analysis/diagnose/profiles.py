@@ -46,14 +46,12 @@ class OpenedProfile:
     """Empty but for its problems where no file can be used."""
     window_ns: float | None = None
     """Length of the counted steps without the profiler; None where unknown, or where not all kernels were counted."""
-    measured: Mapping[str, float] = field(default_factory=dict)
-    """Measured ceilings, as roofline takes them."""
     context: Context = field(default_factory=Context)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """What the analyses say."""
-        return tuple(explain(self.source, self.window_ns, self.measured, self.context))
+        return tuple(explain(self.source, self.window_ns, self.context))
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
@@ -90,7 +88,6 @@ def open_profile(directory: TrialDirectory) -> OpenedProfile:
     return OpenedProfile(
         source=dataclasses.replace(source, problems=tuple(dict.fromkeys([*problems, *source.problems]))),
         window_ns=window,
-        measured=_measured(directory),
         context=Context(
             row=dataclasses.asdict(trial),
             run=str(directory.path.parent.parent),
@@ -180,17 +177,6 @@ def _core_rows(trial: Trial, opened: OpenedProfile, reason: str) -> list[dict[st
         for row in (utilization_row(counters, opened.window_ns) for counters in opened.source.counters)
     ]
     return counted or [{"reason": reason or problems}]
-
-
-def _measured(directory: TrialDirectory) -> dict[str, float]:
-    from analysis.metrics.kernels.roofline import measured_ceiling
-
-    for record in directory.read_ranks().values():
-        peak = record.get("measured_peak") or {}
-        rates = [float(peak[name]) for name in ("before", "after") if peak.get(name)]
-        if rates and peak.get("dtype"):
-            return measured_ceiling(str(peak["dtype"]), max(rates))
-    return {}
 
 
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -77,19 +77,22 @@ def _collectives(table: "pd.DataFrame") -> Finding:
     known = table[table["bytes"].notna()]
     sentence = "The trace has no message sizes, so bandwidths are unknown."
     if len(known):
-        top = _first(known)
+        top = known.iloc[0]
         rate = top["busbw_gb_s"] if pd.isna(top["transfer_busbw_gb_s"]) else top["transfer_busbw_gb_s"]
         sentence = f"{_rank(top['rank']).capitalize()}'s {top['collective']} moves "
         sentence += f"{traffic(top['bytes'] / top['sized'])} per call"
         sentence += "." if pd.isna(rate) else f" at a bus bandwidth of {short(float(rate))} GB/s."
-    return Finding("collectives", "Collectives by rank and kind", _shown(table), sentence)
+    table = table.replace("", None).dropna(axis="columns", how="all")
+    return Finding("collectives", "Collectives by rank and kind", table, sentence)
 
 
 def _stragglers(table: "pd.DataFrame") -> Finding:
-    caused, first = float(table["wait_caused_ms"].sum()), _first(table)
+    caused, first = float(table["wait_caused_ms"].sum()), table.iloc[0]
     sentence = "No rank is known to have waited for another."
     if caused:
-        sentence = f"{_rank(first['rank']).capitalize()} was last in {first['times_last']} of {first['matched']} "
+        sentence = (
+            f"{_rank(first['rank']).capitalize()} was last in {int(first['times_last'])} of {int(first['matched'])} "
+        )
         sentence += f"collectives and caused {percent(float(first['wait_caused_ms']) / caused)} of the waiting."
     return Finding("stragglers", "Who the others wait for", table, sentence)
 
@@ -103,7 +106,7 @@ def _buckets(table: "pd.DataFrame", rank: int | None) -> Finding:
         table, what = table[table["step"] == chosen].reset_index(drop=True), f"step {chosen}"
     sentence = "No collective was launched in a marked step."
     if len(table):
-        longest, bare = _first(table.nlargest(1, "exposed_ms")), int((table["exposed_ms"] > 0).sum())
+        longest, bare = table.nlargest(1, "exposed_ms").iloc[0], int((table["exposed_ms"] > 0).sum())
         sentence = f"On {_rank(rank)}, {bare} of {len(table)} collectives of {what} are exposed, "
         sentence += f"number {longest['bucket']} most: {number(float(longest['exposed_ms']))} ms."
     return Finding("buckets", f"Collectives of {what}, {_rank(rank)}", table, sentence)
@@ -149,17 +152,6 @@ def _placement(placement: str, part: "pd.DataFrame") -> dict[str, Any]:
     }
     row |= dict(zip(("latency_us", "fitted_algbw_gb_s"), fit or (None, None), strict=False))
     return {**row, "wrong_rows": int((part["wrong"] > 0).sum())}
-
-
-def _shown(table: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the columns that have a value."""
-    filled = (table.notna() & (table.astype(str) != "")).any() | table.columns.isin(["rank", "count"])
-    return table.loc[:, filled]
-
-
-def _first(table: "pd.DataFrame") -> dict[Any, Any]:
-    """Return the first row, each value of its own type."""
-    return table.head(1).to_dict("records")[0]
 
 
 def _rank(value: object) -> str:

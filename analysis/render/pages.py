@@ -188,7 +188,7 @@ def _profiles(trials: Sequence[LoadedTrial]) -> tuple[list[Block], Files, dict[s
         advised[trial.trial.trial_id] = opened.advice
         errors += [Text(f"{name}: {problem}", "decides") for problem in opened.source.problems]
         place, prefix = f"profiles/{trial.trial.trial_id}", f"profile-{len(sections)}-"
-        figures = source_figures(opened.source, opened.measured)
+        figures = source_figures(opened.source)
         panels = [finding_panel(one, figures.get(one.name, ()), prefix, place) for one in opened.findings]
         sections.append(Section(name, panels))
         files |= finding_files(opened.findings, f"{place}/")
@@ -239,16 +239,13 @@ def _settings(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
     ]
 
 
-def source_figures(source: Source, measured: Mapping[str, float] | None = None) -> dict[str, list[Figure]]:
-    """Return every figure for which a source has data, by the name of its finding.
-
-    `measured` are measured ceilings, as roofline takes them.
-    """
+def source_figures(source: Source) -> dict[str, list[Figure]]:
+    """Return every figure for which a source has data, by the name of its finding."""
     from analysis.render.profile_figures import kernel_figures, trace_figures
 
     figures = trace_figures(source.timelines) if source.timelines else {}
     for counters, ending in zip(source.counters, counter_endings(source), strict=True):
-        figures |= kernel_figures(counters, ending, measured)
+        figures |= kernel_figures(counters, ending)
     return figures
 
 

@@ -173,9 +173,9 @@ def _rank(rank: object) -> str:
     return f"rank {rank}" if isinstance(rank, int) else "rank ?"
 
 
-def kernel_figures(counters: KernelCounters, ending: str = "", measured: Mapping[str, float] | None = None) -> Figures:
+def kernel_figures(counters: KernelCounters, ending: str = "") -> Figures:
     """Return every figure for which the counters have data, by the name of its finding."""
-    groups, lines = core_use_by_family(counters), roofline(counters, measured)
+    groups, lines = core_use_by_family(counters), roofline(counters)
     figures: Figures = {}
     if groups.filter(like="_percent").notna().any(axis=None):
         figures[f"core_utilization_by_family{ending}"] = [core_utilization_figure(groups, f"cores{ending}")]

@@ -20,7 +20,6 @@ _TYPES = ("fp64", "fp32", "fp16", "tensor_fp64", "tensor_tf32", "tensor_fp16", "
 class Device:
     """One kind of GPU."""
 
-    name: str
     flops: Mapping[str, float]
     """FLOP/s by type: fp32, fp64, fp16 outside the tensor cores, tensor_<type of the inputs> inside."""
     bytes_per_second: float | None
@@ -42,7 +41,6 @@ def devices() -> Mapping[str, Device]:
     with Path(__file__).with_name("devices.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             table[row["driver_name"]] = Device(
-                name=row["name"],
                 flops={kind: float(row[kind]) * 1e12 for kind in _TYPES if row[kind]},
                 bytes_per_second=float(row["memory_gb_s"]) * 1e9 if row["memory_gb_s"] else None,
                 link_gb_s=float(row["link_gb_s"]) if row["link_gb_s"] else None,

@@ -52,9 +52,9 @@ class Roofline(NamedTuple):
     """Those that are known, by kind: bytes/s of LEVEL_KINDS, FLOP/s of all others."""
 
 
-def roofline(counters: KernelCounters, measured: Mapping[str, float] | None = None) -> Roofline:
-    """Return the roofline of a file's kernels; `measured` are ceilings of this device, as `ceilings` takes them."""
-    work, known = launch_table(counters), ceilings(counters, measured)
+def roofline(counters: KernelCounters) -> Roofline:
+    """Return the roofline of a file's kernels."""
+    work, known = launch_table(counters), ceilings(counters)
     kernels = _by_name(work, counters.kernels["name"].astype("object"), known)
     kernels.insert(1, "family", kernels["name"].map(family))
     return Roofline(kernels, known)
@@ -63,31 +63,20 @@ def roofline(counters: KernelCounters, measured: Mapping[str, float] | None = No
 # ---- ceilings ----
 
 
-def measured_ceiling(dtype: str, flops_per_second: float) -> dict[str, float]:
-    """Return a measured GEMM peak of one device as `roofline` takes it; {} for other types.
-
-    The type is named as PyTorch does; float32 counts as fp32, whatever units ran it.
-    """
-    kinds = {"float8_e4m3fn": "tensor_fp8", "bfloat16": "tensor_bf16", "float16": "tensor_fp16", "float32": "fp32",
-             "float64": "fp64"}  # fmt: skip
-    return {kinds[dtype]: flops_per_second} if dtype in kinds else {}
-
-
 def is_bandwidth(kind: str) -> bool:
     """Return whether a ceiling of this kind is of a level of the memory, in bytes/s."""
     return kind in LEVEL_KINDS.values()
 
 
-def ceilings(counters: KernelCounters, measured: Mapping[str, float] | None = None) -> dict[str, float]:
+def ceilings(counters: KernelCounters) -> dict[str, float]:
     """Return the ceilings by kind: FLOP/s by type as in Device.flops, bytes/s of LEVEL_KINDS.
 
-    Measured ones come first, then those that the counters imply, then published ones; an unknown device has no other.
+    Those that the counters imply come first, then published ones; an unknown device has no other.
     """
     published: dict[str, float] = {}
     if (device := device_of(counters.device_name)) is not None:
         published = {**device.flops, DRAM: device.bytes_per_second or math.nan}
-    known = {kind: float(rate) for kind, rate in (measured or {}).items() if 0 < rate < math.inf}
-    return {kind: rate for kind, rate in (published | implied_ceilings(counters) | known).items() if rate > 0}
+    return {kind: rate for kind, rate in (published | implied_ceilings(counters)).items() if rate > 0}
 
 
 # ---- kernels ----

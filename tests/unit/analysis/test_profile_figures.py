@@ -10,7 +10,6 @@ from support.timelines import timeline
 
 from analysis.counters import KernelCounters
 from analysis.metrics.kernels.core_utilization import core_use_by, core_use_by_family
-from analysis.metrics.kernels.ncu_metrics import DRAM
 from analysis.metrics.kernels.roofline import roofline
 from analysis.metrics.time.window import windowed
 from analysis.readers.kineto import reader as kineto
@@ -155,9 +154,8 @@ def test_what_cannot_be_placed_is_counted_in_the_caption(tmp_path: Path) -> None
     assert "3 of 3 kernels" in caption and "peak is unknown" in caption
 
 
-@pytest.mark.parametrize("measured", [{DRAM: 1e300}, {DRAM: 1e-3, "fp32": 1e3}])
-def test_hostile_names_and_extreme_rates_are_drawn(tmp_path: Path, measured: dict[str, float]) -> None:
+def test_hostile_names_are_drawn(tmp_path: Path) -> None:
     hostile = counters(tmp_path, "$\\frac{<script>}\x00\u202e" + "x" * 5000)
-    assert write_png(roofline_figure(roofline(hostile, measured)), tmp_path).is_file()
+    assert write_png(roofline_figure(roofline(hostile)), tmp_path).is_file()
     groups = core_use_by(hostile, hostile.kernels["name"] + "$_\n<script>")
     assert write_png(core_utilization_figure(groups), tmp_path).is_file()

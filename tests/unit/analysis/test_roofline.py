@@ -10,7 +10,7 @@ from support import shared_files
 from analysis.counters import KernelCounters
 from analysis.diagnose import cores as core_findings
 from analysis.metrics.kernels.ncu_metrics import DRAM
-from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, ceilings, measured_ceiling, roofline
+from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, ceilings, roofline
 
 TRACES = shared_files.TRACES / "ncu"
 PERCENT = ".avg.pct_of_peak_sustained_elapsed"
@@ -31,8 +31,8 @@ def counters(*kernels: dict[str, Any], device: str | None = None, cc: tuple[int,
     return KernelCounters(frame, {}, device, cc, ())
 
 
-def only(found: KernelCounters, measured: dict[str, float] | None = None) -> dict[str, Any]:
-    (row,) = roofline(found, measured).kernels.to_dict("records")
+def only(found: KernelCounters) -> dict[str, Any]:
+    (row,) = roofline(found).kernels.to_dict("records")
     return {str(key): value for key, value in row.items()}
 
 
@@ -44,22 +44,23 @@ IDLE = {f"{unit}__throughput{PERCENT}": 4.0 for unit in ("l1tex", "lts", "sm")}
 ONE = {**ops("f", 1000, 500, 4250), TENSOR: 0.0, "dram__bytes.sum": 2000.0}
 
 
+FFMA_PEAK = "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained"
+# Peaks of every level, at 1 GHz: 40 GB/s of L1/TEX, 6 of L2 and 4 of DRAM; 2 x 50 = 100 GFLOP/s of fp32.
+PEAKS = {
+    "l1tex__t_bytes.sum.peak_sustained": 40, "lts__t_bytes.sum.peak_sustained": 6, "dram__bytes.sum.peak_sustained": 4,
+    FFMA_PEAK: 50,
+    **{f"{unit}__cycles_elapsed.avg.per_second": 1e9 for unit in ("l1tex", "lts", "dram", "sm")},
+}  # fmt: skip
+
+
 def test_intensity_rates_and_the_attainable_rate_worked_by_hand() -> None:
-    row = only(counters({**ONE, **IDLE}), {DRAM: 4e9, "fp32": 100e9})
+    row = only(counters({**ONE, **IDLE, **PEAKS}))
     assert (row["flop"], row["dram_bytes"], row["flop_type"]) == (10_000, 2000, "fp32")
     assert row["dram_flop_per_byte"] == 5 and row["achieved_flops"] == pytest.approx(1e10)
     assert row["dram_gb_s"] == pytest.approx(2.0)
     assert row["attainable_flops"] == pytest.approx(20e9)  # 5 x 4 GB/s, below 100 GFLOP/s
     assert row["attainable_fraction"] == pytest.approx(0.5) == row["memory_fraction"]
     assert row["compute_fraction"] == pytest.approx(0.1) and row["bound"] == LATENCY
-
-
-# Peaks of every level, at 1 GHz: 40 GB/s of L1/TEX, 6 of L2 and 4 of DRAM; 2 x 50 = 100 GFLOP/s of fp32.
-PEAKS = {
-    "l1tex__t_bytes.sum.peak_sustained": 40, "lts__t_bytes.sum.peak_sustained": 6, "dram__bytes.sum.peak_sustained": 4,
-    "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained": 50,
-    **{f"{unit}__cycles_elapsed.avg.per_second": 1e9 for unit in ("l1tex", "lts", "dram", "sm")},
-}  # fmt: skip
 
 
 def test_every_level_has_its_intensity_and_the_lowest_roof_counts() -> None:
@@ -77,7 +78,7 @@ def test_every_level_has_its_intensity_and_the_lowest_roof_counts() -> None:
 
 
 def test_a_compute_roof_counts_where_it_is_the_lowest() -> None:
-    row = only(counters({**ONE, **PEAKS, "dram__bytes.sum": 10.0}), {"fp32": 12e9})
+    row = only(counters({**ONE, **PEAKS, "dram__bytes.sum": 10.0, FFMA_PEAK: 6}))
     assert (row["attainable_flops"], row["attainable_by"]) == (12e9, "fp32")
 
 
@@ -143,13 +144,13 @@ def test_other_names_of_the_same_counts_give_the_same_sums() -> None:
 
 def test_operations_of_the_tensor_cores_count_under_their_type() -> None:
     work = {**ONE, TENSOR: 50.0, TENSOR_OPS.format("bf16"): 1e6, TENSOR_OPS.format("tf32"): 0.0}
-    row = only(counters(work), {DRAM: 1e12, "fp32": 1e12, "tensor_bf16": 1.25e12})
+    row = only(counters({**work, **PEAKS, FFMA_PEAK: 500, f"{TENSOR_OPS.format('bf16')}.peak_sustained": 1250}))
     assert row["flop"] == 1_010_000 and row["flop_type"] == "tensor_bf16"
     assert row["compute_fraction"] == pytest.approx(0.8) and row["bound"] == "compute (tensor bf16)"
 
 
 def test_tensor_operations_that_nothing_tells_leave_the_sum_unknown_and_the_pipe_decides() -> None:
-    found = roofline(counters({**ONE, TENSOR: 70.0}), {DRAM: 1e12, "fp32": 1e12})
+    found = roofline(counters({**ONE, **PEAKS, TENSOR: 70.0}))
     (row,) = found.kernels.to_dict("records")
     assert math.isnan(row["flop"]) and math.isnan(row["dram_flop_per_byte"])
     assert row["compute_fraction"] == pytest.approx(0.7) and row["bound"] == "compute (tensor)"
@@ -191,13 +192,13 @@ def test_no_kernel_gives_empty_tables() -> None:
 # ---- ceilings ----
 
 
-def test_measured_ceilings_come_before_implied_ones_and_these_before_the_table() -> None:
+def test_implied_ceilings_come_before_those_of_the_table() -> None:
     implied = {"dram__bytes.sum.peak_sustained": 2000.0, "dram__cycles_elapsed.avg.per_second": 1e9,
                "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained": 10_000.0,
                "sm__cycles_elapsed.avg.per_second": 1.5e9}  # fmt: skip
-    known = ceilings(counters({**ONE, **implied}, device="NVIDIA A100-SXM4-40GB"), {"fp64": 9e12})
+    known = ceilings(counters({**ONE, **implied}, device="NVIDIA A100-SXM4-40GB"))
     assert (known[DRAM], known["fp32"]) == (2e12, 2 * 10_000 * 1.5e9), "implied"
-    assert (known["fp64"], known["tensor_bf16"]) == (9e12, 312e12), "measured, of the table"
+    assert known["tensor_bf16"] == 312e12, "of the table"
 
 
 def test_a_percentage_of_the_peak_implies_the_peak() -> None:
@@ -207,16 +208,9 @@ def test_a_percentage_of_the_peak_implies_the_peak() -> None:
     assert DRAM not in ceilings(counters(tiny))
 
 
-def test_a_measured_peak_of_products_is_a_ceiling_of_its_type() -> None:
-    assert measured_ceiling("bfloat16", 5e14) == {"tensor_bf16": 5e14} and measured_ceiling("int8", 1e12) == {}
-    assert measured_ceiling("float8_e4m3fn", 1.4e15) == {"tensor_fp8": 1.4e15}
-    assert ceilings(counters(ONE), measured_ceiling("float32", 3e13))["fp32"] == 3e13
-
-
 def test_an_unknown_device_has_no_ceiling() -> None:
     assert ceilings(counters(ONE, device="NVIDIA Z9000")) == {} == ceilings(counters(ONE))
     assert only(counters(ONE, device="NVIDIA Z9000"))["bound"] == UNKNOWN
-    assert ceilings(counters(ONE), {"fp32": math.nan, DRAM: -1.0, "fp64": 0.0}) == {}
 
 
 def test_a_kernel_without_operations_computes_nothing() -> None:
