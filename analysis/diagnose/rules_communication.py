@@ -136,6 +136,7 @@ def bandwidth(summary: Summary) -> list[Finding]:
     elif not 0 < best["peak_busbw_gb_s"] <= _RISING * smaller:
         sentence = f"{sentence[:-1]}, and more at larger sizes: measure up to 1 GB (-e 1G)."
     by_size = table.sort_values(["size_bytes", "placement"], ascending=False, kind="stable", ignore_index=True)
+    by_size = by_size.loc[:, ~by_size.isin([-1, ""]).all()]
     frame = pd.DataFrame(rows).assign(ranks=summary.facts.get("ranks"))
     return [
         Finding("collective_bandwidth", f"{summary.title}: bandwidth", frame, sentence, advice),
