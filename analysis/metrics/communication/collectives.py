@@ -136,12 +136,11 @@ def fitted_links(trials: "Sequence[LoadedTrial]") -> list[Link]:
 def _fitted(points: Mapping[tuple[int, int], float]) -> dict[str, Any]:
     """Return alpha_us and bandwidth_gb_s that minimize relative errors, so that small sizes count; or a reason."""
     (ranks, sizes), measured = np.array([*points]).T, np.array([*points.values()])
-    distinct = len(set(sizes.tolist()))
-    if distinct < FEWEST_SIZES:
-        return {"reason": f"{distinct} sizes were measured, a line needs {FEWEST_SIZES}: use a smaller --factor"}
-    terms = np.array([ring(count) for count in ranks.tolist()])
-    if (line := _line(terms[:, 0], terms[:, 1] * sizes, measured)) is None:
-        return {"reason": "no line with alpha and bandwidth above 0 fits: measure more sizes on a quieter machine"}
+    terms, distinct = np.array([ring(count) for count in ranks.tolist()]), len(set(sizes.tolist()))
+    line = _line(terms[:, 0], terms[:, 1] * sizes, measured) if distinct >= FEWEST_SIZES else None
+    if line is None:
+        what = f"no line with alpha and bandwidth above 0 fits {distinct} sizes"
+        return {"reason": f"{what}: measure more sizes (a smaller --factor) on a quieter machine"}
     alpha, slope = line
     if sizes.max() / ranks.max() * slope <= alpha:
         why = f"latency outweighs the transfer even at {sizes.max():,} bytes: measure larger sizes (--max-bytes)"

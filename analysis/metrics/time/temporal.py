@@ -267,8 +267,8 @@ def _sm_weighted(timeline: Timeline, whole: Intervals) -> tuple[float | None, st
     """Return the mean over devices, or None and why."""
     unknown, work, kernels = "sm_weighted_utilization is unknown: ", timeline.work, timeline.kernels
     inside = is_kernel(timeline) & (inside_ns(whole, work.start, work.end) > 0)
-    sizes = kernels.filter(items=["grid_x", "grid_y", "grid_z"]).to_numpy(dtype=np.float64)
-    blocks = sizes.prod(axis=1) if sizes.size else np.zeros(len(work))
+    sizes = [kernels[name].to_numpy(np.float64) for name in ("grid_x", "grid_y", "grid_z") if name in kernels]
+    blocks = np.prod(sizes, axis=0) if sizes else np.zeros(len(work))
     if lacking := int((inside & ~(blocks > 0)).sum()):
         return None, f"{unknown}{lacking:,} of {int(inside.sum()):,} kernels have no grid size"
     shares = []
