@@ -68,15 +68,9 @@ def _of_window(trial: Trial, result: Row) -> Iterator[Caution]:
     warmup, measured, stop = int(result["steps_warmup"]), int(result["steps_measured"]), trial.stop_iteration
     script, wanted = trial.kind == "measure", trial.relative_half_width
     cut = bool(script and measured and stop and result["window_stop"] < stop)
-    if cut or (script and stop is None):
-        longer = "let the script make more steps"
-    elif trial.kind == "components":
-        longer = "raise --max-seconds"
-    elif stop is not None:
-        longer = "raise --stop"
-    else:
-        all_made = warmup + measured >= trial.max_steps
-        longer = "raise --max-steps" if all_made else "raise --max-seconds (MAX_SECONDS= of `make bench`)"
+    option = "--max-steps" if warmup + measured >= trial.max_steps else "--max-seconds"
+    option = "--max-seconds" if trial.kind == "components" else option if stop is None else "--stop"
+    longer = "let the script make more steps" if cut or (script and stop is None) else f"raise {option}"
     if cut:
         window = f"{measured} of the window [{trial.start_iteration}, {stop}) were measured"
         message = f"the script made {result['window_stop']} steps: {window}"

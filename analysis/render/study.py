@@ -101,17 +101,15 @@ def configurations_table(rows: Sequence[Row], names: Sequence[str], best: str, c
     grouped: dict[str, list[Row]] = defaultdict(list)
     for name, row in zip(names, rows, strict=True):
         grouped[name].append(row)
-    rates: dict[str, float | None] = {}
+    shown: list[dict[str, Any]] = []
     for name, group in grouped.items():
-        ran = [row["samples_per_second"] for row in group if row["status"] == "ok" and row["samples_per_second"]]
-        rates[name] = typical_rate(ran) if ran else None
-    marks = {**dict.fromkeys(close, "~"), best: "*"}
-    top = rates.get(best)
-    shown = [
-        {**grouped[name][0], "mark": marks.get(name, ""), "configuration": name, "rate": rates[name],
-         "of_best": rate / top if (rate := rates[name]) and top else None, "trials": len(grouped[name])}
-        for name in sorted(grouped, key=lambda name: (name != best, -(rates[name] or 0.0)))
-    ]  # fmt: skip
-    mark = computed("", lambda row: row["mark"])
+        rates = [row["samples_per_second"] for row in group if row["status"] == "ok" and row["samples_per_second"]]
+        mark = "*" if name == best else "~" if name in close else ""
+        rate = typical_rate(rates) if rates else None
+        shown.append({**group[0], "mark": mark, "configuration": name, "rate": rate, "trials": len(group)})
+    shown.sort(key=lambda row: (row["configuration"] != best, -(row["rate"] or 0.0)))
+    top = shown[0]["rate"] if best else None
+    for row in shown:
+        row["of_best"] = row["rate"] / top if row["rate"] and top else None
     fields = "configuration rate of_best trials peak_memory_bytes predicted_bytes status"
-    return Table("configurations", [mark, *columns(fields)], shown)
+    return Table("configurations", [computed("", lambda row: row["mark"]), *columns(fields)], shown)

@@ -276,12 +276,8 @@ def _status_verdict(old: Rounds, new: Rounds) -> tuple[str, str]:
         return "improvement", f"it ended as {was}, and now runs"
     if was == now and now in _FAILED:
         return "no change", f"it ends as {now} in both"
-    lacking = [
-        f"the {name} run has no measurement ({side[0].row['status']}: {side[0].row.get('reason') or 'no steps'})"
-        for name, side in (("old", old), ("new", new))
-        if not any(trial.ok for trial in side)
-    ]
-    return "cannot decide", "; ".join(lacking)
+    name, row = ("new", new[0].row) if any(trial.ok for trial in old) else ("old", old[0].row)
+    return "cannot decide", f"the {name} run has no measurement ({row['status']}: {row.get('reason') or 'no steps'})"
 
 
 def changed_settings(old: Rounds, new: Rounds) -> list[str]:
