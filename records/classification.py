@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from common.errors import InputError, SchemaError, content_code
 from common.reading import read_regular
@@ -57,6 +59,24 @@ class ClassificationResult:
     def root(self) -> Path:
         """What the names of the files begin with."""
         return root_of(self.path)
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Test(msgspec.Struct):
+    confusion: Annotated[list[tuple[str, str, _Count]], msgspec.Meta(min_length=1)]
+
+
+class _Document(msgspec.Struct):
+    """What a training writes beside its CSV."""
+
+    test: _Test
+    labels: tuple[str, ...]
+    label_distribution: dict[str, dict[str, _Count]]
+    curve: list[tuple[int, float]]
+    evaluations: list[dict[str, Any]]
+    run: dict[str, Any]
 
 
 def root_of(path: Path) -> Path:
@@ -116,40 +136,21 @@ def _of_document(path: Path, document: Any) -> ClassificationResult:
             f"{path} has schema version {version!r}, but this bertbench reads {SCHEMA_VERSION}: {_OTHERS}",
         )
     try:
-        pairs: Counter[tuple[str, str]] = Counter()
-        for true, given, number in document["test"]["confusion"]:
-            pairs[_label(true), _label(given)] += _count(number)
-        if not any(pairs.values()):
-            raise ValueError("no prediction")
-        return ClassificationResult(
-            path=path,
-            pairs=dict(pairs),
-            labels=tuple(dict.fromkeys(map(_label, document["labels"]))),
-            distribution={
-                _label(split): {_label(label): _count(number) for label, number in found.items()}
-                for split, found in document["label_distribution"].items()
-            },
-            curve=[(int(step), float(loss)) for step, loss in document["curve"]],
-            evaluations=[
-                {"applied_steps": int(one["applied_steps"]), **{k: v for k, v in one.items() if isinstance(v, float)}}
-                for one in document["evaluations"]
-            ],
-            run=dict(document["run"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            "file-damaged", f"{path} is damaged ({error!r}): train again, or give another file of the training"
-        ) from error
-
-
-def _label(value: Any) -> str:
-    return str(value).encode("utf-8", "replace").decode()  # JSON may hold halves of characters
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or not 0 <= value < 2**53:
-        raise ValueError(f"{value!r} is not a count")
-    return value
+        content = msgspec.convert(document, _Document)
+    except msgspec.ValidationError as error:
+        raise InputError("file-damaged", f"{path} is damaged ({error}): {_OTHERS}") from error
+    return ClassificationResult(
+        path=path,
+        pairs={(true, predicted): count for true, predicted, count in content.test.confusion},
+        labels=content.labels,
+        distribution=content.label_distribution,
+        curve=content.curve,
+        evaluations=[
+            {name: value for name, value in one.items() if name == "applied_steps" or isinstance(value, float)}
+            for one in content.evaluations
+        ],
+        run=content.run,
+    )
 
 
 def _of_database(path: Path) -> ClassificationResult:

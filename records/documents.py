@@ -1,26 +1,15 @@
-"""The JSON documents of a trial and of a run: the types of their fields, and the one check of a value against them.
+"""The JSON documents of a trial and of a run: the types of their fields, by which msgspec checks them.
 
-A declared field is used as its type; other fields of a document are shown, or not read. Old
-documents lack fields, so none is required unless it says so.
+A declared field is used as its type; other fields of a document are shown, or not read.
 """
 
-import reprlib
-import sys
-from collections.abc import Mapping
-from dataclasses import is_dataclass
-from functools import lru_cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Required, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Required, TypedDict
+
+import msgspec
 
 from common.errors import SchemaError
 from records.files import read_record
-
-_MOST_INT = 2**63 - 1
-_WORDS: dict[Any, str] = {
-    str: "text", int: "an integer of at most 64 bits", float: "a finite number", bool: "true or false", list: "a list",
-    tuple: "a list",
-}  # fmt: skip
 
 
 class Cpu(TypedDict, total=False):
@@ -201,63 +190,9 @@ def read_document(path: Path, kind: type) -> dict[str, Any]:
         SchemaError: it cannot be read, or a field has another type; the message names the field.
     """
     record = read_record(path)
-    wrong = wrong_field(record, kind)
-    if wrong:
-        raise SchemaError("file-damaged", f"{path}: {wrong}; remove that file and run again, or restore it")
+    try:
+        msgspec.convert(record, kind)
+    except msgspec.ValidationError as error:
+        remedy = "remove that file and run again, or restore it"
+        raise SchemaError("file-damaged", f"{path}: {error}; {remedy}") from error
     return record
-
-
-def wrong_field(value: Any, kind: Any, name: str = "") -> str:
-    """Return which part of a JSON value is not of its declared type, and what it holds; "" if all are.
-
-    Numbers are finite, and integers have at most 64 bits: others cannot be computed with.
-
-    Args:
-        value: what was read.
-        kind: its type: plain, Any, a union, list, tuple, dict, TypedDict or dataclass, of which `value` may lack
-            fields.
-        name: of the value, for the message.
-    """
-    origin, args = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return ""
-    if origin in (UnionType, Union):
-        if value is None and NoneType in args:
-            return ""
-        found = [wrong_field(value, one, name) for one in args if one is not NoneType]
-        return "" if "" in found else found[0]
-    if (is_typeddict(kind) or is_dataclass(kind)) and isinstance(value, dict):
-        absent = sorted(getattr(kind, "__required_keys__", frozenset()) - value.keys())
-        if absent:
-            return f"{_joined(name, absent[0])} is missing"
-        parts = ((part, value[part], of) for part, of in _fields(kind).items() if part in value)
-    elif origin is dict and isinstance(value, dict):
-        parts = ((part, item, args[1]) for part, item in value.items())
-    elif origin in (list, tuple) and isinstance(value, list | tuple):
-        if origin is tuple and args[-1] is not ...:
-            parts = ((str(number), item, of) for number, (item, of) in enumerate(zip(value, args, strict=False)))
-        else:
-            parts = ((str(number), item, args[0]) for number, item in enumerate(value))
-    elif _is_plain(value, kind):
-        return ""
-    else:
-        return f"{name or 'it'} is {reprlib.repr(value)} instead of {_WORDS.get(origin or kind, 'an object')}"
-    return next((wrong for part, item, of in parts if (wrong := wrong_field(item, of, _joined(name, part)))), "")
-
-
-@lru_cache
-def _fields(kind: type) -> Mapping[str, Any]:
-    found = get_type_hints(kind, include_extras=True)
-    return {name: get_args(of)[0] if get_origin(of) is Required else of for name, of in found.items()}
-
-
-def _is_plain(value: object, kind: Any) -> bool:
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST_INT
-    return kind in (bool, str) and isinstance(value, kind)
-
-
-def _joined(name: str, part: object) -> str:
-    return f"{name}.{part}" if name else str(part)

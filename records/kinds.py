@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from common.errors import SchemaError, UsageError
 from common.registry import lookup
-from records.documents import wrong_field
 from records.files import read_record, typed_rows, write_record
 from records.run import TrialDirectory
 from records.schema import COLLECTIVE_COLUMNS, COMPONENT_COLUMNS
@@ -106,12 +107,9 @@ class CollectiveTest:
     @classmethod
     def of(cls, trial: Trial) -> "CollectiveTest":
         """Return what a trial measures. Raises UsageError if it holds no such test."""
-        fields = dict(trial.collective)
         try:
-            if wrong := wrong_field(fields, cls):
-                raise TypeError(wrong)
-            return cls(**fields)
-        except TypeError as error:
+            return msgspec.convert(dict(trial.collective), cls)
+        except msgspec.ValidationError as error:
             raise UsageError(
                 "file-damaged", f"trial {trial.trial_id} is not a collective benchmark: {error}"
             ) from error
@@ -201,23 +199,15 @@ def write_components(directory: TrialDirectory, components: Sequence[Component],
 def read_components(directory: TrialDirectory) -> list[Component]:
     """Return the parts of a trial. Raises SchemaError if components.json is damaged or missing."""
     path = components_json(directory)
-    names = {field.name for field in dataclasses.fields(Component)}
     try:
-        rows = [
-            {name: value for name, value in row.items() if name in names} for row in read_record(path)["components"]
-        ]
-        if wrong := wrong_field(rows, list[Component]):
-            raise TypeError(wrong)
-        found = [Component(**row) for row in rows]
-    except (KeyError, TypeError, AttributeError) as error:
+        components = msgspec.convert(read_record(path).get("components"), list[Component])
+    except msgspec.ValidationError as error:
         raise SchemaError(
             "file-damaged", f"{path} does not list the components of a step: {error}; measure that trial again"
         ) from error
-    if not found or len({component.name for component in found}) < len(found):
-        raise SchemaError(
-            "file-damaged", f"{path} lists no components of a step, or one twice; measure that trial again"
-        )
-    return found
+    if not components:
+        raise SchemaError("file-damaged", f"{path} lists no components of a step; measure that trial again")
+    return components
 
 
 def read_rounds(directory: TrialDirectory, components: Sequence[Component]) -> dict[str, list[float]]:

@@ -20,7 +20,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Required, TypedDict
+
+import msgspec
 
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError, UsageError
@@ -31,6 +33,21 @@ from records.trial import Trial
 
 COLLECTED_FILE = "collected.json"
 """In profile/ of a trial under ncu: kernels, metrics and the tool's version, `limit_reached`, and `problems`."""
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class MaxBatch(TypedDict, total=False):
+    """A row of max_batch.json, as far as it is read."""
+
+    implementation: Required[str]
+    preset: Required[str]
+    precision: Required[str]
+    seq_len: Required[_Count]
+    world_size: Required[_Count]
+    micro_batch_size: Required[_Count]
+    fails_at: _Count | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +95,7 @@ class TrialDirectory:
         record = read_record(self.trial_json)
         try:
             return Trial.from_json(record)
-        except (UsageError, TypeError, ValueError) as error:
+        except (UsageError, ValueError) as error:
             raise SchemaError("file-damaged", f"{self.trial_json} does not describe a trial: {error}") from error
 
     def read_result(self) -> dict[str, Any] | None:
@@ -168,9 +185,10 @@ class RunDirectory:
             return [], [f"{path} has no list of results; search again, or remove it"]
         rows, notes = [], []
         for number, item in enumerate(found, start=1):
-            if isinstance(item, dict) and _is_max_batch(item):
+            try:
+                msgspec.convert(item, MaxBatch)
                 rows.append(item)
-            else:
+            except msgspec.ValidationError:
                 notes.append(f"{path}: skipped entry {number}, which is damaged; search again, or remove the file")
         return rows, notes
 
@@ -204,9 +222,3 @@ def is_run(path: Path) -> bool:
     with suppress(OSError):  # a folder that may not be entered
         return (path / "trials").is_dir()
     return False
-
-
-def _is_max_batch(item: Mapping[str, Any]) -> bool:
-    words = all(isinstance(item.get(name), str) for name in ("implementation", "preset", "precision"))
-    numbers = (*(item.get(name) for name in ("seq_len", "world_size", "micro_batch_size")), item.get("fails_at") or 0)
-    return words and all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in numbers)

@@ -16,8 +16,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
 from typing import Any
+
+import msgspec
 
 from common.atomic import atomic_path
 from common.errors import SchemaError, content_code
@@ -27,19 +28,31 @@ from records.files import MOST_TABLE_BYTES, PathInFolder, typed_rows
 from records.run import RunDirectory, TrialDirectory
 from records.schema import CURVE_COLUMNS
 
-_Types = type | UnionType
-_MEASURED = float | int | None  # None if it was not finite
+_Measured = float | None  # None if it was not finite
 
-# Kinds of events, the value of "event", and the fields that readers rely on; "time_ns" is in every one.
-EVENTS: dict[str, dict[str, _Types]] = {
-    "resumed": {"path": str, "applied_steps": int, "new_phase": bool},
-    "progress": {"step": int, "applied_steps": int, "total_steps": int, "loss": _MEASURED},
-    "evaluated": {"applied_steps": int, "samples": int},  # and the scores of the task, each _MEASURED
-    "saved": {"path": str, "applied_steps": int},
-    "warned": {"message": str},
-    "optimized": {"levers": str, "left_out": dict},
-    "logging": {"run_ids": dict},  # id of the run of each logger that has runs
+
+def _event(name: str, *fields: Any) -> type[msgspec.Struct]:
+    return msgspec.defstruct(name, fields)
+
+
+_EVENTS: dict[str, Any] = {
+    "resumed": _event("Resumed", ("path", str), ("applied_steps", int), ("new_phase", bool)),
+    "progress": _event("Progress", ("step", int), ("applied_steps", int), ("total_steps", int), ("loss", _Measured)),
+    "evaluated": dict[str, str | _Measured],  # the scores of the task
+    "saved": _event(
+        "Saved",
+        ("path", str),
+        ("applied_steps", int),
+        ("best_checkpoint", str | None, None),  # the best so far, where the run has been evaluated
+        ("best_applied_steps", int | None, None),
+        ("best_score", str | None, None),
+        ("best_value", _Measured, None),
+    ),
+    "warned": _event("Warned", ("message", str)),
+    "optimized": _event("Optimized", ("levers", str), ("left_out", dict[str, Any])),
+    "logging": _event("Logging", ("run_ids", dict[str, str])),  # id of the run of each logger that has runs
 }
+"""Kinds of events, the value of "event", and the fields that readers rely on; "time_ns" is in every one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +139,6 @@ def events_jsonl(directory: TrialDirectory) -> Path:
     return directory.path / "events.jsonl"
 
 
-# Of a saved checkpoint, where the run has been evaluated.
-_BEST = {
-    "best_checkpoint": str | None, "best_applied_steps": int | None, "best_score": str | None,
-    "best_value": int | float | None,
-}  # fmt: skip
-
-
 def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
     """Return the events of an attempt, in order; none without the file.
 
@@ -151,23 +157,15 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
         ) from error
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
-            event = json.loads(line)
-            fields = EVENTS.get(event["event"])
-            if fields is None:
+            event = msgspec.convert(json.loads(line), dict[str, Any])
+            kind = _EVENTS.get(event["event"])
+            if kind is None:
                 continue
-            wrong = [name for name, kind in fields.items() if not isinstance(event[name], kind)]
-            if event["event"] == "evaluated":
-                wrong += [name for name in event if name != "event" and not isinstance(event[name], _MEASURED)]
-            if event["event"] == "saved":
-                wrong += [name for name, kind in _BEST.items() if not isinstance(event.get(name), kind)]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            msgspec.convert(event, kind)
+        except (ValueError, KeyError) as error:
             raise SchemaError(
                 "file-damaged", f"{path} line {number} is not an event ({error!r}): remove that line"
             ) from error
-        if wrong:
-            raise SchemaError(
-                "file-damaged", f"{path} line {number} has invalid values of {', '.join(wrong)}: remove that line"
-            )
         found.append(event)
     return found
 

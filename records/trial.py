@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from common.errors import Code, UsageError
 from common.train_spec import TrainSpec
-from records.documents import wrong_field
 from records.files import SCHEMA_VERSION
 
 KINDS = ("throughput", "input", "probe", "profile", "train", "comm", "components", "measure")
@@ -139,17 +140,11 @@ class Trial(TrainSpec):
         """Read what `to_json` wrote; unknown fields of the same schema version are ignored.
 
         Raises:
-            UsageError: a field has a value of another type, or one that no trial can have.
+            msgspec.ValidationError: a field has a value of another type.
+            UsageError: it has one that no trial can have.
         """
-        names = {field.name for field in dataclasses.fields(cls)}
-        fields = {name: item for name, item in value.items() if name in names}
-        pairs = {name: fields.pop(name, None) or {} for name in ("training", "collective")}
-        wrong = wrong_field(fields, cls) or wrong_field(pairs, dict[str, dict[str, Any]])
-        if wrong:
-            raise UsageError("file-damaged", wrong)
-        fields |= {name: tuple(fields.get(name, ())) for name in ("profiler_options", "command")}
-        fields |= {name: tuple(sorted(found.items())) for name, found in pairs.items()}
-        return cls(**fields)
+        pairs = {name: msgspec.convert(value.get(name) or {}, dict[str, Any]) for name in ("training", "collective")}
+        return msgspec.convert({**value, **{name: sorted(pairs[name].items()) for name in pairs}}, cls)
 
 
 # Fields without meaning for a trial of collectives, whatever their defaults.
