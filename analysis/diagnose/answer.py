@@ -24,6 +24,8 @@ _MOST_CARDS, _MOST_CLOSE = 6, 3
 _MODEL = ("task", "task_options", "preset", "precision", "seq_len", "device")
 _SAME_TRAINING = ("task", "task_options", "preset", "seq_len", "world_size", "device", "implementation", "levers")
 _SAME_STEP = (*_SAME_TRAINING, "precision", "micro_batch_size")
+# Relative difference of the step of a breakdown from the trial's step up to which both measured the same.
+_SAME_SPEED = 0.25
 _CONTENTS = {"probe": "a search for the largest batch", "comm": "collectives", "profile": "profiles"}
 
 
@@ -88,7 +90,7 @@ class Answer:
     advice: tuple[Advice, ...] = ()
     """What to do: first the largest gain, then at most three more."""
     numbers: Row = field(default_factory=dict)
-    """Values for programs: samples_per_second with its interval and rounds, mfu."""
+    """Values for programs: samples_per_second with its interval and rounds, of_floor, mfu."""
     rivals: tuple[str, ...] = ()
     """Other implementations that may be as fast."""
 
@@ -159,6 +161,7 @@ def complete_answers(
     for winner in every:
         best = winner.best
         badge = disturbance(caution for trial in best.trials for caution in trial.row.get("cautions") or [])
+        floor = _floor(trials, best)
         ratio = next((item for item in ratios if measurement(item) == measurement(best.row)), None)
         advice = [
             *of_machine(badge, throughput_command(best.row, another(out))),
@@ -170,9 +173,10 @@ def complete_answers(
         low, high = (None, None) if unknown else (best.rate.low, best.rate.high)
         numbers = {"samples_per_second": best.samples_per_second, "samples_per_second_low": low}
         numbers |= {"samples_per_second_high": high, "rounds": rounds, "mfu": best.mfu}
+        numbers["of_floor"] = floor["of_floor"] if floor else None
         rivals = dict.fromkeys(wording.implementation(one.row) for one in winner.close)
         rivals.pop(wording.implementation(best.row), None)
-        cards, sentences = tuple(_cards(best, ratio)), tuple(_sentences(winner))
+        cards, sentences = tuple(_cards(best, floor, ratio)), tuple(_sentences(winner))
         answer = Answer(headline=_headline(winner, [*rivals]), cards=cards, sentences=sentences, badge=badge)
         answer = dataclasses.replace(answer, advice=tuple(ranked(advice)), numbers=numbers, rivals=tuple(rivals))
         result.append(answer)
@@ -197,7 +201,7 @@ def _headline(winner: Winner, rivals: Sequence[str]) -> str:
     )
 
 
-def _cards(best: Point, ratio: Row | None) -> Iterator[Card]:
+def _cards(best: Point, floor: Row | None, ratio: Row | None) -> Iterator[Card]:
     row, per_sample = best.row, best.samples_per_second / best.row["samples_per_second"]
     yield Card("samples per second", wording.number(best.samples_per_second), _span(best.rate))
     if row.get("tokens_per_second") is not None:
@@ -207,6 +211,9 @@ def _cards(best: Point, ratio: Row | None) -> Iterator[Card]:
     yield Card("step time", f"{wording.number(best.step_ms.value)} ms", _span(best.step_ms))
     if (cost := row.get("cost_per_million_samples")) is not None:
         yield Card("cost of a million samples", wording.number(cost), "at the given price")
+    if floor is not None:
+        note = f"{wording.number(floor['floor_ms'])} of {wording.number(floor['step_time_ms'])} ms a step"
+        yield Card("of the speed of light", wording.percent(floor["of_floor"]), note)
     if best.mfu is not None:
         in_fp8 = str((row.get("measured_peak") or {}).get("dtype")).startswith("float8")
         peak = f"of {wording.flops(row['measured_peak_flops'])} measured{' in FP8' if in_fp8 else ''}"
@@ -233,6 +240,19 @@ def _sentences(winner: Winner) -> Iterator[str]:
         yield f"Too close to call: {', '.join(names[:_MOST_CLOSE])}{more}."
     if winner.undecided:
         yield f"The fastest is not conclusive yet: {winner.undecided}."
+
+
+def _floor(trials: Sequence[LoadedTrial], best: Point) -> Row | None:
+    """Return the broken-down step of the same shape that was not disturbed and is as fast."""
+    for one in trials:
+        row = one.row
+        if one.trial.kind == "components" and row.get("of_floor") and _equal(row, best.row, _SAME_STEP):
+            cautions, time, step = row.get("cautions") or [], float(row["step_time_ms"]), best.step_ms.value
+            doubtful = disturbance(cautions) or any(one["code"] == "not_explained" for one in cautions)
+            as_fast = abs(time / step - 1) <= _SAME_SPEED and min(time, step) >= float(row["floor_ms"])
+            if as_fast and not doubtful:
+                return row
+    return None
 
 
 def _of_steps(winner: Winner, every: Sequence[Winner], out: str) -> Iterator[Advice]:

@@ -145,6 +145,37 @@ def test_a_precision_that_was_faster_in_the_run_is_advised_and_a_slower_one_neve
         parses(one.command)
 
 
+@pytest.mark.parametrize(
+    ("changes", "used"),
+    [
+        ({}, True),
+        ({"slower": 1.2}, True),
+        ({"slower": 1.3}, False),
+        ({"slower": 0.7}, False),
+        ({"cautions": [{"code": "not_explained", "message": "parts", "remedy": "again"}]}, False),
+        ({"cautions": [{"code": "loaded", "message": "other work", "remedy": "again"}]}, False),
+        ({"cautions": [{"code": "drifted", "message": "drift", "remedy": "again"}]}, False),
+        ({"floor": 1.1}, False),
+    ],
+)
+def test_a_speed_of_light_that_does_not_describe_the_step_is_not_used(
+    changes: dict[str, Any], used: bool, tmp_path: Path
+) -> None:
+    """Then no share of the floor comes from it; a second, sound measurement is used instead."""
+    (first, *_) = load_run(write_sweep(tmp_path, implementations=("bertbench",), batches=(8,), worlds=(1,), count=15))
+    step = first.row["step_time_ms"]
+    sound = {**first.row, "of_floor": 0.5, "floor_ms": 0.5 * step}
+    row = {**sound, "step_time_ms": changes.get("slower", 1.0) * step, "cautions": changes.get("cautions", [])}
+    row |= {"floor_ms": changes.get("floor", 0.5) * step, "of_floor": changes.get("floor", 0.5)}
+    parts = dataclasses.replace(first.trial, kind="components")
+    made = [first, dataclasses.replace(first, row=row, trial=parts)]
+    (said,) = complete_answers(made, points(made[:1]), [], "a run")
+    assert (said.numbers["of_floor"] is not None) == used
+    made.append(dataclasses.replace(first, row=sound, trial=parts))
+    (said,) = complete_answers(made, points(made[:1]), [], "a run")
+    assert said.numbers["of_floor"] == 0.5
+
+
 def test_a_disturbed_recording_says_nothing_about_the_measured_speed(tmp_path: Path) -> None:
     """Its other advice is tested on the configuration as it was measured, not with the steps of the recording."""
     trials = list(load_run(write_sweep(tmp_path, implementations=("bertbench",), batches=(8,), worlds=(1,), count=15)))
