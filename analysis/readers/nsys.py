@@ -1,6 +1,6 @@
 """SQLite exports of Nsight Systems (`nsys export --type=sqlite`), plain or gzip-compressed, and reports.
 
-A report (.nsys-rep) is exported by the nsys on PATH first, see nsys_report. Versions differ in tables and columns; what
+A report (.nsys-rep) is exported by the nsys on PATH first, see common.nsys. Versions differ in tables and columns; what
 one lacks is empty here. The table of the recorded environment variables (TARGET_INFO_SYSTEM_ENV) is never read. Times
 are ns since the recording began.
 """
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.readers.cupti import CALLS, by_process, finish_ranges, labels, owners, read_calls, read_work
-from analysis.readers.nsys_report import REPORT_HEADER, exported
 from analysis.readers.packed import read_start
 from analysis.readers.sqlite_database import SQLITE_HEADER, Database, is_of_nvprof, open_database, unpacked
 from analysis.readers.steps import CAPTURE, DOMAIN
 from analysis.timeline import HOST_NS, MISSING, LostKernels, Timeline
 from common.errors import InputError
+from common.nsys import REPORT_HEADER, exported
 
 if TYPE_CHECKING:
     import pandas as pd

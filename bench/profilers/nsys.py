@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from analysis.readers.nsys_report import EXPORT_SECONDS, export_arguments, switches
 from bench.profilers.base import Scope, written
 from bench.profilers.ranges import CAPTURE, DOMAIN, check_ranges
 from bench.profilers.tool import ToolProfiler, run_tool
 from common.errors import Code, InputError, MissingToolError, UsageError
+from common.nsys import EXPORT_SECONDS, export_arguments, switches
 from common.tools import Version, dotted
 from records.trial import Trial
 

@@ -17,7 +17,6 @@ IMPORTED = [
     "analysis.metrics.statistics",
     "analysis.metrics.throughput",
     "analysis.readers.ncu",
-    "analysis.readers.nsys_report",
     "analysis.render.comparison_tables",
     "analysis.render.figure",
     "analysis.render.study",

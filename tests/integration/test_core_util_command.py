@@ -96,7 +96,7 @@ def test_csv_writes_every_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "facts"),
     [
-        ([], "option-missing", ["core-util FILE.csv"]),
+        ([], "option-missing", ["FILE"]),
         (["--window-ms", "0"], "option-value", ["--window-ms 0.0", "ms"]),
         (["--window-ms", "nan"], "option-value", ["--window-ms nan", "ms"]),
     ],

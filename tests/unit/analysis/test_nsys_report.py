@@ -10,9 +10,9 @@ from support import fake_nsys
 from support.refusals import refused
 
 from analysis.open import open_sources
-from analysis.readers.nsys_report import exported
 from analysis.readers.registry import find_reader, read_head
 from common.errors import Code, InputError, MissingToolError, StorageError
+from common.nsys import exported
 
 REPORT = b"NVIDIA Tegra Profiler Report 1..\n" + bytes(range(256))
 
