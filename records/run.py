@@ -1,4 +1,4 @@
-"""The run directory: the one definition of what `bench` writes and `analysis` reads. Standard library only.
+"""The run directory: the one definition of what `bench` writes and `analysis` reads.
 
     runs/<name>/sweep.json
     runs/<name>/trials/<trial id>/trial.json  env.json  result.json  log.txt  profile/

@@ -129,13 +129,13 @@ def wrong_arrows(tree: Tree) -> list[str]:
 
 
 def forbidden_libraries(tree: Tree) -> list[str]:
-    """Torch in analysis, profilers in bert, third-party packages in common and records, what one module has alone."""
+    """Torch in analysis, profilers in bert, third-party packages in common and records but msgspec, what one module has alone."""
     found = [tree.where(n, u) for n, u in tree.select("analysis") if within(u.target, ("torch",))]
     found += [tree.where(n, u) for n, u in tree.select("bert") if within(u.target, PROFILERS)]
     for library, only in ALONE.items():
         others = ((name, use) for name, uses in tree.uses.items() if not within(name, (only,)) for use in uses)
         found += [tree.where(name, use) for name, use in others if within(use.target, (library,))]
-    standard = sys.stdlib_module_names | set(PACKAGES)
+    standard = sys.stdlib_module_names | set(PACKAGES) | {"msgspec"}
     for name, uses in tree.uses.items():
         if within(name, ("common", "records")):
             found += [tree.where(name, use) for use in uses if use.target.split(".")[0] not in standard]
