@@ -129,7 +129,7 @@ def wrong_arrows(tree: Tree) -> list[str]:
 
 
 def forbidden_libraries(tree: Tree) -> list[str]:
-    """Torch in analysis, profilers in bert, third-party packages in common and records but msgspec, what one module has alone."""
+    """Torch in analysis, profilers in bert, libraries but msgspec in common and records, what one module has alone."""
     found = [tree.where(n, u) for n, u in tree.select("analysis") if within(u.target, ("torch",))]
     found += [tree.where(n, u) for n, u in tree.select("bert") if within(u.target, PROFILERS)]
     for library, only in ALONE.items():
