@@ -38,7 +38,7 @@ def _event(name: str, *fields: Any) -> type[msgspec.Struct]:
 _EVENTS: dict[str, Any] = {
     "resumed": _event("Resumed", ("path", str), ("applied_steps", int), ("new_phase", bool)),
     "progress": _event("Progress", ("step", int), ("applied_steps", int), ("total_steps", int), ("loss", _Measured)),
-    "evaluated": dict[str, str | _Measured],  # the scores of the task
+    "evaluated": dict[str, _Measured],  # the scores of the task
     "saved": _event(
         "Saved",
         ("path", str),
@@ -158,10 +158,10 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
             event = msgspec.convert(json.loads(line), dict[str, Any])
-            kind = _EVENTS.get(event["event"])
+            kind = _EVENTS.get(str(event["event"]))
             if kind is None:
                 continue
-            msgspec.convert(event, kind)
+            msgspec.convert({name: value for name, value in event.items() if name != "event"}, kind)
         except (ValueError, KeyError) as error:
             raise SchemaError(
                 "file-damaged", f"{path} line {number} is not an event ({error!r}): remove that line"

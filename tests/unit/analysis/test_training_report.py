@@ -99,7 +99,7 @@ def test_each_attempt_is_a_row(attempt: TrialDirectory) -> None:
     "event",
     [
         {"event": "resumed"},
-        {"event": ["saved"]},
+        {"event": "saved", "path": 3, "applied_steps": 1},
         EVALUATED | {"mlm_loss": "3.0"},
     ],
 )
