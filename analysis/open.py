@@ -193,7 +193,9 @@ def _once(files: Sequence[Path]) -> list[Path]:
 def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
     try:
         with tarfile.open(path, errorlevel=0) as archive:
-            archive.extractall(scratch, (member for member in archive if member.isfile()), filter="data")
+            for member in archive:
+                if member.isfile():
+                    archive.extract(member, scratch, filter="data")
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         problems.append(f"{path} is damaged or truncated ({error}): only the files before that point are read")
     if not scratch.exists():

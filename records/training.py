@@ -38,7 +38,7 @@ def _event(name: str, *fields: Any) -> type[msgspec.Struct]:
 _EVENTS: dict[str, Any] = {
     "resumed": _event("Resumed", ("path", str), ("applied_steps", int), ("new_phase", bool)),
     "progress": _event("Progress", ("step", int), ("applied_steps", int), ("total_steps", int), ("loss", _Measured)),
-    "evaluated": dict[str, _Measured],  # the scores of the task
+    "evaluated": dict[str, bool | _Measured],  # the scores of the task
     "saved": _event(
         "Saved",
         ("path", str),

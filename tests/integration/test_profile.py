@@ -74,7 +74,7 @@ def test_what_the_profiler_cost_stands_beside_the_profile(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "fact"),
     [
-        (["--profiler", "nsight"], "option-choice", "'nsight'"),
+        (["--profiler", "nsight"], "option-choice", "nsight"),
         (
             ["--profiler", "torch", "--with", "shape"],
             "option-unknown",
