@@ -133,12 +133,10 @@ def test_options_of_two_dataclasses_must_differ() -> None:
     @dataclasses.dataclass(frozen=True)
     class OfTask:
         dropout: Annotated[float | None, OfTasks(("toy",))] = None
-        """Dropout."""
 
     @dataclasses.dataclass(frozen=True)
     class Options:
         dropout: float = 0.1
-        """Dropout."""
         of_task: OfTask = OfTask()
 
     with refused("option-conflict", "--dropout", "toy"):
