@@ -69,20 +69,31 @@ class KernelCounters:
 def joined(parts: Sequence[KernelCounters]) -> KernelCounters:
     """Return the kernels of several files of one run as one table; at least one part is needed.
 
-    Processes are renumbered 0, 1, ...: two containers can give two processes the same number. Of the files' devices and
-    units the first count.
+    Processes are renumbered 0, 1, ...: two containers can give two processes the same number. What the files
+    disagree on is None (device, capability) or a problem (the unit of a metric: the later file's values are left out).
     """
     import pandas as pd
 
     filled = [part for part in parts if len(part.kernels)] or parts[:1]
-    kernels = pd.concat([part.kernels for part in filled], keys=range(len(filled)), names=["file"])
+    units = {name: unit for part in reversed(filled) for name, unit in part.units.items()}
+    others = [[name for name, unit in part.units.items() if unit != units[name]] for part in filled]
+    problems = [problem for part in parts for problem in part.problems]
+    problems += [
+        f"{name} has different units in the files: skipped after the first" for names in others for name in names
+    ]
+    devices = {(part.device_name, part.compute_capability) for part in filled}
+    device, capability = devices.pop() if len(devices) == 1 else (None, None)
+    frames = [part.kernels.drop(columns=names) for part, names in zip(filled, others, strict=True)]
+    kernels = pd.concat(frames, keys=range(len(filled)), names=["file"])
     processes = pd.MultiIndex.from_arrays([kernels.index.get_level_values("file"), kernels["process"]])
     starts = itertools.accumulate((len(part.kernels) for part in filled), initial=0)
     return replace(
         filled[0],
         kernels=kernels.assign(process=processes.factorize()[0].astype("int64")).reset_index(drop=True),
-        units={name: unit for part in reversed(filled) for name, unit in part.units.items()},
-        problems=tuple(dict.fromkeys(problem for part in parts for problem in part.problems)),
+        units=units,
+        device_name=device,
+        compute_capability=capability,
+        problems=tuple(dict.fromkeys(problems)),
         rules=tuple(
             replace(one, row=one.row + start) for part, start in zip(filled, starts, strict=False) for one in part.rules
         ),

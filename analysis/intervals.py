@@ -152,3 +152,18 @@ def nesting(thread: Integers, start: Integers, end: Integers) -> tuple[Integers,
     self_ns = end - start
     np.subtract.at(self_ns, by, np.minimum(end[called], end[by]) - start[called])
     return np.maximum(self_ns, 0), caller < 0
+
+
+def own_times(thread: Integers, start: Integers, end: Integers) -> Integers:
+    """Return each span's own time, ns, shape (n,): when it is the one of its thread that began last of those open.
+
+    The sum over the spans of a thread is the length of their union, so that no moment counts twice.
+    """
+    threads, moments = np.concatenate([thread, thread]), np.concatenate([start, end])
+    order = np.lexsort((moments, threads))
+    threads, moments = threads[order], moments[order]
+    owner = Nested(thread, start, end).around(threads[:-1], moments[:-1])
+    owned = (owner >= 0) & (threads[1:] == threads[:-1])
+    times = np.zeros(len(start), dtype=np.int64)
+    np.add.at(times, owner[owned], np.diff(moments)[owned])
+    return times

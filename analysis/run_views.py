@@ -353,8 +353,11 @@ def _page_of_run(run: RunDirectory, out: Path | None, price_per_hour: float | No
     projected = projections(trials, project) if project else []
     written, answers, ratios = write_report(run, trials, price_per_hour, out, projected)
     rows = [dict(trial.row) for trial in trials]
-    notes = _cautions(trials, cautions_of_scripts(trials))
-    screen = run_screen(answers or [without_measurement(run, trials)], results_blocks(rows, ratios), notes)
+    measured = [trial for trial in trials if trial.trial.kind == "throughput"]
+    measured = measured or [trial for trial in trials if trial.trial.kind == "measure"]
+    results = results_blocks([dict(trial.row) for trial in measured], ratios) if measured else []
+    notes = _cautions(measured, cautions_of_scripts(measured))
+    screen = run_screen(answers or [without_measurement(run, trials)], results, notes)
     closing = [*(projection_blocks(projected) if project else []), Plain(str(written))]
     document = {"report": str(written), "answers": [one.to_json() for one in answers], "rows": rows, "ratios": ratios}
     return View(

@@ -57,7 +57,7 @@ COLLECTIVE_COLUMNS = {
 
 
 _TEXTS = {"window", "collective", "group", "description", "group_ranks", "cause", "phase"}
-_MAY_BE_MISSING = {"rank", "step", "first_step", "last_step", "bytes", "group_size"}
+_MAY_BE_MISSING = {"rank", "step", "bytes", "group_size"}
 
 
 def columns(names: str) -> dict[str, str]:
@@ -200,11 +200,6 @@ class ProcessGroup:
     """Number of its ranks; -1 unknown."""
     ranks: tuple[int, ...] = ()
     """Their numbers in the job, ascending; () unknown."""
-
-    @property
-    def label(self) -> str:
-        """The description, or the name where there is none."""
-        return self.description or self.name
 
     @property
     def listed(self) -> str:

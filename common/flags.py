@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -38,11 +38,6 @@ class OfTasks:
 def flag(name: str) -> str:
     """Return the option of a field, such as --global-batch-size of global_batch_size."""
     return f"--{name.replace('_', '-')}"
-
-
-def choice_of(names: Iterable[str]) -> str:
-    """Return the choices as the help shows them, such as {weak,strong}."""
-    return "{" + ",".join(names) + "}"
 
 
 def check_seed(seed: object) -> None:

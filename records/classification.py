@@ -65,7 +65,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Test(msgspec.Struct):
-    confusion: Annotated[list[tuple[str, str, _Count]], msgspec.Meta(min_length=1)]
+    confusion: list[tuple[str, str, _Count]]
 
 
 class _Document(msgspec.Struct):
@@ -139,9 +139,12 @@ def _of_document(path: Path, document: Any) -> ClassificationResult:
         content = msgspec.convert(document, _Document)
     except msgspec.ValidationError as error:
         raise InputError("file-damaged", f"{path} is damaged ({error}): {_OTHERS}") from error
+    pairs = {(true, predicted): count for true, predicted, count in content.test.confusion}
+    if not any(pairs.values()):
+        raise InputError("file-damaged", f"{path} is damaged (no prediction): {_OTHERS}")
     return ClassificationResult(
         path=path,
-        pairs={(true, predicted): count for true, predicted, count in content.test.confusion},
+        pairs=pairs,
         labels=content.labels,
         distribution=content.label_distribution,
         curve=content.curve,

@@ -38,7 +38,7 @@ def _event(name: str, *fields: Any) -> type[msgspec.Struct]:
 _EVENTS: dict[str, Any] = {
     "resumed": _event("Resumed", ("path", str), ("applied_steps", int), ("new_phase", bool)),
     "progress": _event("Progress", ("step", int), ("applied_steps", int), ("total_steps", int), ("loss", _Measured)),
-    "evaluated": dict[str, bool | _Measured],  # the scores of the task
+    "evaluated": _event("Evaluated", ("applied_steps", int), ("samples", int)),  # and the scores of the task
     "saved": _event(
         "Saved",
         ("path", str),
@@ -161,7 +161,9 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
             kind = _EVENTS.get(str(event["event"]))
             if kind is None:
                 continue
-            msgspec.convert({name: value for name, value in event.items() if name != "event"}, kind)
+            msgspec.convert(event, kind)
+            if event.pop("event") == "evaluated":
+                msgspec.convert(event, dict[str, bool | _Measured])
         except (ValueError, KeyError) as error:
             raise SchemaError(
                 "file-damaged", f"{path} line {number} is not an event ({error!r}): remove that line"

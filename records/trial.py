@@ -107,6 +107,7 @@ class Trial(TrainSpec):
         with them.
         """
         fields = dataclasses.asdict(self)
+        fields |= {name: float(fields[name]) for name in ("dropout", "max_seconds", "relative_half_width")}
         if self.data_fingerprint:
             del fields["data"]
         if self.model_fingerprint:

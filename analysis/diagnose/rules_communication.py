@@ -82,7 +82,8 @@ def _collectives(table: "pd.DataFrame") -> Finding:
         sentence = f"{_rank(top['rank']).capitalize()}'s {top['collective']} moves "
         sentence += f"{traffic(top['bytes'] / top['sized'])} per call"
         sentence += "." if pd.isna(rate) else f" at a bus bandwidth of {short(float(rate))} GB/s."
-    table = table.replace("", None).dropna(axis="columns", how="all")
+    said = (table.notna() & (table != "")).any()
+    table = table.loc[:, said | table.columns.isin(["rank"])]
     return Finding("collectives", "Collectives by rank and kind", table, sentence)
 
 

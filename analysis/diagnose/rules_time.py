@@ -1,7 +1,7 @@
 """Rules about time: each takes a table of a run's traces, one per rank, and returns one finding.
 
 A finding is a table, one sentence with its number, and at most one piece of advice: a remedy, and the share of the time
-of all ranks that it could save. A sentence is over all ranks, or names the rank whose time it states.
+of all ranks that it could save.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -127,7 +127,7 @@ def _series(places: Sequence[_Place], machine: str, threshold: float) -> dict[st
             "status": "ok" if good else str(row["status"]),
             "rounds": len(good),
             "step_time_ms": typical_time([trial.window_times() for trial in good]).value if good else None,
-            "time_ratio": None,
+            **dict.fromkeys(("time_ratio", "time_ratio_low", "time_ratio_high")),
             "time_ratio_first": time_ratio(first, good)[0].value if first and good else None,
             "verdict": None,
             "reason": "" if good else str(row.get("reason") or ""),

@@ -1,6 +1,6 @@
 """Several trainings of one task: what each needed, and a summary of each variant over its seeds.
 
-A run's time is that of its steps, without steps that were made again. A step takes as long as its slowest rank does.
+A run's time is that of its loop, without steps that were made again. A step takes as long as its slowest rank does.
 With a target, a training ends at its first evaluation at or below it.
 """
 

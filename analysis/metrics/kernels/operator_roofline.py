@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis.metrics.kernels.devices import device_of
 from analysis.metrics.kernels.modules import launched_in
-from analysis.metrics.time.window import in_window
+from analysis.metrics.time.window import in_window, is_kernel
 from analysis.names import GEMMS, PRECISIONS, family, precision
 from analysis.timeline import Timeline
 
@@ -125,7 +125,9 @@ def operator_roofline(timelines: Sequence[Timeline]) -> pd.DataFrame:
     table["operator"], table["calls"] = rows["operator"], rows["size"]
     table.loc[rows["tf32"] & (table["dtype"] == "fp32"), "dtype"] = "tf32"
     seconds = rows["sum"] / rows["size"] / 1e9
-    everything = sum(int((one.work.end - one.work.start)[_computes(one)].sum()) for one in timelines)
+    everything = sum(
+        int((one.work.end - one.work.start)[in_window(one)[0] & is_kernel(one)].sum()) for one in timelines
+    )
     table["time_ms"], table["time_share"] = rows["sum"] / 1e6 / len(timelines), rows["sum"] / everything
     table["mean_us"] = seconds * 1e6
     table["achieved_flops"], table["achieved_gb_s"] = table["flop"] / seconds, table["bytes"] / seconds / 1e9
@@ -141,14 +143,10 @@ def operator_roofline(timelines: Sequence[Timeline]) -> pd.DataFrame:
     return table[[*_SHOWN]].sort_values("time_ms", ascending=False, kind="stable", ignore_index=True)
 
 
-def _computes(timeline: Timeline) -> "np.typing.NDArray[np.bool_]":
-    return in_window(timeline)[0] & ~timeline.work.is_kind("memcpy", "memset")
-
-
 def _calls(timeline: Timeline) -> pd.DataFrame:
     """Return operator, inputs, tf32 (whether a kernel's name says it), device and ns of each call that has kernels."""
     work, table = timeline.work, timeline.operators[(timeline.operators["inputs"] != "").to_numpy()]
-    rows = np.flatnonzero(_computes(timeline))
+    rows = np.flatnonzero(in_window(timeline)[0] & is_kernel(timeline))
     owner = launched_in(timeline, table, rows)
     rows, owner = rows[owner >= 0], owner[owner >= 0]
     tf32 = np.array([precision(name) == "tf32" for name in work.names], dtype=bool)

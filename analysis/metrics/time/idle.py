@@ -207,7 +207,8 @@ def _call_in(timeline: Timeline, begin: int, end: int) -> str:
             rows = rows[rows["thread"].isin(launchers)]
         parts.append(rows)
     around = pd.concat(parts, ignore_index=True)
-    around = around[~around["start"].isin(timeline.steps["start"]) | ~around["end"].isin(timeline.steps["end"])]
+    steps = set(zip(timeline.steps["start"], timeline.steps["end"], strict=True))
+    around = around[[span not in steps for span in zip(around["start"], around["end"], strict=True)]]
     shortest = (around["end"] - around["start"]).to_numpy().argmin() if len(around) else 0
     return str(around["name"].iloc[shortest]) if len(around) else ""
 

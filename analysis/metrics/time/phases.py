@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.intervals import difference, intersection, merged, nesting, total_ns, union
+from analysis.intervals import difference, intersection, merged, own_times, total_ns, union
 from analysis.metrics.kernels.modules import launched_in
 from analysis.metrics.time.window import NOTHING, Numbers, analysis_time, communicating, in_window, is_kernel
 from analysis.names import OTHER
@@ -112,7 +112,7 @@ def range_rows(timelines: Sequence[Timeline]) -> pd.DataFrame:
     for member, timeline in enumerate(timelines):
         ranges = timeline.ranges[timeline.inside(timeline.ranges["start"].to_numpy(dtype=np.int64))]
         starts, ends = (ranges[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-        self_ns = nesting(pd.factorize(ranges["thread"])[0].astype(np.int64), starts, ends)[0]
+        self_ns = own_times(pd.factorize(ranges["thread"])[0].astype(np.int64), starts, ends)
         rows = {"name": ranges["name"].astype(str), "ms": (ends - starts) / 1e6, "self_ms": self_ns / 1e6}
         parts.append(pd.DataFrame({**rows, "member": member}))
     if not any(map(len, parts)):

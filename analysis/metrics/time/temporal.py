@@ -268,7 +268,9 @@ def _sm_weighted(timeline: Timeline, whole: Intervals) -> tuple[float | None, st
     unknown, work, kernels = "sm_weighted_utilization is unknown: ", timeline.work, timeline.kernels
     inside = is_kernel(timeline) & (inside_ns(whole, work.start, work.end) > 0)
     sizes = [kernels[name].to_numpy(np.float64) for name in ("grid_x", "grid_y", "grid_z") if name in kernels]
-    blocks = np.prod(sizes, axis=0) if sizes else np.zeros(len(work))
+    if not sizes:
+        return None, f"{unknown}the trace has no grid sizes"
+    blocks = np.prod(sizes, axis=0)
     if lacking := int((inside & ~(blocks > 0)).sum()):
         return None, f"{unknown}{lacking:,} of {int(inside.sum()):,} kernels have no grid size"
     shares = []

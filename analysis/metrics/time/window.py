@@ -32,7 +32,7 @@ Window = Literal["steps", "kernels"]
 NOTHING: Intervals = np.empty((0, 2), dtype=np.int64)
 STEPS, KERNELS = "steps", "kernels"
 _FORMS = "steps, kernels, step:N, step:N..M, range:NAME, or a time such as 1.2s..3.4s (units s, ms, us)"
-_NUMBER = r"(\d{1,9}(?:\.\d*)?|\.\d+)"
+_NUMBER = r"(\d{1,15}(?:\.\d*)?|\.\d+)"
 _TIME = re.compile(rf"{_NUMBER}(s|ms|us)?\.\.{_NUMBER}(s|ms|us)", re.IGNORECASE)
 _STEP = re.compile(r"step:(\d{1,18})(?:\.\.(\d{1,18}))?")
 _UNITS_NS = {"s": 10**9, "ms": 10**6, "us": 10**3}
@@ -374,6 +374,7 @@ def _refusal(timelines: Sequence[Timeline], choice: WindowChoice) -> str:
         return f"nothing was recorded then; the trace is from {number(begin)}s to {number(end)}s"
     kind, column = ("range", "name") if choice.steps is None else ("step", "step")
     tables = (one.ranges if choice.steps is None else one.steps for one in timelines)
-    names = list(dict.fromkeys(str(name)[:80] for table in tables for name in table[column].unique()))
+    values = dict.fromkeys(value for table in tables for value in table[column].unique().tolist())
+    names = [str(value)[:80] for value in (values if choice.steps is None else sorted(values))]
     shown = ", ".join(names[:_MOST_NAMES]) or "none"
     return f"no such {kind}; there are {shown}{', ...' if len(names) > _MOST_NAMES else ''}"

@@ -13,6 +13,7 @@ from analysis.intervals import (
     intersection,
     merged,
     nesting,
+    own_times,
     total_ns,
     union,
 )
@@ -101,3 +102,15 @@ def test_self_time_equals_that_of_a_stack(rows: list[tuple[int, int, int]]) -> N
     table = np.array(spans, dtype=np.int64).reshape(-1, 3)
     self_ns, outermost = nesting(table[:, 0], table[:, 1], table[:, 2])
     assert list(zip(self_ns.tolist(), outermost.tolist(), strict=True)) == by_stack(spans)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 15), st.integers(0, 12)), min_size=1, max_size=10))
+def test_own_times_count_every_covered_moment_of_a_thread_once(rows: list[tuple[int, int, int]]) -> None:
+    thread, start, length = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+    own = [0] * len(rows)
+    for number in (0, 1):
+        for moment in range(30):
+            inside = [n for n, row in enumerate(rows) if row[0] == number and row[1] <= moment < row[1] + row[2]]
+            if inside:
+                own[max(inside, key=lambda n: (rows[n][1], -rows[n][2], n))] += 1
+    assert own_times(thread, start, start + length).tolist() == own
