@@ -250,6 +250,9 @@ def _read(paths: Sequence[Path], files: Sequence[Path], problems: list[str]) -> 
         else:
             summaries.append(content)
     ordered = _ranked(_whole(timelines, problems), problems)
+    devices = sorted({name for one in ordered for name in one.devices.values()})
+    if len(devices) > 1:
+        problems.append(f"the traces are from different GPUs ({', '.join(devices)}): give the traces of one run")
     contents: list[Timeline | KernelCounters | Summary] = [*ordered, *counters.values(), *summaries]
     problems += [problem for one in contents for problem in one.problems]
     return Source(

@@ -23,7 +23,7 @@ Groups = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Annotates an option with the words that it takes, for the help; its dataclass checks them."""
+    """Annotates an option with the only words that it takes."""
 
     words: tuple[str, ...]
 

@@ -145,7 +145,7 @@ def _of_document(path: Path, document: Any) -> ClassificationResult:
     return ClassificationResult(
         path=path,
         pairs=pairs,
-        labels=content.labels,
+        labels=tuple(dict.fromkeys(content.labels)),
         distribution=content.label_distribution,
         curve=content.curve,
         evaluations=[

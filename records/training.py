@@ -162,8 +162,8 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
             if kind is None:
                 continue
             msgspec.convert(event, kind)
-            if event.pop("event") == "evaluated":
-                msgspec.convert(event, dict[str, bool | _Measured])
+            if event["event"] == "evaluated":
+                msgspec.convert({**event, "event": None}, dict[str, bool | _Measured])
         except (ValueError, KeyError) as error:
             raise SchemaError(
                 "file-damaged", f"{path} line {number} is not an event ({error!r}): remove that line"

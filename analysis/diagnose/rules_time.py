@@ -144,7 +144,8 @@ def _breakdown(table: pd.DataFrame, run: _Run) -> Finding:
     by_step = all(len(one.steps) and not one.is_part for one in run.timelines)
     slowest = number(max(row.span_ns / (row.steps if by_step else 1) for row in run.times) / 1e6)
     time = f"{'step' if by_step else 'window'} takes {'up to ' if len(table) > 1 else ''}{slowest} ms"
-    sentence = f"A {time}: {compute} computation, {exposed} exposed communication, {waiting} idle."
+    time += "; over all ranks" if len(table) > 1 else ":"
+    sentence = f"A {time} {compute} computation, {exposed} exposed communication, {waiting} idle."
     if not run.times[0].on_gpu and lost_kernels(run.timelines):
         sentence = f"The trace lacks its GPU kernels; the CPU computes {compute} of the time."
     return Finding("temporal_breakdown", "Where the time goes", table, sentence)

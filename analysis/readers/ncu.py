@@ -82,14 +82,14 @@ def _pages(path: Path, problems: list[str]) -> "list[tuple[pd.DataFrame, Sequenc
     pages: list[tuple[list[str], list[list[str]], list[str]]] = []
     unended: list[str] = []
     lines = itertools.dropwhile(lambda line: not _is_header(line), log_lines(path, unended.append))
-    for row in csv.reader(f"{line}\n" for line in lines):
+    for row in (next(csv.reader([line]), []) for line in lines):
         if set(row) >= _HEADER:
             pages.append((row, [], []))
         elif row and row[0] == "" and not pages[-1][1]:
             pages[-1][2].extend(row)
-        elif len(row) > 1 and row[0].strip().isdigit():
+        elif len(row) > 1 and all(cell.replace(",", "").strip().isdigit() for cell in row[:2]):
             pages[-1][1].append(row)
-    if unended and pages and pages[-1][1] and len(pages[-1][1][-1]) < len(pages[-1][0]):
+    if unended and pages and pages[-1][1]:
         pages[-1][1][-1].pop()  # the last value may be cut
     problems += unended
     return [(_page(header, rows, problems), units) for header, rows, units in pages]
@@ -154,13 +154,13 @@ def _pivoted(cells: "pd.DataFrame", rows: int, problems: list[str]) -> "tuple[pd
 
 def _launch(row: Mapping[Hashable, str]) -> dict[str, Any]:
     parts = (row.get(f"{_ATTRIBUTE}compute_capability_{part}", "") for part in ("major", "minor"))
-    capability = re.fullmatch(r"(\d+)\.(\d+)", row.get("CC") or ".".join(parts))
-    device = row.get("Device") or row.get(f"{_ATTRIBUTE}device_index", "")
+    capability = re.fullmatch(r"(\d+)\.(\d+)", (row.get("CC") or ".".join(parts)).strip())
+    device = (row.get("Device") or row.get(f"{_ATTRIBUTE}device_index", "")).strip()
     return {
-        "process": int(row["Process ID"] or 0),
-        "kernel_id": int(row["ID"]),
+        "process": int(row["Process ID"].replace(",", "")),
+        "kernel_id": int(row["ID"].replace(",", "")),
         "name": row["Kernel Name"],
-        "device": int(device) if device else None,
+        "device": int(device) if device.isdigit() else None,
         "device_name": row.get(f"{_ATTRIBUTE}display_name"),
         "capability": (int(capability[1]), int(capability[2])) if capability else None,
         **{label: ranges_of(row[name]) for label, name in zip(LABELS, _RANGES, strict=True) if name in row},

@@ -8,6 +8,7 @@ Time (ns)", "Avg (ns)". Kernels stand by name, or by name, grid and block; range
 import io
 import itertools
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,10 @@ def _tables(path: Path, problems: list[str]) -> Iterator[tuple[str, list[str]]]:
 def _summaries(title: str, lines: list[str], problems: list[str]) -> Iterator[Summary]:
     import pandas as pd
 
-    rows = pd.read_csv(io.StringIO("\n".join(lines)), dtype=str, keep_default_na=False, index_col=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pd.errors.ParserWarning)  # fields beyond the header are dropped
+        text = io.StringIO("\n".join(lines))
+        rows = pd.read_csv(text, dtype=str, keep_default_na=False, on_bad_lines="skip", index_col=False)
     split = [(match[1], match[2]) if (match := _UNIT.match(name)) else (name, "") for name in rows.columns.str.lower()]
     rows.columns = pd.Index([name.strip() for name, _ in split])
     if problems and len(rows) and not rows.iat[-1, -1]:  # the last line is cut short

@@ -108,7 +108,7 @@ def parse_with_command(options: type[T], argv: Sequence[str], program: str, exam
             "option-missing",
             f"{name} needs a command after --: {program} [options] -- COMMAND, such as -- {example}",
         )
-    return WrappedCommand(parse(options, words, program), tuple(command))
+    return WrappedCommand(parse(options, words, program, after="-- COMMAND"), tuple(command))
 
 
 def run_folder(out: Path) -> Path:

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import re
 import textwrap
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,8 +30,7 @@ GROUPS: Groups = {
         "batch_size", "batch_sizes", "strategy", "strategies", "zero_stage", "zero_stages", "deepspeed_config",
         "levers", "allocators", "nodes", "device", "devices", "scaling", "grad_accum", "precision", "precisions",
         "activation_checkpointing", "bucket_mib", "threads", "rounds", "max_batch_search", "max_batch_limit",
-        "max_batch_step", "input_only", "against_synthetic", "global_batch_size", "micro_batch_size",
-        "grad_accum_steps",
+        "max_batch_step", "input_only", "global_batch_size", "micro_batch_size", "grad_accum_steps",
     ),
     "measuring": (
         "start", "stop", "min_steps", "max_steps", "max_seconds", "precision_target", "memory_limit_gib",
@@ -102,6 +102,12 @@ class Option:
         return POSITIONAL in self.markers
 
     @property
+    def usage(self) -> str:
+        """A positional word in the line about usage, such as [FILE] or PATH..."""
+        name = self.name.removesuffix("s").upper() + "..." if self.several else self.name.upper()
+        return name if self.required else f"[{name}]"
+
+    @property
     def several(self) -> bool:
         """Whether it takes any number of values."""
         return typing.get_origin(self.kind) is tuple
@@ -162,6 +168,7 @@ class Option:
             group=group,
             show=shown,
             allow_repeating=True,
+            json_list=False,
             show_default=(lambda _: default) if default else False,
             negative=f"--no-{self.flag.removeprefix('--')}" if self.field.default is True else (),
             converter=_whole_numbers if int in (self.kind, *typing.get_args(self.kind)) else None,
@@ -177,7 +184,11 @@ class Option:
 
 def _whole_numbers(kind: Any, tokens: Sequence["Token"]) -> Any:
     """Return integers, where cyclopts would round 1.5 to 2."""
-    numbers = tuple(int(token.value) for token in tokens)
+    try:
+        numbers = tuple(int(token.value) for token in tokens)
+    except ValueError:
+        wrong = next(token.value for token in tokens if not re.fullmatch(r"[+-]?\d+", token.value))
+        raise ValueError(f"{wrong!r} is not an integer") from None
     return numbers if typing.get_origin(kind) is tuple else numbers[0]
 
 
@@ -209,7 +220,7 @@ def options_in(options: type) -> Iterator[Option]:
             yield Option(item, kind, markers, options)
 
 
-def application(options: type, program: str, task: str | None = None, rest: bool = False) -> "App":
+def application(options: type, program: str, task: str | None = None, rest: bool = False, after: str = "") -> "App":
     """Return the command line of a dataclass of options.
 
     Args:
@@ -217,6 +228,7 @@ def application(options: type, program: str, task: str | None = None, rest: bool
         program: what is called, such as "bertbench throughput".
         task: the task whose options alone are shown.
         rest: whether it takes unknown words too, as `rest`.
+        after: what follows the options in the line about usage.
     """
     from cyclopts import App, Group, Parameter
 
@@ -234,18 +246,18 @@ def application(options: type, program: str, task: str | None = None, rest: bool
             )
         parameters[option.name] = option.parameter(group, task is None or not option.tasks or task in option.tasks)
     if rest:
-        words = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
-        parameters["rest"] = inspect.Parameter("rest", inspect.Parameter.VAR_POSITIONAL, annotation=words)
+        any_word = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
+        parameters["rest"] = inspect.Parameter("rest", inspect.Parameter.VAR_POSITIONAL, annotation=any_word)
 
     def command() -> None:
         """Stand for the function that cyclopts would call."""
 
     command.__signature__ = inspect.Signature(sorted(parameters.values(), key=lambda one: one.kind))  # type: ignore[attr-defined]
-    listed = [f"  {line}" + f"\n      {says}" * bool(says) for line, says in examples_of(options)]
+    words = [one.usage for one in options_in(options) if one.positional]
     app = App(
         name=program,
+        usage=" ".join(["Usage:", program, *words, "[OPTIONS]", after]).strip(),
         help=summary_of(options),
-        help_epilogue="\n".join(["Examples:", *listed]) if listed else None,
         help_format="plaintext",
         help_flags=(),
         version_flags=(),
@@ -262,13 +274,19 @@ def _place(heading: str) -> int:
     return order.index(heading if heading in order else "")
 
 
-def parse(options: type[T], argv: Sequence[str], program: str) -> T:
+def parse(options: type[T], argv: Sequence[str], program: str, after: str = "") -> T:
     """Parse a command line into a dataclass of options. Prints help and exits 0 on --help.
+
+    Args:
+        options: the dataclass.
+        argv: the words after the program.
+        program: what is called.
+        after: what follows the options in the line about usage.
 
     Raises:
         UsageError: unknown or missing options, or a value that the parser or the dataclass refuses.
     """
-    return _parsed(options, argv, program, rest=False)[0]
+    return _parsed(options, argv, program, after=after)[0]
 
 
 def parse_known(options: type[T], argv: Sequence[str], program: str) -> tuple[T, list[str]]:
@@ -276,18 +294,21 @@ def parse_known(options: type[T], argv: Sequence[str], program: str) -> tuple[T,
     return _parsed(options, argv, program, rest=True)
 
 
-def _parsed(options: type[T], argv: Sequence[str], program: str, rest: bool) -> tuple[T, list[str]]:
+def _parsed(
+    options: type[T], argv: Sequence[str], program: str, rest: bool = False, after: str = ""
+) -> tuple[T, list[str]]:
     from cyclopts import CycloptsError
 
     if "-h" in argv or "--help" in argv:
-        task = argv[0] if argv[0] in known_tasks() else None
-        application(options, f"{program} {task}" if task else program, task).help_print()
+        application(options, program, argv[0] if argv[0] in known_tasks() else None, after=after).help_print()
+        listed = [f"  {line}" + f"\n      {says}" * bool(says) for line, says in examples_of(options)]
+        print("\n".join(["Examples:", *listed]))
         raise SystemExit(0)
     app = application(options, program, rest=rest)
     try:
         bound = app.parse_args(list(argv), exit_on_error=False, print_error=False)[1]
     except CycloptsError as error:
-        raise UsageError(_code(error), f"{str(error).rstrip('.')}; see {program} --help") from None
+        raise UsageError(_code(error), f"{_message(error, argv)}; see {program} --help") from None
     values = dict(bound.arguments)
     unknown = list(values.pop("rest", ()))
     return _build(options, values), unknown
@@ -304,6 +325,17 @@ def _code(error: "CycloptsError") -> Code:
     return "option-choice" if chosen else "option-value"
 
 
+def _message(error: "CycloptsError", argv: Sequence[str]) -> str:
+    from cyclopts import MissingArgumentError, UnusedCliTokensError
+
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        name = error.argument.name
+        return f"{name} needs a value" if name in argv else f"{name} is missing"
+    if isinstance(error, UnusedCliTokensError):
+        return f"unknown words: {' '.join(error.unused_tokens)}"
+    return str(error).rstrip(".")
+
+
 def _build(options: Any, values: Mapping[str, Any]) -> Any:
     """Return the dataclass with the values that were given by field name, also of nested ones."""
     hints = typing.get_type_hints(options)
@@ -318,7 +350,8 @@ def _build(options: Any, values: Mapping[str, Any]) -> Any:
 
 def summary_of(options: type) -> str:
     """Return the description of a command from its dataclass of options, without the examples."""
-    return (inspect.getdoc(options) or "").partition(_EXAMPLES)[0].strip()
+    text = (inspect.getdoc(options) or "").partition(_EXAMPLES)[0]
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n")).strip()
 
 
 def examples_of(options: type) -> list[tuple[str, str]]:

@@ -48,7 +48,7 @@ class TrainClassifyOptions(TrainOptions):
     vocab: Path | None = None
     """BERT vocab.txt; default the one beside --init or --model."""
     lower_case: bool = True
-    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps case, for a cased vocabulary."""
+    """Text is lower-cased, as for uncased models; --no-lower-case keeps case, for a cased vocabulary."""
     validation: float = _SHARES["validation"]
     """Fraction of the texts for evaluation during training."""
     test: float = _SHARES["test"]

@@ -74,7 +74,7 @@ class CsvConfig(CsvForm):
     output: Path | None = None
     """SQLite file; default beside the CSV, with the suffix .sqlite."""
     lower_case: bool = True
-    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps case, for a cased vocabulary."""
+    """Text is lower-cased, as for uncased models; --no-lower-case keeps case, for a cased vocabulary."""
     max_seq_length: int = 128
     """Maximum tokens of a row, [CLS] and [SEP] included; a longer text becomes several rows."""
     validation: float = 0.1

@@ -32,9 +32,9 @@ class GapConfig:
     output: Path = Path("runs/gap")
     """Folder for the features, and for a TSV of the tokens of each."""
     split: Split | None = None
-    """Split of the inputs; default from their names, with *development* for training."""
+    """Split of the inputs; default from their names, those with development for training."""
     lower_case: bool = True
-    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps case, for a cased vocabulary."""
+    """Text is lower-cased, as for uncased models; --no-lower-case keeps case, for a cased vocabulary."""
     max_seq_length: int = DEFAULT_LENGTH
     """Maximum tokens, [CLS] and [SEP] included; longer texts are cut around the three mentions."""
 

@@ -25,7 +25,7 @@ class GlueConfig:
     output: Path = DEFAULT_OUTPUT
     """Folder for the features."""
     lower_case: bool = True
-    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps case, for a cased vocabulary."""
+    """Text is lower-cased, as for uncased models; --no-lower-case keeps case, for a cased vocabulary."""
     max_seq_length: int = DEFAULT_MAX_SEQ_LENGTH
     """Maximum tokens of a row: [CLS] first [SEP] second [SEP]; longer rows are truncated."""
     text: Path | None = None

@@ -121,7 +121,7 @@ class PrepareConfig:
     seed: int = 12345
     """Seed of the split, the cuts and the masks."""
     lower_case: bool = True
-    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps case, for a cased vocabulary."""
+    """Text is lower-cased, as for uncased models; --no-lower-case keeps case, for a cased vocabulary."""
 
     def __post_init__(self) -> None:
         """Refuse invalid options."""

@@ -32,11 +32,11 @@ class SquadConfig:
     output: Path = DEFAULT_OUTPUT
     """Folder for the features."""
     split: Literal["training", "evaluation"] | None = None
-    """Split of the inputs; default from their names: *train* or *dev*, *test*, *valid*, *eval*."""
+    """Split of the inputs; default from their names: train, or dev, test, valid, eval in them."""
     squad_version: Literal["auto", "1.1", "2.0"] = "auto"
     """Required version of the input; auto accepts both."""
     lower_case: bool = True
-    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps case, for a cased vocabulary."""
+    """Text is lower-cased, as for uncased models; --no-lower-case keeps case, for a cased vocabulary."""
     max_seq_length: int = _DEFAULTS["max_seq_length"]
     """Maximum tokens of a window: [CLS] question [SEP] document [SEP]."""
     doc_stride: int = _DEFAULTS["doc_stride"]

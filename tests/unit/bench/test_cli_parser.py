@@ -109,7 +109,8 @@ def test_v_is_version() -> None:
     ("words", "code", "named"),
     [
         (["--batch-sizes", "four"], "option-value", "--batch-sizes"),
-        (["--rounds", "1.5"], "option-value", "--rounds"),
+        (["--rounds", "1.5"], "option-value", "1.5"),
+        (["--batch-sizes", "[4,8]"], "option-value", "[4,8]"),
         (["--strategy", "dpd"], "option-choice", "ddp"),
         (["--bath-sizes", "4"], "option-unknown", "--batch-sizes"),
         (["--out"], "option-missing", "--out"),
