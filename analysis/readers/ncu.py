@@ -82,7 +82,7 @@ def _pages(path: Path, problems: list[str]) -> "list[tuple[pd.DataFrame, Sequenc
     pages: list[tuple[list[str], list[list[str]], list[str]]] = []
     unended: list[str] = []
     lines = itertools.dropwhile(lambda line: not _is_header(line), log_lines(path, unended.append))
-    for row in (next(csv.reader([line]), []) for line in lines):
+    for row in csv.reader(f"{line}\n" for line in lines):
         if set(row) >= _HEADER:
             pages.append((row, [], []))
         elif row and row[0] == "" and not pages[-1][1]:

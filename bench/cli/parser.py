@@ -50,6 +50,9 @@ SINGULARS = {
 }
 """List options that can also be given by their singular, in every command that has them."""
 
+_ADDED = ("vary", "search")
+"""List options whose values add up where they are given several times; of others the last list counts."""
+
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 _CHOICES: dict[str, tuple[str, ...]] = {
     "preset": ("bert.model.config:PRESETS",),
@@ -95,6 +98,11 @@ class Option:
     def flag(self) -> str:
         """Its command-line form, such as --batch-sizes."""
         return flag(self.field.metadata.get("flag", self.name.rstrip("_")))
+
+    @property
+    def flags(self) -> list[str]:
+        """Its forms; a list has a singular too."""
+        return [self.flag, *([flag(SINGULARS[self.name])] if self.several and self.name in SINGULARS else [])]
 
     @property
     def positional(self) -> bool:
@@ -157,13 +165,9 @@ class Option:
         from cyclopts import Parameter
 
         meaning, default = self.help
-        names = [self.flag]
-        if self.positional:
-            names = [self.name.removesuffix("s").upper() if self.several else self.name.upper()]
-        elif self.several and self.name in SINGULARS:
-            names.append(flag(SINGULARS[self.name]))
+        name = self.name.removesuffix("s").upper() if self.several else self.name.upper()
         annotation = Parameter(
-            name=names,
+            name=name if self.positional else self.flags,
             help=meaning,
             group=group,
             show=shown,
@@ -306,7 +310,7 @@ def _parsed(
         raise SystemExit(0)
     app = application(options, program, rest=rest)
     try:
-        bound = app.parse_args(list(argv), exit_on_error=False, print_error=False)[1]
+        bound = app.parse_args(_without_replaced(options, argv), exit_on_error=False, print_error=False)[1]
     except CycloptsError as error:
         raise UsageError(_code(error), f"{_message(error, argv)}; see {program} --help") from None
     values = dict(bound.arguments)
@@ -325,6 +329,22 @@ def _code(error: "CycloptsError") -> Code:
     return "option-choice" if chosen else "option-value"
 
 
+def _without_replaced(options: type, argv: Sequence[str]) -> list[str]:
+    """Return a command line without lists of values that the same option replaces later."""
+    lists = {
+        name: one.name for one in options_in(options) if one.several and one.name not in _ADDED for name in one.flags
+    }
+    groups: list[list[str]] = [[]]
+    for word in argv:
+        groups += [[]] if word.startswith("--") else []
+        groups[-1].append(word)
+    names = [lists.get(group[0].partition("=")[0]) if group else None for group in groups]
+    kept = (
+        group for place, group in enumerate(groups) if names[place] is None or names[place] not in names[place + 1 :]
+    )
+    return [word for group in kept for word in group]
+
+
 def _message(error: "CycloptsError", argv: Sequence[str]) -> str:
     from cyclopts import MissingArgumentError, UnusedCliTokensError
 
@@ -332,7 +352,7 @@ def _message(error: "CycloptsError", argv: Sequence[str]) -> str:
         name = error.argument.name
         return f"{name} needs a value" if name in argv else f"{name} is missing"
     if isinstance(error, UnusedCliTokensError):
-        return f"unknown words: {' '.join(error.unused_tokens)}"
+        return f"unknown words: {' '.join(error.unused_tokens or ())}"
     return str(error).rstrip(".")
 
 

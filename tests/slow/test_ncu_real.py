@@ -13,7 +13,7 @@ from support.refusals import refused
 from analysis.diagnose.cores import findings
 from analysis.diagnose.explain import explain
 from analysis.diagnose.finding import plain_rows
-from analysis.metrics.kernels.core_utilization import rows
+from analysis.metrics.kernels.core_utilization import utilization_row
 from analysis.metrics.kernels.roofline import roofline
 from analysis.open import open_sources
 from analysis.readers.ncu import read
@@ -127,7 +127,7 @@ def test_a_real_report_is_exported_and_read(tmp_path: Path, name: str, duration_
     assert row["name"].startswith(name.partition(".")[0]) and row["device"] == 0
     assert (row["duration_ns"], row["cycles"]) == (duration_ns, cycles)
     assert (found.device_name, found.compute_capability) == ("NVIDIA RTX A2000", (8, 6))
-    assert rows({1: found})[0]["kernel_time_ms"] == pytest.approx(duration_ns / 1e6)
+    assert utilization_row(found)["kernel_time_ms"] == pytest.approx(duration_ns / 1e6)
     said = {(one.rule, one.section, one.text) for one in found.rules}
     details = read(exported(tmp_path, sample(name), "details"))
     assert said == {(one.rule, one.section, one.text) for one in details.rules} and len(said) > 3

@@ -123,8 +123,14 @@ def test_wrong_words_are_refused_with_what_is_near(words: list[str], code: str, 
         parse(ThroughputOptions, ["pretrain", *words], "bertbench throughput")
 
 
+def test_the_last_of_an_option_counts() -> None:
+    words = ["pretrain", "--batch-sizes", "4", "8", "--rounds", "1", "--batch-size", "16", "--rounds=2"]
+    sweep = parse(ThroughputOptions, words, "bertbench throughput").sweep
+    assert (sweep.batch_sizes, sweep.rounds) == ((16,), 2)
+
+
 def test_unknown_words_are_handed_on_in_their_order() -> None:
-    words = ["pretrain", "--vary", "devices=1,2", "head=mul", "--steps", "20", "--seeds", "3", "--dropout=0"]
+    words = ["pretrain", "--vary", "devices=1,2", "--steps", "20", "--vary", "head=mul", "--seeds", "3", "--dropout=0"]
     options, rest = parse_known(SeveralOptions, words, "bertbench train")
     assert (options.vary, options.seeds) == (("devices=1,2", "head=mul"), 3)
     assert rest == ["--steps", "20", "--dropout=0"]
