@@ -8,7 +8,7 @@ import csv
 import itertools
 import math
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,15 +81,20 @@ def _pages(path: Path, problems: list[str]) -> "list[tuple[pd.DataFrame, Sequenc
     """Return the tables of a file: cells as texts, and the row of units of a raw page."""
     pages: list[tuple[list[str], list[list[str]], list[str]]] = []
     unended: list[str] = []
-    lines = itertools.dropwhile(lambda line: not _is_header(line), log_lines(path, unended.append))
-    for row in csv.reader(f"{line}\n" for line in lines):
+    last = [""]
+
+    def lines() -> Iterator[str]:
+        for last[0] in itertools.dropwhile(lambda line: not _is_header(line), log_lines(path, unended.append)):
+            yield f"{last[0]}\n"
+
+    for row in csv.reader(lines()):
         if set(row) >= _HEADER:
             pages.append((row, [], []))
         elif row and row[0] == "" and not pages[-1][1]:
             pages[-1][2].extend(row)
         elif len(row) > 1 and all(cell.replace(",", "").strip().isdigit() for cell in row[:2]):
             pages[-1][1].append(row)
-    if unended and pages and pages[-1][1]:
+    if unended and pages and pages[-1][1] and not last[0].endswith('"'):
         pages[-1][1][-1].pop()  # the last value may be cut
     problems += unended
     return [(_page(header, rows, problems), units) for header, rows, units in pages]
