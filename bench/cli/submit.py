@@ -1,125 +1,56 @@
-"""`bertbench submit SCHEDULER ... -- COMMAND`: render a job, then print, write or submit it."""
+"""`bertbench submit CLUSTER ... -- COMMAND`: write the file of a job for Slurm, Kubernetes or AzureML."""
 
-import shutil
-import subprocess
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bench.cli.options import split_command
-from bench.cli.parser import parse
+from bench.cli.options import WrappedCommand, parse_with_command
 from bench.cli.result import Result
-from bench.cluster.schedulers import SCHEDULERS, load_scheduler
-from bench.cluster.schedulers.base import JobOptions, Rendered, Scheduler
-from bench.cluster.schedulers.words import quote
-from common.atomic import storage_errors, write_text
-from common.errors import MissingToolError, UsageError
-from common.redact import REDACTED, redact_environment
-
-_HELP = {
-    "slurm": "batch script: srun and torchrun, job arrays, unequal nodes, a stop before the time limit",
-    "kubernetes": "TrainJob of Kubeflow Trainer, or JobSet",
-    "azureml": "command job or sweep job of Azure Machine Learning",
-}
-_OURS = "Written by `bertbench submit"
+from bench.submit.job import CLUSTERS, ClusterJob
+from bench.submit.render import render
+from common.atomic import write_text
+from common.errors import UsageError
+from common.redact import redact_environment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Submission:
-    """A command with its scheduler and the options of the job."""
+class SubmitOptions:
+    """Write the file of a job for Slurm, Kubernetes (JobSet) or AzureML: `submit CLUSTER [options] -- COMMAND`.
 
-    scheduler: Scheduler
-    options: JobOptions
-    command: list[str]
+    Every node runs COMMAND under `bertbench launch`, one process per GPU. The file is yours to edit; the tools of the
+    cluster check and submit it.
 
+    Examples:
+        bertbench submit slurm --nodes 2 --gpus-per-node 8 --minutes 60 -- bertbench train pretrain --data shards
+        bertbench submit slurm --gpus-per-node 4 8 8 --out job.sbatch -- train.py  # unequal nodes
+        bertbench submit kubernetes --image IMAGE --mounts claim:/data -- bertbench train squad --data /data/squad
+    """
 
-def read_words(words: list[str], program: str) -> Submission | None:
-    """Parse the command line; return None for help. Raises UsageError if the first word is not a scheduler."""
-    if words and words[0] in ("-h", "--help"):
-        return None
-    if not words or words[0].startswith("-"):
-        raise UsageError("option-missing", f"{program} needs a scheduler: {program} {' | '.join(SCHEDULERS)} [options]")
-    scheduler = load_scheduler(words[0])
-    own, command = split_command(words[1:])
-    options = parse(scheduler.options, own, f"{program} {words[0]}")
-    return Submission(scheduler=scheduler, options=options, command=command)
+    job: ClusterJob
+    out: Path | None = None
+    """File to write; default the terminal."""
 
 
-def run(asked: Submission | None) -> Result:
-    """Render a job, then print, write or submit it; return exit code 1 if the scheduler rejects it."""
-    from analysis.render.tables import Plain
-
-    if asked is None:
-        return Result(blocks=[Plain(_usage())])
-    options = asked.options
-    rendered = asked.scheduler.render(options, asked.command)
-    notes = [*rendered.notes, *_secrets(options)]
-    if options.submit:
-        return _hand_over(asked.scheduler, options, rendered, notes)
-    if options.out is None:
-        missing = [quote(str(folder)) for folder in rendered.folders if not folder.is_dir()]
-        if missing:
-            notes.append(f"the job needs these folders before it starts: mkdir -p {' '.join(missing)}")
-        return Result(raw=rendered.text, notes=notes)
-    _write(options.out, rendered)
-    handing_over = " ".join(map(quote, asked.scheduler.submission(options, options.out)))
-    return Result(notes=[*notes, f"wrote {options.out}; to submit: {handing_over}"])
+OPTIONS = {"submit CLUSTER -- COMMAND": SubmitOptions}
 
 
-def _secrets(options: JobOptions) -> list[str]:
-    shown = redact_environment(options.variables)
-    return [
-        f"--env {name} looks like a secret and is written to the job file: use the scheduler's secret store instead"
-        for name, value in options.variables.items()
-        if shown[name] != value or REDACTED in shown[name]
-    ]
+def read_words(words: list[str], program: str) -> WrappedCommand[SubmitOptions]:
+    """Return the options before -- and the command after it. Raises UsageError if there is no command."""
+    return parse_with_command(SubmitOptions, words, program, "bertbench train pretrain --data shards")
 
 
-def _write(path: Path, rendered: Rendered) -> None:
-    if path.exists():
-        with storage_errors(path):
-            before = path.read_text(encoding="utf-8", errors="replace")
-        if _OURS not in before:
-            raise UsageError(
-                "folder-occupied", f"{path} exists and was not written by bertbench: give another --out, or remove it"
-            )
-    write_text(path, rendered.text)
-    for folder in rendered.folders:  # Slurm fails a job without a message if it cannot open the log
-        with storage_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-
-
-def _hand_over(scheduler: Scheduler, options: JobOptions, rendered: Rendered, notes: list[str]) -> Result:
-    from analysis.render.tables import Plain
-
-    if shutil.which(scheduler.tool) is None:
-        raise MissingToolError(
-            "tool-missing", f"--submit needs {scheduler.tool}, which is not installed: {scheduler.remedy}"
-        )
-    path = options.out or Path(f"{options.name}{rendered.suffix}")
-    _write(path, rendered)
-    words = scheduler.submission(options, path)
-    done = subprocess.run(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
-    )
-    said = done.stdout.rstrip() or f"no output from {scheduler.tool}"
-    if done.returncode:
-        refusal = f"{scheduler.tool} rejected {path} (exit code {done.returncode}): {said}"
-        return Result(notes=notes, problems=[refusal], code=1)
-    return Result(blocks=[Plain(said)], notes=notes)
-
-
-def _usage() -> str:
-    width = max(map(len, SCHEDULERS))
-    lines = "\n".join(f"  {name:<{width}}  {_HELP[name]}" for name in SCHEDULERS)
-    return (
-        "usage: bertbench submit SCHEDULER [options] -- COMMAND\n\n"
-        f"{lines}\n\n  bertbench submit SCHEDULER --help   show the options of a scheduler"
-    )
-
-
-def __getattr__(name: str) -> Any:
-    """Return the options of all schedulers as OPTIONS, for the reference page."""
-    if name != "OPTIONS":
-        raise AttributeError(name)
-    return {f"submit {scheduler} -- COMMAND": load_scheduler(scheduler).options for scheduler in SCHEDULERS}
+def run(submission: WrappedCommand[SubmitOptions]) -> Result:
+    """Print the file or write it; the notes say how to check and submit it."""
+    out, job = submission.options.out, submission.options.job
+    text = render(job, submission.command)
+    shown = redact_environment(job.variables)
+    secrets = [name for name, value in job.variables.items() if shown[name] != value]
+    notes = [f"--env {name} looks like a secret, and the file shows it: use the cluster's store" for name in secrets]
+    if out is None:
+        return Result(raw=text, notes=notes)
+    if out.exists():
+        raise UsageError("folder-occupied", f"{out} exists: give another --out, or remove it")
+    write_text(out, text)
+    cluster, file = CLUSTERS[job.cluster], shlex.quote(str(out))
+    notes += [f"check it: {cluster.check} {file}", f"submit it: {cluster.submit} {file}"]
+    return Result(written=[out], notes=notes)

@@ -139,7 +139,7 @@ def run(call: TuneCall) -> Result:
             raise UsageError(
                 "option-not-applicable",
                 "tune starts the processes of its trials itself: run it without torchrun, once per worker (`bertbench "
-                "submit` with --launcher none)",
+                "submit` with --no-launch)",
             )
         space = make_space(options.search, options.space, option_kinds(NOT_SEARCHED))
         _check_given_once(base, space)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.cluster.schedulers import SCHEDULERS, load_scheduler
 from bench.machine.devices import Devices
 from bench.machine.environment import cpu_description, installed_version, native_bf16
 from bench.profilers import PROFILERS, load_profiler, permission
 from bench.profilers.tool import run_tool
+from bench.submit.job import CLUSTERS
 from common.errors import BertbenchError, InputError, MissingToolError
 from common.registry import lookup
 from records.trial import Trial
@@ -144,10 +144,10 @@ def _tools() -> Iterator[Check]:
         yield Check("tool nvidia-smi", OK, _tool_version(path))
     if "BERTBENCH_REVISION" not in os.environ:  # set in the container image, which starts no containers
         yield _container_engine()
-    for scheduler in map(load_scheduler, SCHEDULERS):
-        path = shutil.which(scheduler.tool)  # no version check: az would access the network
-        detail, remedy = (path, "") if path else ("not on PATH", f"for `bertbench submit`: {scheduler.remedy}")
-        yield Check(f"tool {scheduler.tool}", OK if path else MISSING, detail, remedy)
+    for cluster in CLUSTERS.values():
+        path = shutil.which(cluster.tool)  # no version check: az would access the network
+        detail, remedy = (path, "") if path else ("not on PATH", f"for `bertbench submit`: {cluster.remedy}")
+        yield Check(f"tool {cluster.tool}", OK if path else MISSING, detail, remedy)
 
 
 def _container_engine() -> Check:

@@ -1,4 +1,4 @@
-"""Rendered batch scripts, and the job array of the documentation, in a real Slurm of two nodes on this machine."""
+"""Written batch scripts, and the job array of the documentation, in a real Slurm of two nodes on this machine."""
 
 import hashlib
 import json
@@ -14,46 +14,45 @@ from support.cli import ROOT
 from support.real_text import CORPUS, VOCABULARY, prepare
 from support.slurm_cluster import Slurm, cluster, why_not
 
-from bench.cluster.schedulers.slurm import Slurm as Scheduler
-from bench.cluster.schedulers.slurm import SlurmOptions
+from bench.submit.job import CLUSTERS, ClusterJob
+from bench.submit.render import render
 
 pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a Slurm"),
     pytest.mark.timeout(600),
 ]
 
-# Sums ones over the world, writes who it is, and then waits for SIGTERM, where it is told to.
+# Sums ones over the world, writes who it is, and then waits for SIGTERM, where "wait" is given.
 RANK = """
 import json, os, pathlib, signal, sys, time
-asked = []
-signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+signals = []
+signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 ones = torch.ones(1)
 dist.all_reduce(ones)
-found = {"rank": dist.get_rank(), "world": dist.get_world_size(), "sum": ones.item(), "words": sys.argv[3:]}
-found |= {"node": os.environ["SLURMD_NODENAME"], "local_rank": os.environ["LOCAL_RANK"]}
-found |= {"devices": os.environ.get("CUDA_VISIBLE_DEVICES"), "hostile": os.environ.get("HOSTILE")}
-found |= {"threads": os.environ["OMP_NUM_THREADS"]}
+facts = {"rank": dist.get_rank(), "world": dist.get_world_size(), "sum": ones.item(), "words": sys.argv[3:]}
+facts |= {"node": os.environ["SLURMD_NODENAME"], "local_rank": os.environ["LOCAL_RANK"]}
+facts["variable"] = os.environ.get("HOSTILE")
 folder = pathlib.Path(sys.argv[1])
-(folder / f"rank-{found['rank']}.json").write_text(json.dumps(found))
-while sys.argv[2] == "wait" and not asked:
+(folder / f"rank-{facts['rank']}.json").write_text(json.dumps(facts))
+while sys.argv[2] == "wait" and not signals:
     time.sleep(0.1)
-if asked:
+if signals:
     dist.barrier()
-    (folder / f"saved-{found['rank']}").write_text(str(len(asked)))
+    (folder / f"saved-{facts['rank']}").write_text("saved")
 os._exit(0)
 """
 # Saves when SIGTERM comes.
 SAVER = """
 import os, pathlib, signal, sys, time
-asked = []
-signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-while not asked:
+signals = []
+signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
+while not signals:
     time.sleep(0.1)
 pathlib.Path(sys.argv[1]).write_text(os.environ["SLURM_JOB_ID"])
 """
-HOSTILE = "a 'b' \"c\" $(touch evil) `touch evil` \\ *\n#SBATCH --nodes=9\r\n:"
+HOSTILE = "a 'b' \"c\" $(touch evil) `touch evil` \\ *\n#SBATCH --nodes=9\n:"
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +61,14 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield running
 
 
-def write_job(folder: Path, options: SlurmOptions, *command: str) -> Path:
-    """Write a rendered script and the programs it may run."""
+def submit(slurm: Slurm, folder: Path, job: ClusterJob, *command: str, options: tuple[str, ...] = ()) -> str:
+    """Write a script and the programs that it may run into a folder, submit it there, return the job's number."""
     (folder / "rank.py").write_text(RANK, encoding="utf-8")
     (folder / "saver.py").write_text(SAVER, encoding="utf-8")
     script = folder / "job.sbatch"
-    script.write_text(Scheduler().render(options, command).text, encoding="utf-8")
-    return script
+    script.write_text(render(job, command), encoding="utf-8")
+    slurm.run(*CLUSTERS["slurm"].check.split(), str(script))
+    return slurm.run("sbatch", "--parsable", f"--chdir={folder}", *options, str(script)).strip()
 
 
 def logs(folder: Path) -> str:
@@ -86,114 +86,72 @@ def await_files(folder: Path, pattern: str, count: int, seconds: float = 200) ->
         time.sleep(0.5)
 
 
-def test_two_nodes_join_and_save_when_they_are_told_to(slurm: Slurm, tmp_path: Path) -> None:
-    options = SlurmOptions(
-        nodes=2,
-        processes_per_node=(1,),
-        cpus=1,
-        time_limit="10",
-        log_dir=tmp_path,
-        chdir=tmp_path,
-        env=("GLOO_SOCKET_IFNAME=lo", f"HOSTILE={HOSTILE}"),
-    )
-    job = slurm.submit(write_job(tmp_path, options, "rank.py", str(tmp_path), "wait", HOSTILE, ":"))
+def test_two_nodes_join_and_save_before_the_time_limit(slurm: Slurm, tmp_path: Path) -> None:
+    job = ClusterJob(cluster="slurm", nodes=2, cpus=1, minutes=10, env=("GLOO_SOCKET_IFNAME=lo", f"HOSTILE={HOSTILE}"))
+    number = submit(slurm, tmp_path, job, "rank.py", str(tmp_path), "wait", HOSTILE, ":")
     await_files(tmp_path, "rank-*.json", 2)
-    slurm.run("scancel", "--batch", "--signal=USR1", job)
-    assert slurm.ended(job)["ExitCode"] == "0:0", logs(tmp_path)
+    slurm.run("scancel", "--batch", "--signal=USR1", number)
+    assert slurm.ended(number)["ExitCode"] == "0:0", logs(tmp_path)
     found = ranks(tmp_path)
     assert [(one["rank"], one["world"], one["sum"]) for one in found] == [(0, 2, 2.0), (1, 2, 2.0)]
     assert [one["node"] for one in found] == ["n1", "n2"]
-    assert all(one["words"] == [HOSTILE, ":"] and one["hostile"] == HOSTILE for one in found)
-    assert [(tmp_path / f"saved-{rank}").read_text() for rank in (0, 1)] == ["1", "1"]
+    assert all(one["words"] == [HOSTILE, ":"] and one["variable"] == HOSTILE for one in found)
+    assert len(list(tmp_path.glob("saved-*"))) == 2
     assert not (tmp_path / "evil").exists()
-    assert "exit code 0" in logs(tmp_path)
 
 
 @pytest.mark.soak
 def test_a_heterogeneous_job_joins_one_and_two_processes(slurm: Slurm, tmp_path: Path) -> None:
-    options = SlurmOptions(
-        gpus_per_node=(1, 2), cpus=4, time_limit="10", log_dir=tmp_path, chdir=tmp_path, env=("GLOO_SOCKET_IFNAME=lo",)
-    )
-    job = slurm.submit(write_job(tmp_path, options, "rank.py", str(tmp_path), "go"))
-    assert slurm.ended(job)["ExitCode"] == "0:0", logs(tmp_path)
+    job = ClusterJob(cluster="slurm", gpus_per_node=(1, 2), cpus=4, minutes=10, env=("GLOO_SOCKET_IFNAME=lo",))
+    number = submit(slurm, tmp_path, job, "rank.py", str(tmp_path), "go", options=("--export=NONE",))
+    assert slurm.ended(number)["ExitCode"] == "0:0", logs(tmp_path)
     found = ranks(tmp_path)
     assert [(one["rank"], one["world"], one["sum"], one["local_rank"]) for one in found] == [
         (0, 3, 3.0, "0"),
         (1, 3, 3.0, "0"),
         (2, 3, 3.0, "1"),
     ]
-    assert [one["devices"] for one in found] == ["0", "0,1", "0,1"]
-    assert [one["threads"] for one in found] == ["4", "2", "2"]
     assert found[0]["node"] != found[1]["node"] == found[2]["node"]
 
 
-def test_an_array_gives_every_task_its_combination(slurm: Slurm, tmp_path: Path) -> None:
-    program = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(' '.join(sys.argv[2:]))"
-    options = SlurmOptions(
-        launcher="none", sweep=("rate=1e-5,3e-5", "word=a b,$(touch evil)"), log_dir=tmp_path, chdir=tmp_path
-    )
-    words = [sys.executable, "-c", program, str(tmp_path / "task-{array_index}"), "{rate}", "<{word}>", '{"json": 1}']
-    job = slurm.submit(write_job(tmp_path, options, *words))
-    await_files(tmp_path, "task-*", 4)
-    slurm.wait(job, lambda state: not slurm.run("squeue", "--noheader", "--jobs", job).strip())
-    texts = [path.read_text(encoding="utf-8") for path in sorted(tmp_path.glob("task-*"))]
-    assert texts == [f'{rate} <{word}> {{"json": 1}}' for rate in ("1e-5", "3e-5") for word in ("a b", "$(touch evil)")]
-    assert not (tmp_path / "evil").exists()
-
-
-def test_one_task_submitted_again_without_the_environment_knows_the_whole_array(slurm: Slurm, tmp_path: Path) -> None:
-    program = "import os, sys, pathlib; pathlib.Path(sys.argv[1]).write_text(sys.argv[2] + os.environ['VALUE'])"
-    options = SlurmOptions(launcher="none", array="0-3", log_dir=tmp_path, chdir=tmp_path, env=("VALUE=x",))
-    words = [sys.executable, "-c", program, str(tmp_path / "task-{array_index}"), "{array_index}/{array_count}"]
-    script = write_job(tmp_path, options, *words)
-    for number, exported in enumerate(("NONE", "FOO=1")):
-        slurm.run("sbatch", f"--array={number}", f"--export={exported}", str(script))
-        await_files(tmp_path, f"task-{number}", 1)
-    assert [(tmp_path / f"task-{number}").read_text() for number in (0, 1)] == ["0/4x", "1/4x"]
-
-
 @pytest.mark.soak
-def test_a_sweep_that_is_interrupted_before_its_limit_goes_back_into_the_queue(slurm: Slurm, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    sweep = ["throughput", "pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--seq-len", "32"]
-    sweep += ["--batch-size", "2", "--start", "5", "--stop", "10000000", "--out", str(run)]
-    options = SlurmOptions(launcher="none", time_limit="10", requeues=1, log_dir=tmp_path, chdir=ROOT)
-    job = slurm.submit(write_job(tmp_path, options, sys.executable, "-m", "bench.cli.main", *sweep))
-    await_files(run, "trials/*/steps-0.csv", 1)
-    slurm.run("scancel", "--batch", "--signal=USR1", job)
-    slurm.wait(job, lambda state: state["Restarts"] == "1" and state["JobState"] == "PENDING")
-    assert "requeuing the job" in logs(tmp_path)
-    slurm.run("scancel", job)  # so that it does not begin again
-
-
-@pytest.mark.soak
-def test_a_job_at_its_limit_saves_and_goes_back_into_the_queue(slurm: Slurm, tmp_path: Path) -> None:
-    options = SlurmOptions(
-        launcher="none", array="3", time_limit="1", stop_seconds=55, requeues=1, log_dir=tmp_path, chdir=tmp_path
-    )
+def test_a_task_of_an_array_at_its_limit_saves_and_starts_again(slurm: Slurm, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
-    job = slurm.submit(write_job(tmp_path, options, sys.executable, "saver.py", str(saved)))
-    state = slurm.wait(job, lambda state: state["Restarts"] == "1" and state["JobState"] == "PENDING")
-    assert saved.read_text(encoding="utf-8") == job
-    assert "requeuing the job" in logs(tmp_path)
+    options = ("--array=3", "--time=1", "--signal=B:USR1@55")
+    job = ClusterJob(cluster="slurm", no_launch=True, restarts=1)
+    number = submit(slurm, tmp_path, job, sys.executable, "saver.py", str(saved), options=options)
+    state = slurm.wait(number, lambda state: state["Restarts"] == "1" and state["JobState"] == "PENDING")
+    assert saved.read_text(encoding="utf-8") == number
     assert state["Requeue"] == "1"
-    slurm.run("scancel", job)  # so that it does not begin again
+    slurm.run("scancel", number)  # so that it does not begin again
 
 
-def test_training_saves_before_its_limit(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_training_on_two_nodes_saves_before_its_limit_and_resumes(slurm: Slurm, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train = ["train", "pretrain", "--data", "synthetic", "--preset", "tiny", "--device", "cpu", "--devices", "1"]
-    train += ["--micro-batch-size", "2", "--global-batch-size", "2", "--steps", "1000000", "--out", str(run)]
-    options = SlurmOptions(launcher="none", time_limit="10", log_dir=tmp_path, chdir=ROOT)
-    job = slurm.submit(write_job(tmp_path, options, sys.executable, "-m", "bench.cli.main", *train))
-    await_files(run, "trials/*/steps-0.csv", 1)
-    time.sleep(2)
-    slurm.run("scancel", "--batch", "--signal=USR1", job)
-    state = slurm.ended(job)
-    assert state["ExitCode"] == "0:0", logs(tmp_path)
-    reached = json.loads((run / "train.json").read_text(encoding="utf-8"))
-    assert (run / "checkpoints" / reached["checkpoint"]).is_dir()
-    assert re.search(r"stopped by SIGTERM after step ", logs(tmp_path))
+    train = ["bertbench", "train", "pretrain", "--data", "synthetic", "--preset", "tiny", "--device", "cpu"]
+    train += ["--micro-batch-size", "2", "--global-batch-size", "4", "--steps", "1000000", "--out", str(run)]
+    job = ClusterJob(cluster="slurm", nodes=2, minutes=10, restarts=1, env=("GLOO_SOCKET_IFNAME=lo",))
+    number = submit(slurm, tmp_path, job, *train)
+    reached = [0]
+    for state_at_end in ("PENDING", "COMPLETED"):
+        slurm.wait(number, lambda state: last_step(run) > reached[-1] + 2)
+        slurm.run("scancel", "--batch", "--signal=USR1", number)
+        assert (
+            slurm.wait(number, lambda state: state["JobState"] in ("PENDING", "COMPLETED"))["JobState"] == state_at_end
+        ), logs(tmp_path)
+        checkpoint = json.loads((run / "train.json").read_text(encoding="utf-8"))["checkpoint"]
+        assert (run / "checkpoints" / checkpoint).is_dir(), logs(tmp_path)
+        reached.append(int(checkpoint.removeprefix("step-")))
+        if state_at_end == "PENDING":  # a requeued job waits for two minutes
+            slurm.wait(number, lambda state: slurm.idle_nodes() == 2)  # until its first script has ended
+            slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")
+    assert reached == sorted(set(reached)), logs(tmp_path)
+    assert slurm.state(number)["ExitCode"] == "0:0"
+
+
+def last_step(run: Path) -> int:
+    lines = (run / "curve.csv").read_text(encoding="utf-8").splitlines() if (run / "curve.csv").exists() else []
+    return int(lines[-1].split(",")[0]) if len(lines) > 1 else 0
 
 
 def preparation_array(folder: Path, dumps: Path, parts: int) -> Path:

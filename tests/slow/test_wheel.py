@@ -87,9 +87,7 @@ def test_an_installed_command_measures_reports_and_analyzes(command: Path, tmp_p
 
 def test_an_installed_command_finds_its_templates(command: Path, tmp_path: Path) -> None:
     python = str(command.with_name("python"))
-    script = called(
-        str(command), "submit", "slurm", "--gpus-per-node", "1", "--time-limit", "1:00:00", "--", "true", cwd=tmp_path
-    )
+    script = called(str(command), "submit", "slurm", "--gpus-per-node", "1", "--", "true", cwd=tmp_path)
     assert "#SBATCH" in script
     loops = "import torch; from bert.speed.native import loops; print(loops() is not None)"
     assert called(python, "-c", loops, cwd=tmp_path).strip() == "True"

@@ -84,6 +84,12 @@ class Slurm:
         ends = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
         return self.wait(job, lambda state: state["JobState"] in ends, seconds)
 
+    def idle_nodes(self) -> int:
+        """Count the nodes that run nothing; 0 before the controller answers."""
+        words = ["sinfo", "--noheader", "--Node", "--format=%t"]
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
+        return done.stdout.split().count("idle")
+
 
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens at now."""
@@ -118,7 +124,7 @@ def cluster(folder: Path) -> Iterator[Slurm]:
             log.close()
             time.sleep(1)
         deadline = time.monotonic() + 60
-        while _idle(slurm) < 2:
+        while slurm.idle_nodes() < 2:
             assert time.monotonic() < deadline, (folder / "controller.log").read_text(encoding="utf-8")
             time.sleep(0.5)
         yield slurm
@@ -135,15 +141,3 @@ def cluster(folder: Path) -> Iterator[Slurm]:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-
-
-def _idle(slurm: Slurm) -> int:
-    found = subprocess.run(
-        ["sinfo", "--noheader", "--Node", "--format=%t"],
-        env=slurm.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return found.stdout.split().count("idle")

@@ -1,0 +1,186 @@
+"""A job of a cluster, as the options of `bertbench submit` describe it."""
+
+import itertools
+import re
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
+
+from common.errors import UsageError
+from common.flags import POSITIONAL, Groups, OneOf, flag
+
+_LEAST = {"nodes": 1, "cpus": 1, "memory_gib": 1, "minutes": 1, "restarts": 0}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+_MOUNT = re.compile(r"(.+):(/[^:,]*?)(:ro)?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """What a kind of cluster needs and has."""
+
+    template: str
+    check: str
+    """Command that has the cluster check a file, whose name follows."""
+    submit: str
+    """Command that submits a file, whose name follows."""
+    remedy: str
+    """Remedy if the tool is not installed."""
+    refused: tuple[str, ...] = ()
+    """Options of a job that the cluster does not have."""
+    container: bool = True
+    """Whether a job needs an image."""
+
+    @property
+    def tool(self) -> str:
+        """Name of the program."""
+        return self.submit.partition(" ")[0]
+
+
+CLUSTERS = {
+    "slurm": Cluster(
+        template="slurm.sbatch.jinja",
+        check="sbatch --test-only",
+        submit="sbatch",
+        remedy="write the script with --out FILE for a login node",
+        container=False,
+    ),
+    "kubernetes": Cluster(
+        template="jobset.yaml.jinja",
+        check="kubectl apply --dry-run=server -f",
+        submit="kubectl apply -f",
+        remedy="install kubectl and give it access to the cluster",
+    ),
+    "azureml": Cluster(
+        template="azureml.yaml.jinja",
+        check="az ml job validate --file",
+        submit="az ml job create --file",
+        remedy="install the Azure CLI and its extension (az extension add --name ml)",
+        refused=("memory_gib", "cpus", "restarts"),
+    ),
+}
+
+
+class Mount(NamedTuple):
+    """A folder that the nodes share."""
+
+    source: str
+    path: str
+    read_only: bool
+
+
+class NodeGroup(NamedTuple):
+    """Adjacent nodes with the same number of GPUs."""
+
+    nodes: int
+    gpus: int
+    first: int
+    """Rank of the first node."""
+    counts: tuple[int, ...]
+    """Processes of one of these nodes, then of each other node of the job in the order of their ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterJob:
+    """Resources and environment of a job."""
+
+    GROUPS: ClassVar[Groups] = {
+        "job": ("name", "queue", "minutes", "restarts"),
+        "resource": ("nodes", "gpus_per_node", "cpus", "memory_gib"),
+        "command": ("image", "mounts", "env", "no_launch"),
+    }
+
+    cluster: Annotated[str, POSITIONAL, OneOf(tuple(CLUSTERS))]
+    """Kind of cluster: slurm, kubernetes or azureml."""
+    name: str = "bertbench"
+    """Name of the job."""
+    queue: str | None = None
+    """Partition of Slurm, local queue of Kueue on Kubernetes, compute cluster of AzureML; default the cluster's."""
+    minutes: int | None = None
+    """Time limit in min; default the cluster's."""
+    restarts: int = 0
+    """Most times that the job starts again: on Slurm after its time limit, on Kubernetes after any failure."""
+    nodes: int | None = None
+    """Number of nodes; default the number of counts in --gpus-per-node, otherwise 1."""
+    gpus_per_node: tuple[int, ...] = ()
+    """GPUs per node: one number for all nodes, or on Slurm and Kubernetes one for each; default no GPUs and one
+    process per node."""
+    cpus: int | None = None
+    """CPU cores per node; default the cluster's."""
+    memory_gib: int | None = None
+    """Memory per node in GiB; default the cluster's."""
+    image: str | None = None
+    """Container image with bertbench: of a registry, on Slurm also FILE.sif, on AzureML also azureml:NAME@latest;
+    default no container on Slurm."""
+    mounts: tuple[str, ...] = ()
+    """SOURCE:PATH or SOURCE:PATH:ro. SOURCE is a folder of the node, on Kubernetes also a PersistentVolumeClaim, on
+    AzureML the URI of a folder; default none."""
+    env: tuple[str, ...] = ()
+    """Environment variables NAME=VALUE, in plain text in the file; default none."""
+    no_launch: bool = False
+    """Run COMMAND once per node, without `bertbench launch`."""
+
+    def __post_init__(self) -> None:
+        """Refuse options that the cluster does not have or needs, and values that the files cannot hold."""
+        cluster = CLUSTERS[self.cluster]
+        for name in cluster.refused:
+            if getattr(self, name):
+                raise UsageError("option-not-applicable", f"{self.cluster} has no {flag(name)}: omit it")
+        if self.image is None and (cluster.container or self.mounts):
+            subject = "--mounts" if self.mounts else self.cluster
+            raise UsageError("option-missing", f"{subject} needs a container: give --image")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError("option-value", f"{flag(name)} {value} must be at least {least}")
+        if min(self.gpus_per_node, default=0) < 0 or len(self.gpus_per_node) not in (0, 1, self.node_count):
+            counts = " ".join(map(str, self.gpus_per_node))
+            raise UsageError(
+                "option-value",
+                f"--gpus-per-node {counts}: give one number for all nodes, or one for each of {self.node_count}",
+            )
+        if self.cluster == "azureml" and len(set(self.gpus_per_node)) > 1:
+            raise UsageError("option-value", "all nodes of an AzureML cluster are equal: give one --gpus-per-node")
+        for option, text in (("--name", self.name), ("--queue", self.queue)):
+            if text is not None and not _NAME.fullmatch(text):
+                raise UsageError("option-value", f"{option} {text!r}: use letters, digits, dots, commas, - and _")
+        for pattern, option, words, form in (
+            (_VARIABLE, "--env", self.env, "NAME=VALUE"),
+            (_MOUNT, "--mounts", self.mounts, "SOURCE:PATH or SOURCE:PATH:ro with an absolute PATH"),
+        ):
+            for word in words:
+                if not pattern.fullmatch(word):
+                    raise UsageError("option-value", f"{option} {word!r} is not {form}")
+
+    @property
+    def node_count(self) -> int:
+        """Number of nodes."""
+        return self.nodes or max(1, len(self.gpus_per_node))
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether a node has GPUs."""
+        return any(self.gpus_per_node)
+
+    @property
+    def groups(self) -> list[NodeGroup]:
+        """The nodes in the order of their ranks; one process per GPU, or one per node without GPUs."""
+        counts = self.gpus_per_node or (0,)
+        gpus = list(counts) * self.node_count if len(counts) == 1 else list(counts)
+        processes = [max(1, count) for count in gpus]
+        groups = []
+        for count, ranks in itertools.groupby(range(len(gpus)), key=gpus.__getitem__):
+            first, *more = ranks
+            others = processes[:first] + processes[first + 1 :]
+            groups.append(NodeGroup(1 + len(more), count, first, (processes[first], *others)))
+        return groups
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables by name."""
+        return dict(word.split("=", 1) for word in self.env)
+
+    @property
+    def folders(self) -> list[Mount]:
+        """The mounts, taken apart."""
+        matches = (_MOUNT.fullmatch(word) for word in self.mounts)
+        return [Mount(found[1], found[2], found[3] is not None) for found in matches if found]
