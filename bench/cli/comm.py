@@ -8,10 +8,11 @@ from bench.cli.options import RetryOptions, run_folder
 from bench.cli.result import Result, of_view
 from bench.cli.session import session
 from bench.cli.sweep_progress import announce, tell_of_cpu
-from bench.cluster.world import World, joined_world
-from bench.machine.devices import Devices, find_devices
-from bench.plan.sweep import locked, run_trials
-from bench.run.comm import CommSweep, expand_collectives, run_inside
+from bench.launch.world import joined_world
+from bench.machine.devices import find_devices
+from bench.plan.sweep import run_trials
+from bench.run.comm import CommSweep, expand_collectives
+from bench.run.inside import run_inside
 from bench.run.launch import LaunchOptions
 from common.flags import request_of
 from records.run import RunDirectory
@@ -45,28 +46,13 @@ def run(options: CommOptions) -> Result:
     trials = expand_collectives(options.sweep, devices, world)
     request = {"command": "comm", **request_of(options)}
     if world is not None:
-        return replace(_inside(options, directory, trials, request, devices, world), at_once=True)
+        results = run_inside(directory, trials, request, devices, world, LaunchOptions(timeout_seconds=None))
+        return replace(Result() if world.rank else _measured(options, directory, trials, results), at_once=True)
     tell_of_cpu(devices, options.device, options.json)
     with session(directory, request, devices, launch, retry_failed=options.retry_failed) as opened:
         announce(opened, trials)
         results = run_trials(opened, trials)
     return _measured(options, directory, trials, results)
-
-
-def _inside(
-    options: CommOptions,
-    run: RunDirectory,
-    trials: list[Trial],
-    request: dict[str, Any],
-    devices: Devices,
-    world: World,
-) -> Result:
-    if world.rank:
-        run_inside(run, trials, request, devices, world)
-        return Result()
-    with locked(run):
-        results = run_inside(run, trials, request, devices, world)
-    return _measured(options, run, trials, results)
 
 
 def _measured(options: CommOptions, run: RunDirectory, trials: list[Trial], results: list[dict[str, Any]]) -> Result:

@@ -1,11 +1,13 @@
 """`bertbench launch [options] -- COMMAND`: run any program on one or several nodes with equal or unequal GPU counts."""
 
+import hashlib
+import os
 import shlex
 import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -13,18 +15,14 @@ from typing import ClassVar
 from bench.cli.options import WrappedCommand, parse_with_command
 from bench.cli.progress import terminal_text
 from bench.cli.result import Result
-from bench.cluster.layout import Layout, in_words, ranks_in_words, read_layout
-from bench.cluster.node import Job, launch_node
-from bench.cluster.statements import Verdict
-from bench.machine.devices import Devices, find_devices
-from bench.machine.gpu_load import least_busy
-from bench.run.processes import StopRequest
+from bench.launch import torchrun
+from bench.launch.layout import in_words, least_busy, read_layout
+from bench.launch.preflight import Node, meet, source_address
+from bench.launch.watch import Watch
+from bench.machine.devices import find_devices
+from bench.run.processes import StopRequest, own_folder
 from common.errors import UsageError
 from common.flags import Groups
-
-DEFAULT_PORT = 29500
-PROCESSES_PER_CORE = 8
-"""Most CPU processes per core without --crowded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +32,7 @@ class LaunchOptions:
 
     COMMAND is a Python script with its arguments, `bertbench train ...`, or what --module or --no-python make of it.
     Run the same command on every node with the node's own numbers and --node-rank. All nodes stop together and report
-    why.
+    why; nothing restarts by itself, and the same command resumes.
 
     Examples:
         bertbench launch -- bertbench throughput pretrain  # one rank per GPU of this node
@@ -42,16 +40,7 @@ class LaunchOptions:
     """
 
     GROUPS: ClassVar[Groups] = {
-        "node": (
-            "here_gpus",
-            "other_gpus",
-            "node_rank",
-            "master_addr",
-            "master_port",
-            "join_timeout",
-            "max_restarts",
-            "crowded",
-        ),
+        "node": ("here_gpus", "other_gpus", "node_rank", "master_addr", "master_port", "join_timeout"),
         "command": ("module", "no_python"),
         "output": ("quiet",),
     }
@@ -64,19 +53,15 @@ class LaunchOptions:
     node_rank: int | None = None
     """Rank of this node; default its position in the JSON file, otherwise 0."""
     master_addr: str | None = None
-    """Address of node 0, required on the other nodes; default the first host of the JSON file, or node 0's name."""
-    master_port: int | None = None
-    """Port of node 0, a different one for each job; default 29500, on one node any free port."""
+    """Address of node 0, required on the other nodes; default on node 0 its host name."""
+    master_port: int = 29500
+    """Port of node 0, a different one for each job over several nodes."""
     join_timeout: float = 60.0
     """Time in s within which all nodes must join."""
-    max_restarts: int = 0
-    """Restarts of all processes on all nodes after a failure."""
     module: bool = False
     """COMMAND is a Python module, as with python -m."""
     no_python: bool = False
     """COMMAND is an executable program."""
-    crowded: bool = False
-    """Allow more than 8 CPU processes per core."""
     quiet: bool = False
     """Print only why it failed."""
 
@@ -84,14 +69,10 @@ class LaunchOptions:
         """Refuse values out of range and options that conflict."""
         if not 0 < self.join_timeout < float("inf"):
             raise UsageError("option-value", f"--join-timeout {self.join_timeout:g} must be a time in s above 0")
-        if self.max_restarts < 0:
-            raise UsageError("option-value", f"--max-restarts {self.max_restarts} must be at least 0")
-        if self.master_port is not None and not 0 < self.master_port < 65536:
+        if not 0 < self.master_port < 65536:
             raise UsageError("option-value", f"--master-port {self.master_port} must be between 1 and 65535")
         if self.module and self.no_python:
-            raise UsageError(
-                "option-conflict", "--module and --no-python exclude each other: a Python module needs Python"
-            )
+            raise UsageError("option-conflict", "--module and --no-python exclude each other: give one")
 
 
 OPTIONS = {"launch": LaunchOptions}
@@ -103,99 +84,62 @@ def read_words(words: list[str], program: str) -> WrappedCommand[LaunchOptions]:
 
 
 def run(launch: WrappedCommand[LaunchOptions]) -> Result:
-    """Launch; return exit code 0 if all processes of all nodes succeed, 3 if one fails."""
-    options, command = launch.options, launch.command
-    program = program_of(command, options.module, options.no_python)
+    """Launch; return exit code 0 if all ranks of all nodes succeed, 3 if one fails, 130 after Ctrl-C on this node."""
+    options = launch.options
+    command = command_of_rank(launch.command, options.module, options.no_python)
     devices = find_devices()
-    layout = read_layout(
-        options.here_gpus, options.other_gpus, options.node_rank, len(devices.gpus) if devices.kind == "cuda" else 1
-    )
+    default = len(devices.gpus) if devices.kind == "cuda" else 1
+    counts, rank = read_layout(options.here_gpus, options.other_gpus, options.node_rank, default)
+    if devices.kind == "cuda":
+        devices = least_busy(devices, counts[rank])
+    address = options.master_addr or (socket.gethostname() if rank == 0 else None)
+    if address is None:
+        raise UsageError("option-missing", f"node {rank} needs --master-addr: give an address of node 0")
 
-    def told(text: str) -> None:
+    def note(text: str) -> None:
         if not options.quiet:
             print(f"launch: {terminal_text(text)}", file=sys.stderr, flush=True)
 
-    if devices.kind == "cpu" and layout.here > PROCESSES_PER_CORE * devices.cpu_cores and not options.crowded:
-        raise UsageError(
-            "device-missing",
-            f"{layout.here} processes on {devices.cpu_cores} CPU cores exceed the limit of {PROCESSES_PER_CORE} per "
-            f"core: start at most {PROCESSES_PER_CORE * devices.cpu_cores}, or add --crowded",
-        )
-    devices = _choose(devices, layout, told)
-    several = len(layout.counts) > 1
-    job = Job(
-        layout=layout,
-        address=_address(options, layout) if several else "127.0.0.1",
-        port=options.master_port or (DEFAULT_PORT if several else 0),
-        command=program,
-        given=(*(("--module",) if options.module else ()), *(("--no-python",) if options.no_python else ()), *command),
-        own_program=command[0] == "bertbench" and not options.no_python and not options.module,
-        join_timeout=options.join_timeout,
-        max_restarts=options.max_restarts,
+    used = " ".join(gpu.visible_as for gpu in devices.gpus) if devices.gpus else f"the CPU ({devices.note})"
+    note(f"{in_words(counts)}; this is node {rank} on {used}: {shlex.join(command)}")
+    node = Node(
+        rank=rank,
+        counts=counts,
+        device=devices.kind,
+        command=hashlib.sha256("\0".join(launch.command).encode(errors="surrogateescape")).hexdigest()[:8],
+        host=socket.gethostname(),
+        pid=os.getpid(),
     )
-    _announce(job, told)
-    stop = StopRequest()
-    return _ended(launch_node(job, devices, stop, told), stop, told)
+    store, nodes, variables = None, [node], torchrun.environment(devices, counts[rank])
+    if len(counts) > 1:
+        note(f"waiting for the other nodes at {address}:{options.master_port} (timeout {options.join_timeout:g} s)")
+        store, nodes = meet(node, address, options.master_port, options.join_timeout)
+        peer = nodes[1].address if rank == 0 else address
+        variables = {**torchrun.gloo_interface(source_address(peer)), **variables}
+    words = [*torchrun.options(counts, rank, address, nodes[0].port), "--no-python", *command]
+    with own_folder("bertbench-launch-") as folder, StopRequest() as stop:
+        record = folder / "ending.json"
+        child = torchrun.start(words, variables, record)
+        watch = Watch(node=node, nodes=nodes, store=store, child=child, record=record, stop=stop)
+        return _result(watch.to_end(), stop)
 
 
-def program_of(command: Sequence[str], module: bool, no_python: bool) -> tuple[str, ...]:
-    """Return the command line of a rank."""
-    if no_python:
-        if shutil.which(command[0]) is None:
-            raise UsageError(
-                "tool-missing", f"program {command[0]!r} was not found on this node: give its path, or install it"
-            )
-        return tuple(command)
+def _result(ending: torchrun.Ending, stop: StopRequest) -> Result:
+    code = 130 if stop.signal == signal.SIGINT else 0 if ending.kind == torchrun.OK else 3
+    if ending.kind == torchrun.OK or stop.signal is not None:
+        return Result(notes=[ending.text] if ending.text else [], code=code)
+    return Result(problems=[f"failed: {ending.text} [rank-failed]"], code=code)
+
+
+def command_of_rank(command: Sequence[str], module: bool, no_python: bool) -> tuple[str, ...]:
+    """Return the command line of a rank. Raises UsageError if this node does not have the program."""
     if module:
         return (sys.executable, "-u", "-m", *command)
-    if command[0] == "bertbench":
-        return (sys.executable, "-u", "-m", "bench.cli.main", *command[1:])
-    if not Path(command[0]).is_file():
-        hint = "add --no-python to run a program" if shutil.which(command[0]) else "give its path, or copy it here"
-        raise UsageError("path-missing", f"Python script {command[0]!r} was not found on this node: {hint}")
-    return (sys.executable, "-u", *command)
-
-
-def _choose(devices: Devices, layout: Layout, told: Callable[[str], None]) -> Devices:
-    if devices.kind == "cpu":
-        told(f"running on the CPU: {devices.note}")
-        if layout.here > devices.cpu_cores:
-            told(f"{layout.here} processes share {devices.cpu_cores} CPU cores: suitable for tests, not for benchmarks")
-        return devices
-    chosen, loads = least_busy(devices, layout.here)
-    chosen.environment(layout.here)  # refuses unsupported devices before contacting other nodes
-    parts = [f"{gpu.visible_as} ({load.in_words()})" for gpu, load in zip(chosen.gpus, loads, strict=True)]
-    if len(chosen.gpus) < len(devices.gpus):
-        told(f"using the {len(parts)} least busy of {len(devices.gpus)} GPUs: {', '.join(parts)}")
-    return chosen
-
-
-def _address(options: LaunchOptions, layout: Layout) -> str:
-    if options.master_addr is not None:
-        return options.master_addr
-    if layout.hosts and layout.hosts[0] not in ("", "localhost"):
-        return layout.hosts[0]
-    if layout.node_rank == 0:
-        return socket.gethostname()
-    raise UsageError(
-        "option-missing",
-        f"{in_words(layout.counts)} need --master-addr: give the address of node 0, reachable from all",
-    )
-
-
-def _announce(job: Job, told: Callable[[str], None]) -> None:
-    layout = job.layout
-    which = ranks_in_words(layout.counts, layout.node_rank)
-    told(f"{in_words(layout.counts)}; this is node {layout.node_rank} with {which}: {shlex.join(job.command)}")
-    if len(layout.counts) > 1:
-        what = "waiting for the other nodes" if layout.node_rank == 0 else "connecting to node 0"
-        told(f"{what} at {job.address}:{job.port} (timeout {job.join_timeout:g} s)")
-
-
-def _ended(verdict: Verdict, stop: StopRequest, told: Callable[[str], None]) -> Result:
-    if verdict.ok and not verdict.why:
-        return Result()
-    if stop.signal is not None or verdict.ok:
-        told(verdict.why)
-        return Result(code=130 if stop.signal == signal.SIGINT else 0 if verdict.ok else 3)
-    return Result(problems=[f"failed: {verdict.why}; all processes of all nodes were stopped [rank-failed]"], code=3)
+    if command[0] == "bertbench" and not no_python:
+        return (sys.executable, "-u", "-P", "-m", "bench.cli.main", *command[1:])
+    if no_python and shutil.which(command[0]) is None:
+        raise UsageError("tool-missing", f"program {command[0]!r} is not on this node: give its path, or install it")
+    if not no_python and not Path(command[0]).is_file():
+        problem = f"Python script {command[0]!r} is not on this node: give its path, or --no-python for another program"
+        raise UsageError("path-missing", problem)
+    return tuple(command) if no_python else (sys.executable, "-u", *command)

@@ -13,12 +13,12 @@ from bench.cli.progress import note
 from bench.cli.result import Result, of_view
 from bench.cli.session import session
 from bench.cli.sweep_progress import announce, tell_of_cpu
-from bench.cluster.inside import run_trial_inside
-from bench.cluster.world import World, joined_world
+from bench.launch.world import World, joined_world
 from bench.machine.devices import Devices, find_devices, free_memory_share
 from bench.plan.rounds import Verdict, add_rounds, check_reference, spends
 from bench.plan.sweep import record_request, result_rows, run_trials
 from bench.plan.trials import Sweep, expand
+from bench.run.inside import run_inside
 from bench.run.launch import LaunchOptions
 from common.errors import UsageError
 from common.flags import flag, request_of
@@ -42,8 +42,6 @@ class ThroughputOptions(RetryOptions):
     sweep: Sweep = field(default_factory=Sweep)
     out: Path = Path("runs/throughput")
     """Run directory. The same command resumes it."""
-    nodes: tuple[int, ...] = ()
-    """Numbers of nodes that the launched ranks must span; default any number."""
     price_per_hour: float | None = None
     """Price of the machine per hour, for the cost columns; default no cost columns."""
     time_budget: float | None = None
@@ -60,10 +58,6 @@ class ThroughputOptions(RetryOptions):
 
     def __post_init__(self) -> None:
         """Refuse options that exclude each other."""
-        if any(number < 1 for number in self.nodes):
-            raise UsageError(
-                "option-value", f"--nodes {' '.join(map(str, self.nodes))}: every number must be at least 1"
-            )
         for name in ("max_batch_limit", "max_batch_step"):
             if getattr(self, name) < 1:
                 raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
@@ -88,15 +82,8 @@ OPTIONS = {"throughput TASK": ThroughputOptions}
 
 
 def read_words(words: list[str], program: str) -> ThroughputOptions:
-    """Return the options. Raises UsageError for several nodes where no launcher has started their ranks."""
-    options = parse_task(ThroughputOptions, words, program)
-    if max(options.nodes, default=1) > 1 and joined_world() is None:
-        raise UsageError(
-            "option-not-applicable",
-            f"--nodes {' '.join(map(str, options.nodes))}: this command starts ranks only on its own node; start it by "
-            "`bertbench launch` on every node",
-        )
-    return options
+    """Return the options."""
+    return parse_task(ThroughputOptions, words, program)
 
 
 def run(options: ThroughputOptions) -> Result:
@@ -105,7 +92,6 @@ def run(options: ThroughputOptions) -> Result:
     world = joined_world()
     directory = RunDirectory(run_folder(options.out))
     if world is not None:
-        world.check_nodes(options.nodes)
         return dataclasses.replace(_inside(options, directory, devices, world), at_once=True)
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour)
     if options.max_batch_search:
@@ -175,11 +161,11 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
         )
     launch = LaunchOptions(price_per_hour=options.price_per_hour)
     request = {"command": "throughput", **request_of(options)}
-    result = run_trial_inside(run, trials[0], request, devices, world, launch)
-    if result is None:
+    results = run_inside(run, trials, request, devices, world, launch)
+    if world.rank:
         return Result()
-    unknown = result["samples_per_second"] is None
-    notes = [f"no throughput: {result['unknown']['samples_per_second']}"] if unknown else []
+    reasons = [result["unknown"]["samples_per_second"] for result in results if result["samples_per_second"] is None]
+    notes = [f"no throughput: {reason}" for reason in reasons]
     return dataclasses.replace(_measured(options, run, trials), notes=notes)
 
 

@@ -14,13 +14,13 @@ from bench.cli.parser import parse
 from bench.cli.progress import duration, note, terminal_text
 from bench.cli.result import Result
 from bench.cli.train_progress import TrainProgress, append_log
-from bench.cluster.inside import follow
-from bench.cluster.world import World, joined_world, leading
 from bench.implementations.model_folder import RANDOM
+from bench.launch.world import World, joined_world
 from bench.machine.devices import Devices, find_devices
 from bench.plan.options import AUTO
 from bench.plan.training import Plan, TrainOptions, check_continues, check_space, plan_training
 from bench.run.attempt import train_once
+from bench.run.inside import follow, leading
 from bench.run.processes import StopRequest
 from bert.tasks import check_task_options, task_data
 from bert.tasks.base import Trained

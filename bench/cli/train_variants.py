@@ -15,7 +15,7 @@ from bench.cli.progress import note
 from bench.cli.result import Result, when_writable
 from bench.cli.sweep_progress import show_progress
 from bench.cli.train_progress import TrainProgress
-from bench.cluster.world import joined_world
+from bench.launch.world import joined_world
 from bench.machine.devices import find_devices
 from bench.plan.sweep import Session
 from bench.plan.training import TrainOptions, option_kinds

@@ -14,7 +14,7 @@ from bench.cli.options import Printed, check_task, run_folder
 from bench.cli.parser import parse_known
 from bench.cli.result import Result
 from bench.cli.train import parse_trainings
-from bench.cluster.world import joined_world
+from bench.launch.world import joined_world
 from bench.machine.devices import Devices, find_devices
 from bench.plan.options import of_our_tasks
 from bench.plan.training import Plan, TrainOptions, option_kinds

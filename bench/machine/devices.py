@@ -7,7 +7,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.cluster import STOPPING_VARIABLE
 from common.errors import UsageError
 from common.memory import available_bytes
 
@@ -93,8 +92,7 @@ def find_devices(kind: str = "auto") -> Devices:
         return Devices("cpu", (), cores, "the CPU was requested")
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None and wanted.strip() in ("", "-1", "NoDevFiles", "void"):
-        launched = STOPPING_VARIABLE in os.environ  # the launch hides the GPUs and has reported the reason
-        note = "" if launched else f"CUDA_VISIBLE_DEVICES={wanted!r} hides every GPU"
+        note = f"CUDA_VISIBLE_DEVICES={wanted!r} hides every GPU"
     else:
         found = _nvml_gpus()
         if not isinstance(found, str) and found and "+cpu" in _torch_version():
@@ -110,9 +108,8 @@ def find_devices(kind: str = "auto") -> Devices:
                 return Devices("cuda", tuple(gpus), cores)
             note = "NVML reports no GPU"
     if kind == "cuda":
-        why = note or "the launch runs on the CPU"
         raise UsageError(
-            "device-missing", f"--device cuda needs a GPU, but {why}: run `bertbench doctor` for the remedy"
+            "device-missing", f"--device cuda needs a GPU, but {note}: run `bertbench doctor` for the remedy"
         )
     return Devices("cpu", (), cores, note)
 

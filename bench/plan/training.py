@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from bench.cluster.world import World
 from bench.implementations import OURS, TRAININGS
+from bench.launch.world import World
 from bench.loggers.base import check_loggers
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, TaskFlags, resolve_precision, resolve_strategy

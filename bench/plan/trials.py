@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.cluster.world import World
 from bench.implementations import OURS
 from bench.implementations.model_folder import IMPLEMENTATIONS as GIVEN_MODEL
 from bench.implementations.model_folder import ModelFolder, check_data, check_options, find_model
 from bench.implementations.own import check_implementation
+from bench.launch.world import World
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, TaskFlags, resolve_padding, resolve_precision, resolve_strategy
 from bench.run.resources import ALLOCATORS, DEFAULT, allocator_environment

@@ -5,13 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from bench.cluster.world import Leader
 from bench.implementations import OURS
 from bench.loggers.base import VARIABLE as LOG_TO_VARIABLE
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
 from bench.plan.sweep import tidy, write_results
 from bench.plan.training import Plan
+from bench.run.inside import Leader
 from bench.run.launch import LaunchOptions, Watcher, finish, run_trial
 from bert.speed.registry import recorded_levers
 from bert.tasks import check_task_options, task_data
@@ -35,7 +35,7 @@ def train_once(
     Without `keep_refused` nothing is left of an attempt that was refused before it trained.
 
     Must be called inside a lock on the run. With a `leader` the ranks of its world make the attempt together: this
-    process starts its own rank and tells the others, which do as bench.cluster.inside says.
+    process starts its own rank and tells the others, which do as bench.run.inside says.
     """
     variables = {LOG_TO_VARIABLE: " ".join(plan.log_to)}
     options = LaunchOptions(timeout_seconds=None, variables=variables)
@@ -49,7 +49,7 @@ def train_once(
             timeout_seconds=None,
             variables=variables,
             world=leader.world,
-            begun=lambda begun: told.tell(directory=str(begun.path), threads=plan.options.threads),
+            begun=lambda begun: told.order(directory=str(begun.path), threads=plan.options.threads),
         )
     try:
         result = run_trial(trial, directory, devices, capture(devices), options, watcher)

@@ -1,20 +1,12 @@
-"""From what was asked of `comm` to its trials, and their running inside a world that torchrun has already started."""
+"""The trials of `comm`."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from bench.cluster.world import World
+from bench.launch.world import World
 from bench.machine.devices import Devices
-from bench.machine.environment import capture
-from bench.plan.sweep import record_request, write_results
-from bench.run.launch import LaunchOptions, finish
-from common.atomic import storage_errors
 from common.errors import UsageError
 from common.registry import lookup
-from records.files import write_record
 from records.kinds import COLLECTIVES, DTYPES, CollectiveTest, parse_size
-from records.run import RunDirectory
 from records.trial import Trial
 
 
@@ -108,44 +100,3 @@ def _world_sizes(sweep: CommSweep, devices: Devices) -> list[int]:
     for size in sizes:
         devices.environment(size)
     return sizes
-
-
-def run_inside(
-    run: RunDirectory, trials: Sequence[Trial], request: Mapping[str, Any], devices: Devices, world: World
-) -> list[dict[str, Any]]:
-    """Measure the trials in this very process, one of the world's ranks; rank 0 writes them down.
-
-    There is no harness around the ranks here: what a crash or a hang ends in is up to the launcher of the world. All
-    trials are measured again, whatever the folder holds of earlier ones.
-
-    Returns:
-        The results, on rank 0; on the others nothing.
-    """
-    import torch
-
-    from bench.run.collectives import measure
-    from bert.parallel import STRATEGIES
-    from common.registry import load
-
-    strategy = load(STRATEGIES, trials[0].strategy, "strategy")()
-    strategy.setup(devices.kind)
-    results = []
-    if world.rank == 0:
-        environment = capture(devices)
-        record_request(run, trials, request)
-    for trial in trials:
-        directory = run.trial(trial.trial_id)
-        if world.rank == 0:
-            with storage_errors(directory.path):
-                directory.path.mkdir(parents=True, exist_ok=True)
-                directory.result_json.unlink(missing_ok=True)
-            write_record(directory.trial_json, trial.to_json())
-            write_record(directory.env_json, environment)
-        measure(directory, trial, strategy, {"torch": {"torch": str(torch.__version__)}})
-        if world.rank == 0:
-            results.append(finish(trial, directory, "ok", "", LaunchOptions(timeout_seconds=None)))
-    if world.rank == 0:
-        write_results(run)
-    strategy.barrier()
-    strategy.teardown()
-    return results

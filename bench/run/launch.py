@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from analysis.load import summarize_trial
-from bench.cluster import STOPPING_VARIABLE
-from bench.cluster.world import World
 from bench.implementations.own import own_variables
+from bench.launch.world import World
 from bench.machine.devices import Devices
 from bench.machine.environment import bounded_spin
 from bench.run.processes import (
@@ -53,15 +52,6 @@ _LOST_PEER = re.compile(
 )
 
 
-def launch_failure() -> str:
-    """Return why the launch ends its processes; nothing while it runs, was asked to stop, or has no reason."""
-    path = os.environ.get(STOPPING_VARIABLE)
-    try:
-        return Path(path).read_text(encoding="utf-8").strip() if path else ""
-    except OSError:
-        return ""
-
-
 def lost_peer(reason: str) -> bool:
     """Whether a rank that failed for this reason only lost another one, which had ended before."""
     return bool(_LOST_PEER.search(reason))
@@ -79,8 +69,6 @@ _SAMPLE_SECONDS_OF_TRAINING = 2.0
 _LONGEST_WAIT_SECONDS = 3600
 # A profiler's own processes may end a little after its command.
 _TOOL_GRACE_SECONDS = 5.0
-# A launch that has failed kills what has not ended after bench.cluster.GRACE_SECONDS: results are written before.
-_LAUNCH_GRACE_SECONDS = 4.0
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -199,8 +187,6 @@ def _ending(
     if trial.profiler is not None and _ranks_ended_well(directory):
         # What the tool did after that is its own affair: what the ranks measured stands.
         return "ok", "", ""
-    if options.world is not None and (why := launch_failure()) and exit_code:
-        return "crashed", f"the launch failed: {why}", "rank-failed"
     if stopped is not None:
         return "timeout", _timeout_reason(directory, options, stopped), "rank-failed"
     if options.program:
@@ -308,7 +294,6 @@ def _wait(
     watcher: Watcher | None,
 ) -> list[int] | None:
     """Sample sensors until the child ends; where its time ran out, end it and return the ranks that were stopped."""
-    ended_at: float | None = None
     deadline = time.monotonic() + (options.timeout_seconds or math.inf)
     next_sample = next_census = time.monotonic()
     endless = trial.kind in ("train", "measure")
@@ -323,9 +308,6 @@ def _wait(
             now = time.monotonic()
             if options.look is not None:
                 options.look(trial, directory)
-            if options.world is not None and launch_failure():
-                ended_at = ended_at or now + _LAUNCH_GRACE_SECONDS
-                deadline = min(deadline, ended_at)
             if watcher is not None:
                 watcher.look()
                 if len(told) < trial.ranks and watcher.stop_wanted():

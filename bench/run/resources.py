@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.cluster.rank import BOUND_VARIABLE
 from bench.machine.environment import installed_version
 from common.errors import UsageError
 from common.memory import control_group
@@ -41,7 +40,7 @@ _NEW_NAME_FROM = (2, 11)
 
 def take_share_of_cores(trial: Trial) -> None:
     """On a CPU a device is a rank with an equal share of the physical cores: keep this rank on its own ones."""
-    if trial.device != "cpu" or BOUND_VARIABLE in os.environ or not hasattr(os, "sched_setaffinity"):
+    if trial.device != "cpu" or not hasattr(os, "sched_setaffinity"):
         return
     from bench.machine.devices import shares_of_cores
 

@@ -1,7 +1,5 @@
 """`bertbench launch` on two hosts, which are network namespaces of this machine: real torchrun, real gloo."""
 
-import json
-import os
 import re
 import signal
 import subprocess
@@ -13,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.cli import ROOT, wait_for
-from support.namespaces import ADDRESSES, Hosts, lacking, two_hosts
+from support.namespaces import Hosts, lacking, two_hosts
 from support.train_cli import TrainCli, wait_for_steps
 from support.training_runs import levers_of_one
 
@@ -21,6 +19,12 @@ WHY_NOT = lacking()
 pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 STEPS = 12
 UNEQUAL = (("--here-gpus", "1", "--other-gpus", "2"), ("--here-gpus", "2", "--other-gpus", "1"))
+ENDLESS = ("--", "tests/support/gloo_steps.py", "1000000")
+SILENCE_SECONDS = 20
+# Beside the stated seconds: imports of torch on a machine that does other work too.
+SPARE_SECONDS = 30
+
+Launch = subprocess.Popen[str]
 
 
 @pytest.fixture
@@ -29,14 +33,149 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainCli:
-    """A run of 3 processes on one host that nothing disturbed."""
-    cli = training(data, tmp_path_factory.mktemp("whole") / "run")
-    argv = [sys.executable, "-m", "bench.cli.main", "launch", "--here-gpus", "3", "--", *command(cli)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    return cli
+def launch_both(hosts: Hosts, *words: str) -> list[Launch]:
+    """Node 1 first: it waits for node 0."""
+    second = hosts.launch(1, *UNEQUAL[1], *words)
+    return [hosts.launch(0, *UNEQUAL[0], *words), second]
+
+
+def below(launch: Launch) -> list[psutil.Process]:
+    return psutil.Process(launch.pid).children(recursive=True)
+
+
+def ranks_of(launch: Launch) -> dict[int, psutil.Process]:
+    """The processes of the ranks, which are the children of torchrun."""
+    (torchrun,) = psutil.Process(launch.pid).children()
+    return {int(process.environ()["RANK"]): process for process in torchrun.children()}
+
+
+class Running:
+    """Three ranks on two hosts that all-reduce without end."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self.both = launch_both(hosts, *ENDLESS)
+        wait_for(lambda: sum(len(re.findall("rank . of 3", hosts.said(each))) for each in self.both) == 3, "the ranks")
+        self.processes = [process for each in self.both for process in below(each)]
+        assert len(self.processes) == 5, "a torchrun on each host, and three ranks"
+        self.began = time.monotonic()
+
+    def end(self, seconds: float, *codes: int) -> list[str]:
+        """Wait for the end of the launches in so many seconds, with these exit codes; return each one's last line."""
+        assert self.hosts.end(*self.both, seconds=seconds + SPARE_SECONDS) == [*codes]
+        _, left = psutil.wait_procs(self.processes, timeout=5)
+        assert not left
+        assert time.monotonic() - self.began < seconds + SPARE_SECONDS
+        return [self.hosts.said(each).splitlines()[-1] for each in self.both]
+
+
+def test_an_absent_node_ends_the_other_in_the_time_that_was_given(hosts: Hosts) -> None:
+    words = ("--join-timeout", "3", "--no-python", "--", "true")
+    for present in (0, 1):
+        began = time.monotonic()
+        alone = hosts.launch(present, *UNEQUAL[present], *words)
+        assert hosts.end(alone, seconds=3 + SPARE_SECONDS) == [2]
+        assert time.monotonic() - began > 3
+        line = hosts.said(alone).splitlines()[-1]
+        if present == 0:
+            assert "node 1 did not join within 3 s: 1 of 3 processes are here, on node 0 (host node-a)" in line
+        else:
+            assert "node 1 (host node-b) cannot reach node 0 at 10.97.0.1:29500 (no answer for 3 s)" in line
+
+
+def test_two_nodes_of_one_rank_end_all(hosts: Hosts) -> None:
+    words = ("--here-gpus", "1", "--other-gpus", "1", "1", "--no-python", "--", "true")
+    three = [hosts.launch(0, *words), hosts.launch(1, *words)]
+    wait_for(lambda: all("waiting" in hosts.said(each) for each in three), "the first two")
+    three.append(hosts.launch(1, *words))
+    assert hosts.end(*three, seconds=3 * SPARE_SECONDS) == [2, 2, 2]
+    lines = {hosts.said(each).splitlines()[-1] for each in three}
+    (line,) = lines
+    pids = re.findall(r"host node-b \(process (\d+)\)", line)
+    assert "two nodes have --node-rank 1" in line and len(set(pids)) == 2
+
+
+def test_different_counts_end_every_node_with_both_before_anything_starts(hosts: Hosts) -> None:
+    mark = hosts.folder / "started"
+    words = ("--no-python", "--", "touch", str(mark))
+    first = hosts.launch(0, *UNEQUAL[0], *words)
+    second = hosts.launch(1, "--here-gpus", "3", "--other-gpus", "1", *words)
+    assert hosts.end(first, second, seconds=3 * SPARE_SECONDS) == [2, 2]
+    for each in (first, second):
+        line = hosts.said(each).splitlines()[-1]
+        assert "node 0 (host node-a) has 1 + 2 = 3 processes on 2 nodes" in line
+        assert "node 1 (host node-b) has 1 + 3 = 4 processes on 2 nodes" in line
+        assert line.endswith("[nodes-disagree]")
+    assert not mark.exists()
+
+
+def test_different_commands_end_every_node(hosts: Hosts) -> None:
+    both = [hosts.launch(host, *UNEQUAL[host], "--no-python", "--", "echo", str(host)) for host in (0, 1)]
+    assert hosts.end(*both, seconds=3 * SPARE_SECONDS) == [2, 2]
+    (line,) = {hosts.said(each).splitlines()[-1] for each in both}
+    assert len(set(re.findall(r"command with hash (\w{8})", line))) == 2
+
+
+def test_a_killed_rank_ends_all_nodes_and_is_named(hosts: Hosts) -> None:
+    running = Running(hosts)
+    ranks_of(running.both[1])[2].kill()
+    for line in running.end(10, 3, 3):
+        assert line == "bertbench: failed: node 1 (host node-b): rank 2 died by SIGKILL [rank-failed]"
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_killed_node_is_named_by_the_other(hosts: Hosts, dead: int) -> None:
+    running = Running(hosts)
+    for process in [*below(running.both[dead]), psutil.Process(running.both[dead].pid)]:
+        process.kill()
+    codes = [-9, 3] if dead == 0 else [3, -9]
+    line = running.end(SILENCE_SECONDS, *codes)[1 - dead]
+    assert line.startswith(f"bertbench: failed: node {dead} (host node-{'ab'[dead]}): lost (")
+
+
+def test_a_launcher_killed_alone_takes_its_ranks_along(hosts: Hosts) -> None:
+    running = Running(hosts)
+    running.both[1].kill()
+    line = running.end(SILENCE_SECONDS, 3, -9)[0]
+    assert "node 1 (host node-b): lost (no sign of its launcher for 20 s)" in line
+
+
+def test_ctrl_c_on_one_node_ends_all(hosts: Hosts) -> None:
+    running = Running(hosts)
+    running.both[1].send_signal(signal.SIGINT)
+    for line in running.end(10, 3, 130):
+        assert "stopped by SIGINT on node 1 (host node-b)" in line
+
+
+@pytest.mark.soak
+def test_a_cut_link_ends_both_sides_and_each_names_the_other(hosts: Hosts) -> None:
+    running = Running(hosts)
+    hosts.cut()
+    lines = running.end(SILENCE_SECONDS + 8, 3, 3)
+    assert "node 1 (host node-b): lost" in lines[0] and "node 0 (host node-a): lost" in lines[1]
+
+
+def test_a_late_node_is_waited_for_and_the_program_may_be_any(hosts: Hosts) -> None:
+    words = ("--no-python", "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE is $LOCAL_RANK over $GLOO_SOCKET_IFNAME")
+    first = hosts.launch(0, *UNEQUAL[0], *words)
+    wait_for(lambda: "waiting for the other nodes" in hosts.said(first), "node 0 to wait")
+    time.sleep(2)
+    second = hosts.launch(1, *UNEQUAL[1], *words)
+    assert hosts.end(first, second) == [0, 0]
+    assert "rank 0 of 3 is 0 over eth0" in hosts.said(first)
+    ranks = {"rank 1 of 3 is 0 over eth0", "rank 2 of 3 is 1 over eth0"}
+    assert set(re.findall(r"^rank .*", hosts.said(second), re.MULTILINE)) == ranks
+
+
+@pytest.mark.soak
+def test_a_second_job_on_the_same_port_leaves_the_first_alone(hosts: Hosts) -> None:
+    running = Running(hosts)
+    again = [hosts.launch(host, *UNEQUAL[host], *ENDLESS) for host in (0, 1)]
+    assert hosts.end(*again, seconds=40) == [2, 2]
+    assert "EADDRINUSE" in hosts.said(again[0]) and "own --master-port" in hosts.said(again[1])
+    assert all(each.poll() is None for each in running.both)
+    running.both[0].send_signal(signal.SIGTERM)
+    running.end(10, 3, 3)
 
 
 def training(data: Path, out: Path, steps: int = STEPS) -> TrainCli:
@@ -55,125 +194,47 @@ def command(cli: TrainCli) -> list[str]:
     return ["bertbench", *cli.argv()[3:]]
 
 
-def launch_both(hosts: Hosts, *words: str) -> list["subprocess.Popen[str]"]:
-    """Node 1 first: it waits for node 0."""
-    second = hosts.launch(1, *UNEQUAL[1], *words)
-    return [hosts.launch(0, *UNEQUAL[0], *words), second]
-
-
-def ranks_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
-    """The training processes below a launch; `bertbench train` of rank 0 has its own below it."""
-    found = []
-    for child in psutil.Process(process.pid).children(recursive=True):
-        words = child.cmdline()
-        if "train" in words and "bench.cluster.agent" not in words:
-            found.append(child)
-    return found
-
-
-def running(
-    hosts: Hosts, data: Path, out: Path
-) -> tuple[TrainCli, list["subprocess.Popen[str]"], list[psutil.Process]]:
-    """A run on both hosts that would go on for long, some steps into it, and its three ranks."""
-    cli = training(data, out, 100_000)
-    both = launch_both(hosts, "--", *command(cli))
-    wait_for_steps(cli, both[0], 1, 3)
-    return cli, both, [*ranks_of(both[0]), *ranks_of(both[1])]
-
-
-def test_unequal_nodes_train_to_the_losses_of_one_host_and_of_one_process(
-    hosts: Hosts, data: Path, whole: TrainCli, tmp_path: Path
-) -> None:
-    cli = training(data, tmp_path / "run")
-    both = launch_both(hosts, "--", *command(cli))
-    assert hosts.end(*both) == [0, 0], hosts.said(both[0]) + hosts.said(both[1])
-    assert "1 + 2 = 3 processes on 2 nodes; this is node 1 with ranks 1 to 2" in hosts.said(both[1])
-    assert cli.curve() == whole.curve()
-    assert cli.state()["finished"] and cli.result()["status"] == "ok"
-    one = training(data, tmp_path / "one")
-    done = one.run("--devices", "1")
-    assert done.returncode == 0, done.stderr
-    for alone, among in zip(losses(one), losses(cli), strict=True):
-        assert alone == pytest.approx(among, rel=1e-5)
-
-
 def losses(cli: TrainCli) -> list[float]:
     found = [float(row.split(",")[3]) for row in cli.curve().splitlines()[1:]]
     assert len(found) == STEPS
     return found
 
 
-def test_after_a_kill_the_whole_world_restarts_from_the_checkpoint_with_the_same_losses(
-    hosts: Hosts, data: Path, whole: TrainCli, tmp_path: Path
+def test_unequal_nodes_train_and_resume_to_the_losses_of_one_host_and_of_one_process(
+    hosts: Hosts, data: Path, tmp_path: Path
 ) -> None:
+    whole = training(data, tmp_path / "whole")
+    argv = [sys.executable, "-m", "bench.cli.main", "launch", "--here-gpus", "3", "--", *command(whole)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
     cli = training(data, tmp_path / "run")
-    both = launch_both(hosts, "--max-restarts", "1", "--", *command(cli))
+    both = launch_both(hosts, "--", *command(cli))
     wait_for_steps(cli, both[0], 1, 7)
-    victim = ranks_of(both[1])[-1]
-    number = victim.environ()["RANK"]
-    victim.kill()
-    assert hosts.end(*both) == [0, 0], hosts.said(both[0]) + hosts.said(both[1])
-    for process in both:
-        assert f"restart 1 of 1: rank {number} on node 1 (host node-b) died by SIGKILL" in hosts.said(process)
+    ranks_of(both[1])[2].kill()
+    assert hosts.end(*both) == [3, 3]
+    again = launch_both(hosts, "--", *command(cli))
+    assert hosts.end(*again) == [0, 0], hosts.said(again[0]) + hosts.said(again[1])
     # Between the seventh step and the kill more may have been saved.
-    assert len(cli.attempts()) == 2 and re.search(r"resumes after step (5|10)\b", hosts.said(both[0]))
+    assert len(cli.attempts()) == 2 and re.search(r"resumes after step (5|10)\b", hosts.said(again[0]))
     assert cli.curve() == whole.curve()
-
-
-def test_a_rank_killed_in_a_step_ends_all_within_30_s_and_is_named_with_its_host(
-    hosts: Hosts, data: Path, tmp_path: Path
-) -> None:
-    _, both, ranks = running(hosts, data, tmp_path / "run")
-    victim = ranks_of(both[1])[-1]
-    number = victim.environ()["RANK"]
-    began = time.monotonic()
-    victim.kill()
-    assert hosts.end(*both, seconds=60) == [3, 3]
-    assert time.monotonic() - began < 30
-    for process in both:
-        assert f"failed: rank {number} on node 1 (host node-b) died by SIGKILL" in hosts.said(process)
-        assert "Traceback" not in hosts.said(process) and "GLHF" not in hosts.said(process), hosts.said(process)
-    _, left = psutil.wait_procs(ranks, timeout=5)
-    assert not left
-
-
-@pytest.mark.soak
-def test_a_cut_link_ends_both_sides_in_bounded_time_and_names_the_other_node(
-    hosts: Hosts, data: Path, tmp_path: Path
-) -> None:
-    cli, both, ranks = running(hosts, data, tmp_path / "run")
-    hosts.cut()
-    assert hosts.end(*both, seconds=90) == [3, 3]
-    assert "node 1 (host node-b, ranks 1 to 2) was lost: no message for 20 s" in hosts.said(both[0])
-    assert "node 0 (host node-a) was lost: no message for 20 s" in hosts.said(both[1])
-    (attempt,) = (json.loads(path.read_text()) for path in (tmp_path / "run").glob("trials/*/result.json"))
-    assert attempt["status"] == "crashed" and "node-b" in attempt["reason"], attempt
-    assert cli.state() and "crashed" in (tmp_path / "run" / "results.csv").read_text()
-    _, left = psutil.wait_procs(ranks, timeout=5)
-    assert not left
-
-
-@pytest.mark.soak
-def test_a_launch_killed_outright_takes_its_ranks_along_and_ends_the_other_node(
-    hosts: Hosts, data: Path, tmp_path: Path
-) -> None:
-    _, both, ranks = running(hosts, data, tmp_path / "run")
-    both[1].kill()
-    assert hosts.end(both[0], seconds=60) == [3]
-    assert "node 1 (host node-b, ranks 1 to 2) was lost: " in hosts.said(both[0])
-    _, left = psutil.wait_procs(ranks, timeout=5)
-    assert not left
+    assert cli.state()["finished"] and cli.result()["status"] == "ok"
+    one = training(data, tmp_path / "one")
+    done = one.run("--devices", "1")
+    assert done.returncode == 0, done.stderr
+    assert losses(one) == pytest.approx(losses(cli), rel=1e-5)
 
 
 @pytest.mark.soak
 def test_a_signal_to_one_launch_saves_on_all_nodes_and_ends_them_well(hosts: Hosts, data: Path, tmp_path: Path) -> None:
-    cli, both, _ = running(hosts, data, tmp_path / "run")
+    cli = training(data, tmp_path / "run", 100_000)
+    both = launch_both(hosts, "--", *command(cli))
+    wait_for_steps(cli, both[0], 1, 3)
     both[1].send_signal(signal.SIGTERM)
     assert hosts.end(*both) == [0, 0], hosts.said(both[0])
     made = cli.state()["applied_steps"]
     assert made > 0 and cli.checkpoints()[-1] == f"step-{made:07d}"
-    for process in both:
-        assert "stopped by SIGTERM on node 1 (host node-b)" in hosts.said(process)
+    for each in both:
+        assert "stopped by SIGTERM on node 1 (host node-b)" in hosts.said(each)
 
 
 @pytest.mark.soak
@@ -191,75 +252,3 @@ def test_a_full_shared_folder_is_said_once_and_the_checkpoint_before_stays(
         assert cli.checkpoints() == ["step-0000005"]
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
-
-
-def test_a_wrong_count_fails_on_every_node_with_both_numbers_before_anything_starts(hosts: Hosts) -> None:
-    mark = hosts.folder / "started"
-    words = ("--no-python", "--", "touch", str(mark))
-    first = hosts.launch(0, *UNEQUAL[0], *words)
-    second = hosts.launch(1, "--here-gpus", "3", "--other-gpus", "1", *words)
-    assert hosts.end(first, second, seconds=40) == [2, 2]
-    for process in (first, second):
-        said = hosts.said(process)
-        assert "node 0 (host node-a) expects 1 + 2 = 3 processes on 2 nodes" in said
-        assert "node 1 (host node-b) expects 1 + 3 = 4 processes on 2 nodes" in said
-        assert ": node 0 (host node-a, 1 process), node 1 (host node-b, 3 processes)" in said
-    assert not mark.exists()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("absent", [0, 1])
-def test_an_absent_node_fails_within_the_time_that_was_given(hosts: Hosts, absent: int) -> None:
-    present = 1 - absent
-    began = time.monotonic()
-    alone = hosts.launch(present, *UNEQUAL[present], "--join-timeout", "3", "--no-python", "--", "true")
-    assert hosts.end(alone, seconds=30) == [2]
-    assert time.monotonic() - began < 20
-    said = hosts.said(alone)
-    if absent:
-        assert "within 3 s: 1 of 3 processes" in said and ": node 0 (host node-a" in said
-    else:
-        assert f"node 0 at {ADDRESSES[0]}:29500 did not answer this node (node 1 (host node-b)) within 3 s" in said
-        assert "3 processes; only the 2 of this node" in said
-
-
-def test_a_late_node_is_waited_for_and_the_program_may_be_any(hosts: Hosts) -> None:
-    words = ("--no-python", "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE is $LOCAL_RANK")
-    first = hosts.launch(0, *UNEQUAL[0], *words)
-    wait_for(lambda: "waiting for the other nodes" in hosts.said(first), "node 0 to wait")
-    time.sleep(2)
-    second = hosts.launch(1, *UNEQUAL[1], *words)
-    assert hosts.end(first, second) == [0, 0]
-    assert "rank 0 of 3 is 0" in hosts.said(first)
-    assert set(re.findall(r"^rank .*", hosts.said(second), re.MULTILINE)) == {"rank 1 of 3 is 0", "rank 2 of 3 is 1"}
-
-
-@pytest.mark.soak
-def test_a_second_job_is_told_of_a_free_port_and_leaves_the_first_alone(hosts: Hosts) -> None:
-    mark = hosts.folder / "go"
-    waits = ("--no-python", "--", "sh", "-c", f"until [ -e {mark} ]; do sleep 0.1; done")
-    first, second = launch_both(hosts, *waits)
-    wait_for(lambda: "has joined" in hosts.said(first), "node 1 to come")
-    other = hosts.launch(0, *UNEQUAL[0], *waits)
-    late = hosts.launch(1, *UNEQUAL[1], *waits)
-    assert hosts.end(other, late, seconds=40) == [2, 2]
-    assert "--master-port 29500 is in use" in hosts.said(other)
-    assert "--master-port 29501, which is free here" in hosts.said(other)
-    assert "own --master-port" in hosts.said(late)
-    mark.touch()
-    assert hosts.end(first, second) == [0, 0], hosts.said(first)
-
-
-def test_no_process_of_a_launch_is_left(hosts: Hosts) -> None:
-    both = launch_both(hosts, "--no-python", "--", "sleep", "1000")
-    children: list[psutil.Process] = []
-
-    def sleeping() -> bool:
-        children[:] = [c for p in both for c in psutil.Process(p.pid).children(recursive=True)]
-        return sum(child.name() == "sleep" for child in children) == 3
-
-    wait_for(sleeping, "three ranks")
-    os.kill(both[0].pid, signal.SIGINT)
-    assert hosts.end(*both) == [130, 3]
-    _, left = psutil.wait_procs(children, timeout=5)
-    assert not left

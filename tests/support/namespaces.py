@@ -39,9 +39,9 @@ class Hosts:
     folder: Path
     started: list["subprocess.Popen[str]"] = field(default_factory=list)
 
-    def launch(self, host: int, *words: str, quiet: bool = False) -> "subprocess.Popen[str]":
-        """Start `bertbench launch` on a host as its node; its output goes to a file each."""
-        options = ("--node-rank", str(host), "--master-addr", ADDRESSES[0], *(("--quiet",) if quiet else ()))
+    def launch(self, host: int, *words: str, rank: int | None = None) -> "subprocess.Popen[str]":
+        """Start `bertbench launch` on a host, as the node of its number or `rank`; its output goes to a file each."""
+        options = ("--node-rank", str(host if rank is None else rank), "--master-addr", ADDRESSES[0])
         command = [sys.executable, "-m", "bench.cli.main", "launch", *options, *words]
         shell = 'hostname "$1"; shift; exec "$@"'
         argv = ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "sh", "-c", shell, "sh"]

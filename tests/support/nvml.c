@@ -159,13 +159,6 @@ int nvmlDeviceGetFieldValues(device *one, int count, field_value *to) {
     return 0;
 }
 
-int nvmlDeviceGetCpuAffinity(device *one, unsigned words, unsigned long *to) {
-    TOLD;
-    for (unsigned place = 0; place < words; place++) to[place] = 0;
-    to[0] = one->gpu ? 0xf0 : 0x0f;
-    return 0;
-}
-
 const char *nvmlErrorString(int code) {
     return code == 9 ? "Driver Not Loaded" : code == 4 ? "Insufficient Permissions" : "Some Error";
 }

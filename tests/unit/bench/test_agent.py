@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster.world import AGENT_STORE_VARIABLE
-from bench.run.agent import _ALONE, _TORCHRUN
+from bench.launch.torchrun import ONE_NODE
+from bench.launch.world import AGENT_STORE_VARIABLE
+from bench.run.agent import _ALONE
 
 ROOT = Path(__file__).parents[3]
 
@@ -46,7 +47,7 @@ def test_a_single_rank_is_told_what_torchrun_tells_it(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(f"import json, os; print(json.dumps({{name: os.environ[name] for name in {list(_ALONE)}}}))\n")
     alone = json.loads(agent(tmp_path / "a.json", "1", str(program)).stdout)
-    options = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", *_TORCHRUN, str(program)]
+    options = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", *ONE_NODE, str(program)]
     done = subprocess.run(options, cwd=tmp_path, capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
     assert alone.pop("MASTER_PORT") == "0" and int(told.pop("MASTER_PORT")) > 0

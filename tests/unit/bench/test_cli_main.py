@@ -13,7 +13,6 @@ from support.refusals import check_refusal, refused
 
 from bench.cli.dispatch import COMMANDS
 from bench.cli.main import run
-from bench.cluster import STOPPING_VARIABLE
 from common.errors import Code
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -251,7 +250,7 @@ def test_output_that_cannot_be_written_is_one_message(words: str) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_rank_that_its_launch_ends_leaves_the_message_to_it(
+def test_of_several_ranks_the_first_says_that_it_was_interrupted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def ended(argv: list[str]) -> int:
@@ -259,7 +258,7 @@ def test_a_rank_that_its_launch_ends_leaves_the_message_to_it(
 
     monkeypatch.setattr("bench.cli.dispatch.call", ended)
     assert run(["measure"]) == 130 and "interrupted" in capsys.readouterr().err
-    monkeypatch.setenv(STOPPING_VARIABLE, "/no/such/file")
+    monkeypatch.setenv("RANK", "1")
     assert run(["measure"]) == 130 and capsys.readouterr().err == ""
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.refusals import refused
 
-from bench.cluster.world import World, joined_world
+from bench.launch.world import World, joined_world
 from bench.machine.devices import Devices, Gpu
 from bench.run.collectives import _Buffers
 from bench.run.comm import CommSweep, expand_collectives
@@ -72,9 +72,6 @@ def test_a_world_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (trial.world_size, trial.nodes) == (6, 2)
     with refused("option-conflict", "--devices 2", 6):
         expand_collectives(CommSweep(devices=(2,)), CPU, world)
-    monkeypatch.setenv("WORLD_SIZE", "six")
-    with refused("option-value", "WORLD_SIZE='six'"):
-        joined_world()
 
 
 def group(name: str, ranks: int, placement: str, precision: str) -> list[_Buffers]:

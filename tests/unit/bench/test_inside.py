@@ -8,10 +8,10 @@ from support.fake_run import step_rows, write_csv, write_trial
 from support.refusals import refused
 
 from analysis.load import load_run
-from bench.cluster.inside import run_trial_inside
-from bench.cluster.world import World
+from bench.launch.world import World
 from bench.machine.devices import Devices
 from bench.plan.sweep import locked
+from bench.run.inside import run_inside
 from bench.run.launch import LaunchOptions
 from common.errors import LockedError
 from records.files import read_record
@@ -28,8 +28,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # put back afterwards
     trials: list[Trial] = []
     monkeypatch.setattr("bench.run.worker.run_rank", lambda directory, trial: trials.append(trial))
-    monkeypatch.setattr("bench.cluster.inside.finish", lambda *_: {"status": "ok"})
-    monkeypatch.setattr("bench.cluster.inside.capture", lambda devices: {})
+    monkeypatch.setattr("bench.run.inside.finish", lambda *_: {"status": "ok"})
+    monkeypatch.setattr("bench.run.inside.capture", lambda devices: {})
     return trials
 
 
@@ -37,7 +37,7 @@ def test_the_requests_of_calls_before_are_kept(tmp_path: Path, ran: list[Trial])
     run = RunDirectory(tmp_path / "run")
     for batch in (4, 8):
         trial = Trial(micro_batch_size=batch)
-        run_trial_inside(run, trial, {"batch": batch}, CPU, World(0, 0, 1, 1, 1), LaunchOptions())
+        run_inside(run, [trial], {"batch": batch}, CPU, World(0, 0, 1, 1, 1), LaunchOptions())
     sweep = read_record(run.sweep_json)
     assert (sweep["request"], sweep["earlier"]) == ({"batch": 8}, [{"batch": 4}]) and len(ran) == 2
 
@@ -56,7 +56,7 @@ def test_a_repeated_trial_that_dies_has_not_the_result_of_the_call_before(
 
     monkeypatch.setattr("bench.run.worker.run_rank", dies)
     with pytest.raises(OSError):
-        run_trial_inside(run, trial, {}, CPU, World(0, 0, 1, 1, 1), LaunchOptions())
+        run_inside(run, [trial], {}, CPU, World(0, 0, 1, 1, 1), LaunchOptions())
     assert [one.row["status"] for one in load_run(run)] == ["interrupted"]
 
 
@@ -64,10 +64,10 @@ def test_a_run_directory_that_a_sweep_uses_is_refused_by_the_first_rank_alone(tm
     run = RunDirectory(tmp_path / "run")
 
     def measure(rank: int) -> Any:
-        return run_trial_inside(run, Trial(), {}, CPU, World(rank, rank, 2, 2, 1), LaunchOptions())
+        return run_inside(run, [Trial()], {}, CPU, World(rank, rank, 2, 2, 1), LaunchOptions())
 
     with locked(run):
         with refused("folder-locked", run.path, kind=LockedError):
             measure(0)
-        assert measure(1) is None and len(ran) == 1, "the others wait for it in the process group"
-    assert measure(0) == {"status": "ok"} and len(ran) == 2
+        assert measure(1) == [] and len(ran) == 1, "the others wait for it in the process group"
+    assert measure(0) == [{"status": "ok"}] and len(ran) == 2

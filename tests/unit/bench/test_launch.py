@@ -12,11 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.cluster import STOPPING_VARIABLE
 from bench.machine.devices import find_devices
 from bench.machine.environment import capture
 from bench.run import launch
-from bench.run.launch import LaunchOptions, _outcome, _timeout_reason, finish, launch_failure, lost_peer, rank_variables
+from bench.run.launch import LaunchOptions, _outcome, _timeout_reason, finish, lost_peer, rank_variables
 from bench.run.processes import MARK_VARIABLE, descendants, end_tree, marked, stopped_ranks
 from bench.run.worker import _explain
 from common.errors import StorageError, UsageError
@@ -152,15 +151,6 @@ def test_a_rank_that_meets_a_full_disk_is_run_again_and_one_that_finds_no_memory
 def test_a_lost_connection_is_told_from_other_failures() -> None:
     assert lost_peer("RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection closed by peer")
     assert not lost_peer("ValueError: shapes differ")
-
-
-def test_why_a_launch_ends_is_read_where_it_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(STOPPING_VARIABLE, raising=False)
-    assert not launch_failure()
-    monkeypatch.setenv(STOPPING_VARIABLE, str(tmp_path / "stopping"))
-    assert not launch_failure()
-    (tmp_path / "stopping").write_text("node 1 is gone")
-    assert launch_failure() == "node 1 is gone"
 
 
 def test_a_trial_is_over_when_none_of_its_processes_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
+from bench.launch.layout import _load
 from bench.machine import environment
-from bench.machine.devices import Gpu, find_devices
+from bench.machine.devices import find_devices
 from bench.machine.environment import first_gpu_capability
-from bench.machine.gpu_load import least_busy, near_cpus
 from bench.run.telemetry import Telemetry, telemetry_writer
 from records.run import TrialDirectory
 
@@ -94,8 +94,7 @@ def test_slices_that_may_not_be_listed_are_left_to_cuda(nvml: pytest.MonkeyPatch
 def test_a_gpu_without_memory_of_its_own_is_a_gpu(code: int, nvml: pytest.MonkeyPatch) -> None:
     fails(nvml, nvmlDeviceGetMemoryInfo=code)
     assert [memory for _, _, memory in chosen(nvml)] == [None, None]
-    _, loads = least_busy(find_devices(), 2)
-    assert loads[0].free_bytes is None and loads[0].utilization == 97
+    assert _load(find_devices().gpus[0]) == (1, 97), "after every GPU whose memory is known"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,6 @@ def sampled(uuid: str, folder: Path) -> tuple[dict[str, float], dict[str, str]]:
 
 def test_every_sensor_is_read_in_its_unit(nvml: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert sampled("GPU-00000001-0000", tmp_path) == (SENSORS, {})
-    assert near_cpus(Gpu("", "1", "GPU-00000001-0000", None)) == [4, 5, 6, 7]
 
 
 def test_a_slice_has_the_sensors_that_a_slice_has(nvml: pytest.MonkeyPatch, tmp_path: Path) -> None:

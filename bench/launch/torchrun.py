@@ -1,0 +1,157 @@
+"""torchrun on one node: its command line, its environment, and the process that runs it and records how it ended."""
+
+import importlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bench.machine.devices import Devices
+from bench.machine.environment import bounded_spin
+from bench.run.processes import (
+    PARENT_VARIABLE,
+    STOP_SIGNALS,
+    TRIAL_FOLDER,
+    death_in_words,
+    descendants,
+    die_with_parent,
+    own_folder,
+    send,
+)
+from common.atomic import write_text
+from common.errors import first_line
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+ONE_NODE = ("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
+"""Options of torchrun on one node: its store has any free port, since nobody else connects."""
+GRACE_SECONDS = 8.0
+"""Seconds that ranks have to end after another one failed, before they are killed."""
+LOST, KILLED, FAILED, STOPPED, OK = range(5)
+"""Kinds of endings; of several, the first is the cause of the others."""
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How the ranks of one node ended."""
+
+    kind: int
+    text: str = ""
+    """Of the rank that failed first."""
+    time: float = 0.0
+    """When, as Unix time in s by the clock of the node."""
+
+
+def options(counts: Sequence[int], node_rank: int, address: str, port: int) -> list[str]:
+    """Return the options of torchrun on a node; over several nodes a static rendezvous keeps the order of the nodes."""
+    several = f"--nnodes={len(counts)} --node-rank={node_rank} --master-addr={address} --master-port={port}".split()
+    return [*(several if len(counts) > 1 else ONE_NODE), f"--nproc-per-node={counts[node_rank]}"]
+
+
+def environment(devices: Devices, here: int) -> dict[str, str]:
+    """Return the environment of `here` ranks on these devices."""
+    threads = str(max(1, devices.cpu_cores // here))
+    visible = devices.environment(here) if devices.kind == "cuda" else {}
+    return {"OMP_NUM_THREADS": threads, **bounded_spin(), **os.environ, **visible}
+
+
+def gloo_interface(local_address: str) -> dict[str, str]:
+    """Return the variable that makes gloo use the interface of this address; by default it often uses loopback."""
+    import psutil
+
+    interfaces = {one.address.partition("%")[0]: name for name, ones in psutil.net_if_addrs().items() for one in ones}
+    return {"GLOO_SOCKET_IFNAME": interfaces[local_address]} if local_address in interfaces else {}
+
+
+def start(words: Sequence[str], variables: dict[str, str], record: Path) -> "subprocess.Popen[bytes]":
+    """Start torchrun with these words, in a process that writes an Ending to `record` and dies with this one."""
+    module = [sys.executable, "-P", "-m", "bench.launch.torchrun", str(record)]
+    return subprocess.Popen(
+        [*module, "--monitor-interval=0.1", "--signals-to-handle=SIGHUP", *words],
+        stdin=subprocess.DEVNULL,
+        env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{GRACE_SECONDS:.0f}", **variables, PARENT_VARIABLE: str(os.getpid())},
+        start_new_session=True,  # only the launcher receives Ctrl-C; it passes the signal on
+    )
+
+
+def import_torch() -> None:
+    """Import torch.distributed without its reports of lost connections and failed ranks: ours are one line."""
+    level = os.environ.get("TORCH_CPP_LOG_LEVEL")
+    os.environ["TORCH_CPP_LOG_LEVEL"] = level or "FATAL"
+    importlib.import_module("torch.distributed")  # reads the variable
+    logging.disable()
+    if level is None:
+        del os.environ["TORCH_CPP_LOG_LEVEL"]  # not for the ranks
+
+
+def run_torchrun(words: Sequence[str]) -> "dict[int, ProcessFailure]":
+    """Run torchrun with these words in this process; return torch's ProcessFailure of each rank that failed."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    with own_folder(TRIAL_FOLDER) as folder:
+        wanted = parse_args(words)
+        wanted.log_dir = str(folder)  # torchrun would leave an empty one behind
+        try:
+            run(wanted)
+        except ChildFailedError as error:
+            return dict(error.failures)
+    return {}
+
+
+def _ending(rank: int, failure: "ProcessFailure", failed_at: Mapping[int, float]) -> Ending:
+    code = failure.exitcode
+    kind = FAILED if code > 0 else STOPPED if -code in STOP_SIGNALS else KILLED
+    error = failure.error_file_data.get("message")
+    reason = str(error["message"]).splitlines()[:1] if isinstance(error, dict) else []  # of a rank that uses @record
+    how = f"ended with exit code {code}" if code > 0 else death_in_words(-code)
+    when = failed_at.get(failure.pid, failure.timestamp)  # torchrun notes whole seconds
+    return Ending(kind, ": ".join([f"rank {rank} {how}", *reason]), when)
+
+
+def _watch_ranks(failed_at: dict[int, float]) -> None:
+    """Note when the first rank fails, by its process id, since torchrun waits 30 s for the others; then kill those."""
+    while not failed_at:
+        time.sleep(0.02)
+        try:
+            child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # torchrun reaps it
+        except ChildProcessError:
+            continue
+        if child is not None and child.si_status:
+            failed_at[child.si_pid] = time.time()
+    time.sleep(GRACE_SECONDS)
+    send(descendants(os.getpid()), signal.SIGKILL)
+
+
+def main(argv: list[str]) -> int:
+    """Run torchrun with the words argv[1:]; write its Ending to argv[0]."""
+    die_with_parent(signal.SIGHUP)  # torchrun then ends the ranks
+    for number in STOP_SIGNALS:  # of a batch system, which signals every process; the launcher passes them to the ranks
+        signal.signal(number, lambda *_: None)
+    import_torch()
+    failed_at: dict[int, float] = {}
+    threading.Thread(target=_watch_ranks, args=(failed_at,), daemon=True).start()
+    try:
+        failures = run_torchrun(argv[1:])
+        # The others were ended because of the first.
+        first = min(failures, key=lambda rank: failed_at.get(failures[rank].pid, time.time()), default=None)
+        ending = Ending(OK) if first is None else _ending(first, failures[first], failed_at)
+    except Exception as error:
+        ending = Ending(STOPPED, f"torchrun failed: {first_line(error)}", time.time())
+    write_text(Path(argv[0]), msgspec.json.encode(ending).decode())
+    return int(ending.kind != OK)
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # threads of the store must not keep the process alive

@@ -1,0 +1,164 @@
+"""Measure and train in the ranks that torchrun, `bertbench launch` or a batch system started.
+
+This is how several nodes are measured: every rank runs the same command. No harness surrounds the ranks; their launcher
+handles crashes and hangs.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bench.launch.world import AGENT_STORE_VARIABLE, World
+from bench.machine.devices import Devices
+from bench.machine.environment import bounded_spin, capture
+from bench.plan.sweep import locked, record_request, write_results
+from bench.run import worker
+from bench.run.launch import LaunchOptions, finish, rank_variables
+from bench.run.processes import STOP_VARIABLE
+from common.atomic import storage_errors
+from common.errors import BertbenchError, StorageError
+from records.files import write_record
+from records.run import RunDirectory, TrialDirectory
+from records.trial import Trial
+
+# Seconds until a folder made by rank 0 must be visible on other nodes.
+_SHARED_FOLDER_SECONDS = 30.0
+# Seconds that a rank waits for rank 0 to say what to train.
+_ORDER_SECONDS = 600.0
+_ORDER_KEY = "train"
+
+
+def run_inside(
+    run: RunDirectory,
+    trials: Sequence[Trial],
+    request: Mapping[str, Any],
+    devices: Devices,
+    world: World,
+    options: LaunchOptions,
+) -> list[dict[str, Any]]:
+    """Run trials in this process, which is a rank of the world.
+
+    Every rank writes its own records. If nodes share no folder, each has a part of the run directory.
+
+    Returns:
+        The results on rank 0, nothing on the others.
+    """
+    results = []
+    with contextlib.nullcontext() if world.rank else locked(run):
+        for trial in trials:
+            directory = run.trial(trial.trial_id)
+            with storage_errors(directory.path):
+                directory.path.mkdir(parents=True, exist_ok=True)
+                if world.rank == 0:  # of an earlier call, whose step records the ranks are about to replace
+                    directory.result_json.unlink(missing_ok=True)
+            if world.local_rank == 0:
+                unavailable = {"telemetry": "ranks started by another launcher have no harness to read sensors"}
+                write_record(directory.env_json, {**capture(devices), "telemetry_unavailable": unavailable})
+                write_record(directory.trial_json, trial.to_json())
+            # torchrun sets 1 by default; ranks get an equal share of their node, as in trials of one node.
+            threads = trial.threads_per_rank or max(1, devices.cpu_cores // world.local_world_size)
+            os.environ |= {"OMP_NUM_THREADS": str(threads), **bounded_spin()}
+            worker.run_rank(directory, trial)  # its last barrier follows the records of all ranks
+            if world.rank == 0:
+                results.append(finish(trial, directory, "ok", "", options))
+        if world.rank == 0:
+            record_request(run, trials, request)
+            write_results(run)
+    return results
+
+
+class Leader:
+    """Rank 0 of a world, which tells the waiting ranks once what to train, or to exit."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._order: dict[str, Any] = {}
+        if world.world_size > 1 and os.environ.get(AGENT_STORE_VARIABLE) != "True":
+            assert self._store  # hosts the store before this process starts a rank
+
+    @cached_property
+    def _store(self) -> Any:
+        return _store_of_ranks(self.world)
+
+    def order(self, **content: Any) -> None:
+        """Tell the others; only the first call has an effect."""
+        if not self._order and self.world.world_size > 1:
+            self._order = content
+            self._store.set(_ORDER_KEY, json.dumps(content))
+
+
+@contextlib.contextmanager
+def leading(world: World | None) -> Iterator[Leader | None]:
+    """Run the block as rank 0 of `world`; at the end tell the others to exit if they were told nothing."""
+    leader = None if world is None else Leader(world)
+    code = 2
+    try:
+        yield leader
+        code = 0
+    finally:
+        if leader is not None:
+            with contextlib.suppress(BertbenchError):  # an earlier error is more important
+                leader.order(end=code)
+
+
+def follow(world: World, devices: Devices) -> int:
+    """Train as a rank other than 0, as rank 0 directs; return the exit code of this rank."""
+    store = _store_of_ranks(world)
+    deadline = time.monotonic() + _ORDER_SECONDS
+    while not store.check([_ORDER_KEY]):  # wait() would hold signals back
+        if time.monotonic() >= deadline:
+            raise BertbenchError("node-unreachable", f"rank 0 did not answer within {_ORDER_SECONDS:g} s: see its log")
+        time.sleep(0.1)
+    order = json.loads(store.get(_ORDER_KEY))
+    if "directory" not in order:
+        return int(order["end"])
+    directory = TrialDirectory(Path(order["directory"]))
+    deadline = time.monotonic() + _SHARED_FOLDER_SECONDS
+    while not directory.trial_json.exists():
+        if time.monotonic() >= deadline:
+            raise StorageError(
+                "folder-not-shared",
+                f"rank {world.rank} on {socket.gethostname()} cannot see {directory.path} of rank 0: give an --out in "
+                "a folder that all nodes share under the same path",
+            )
+        list(directory.path.parent.glob("*"))  # makes a network file system refresh its cache
+        time.sleep(0.1)
+    threads = order["threads"] or world.threads(devices.cpu_cores)
+    os.environ |= {**rank_variables(threads, None), STOP_VARIABLE: "1"}
+    _write_to(directory.path / f"log-{world.rank}.txt")
+    return worker.main([str(directory.path)])
+
+
+def _store_of_ranks(world: World) -> Any:
+    """Connect to the store of the ranks, which rank 0 hosts where torchrun does not."""
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    hosts = world.rank == 0 and os.environ.get(AGENT_STORE_VARIABLE) != "True"
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    limit = timedelta(seconds=_ORDER_SECONDS)
+    try:
+        # The process group uses the same store, since no other process can have its port.
+        store = TCPStore(address, port, is_master=hosts, timeout=limit, wait_for_workers=False)
+    except RuntimeError as error:
+        raise BertbenchError(
+            "node-unreachable", f"rank {world.rank} cannot reach the store at {address}:{port}: {error}"
+        ) from error
+    os.environ[AGENT_STORE_VARIABLE] = "True"
+    return PrefixStore(f"bertbench/{os.environ.setdefault('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _write_to(path: Path) -> None:
+    """Redirect the output of this rank and its libraries to a file, so that rank 0 stays readable."""
+    with storage_errors(path), path.open("ab") as log:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)
