@@ -1,1 +1,0 @@
-"""Job files of batch systems."""
