@@ -1,8 +1,7 @@
-"""Results of searches: the trials of a hyper-parameter study, and the configurations that autotune tried."""
+"""Results of searches: the trials of a hyper-parameter study, and the configurations tried for throughput."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from analysis import wording
@@ -19,7 +18,7 @@ def tune_blocks(study: Row) -> list[Block]:
     """Return the trials of a study: complete ones by value, then pruned, failed, running, waiting; and the best.
 
     Args:
-        study: tune.json, as bench.tune.document makes it.
+        study: tune.json, as bench.search.study writes it.
     """
     sign = -1.0 if study["objective"]["maximize"] else 1.0
 
@@ -42,19 +41,13 @@ def tune_blocks(study: Row) -> list[Block]:
 
 
 def _best_facts(study: Row) -> list[tuple[str, str]]:
-    """Return the best trial, its command, and the files outside its folder that this overwrites."""
+    """Return the best trial and its command."""
     best = study["best"]
     trained = [row["value"] for row in study["trials"] if row["state"] == "complete" and row["same_as"] is None]
     ties = trained.count(best["value"]) - 1
     text = f"trial {best['number']}, {in_words(study['objective']['name'], best['value'])}"
     text += f"; {wording.counted(ties, 'other trial')} of {len(trained)} with the same value" if ties > 0 else ""
-    facts = [("best", text), ("command", best["command"])]
-    if paths := [Path(path) for path in best["replaces"]]:
-        names = ", ".join(path.name for path in paths)
-        facts.append(
-            ("", f"overwrites {names} in {paths[0].parent}: back them up first, or use the trial's checkpoint")
-        )
-    return facts
+    return [("best", text), ("command", best["command"])]
 
 
 def _trials_table(study: Row, rows: Sequence[Row]) -> Table:
@@ -68,7 +61,7 @@ def _trials_table(study: Row, rows: Sequence[Row]) -> Table:
             return f"repeats trial {row['same_as']}"
         if row["state"] == "pruned":
             return f"after reading {len(row['readings'])}"
-        return f"killed {row['killed']} times" if row["killed"] else ""
+        return f"resumed {row['resumed']} times" if row["resumed"] else ""
 
     shown = [
         computed("trial", lambda row: f"{row['number']}{'*' * (row['number'] == best)}", lambda row: row["number"]),

@@ -37,7 +37,6 @@ COMMANDS: dict[str, str | Group] = {
     "predict": Group("task", {}),
     "eval": Group("task", {}),
     "tune": "bench.cli.tune",
-    "autotune": "bench.cli.autotune",
     "throughput": "bench.cli.throughput",
     "measure": "bench.cli.measure",
     "speed-of-light": "bench.cli.speed_of_light",

@@ -44,7 +44,7 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
   train                    train or resume a task, or compare several
   predict                  predict with a trained model
   eval                     official scores
-  tune, autotune           search: best score, throughput
+  tune                     search: best score, throughput
   throughput, measure      measure samples/s of BERT; of any PyTorch script
   speed-of-light           measure the floor of a step, and where time is lost
   comm                     benchmark collectives by message size

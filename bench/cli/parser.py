@@ -43,6 +43,8 @@ SINGULARS = {
     "presets": "preset",
     "implementations": "implementation",
     "strategies": "strategy",
+    "zero_stages": "zero_stage",
+    "precisions": "precision",
     "batch_sizes": "batch_size",
     "seq_lens": "seq_len",
     "stages": "stage",

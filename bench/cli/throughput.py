@@ -180,7 +180,7 @@ def _measured(options: ThroughputOptions, run: RunDirectory, trials: Sequence[Tr
 
 def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirectory, launch: LaunchOptions) -> Result:
     from analysis import wording
-    from bench.plan.variants import explore, largest_batch, measured_trials
+    from bench.plan.variants import largest_batch, measured_trials
 
     # One search per combination of everything but the batch size.
     sweep = dataclasses.replace(options.sweep, batch_sizes=options.sweep.batch_sizes[:1], rounds=1)
@@ -200,8 +200,7 @@ def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirec
     with session(run, request, devices, launch) as call:
         measure = measured_trials(call)
         for start in starts:
-            outcome = explore(largest_batch(start, options.max_batch_limit, options.max_batch_step), measure)
-            assert outcome is not None, "nothing stops it"
+            outcome = largest_batch(start, options.max_batch_limit, measure, options.max_batch_step)
             found.append(
                 {
                     **{name: getattr(start, name) for name in (*SHAPE_COLUMNS, *OPTION_COLUMNS)},

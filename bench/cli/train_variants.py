@@ -22,7 +22,7 @@ from bench.plan.training import TrainOptions, option_kinds
 from bench.plan.trainings import TrainingsPlan, plan_trainings, profile_variants
 from bench.run.launch import LaunchOptions
 from bench.run.processes import StopRequest
-from bench.tune.space import make_choices
+from bench.search.space import read_choices
 from common import locks
 from common.errors import UsageError
 from common.flags import LARGEST_SEED, Groups, Positional, request_of
@@ -116,7 +116,7 @@ def read_words(words: list[str], program: str) -> SeveralCall:
     if "--help" in words:  # it needs no values
         words = [words[0], "--help"]
     options, rest = parse_known(SeveralOptions, words, program)
-    axes = make_choices(options.vary, option_kinds(_NOT_VARIED))
+    axes = read_choices(options.vary, option_kinds(_NOT_VARIED))
     if joined_world() is not None:
         raise UsageError(
             "option-not-applicable",

@@ -1,124 +1,150 @@
-"""`bertbench tune TASK`: search for better hyperparameters with Optuna."""
+"""`bertbench tune TASK --for score|throughput`: search for training options, or for the fastest configuration."""
 
-import dataclasses
+import itertools
 import math
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from bench.cli.options import Printed, check_task, run_folder
+from bench.cli.configuration import OneConfiguration
+from bench.cli.options import Printed, check_task, parse_task, run_folder
 from bench.cli.parser import parse_known
 from bench.cli.result import Result
+from bench.cli.session import session
 from bench.cli.train import parse_trainings
+from bench.implementations import OURS
 from bench.launch.world import joined_world
-from bench.machine.devices import Devices, find_devices
-from bench.plan.options import of_our_tasks
-from bench.plan.training import Plan, TrainOptions, option_kinds
-from bench.plan.variants import PlannedVariant, Values, plan_variant
+from bench.machine.devices import find_devices, free_memory_share
+from bench.plan.options import AUTO, of_our_tasks
+from bench.plan.sweep import record_request
+from bench.plan.training import TrainOptions, option_kinds
+from bench.plan.variants import Value, measured_trials
+from bench.run.launch import LaunchOptions
 from bench.run.processes import StopRequest
-from bench.tune.document import FILE, document
-from bench.tune.space import SearchSpace, make_space, word
-from bench.tune.study import PRUNERS, SAMPLERS, Question, Search, Study, storage_path
-from bench.tune.worker import Job, Objective, make_objective, work
+from bench.search.objective import make_objective
+from bench.search.request import check_same_request
+from bench.search.score import Worker, plan_trial
+from bench.search.space import Parameter, read_space
+from bench.search.study import open_study, write_results
+from bench.search.throughput import Search, best_of, lanes, row_of
 from common.errors import UsageError
-from common.flags import Groups, OneOf, Positional, flag, request_of
-from common.registry import lookup
-from records.training import is_train_run
+from common.flags import Groups, OneOf, Positional, request_of
+from common.reading import read_notes
+from records.files import write_record
+from records.run import RunDirectory
 
-_DEFAULT_TRIALS = 20
-# Default number of evaluations of a trial; pruning needs several.
-_EVALUATIONS = 5
-_BEST, _ALL = "best", "all"
+if TYPE_CHECKING:
+    from analysis.render.tables import Block
+
+Goal = Annotated[str, OneOf(("score", "throughput"))]
+# Options of a training that may change between calls of one search.
+FREE = ("out", "json", "threads", "max_seconds", "log_to", "log_every", "save_every", "keep", "device", "file")
+# Further options that cannot be searched: they define the comparison.
+FIXED = ("task", "benchmark_task", "phase", "devices", "eval_every", "eval_data", "eval_samples", "best_by",
+          "deepspeed_config")  # fmt: skip
+_FREE_OF_THROUGHPUT = ("out", "json", "timeout_seconds", "retry_failed", "rounds")
+# Measured steps of a trial of a search for throughput.
+_MIN_STEPS, _MAX_STEPS = 5, 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TuneOptions(Printed):
-    """Search for the training options with the best score. Each trial is a training run; a trial that falls behind is
-    stopped early. The same command resumes the study. Several processes or a job array can share it.
+class ScoreOptions(Printed):
+    """Search with Optuna for the training options with the best score. Each trial is a training; one that falls behind
+    is stopped early. The same command resumes the study, and several processes or a job array can share it.
 
     It also takes the options of `bertbench train TASK`, which apply to all trials.
 
     Examples:
         bertbench tune glue --task mrpc --data runs/glue-data --search learning_rate=log:1e-5:1e-4 --trials 10
-        bertbench tune squad --search learning_rate=2e-5,3e-5,5e-5 epochs=2:4:1
+        bertbench tune squad --data runs/squad --search learning_rate=2e-5,3e-5,5e-5 epochs=2:4
+        bertbench tune pretrain --for throughput  # the fastest micro batch, strategy, checkpointing and buckets
     """
 
-    GROUPS: ClassVar[Groups] = {
-        "search": ("search", "space", "objective", "sampler", "sampler_seed", "startup_trials"),
-        "trial": ("trials", "max_seconds", "retries", "checkpoints"),
-        "pruning": ("pruner", "prune_after", "unpruned_readings"),
-    }
+    GROUPS: ClassVar[Groups] = {"search": ("for_", "search", "objective", "trials", "sampler", "pruner")}
 
     task: Positional[str]
     """Task to train, as in `bertbench train`."""
+    for_: Goal = "score"
+    """What to search for."""
     search: tuple[str, ...] = ()
-    """Training options to search: NAME=VALUE,VALUE or NAME=LOW:HIGH[:STEP] or NAME=log:LOW:HIGH; default those in
-    --space."""
-    space: Path | None = None
-    """TOML file with the options to search; default those of --search."""
+    """Training options to search: NAME=VALUE,VALUE or NAME=LOW:HIGH or NAME=log:LOW:HIGH."""
     objective: str | None = None
-    """Score to optimize, which also selects the best checkpoint of a trial, or loss for the training loss; default the
-    task's own score."""
-    trials: int | None = None
-    """Trials in the whole study; default 20, with --max-seconds no limit."""
+    """Score to optimize, which also selects the best checkpoint of a trial; default the task's own score."""
+    trials: int = 20
+    """Trials in the whole study."""
     max_seconds: float | None = None
     """Stop after this time in s; the running trial is saved and the next call resumes it; default no limit."""
-    sampler: Annotated[str, OneOf(tuple(SAMPLERS))] = "tpe"
+    sampler: Annotated[str, OneOf(("tpe", "random"))] = "tpe"
     """tpe learns from earlier trials; random does not."""
-    sampler_seed: int = 0
-    """Seed of the sampler. --seed is the seed of every training run."""
-    startup_trials: int = 10
-    """Random trials before tpe takes over."""
-    pruner: Annotated[str, OneOf(tuple(PRUNERS))] = "median"
+    pruner: Annotated[str, OneOf(("median", "none"))] = "median"
     """median stops a trial that is worse than half of the others at the same evaluation; none stops no trial."""
-    prune_after: int = 5
-    """Complete trials before the first is pruned."""
-    unpruned_readings: int = 1
-    """Evaluations before a trial can be pruned."""
-    retries: int = 2
-    """Retries, from the last checkpoint, of a trial whose worker was killed."""
-    checkpoints: Annotated[str, OneOf((_BEST, _ALL))] = _BEST
-    """Checkpoints to keep of finished trials: best keeps those of the best trial, all keeps all."""
     out: Path = Path("runs/tune")
     """Folder of the study. The same command resumes it; several processes can share it."""
 
     def __post_init__(self) -> None:
-        """Refuse unknown names and values out of range."""
-        for value, names, what in (
-            (self.sampler, SAMPLERS, "sampler"), (self.pruner, PRUNERS, "pruner"),
-            (self.checkpoints, (_BEST, _ALL), "checkpoints"),
-        ):  # fmt: skip
-            lookup(dict.fromkeys(names), value, what)
-        least = {"trials": 1, "startup_trials": 1, "prune_after": 1, "sampler_seed": 0, "unpruned_readings": 0}
-        for name, fewest in {**least, "retries": 0}.items():
-            value = getattr(self, name)
-            if value is not None and value < fewest:
-                raise UsageError("option-value", f"{flag(name)} {value} must be at least {fewest}")
-        if self.max_seconds is not None and not 0 < self.max_seconds < math.inf:
-            raise UsageError("option-value", f"--max-seconds {self.max_seconds} must be above 0")
+        """Refuse values out of range."""
+        if self.trials < 1 or not 0 < (self.max_seconds or 1) < math.inf:
+            raise UsageError("option-value", "--trials must be at least 1, and --max-seconds above 0 and finite")
 
 
-OPTIONS = {"tune TASK": TuneOptions}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThroughputOptions(OneConfiguration):
+    """Search for the micro-batch size, strategy and ZeRO stage, activation checkpointing and bucket size with the
+    highest throughput by short trials, without running all combinations. The same command resumes.
 
-# Options of a training that do not change its result, or that define the comparison.
-NOT_SEARCHED = (
-    "task", "file", "benchmark_task", "phase", "out", "json", "device", "devices", "threads", "max_seconds", "log_to",
-    "log_every", "save_every", "keep", "eval_every", "eval_data", "eval_samples", "best_by",
-    "deepspeed_config",
-)  # fmt: skip
-# Options above that may change between calls.
-_FREE = ("out", "json", "threads", "max_seconds", "log_to", "log_every", "save_every", "keep", "device")
+    Examples:
+        bertbench tune pretrain --for throughput
+        bertbench tune squad --for throughput --preset large --global-batch-size 32
+    """
+
+    GROUPS: ClassVar[Groups] = {"search": ("for_", "last_batch")}
+
+    for_: Goal = "throughput"
+    """What to search for."""
+    model: str = ""
+    """Hugging Face model in place of a preset: folder, config.json or hub id; default a preset."""
+    trust_remote_code: bool = False
+    """Run the Python code that comes with --model."""
+    implementation: str | None = None
+    """Implementation to measure; default bertbench, with --model hf."""
+    devices: int | None = None
+    """Devices; default every GPU, or one process on all CPU cores."""
+    strategies: tuple[str, ...] = (AUTO,)
+    """Parallel strategies to try; default auto: single on one device, otherwise all installed sharding strategies."""
+    global_batch_size: int | None = None
+    """Sequences per update; micro-batches that do not divide it are skipped; default no accumulation."""
+    last_batch: int = 4096
+    """Largest micro-batch."""
+    max_seconds: float = 10.0
+    """Maximum measuring time per trial in s."""
+    rounds: int = 6
+    """Maximum rounds of a configuration; the fastest ones are measured again until it is clear which is the fastest."""
+    memory_limit_gib: float | None = None
+    """Memory limit per rank in GiB; default the GPU's memory, or a share of the free memory."""
+    out: Path = Path("runs/tune-throughput")
+    """Run directory. The same command resumes it."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range; the sweep checks its own options."""
+        numbers = {"--last-batch": self.last_batch, "--rounds": self.rounds, "--devices": self.devices,
+                   "--global-batch-size": self.global_batch_size}  # fmt: skip
+        for option, value in numbers.items():
+            if value is not None and value < 1:
+                raise UsageError("option-value", f"{option} {value} must be at least 1")
+
+
+OPTIONS = {"tune TASK": ScoreOptions, "tune TASK --for=throughput": ThroughputOptions}
 
 
 @dataclass(frozen=True, slots=True)
-class TuneCall:
-    """A call of the command."""
+class ScoreCall:
+    """A call of the command for a score."""
 
-    options: TuneOptions
+    options: ScoreOptions
     base: TrainOptions
     """Options common to all trainings."""
     words: Sequence[str]
@@ -130,160 +156,142 @@ class TuneCall:
         return self.options.json
 
 
-def run(call: TuneCall) -> Result:
-    """Search; return exit code 0 for a finished or stopped search, 3 if no trial completed."""
-    options, base, rest = call.options, call.base, call.words
-    with StopRequest() as stop:
-        stop.limit(options.max_seconds)
-        if joined_world() is not None:
-            raise UsageError(
-                "option-not-applicable",
-                "tune starts the processes of its trials itself: run it without torchrun, once per worker (`bertbench "
-                "submit` with --no-launch)",
-            )
-        space = make_space(options.search, options.space, option_kinds(NOT_SEARCHED))
-        _check_given_once(base, space)
-        out = run_folder(options.out)
-        if is_train_run(out):
-            raise UsageError(
-                "folder-occupied", f"--out {options.out} is the run directory of a training: give another folder"
-            )
-        devices = find_devices(base.device)
-        maker = _Maker(base, rest, _EVALUATIONS if options.pruner != "none" else 1, devices)
-        objective = make_objective(maker.corner(space, out).settings, options.objective)
-        maker.evaluated, maker.best_by = objective.evaluated, objective.best_by
-        maker.corner(space, out)
-        search = Search(**{field.name: _search_field(options, field.name) for field in dataclasses.fields(Search)})
-        study = Study(out, _question(options, base, space, objective), search)
-        trials = options.trials if options.trials is not None or options.max_seconds is not None else _DEFAULT_TRIALS
-        job = Job(
-            study=study,
-            space=space,
-            objective=objective,
-            make=maker.make,
-            devices=devices,
-            trials=trials,
-            keep_all=options.checkpoints == _ALL,
-        )
-
-        def ended() -> None:
-            _write(study, search, trials)
-
-        why = work(job, stop, _tell, ended)
-    return _finish(study, search, trials, why, stop)
-
-
-def read_words(argv: list[str], program: str) -> TuneCall:
-    """Parse the options of the search and of its trainings; the first word names the task."""
+def read_words(argv: list[str], program: str) -> ScoreCall | ThroughputOptions:
+    """Parse the options; the first word names the task."""
     check_task(argv, program)
-    options, words = parse_known(TuneOptions, argv, program)
+    if "--for=throughput" in argv or ("--for", "throughput") in itertools.pairwise(argv):
+        return parse_task(ThroughputOptions, argv, program)
+    options, words = parse_known(ScoreOptions, argv, program)
     base = parse_trainings(options.task, words)
     if base.best_by is not None:
         raise UsageError(
-            "option-not-applicable",
-            f"--best-by {base.best_by} does not apply to a study, whose trials choose their best checkpoint by the "
-            f"objective: give --objective {base.best_by}",
+            "option-not-applicable", f"--best-by {base.best_by}: the objective decides: give --objective {base.best_by}"
         )
-    return TuneCall(options, base, words)
+    if joined_world() is not None:
+        raise UsageError("option-not-applicable", "tune starts its processes itself: run it without torchrun")
+    return ScoreCall(options, base, words)
 
 
-def _check_given_once(base: TrainOptions, space: SearchSpace) -> None:
-    for options in (base, base.task_flags):
-        for field in dataclasses.fields(options):
-            if field.name in space.texts() and getattr(options, field.name) != field.default:
-                name = field.name.replace("_", "-")
-                raise UsageError("option-conflict", f"--{name} is both given and searched: remove one of them")
+def run(call: ScoreCall | ThroughputOptions) -> Result:
+    """Search; return exit code 0 for a finished or stopped search, 3 if no trial succeeded."""
+    return _search_throughput(call) if isinstance(call, ThroughputOptions) else _search_score(call)
 
 
-def _search_field(options: TuneOptions, name: str) -> Any:
-    return getattr(options, {"seed": "sampler_seed"}.get(name, name))
-
-
-def _question(options: TuneOptions, base: TrainOptions, space: SearchSpace, objective: Objective) -> Question:
-    plain = {**request_of(base), "data": base.data or base.file}
-    plain |= of_our_tasks(plain.pop("task_flags"))
-    training = {name: value for name, value in plain.items() if name not in (*_FREE, *space.texts(), "task", "file")}
-    return Question(
-        task=options.task,
-        objective=objective.name,
-        maximize=objective.maximize,
-        space=space.texts(),
-        training=training,
-    )
-
-
-class _Maker:
-    """Plans the training for the values of a trial."""
-
-    def __init__(self, base: TrainOptions, rest: Sequence[str], evaluations: int, devices: Devices) -> None:
-        self._base = base
-        self._rest = rest
-        self._evaluations = evaluations
-        self._devices = devices
-        self.evaluated = False
-        """Whether trainings must be evaluated, by default `evaluations` times."""
-        self.best_by: str | None = None
-        """Score that selects the best checkpoint; None uses the task's default."""
-
-    def make(self, values: Values, folder: Path) -> tuple[PlannedVariant, list[str]]:
-        """Return the training and its command-line words. Raises BertbenchError if the values are not valid."""
-        # One checkpoint besides the best is enough to resume.
-        options = self._base.having(values, out=folder, keep=self._base.keep or 1)
-        planned = plan_variant(options, values, self._devices)
-        settings, own = planned.plan.settings, dict(values)
-        if self.evaluated and settings.eval_every == 0:
-            own["eval_every"] = math.ceil(settings.steps / self._evaluations)
-        if self.best_by is not None:
-            own["best_by"] = self.best_by
-        if own != dict(values):
-            planned = plan_variant(options.having(own), own, self._devices)
-        return planned, [options.task, *self._rest, *_words(own)]
-
-    def corner(self, space: SearchSpace, out: Path) -> Plan:
-        """Return the plan of a corner of the space. Raises UsageError or InputError if no corner can be trained."""
-        first, last = space.corners()
+def _search_score(call: ScoreCall) -> Result:
+    options, base = call.options, call.base
+    with StopRequest() as stop:
+        stop.limit(options.max_seconds)
+        out, devices = run_folder(options.out), find_devices(base.device)
+        space = read_space(options.search, option_kinds((*FREE, *FIXED)))
+        if not space:
+            raise UsageError("option-missing", "nothing to search: give --search, such as learning_rate=log:1e-5:1e-4")
         try:
-            return self.make(first, out)[0].plan
+            plan, _ = plan_trial(base, _values(space, 0), out, devices)
         except UsageError:
-            return self.make(last, out)[0].plan
+            plan, _ = plan_trial(base, _values(space, -1), out, devices)
+        objective = make_objective(plan.settings, options.objective)
+        given = {**request_of(base), "data": base.data or base.file}
+        given |= of_our_tasks(given.pop("task_flags"))
+        training = {name: value for name, value in given.items() if name not in (*FREE, *space)}
+        about = {"task": options.task, "space": {name: one.text for name, one in space.items()}, "training": training}
+        request = {"objective": objective.name, "search": sorted(options.search), **training}
+        with open_study(out, request, objective.maximize, options.pruner) as study:
+
+            def write() -> dict[str, Any]:
+                return write_results(study, out, objective, about)
+
+            ended = Worker(
+                study=study, folder=out, space=space, objective=objective, base=base, words=[options.task, *call.words],
+                devices=devices, trials=options.trials, sampler=options.sampler, stop=stop, tell=_tell, write=write,
+            ).run()  # fmt: skip
+            document = write()
+    return _score_result(out, document, ended, stop)
 
 
-def _words(values: Values) -> list[str]:
-    found = []
-    for name, value in values.items():
-        option = flag(name)
-        if isinstance(value, bool):
-            found += [option] if value else []
-        else:
-            found += [option, word(value)]
-    return found
+def _values(space: Mapping[str, Parameter], place: int) -> dict[str, Value]:
+    """Return the first (0) or the last (-1) values of all parameters."""
+    return {name: (one.choices or (one.low, one.high))[place] for name, one in space.items()}
+
+
+def _score_result(out: Path, document: dict[str, Any], ended: str, stop: StopRequest) -> Result:
+    from analysis.render.study import tune_blocks
+    from analysis.render.tables import Facts
+
+    unfinished = sum(trial["state"] in ("waiting", "running") for trial in document["trials"])
+    charts = shlex.join(["optuna-dashboard", f"sqlite:///{out / 'study.db'}"])
+    return Result(
+        document={"study": str(out), "ended": ended, **document},
+        blocks=[*tune_blocks(document), Facts([("ended", ended), ("charts", charts)])],
+        written=[out / name for name in ("tune.json", "trials.csv", *(["best.json"] if document["best"] else []))],
+        notes=[f"{unfinished} unfinished trial(s): run the same command to resume"] * (unfinished > 0),
+        code=130 if stop.signal == signal.SIGINT else 3 if document["best"] is None and not stop.wanted() else 0,
+    )
 
 
 def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _write(study: Study, search: Search, trials: int | None) -> dict[str, Any]:
-    from records.files import write_record
-
-    with study.locked():
-        found = document(study, search, trials)
-        write_record(study.folder / FILE, found)
-    return found
-
-
-def _finish(study: Study, search: Search, trials: int | None, why: str, stop: StopRequest) -> Result:
-    from analysis.render.study import tune_blocks
-    from analysis.render.tables import Facts
-
-    found = _write(study, search, trials)
-    waiting = sum(trial["state"] == "waiting" for trial in found["trials"])
-    code = 3 if found["best"] is None and not stop.wanted() else 0
-    charts = shlex.join(["optuna-dashboard", f"sqlite:///{storage_path(study.folder)}"])
+def _search_throughput(options: ThroughputOptions) -> Result:
+    devices = find_devices(options.device)
+    run = RunDirectory(run_folder(options.out))
+    state = run.path / "tune.json"
+    before = read_notes(state)
+    request = {name: value for name, value in request_of(options).items() if name not in _FREE_OF_THROUGHPUT}
+    check_same_request(run.path, before.get("request", {}), request)
+    count = options.devices or devices.default_world_sizes()[-1]
+    limit = before.get("memory_limit_gib") if options.memory_limit_gib is None else options.memory_limit_gib
+    if limit is None and devices.kind == "cpu":
+        limit = round(free_memory_share(count) / 2**30, 1)
+    sweep = options.sweep(
+        model=options.model, trust_remote_code=options.trust_remote_code,
+        implementations=(options.implementation or ("hf" if options.model else OURS),), strategies=options.strategies,
+        devices=(count,), batch_sizes=(1,), min_steps=_MIN_STEPS, max_steps=_MAX_STEPS,
+        max_seconds=options.max_seconds, memory_limit_gib=limit,
+    )  # fmt: skip
+    found = lanes(sweep, devices)
+    launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
+    with session(run, request, devices, launch, retry_failed=options.retry_failed) as call:
+        document = {"request": request, "memory_limit_gib": limit}
+        write_record(state, document)  # for the call that resumes
+        search = Search(
+            lanes=found, last_batch=options.last_batch, global_batch_size=options.global_batch_size,
+            rounds=options.rounds, measure=measured_trials(call),
+        )  # fmt: skip
+        search.run()
+        if not search.results:
+            raise UsageError(
+                "batch-size-mismatch",
+                f"--global-batch-size {options.global_batch_size} is no multiple of a micro batch of {count} device(s)",
+            )
+        record_request(run, list(search.results), request)
+        best = best_of(search, run)
+        rows = [row_of(trial, result) for trial, result in search.results.items()]
+        document |= {"trials": rows, "skipped": search.skipped, "best": best}
+        write_record(state, document)
+        if best is not None:
+            write_record(run.path / "best.json", best)
     return Result(
-        document={"study": str(study.folder), "ended": why, **found},
-        blocks=[*tune_blocks(found), Facts([("ended", why), ("charts", charts)])],
-        written=[study.folder / FILE],
-        notes=[f"{waiting} unfinished trial{'s'[: waiting > 1]}: run the same command to resume"] * (waiting > 0),
-        code=130 if stop.signal == signal.SIGINT else code,
+        document={"run": str(run.path), **document},
+        blocks=_throughput_blocks(run, document),
+        written=[state, run.results_csv, *([run.path / "best.json"] * (best is not None))],
+        code=0 if best is not None else 3,
     )
+
+
+def _throughput_blocks(run: RunDirectory, document: dict[str, Any]) -> "list[Block]":
+    from analysis.render.study import configurations_table
+    from analysis.render.tables import Facts
+    from analysis.wording import fine
+
+    rows, best = document["trials"], document["best"]
+    facts = [("skipped", f"{what}: {why}") for what, why in document["skipped"].items()]
+    names = [row["configuration"] for row in rows]
+    if best is None:
+        facts.append(("no result", f"see the logs of the trials in {run.path}/trials/*/log.txt"))
+        return [configurations_table(rows, names, "", []), Facts(facts)]
+    rate, low, high = map(fine, (best["samples_per_second"], *best["interval"]))
+    facts.append(("fastest", f"{best['configuration']}: {rate} samples/s, 95 % interval {low} to {high}"))
+    facts.append(("conclusive", f"no: {best['undecided']} (--rounds)" if best["undecided"] else "yes"))
+    facts.append(("command", shlex.join(best["command"])))
+    return [configurations_table(rows, names, best["configuration"], best["close"]), Facts(facts)]

@@ -1,18 +1,11 @@
-"""The engine that measures variants one after another and returns a conclusion.
-
-    choose -> plan -> measure -> conclude
-
-A choice selects the next variant: the largest batch by doubling and bisection (`largest_batch`), the fastest
-configuration by a search (bench.plan.autotune), or Optuna's suggestion (bench.tune.worker). It is a generator that
-yields a variant, receives its result, and returns its conclusion. `explore` runs it. A variant is a trial of a run
-directory (`measured_trials`), or a whole training run in its own folder (`PlannedVariant`).
-"""
+"""Variants of a comparison or search: trials of a run directory, such as those that find the largest batch
+(`largest_batch`), or whole training runs in folders of their own (`PlannedVariant`)."""
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO
@@ -25,42 +18,16 @@ from common.errors import UsageError
 from records.training import TrainRun, is_train_run
 from records.trial import Trial
 
+Measure = Callable[[Trial], Mapping[str, Any]]
+"""Runs a trial, or reads its result."""
 Value = bool | int | float | str
 Values = Mapping[str, Value]
 """The options of `bertbench train` that a variant sets, by name."""
-V = TypeVar("V")
-R = TypeVar("R")
-C = TypeVar("C")
 # Steps that show a batch size fits: the first allocates the optimizer state, the second runs with it.
 PROBE_STEPS = 3
 PROOF_STEPS = 20
 # Settings that do not change the result of a training run, nor its time significantly.
 _FREE_SETTINGS = ("log_every", "save_every", "keep", "data")
-
-
-def explore(
-    choice: Generator[V, R, C], measure: Callable[[V], R], stopped: Callable[[], bool] = lambda: False
-) -> C | None:
-    """Measure the variants that a choice yields, one after another, until it concludes.
-
-    Args:
-        choice: yields the next variant.
-        measure: returns the result of a variant.
-        stopped: called before each variant; if true, the choice is closed without a conclusion.
-
-    Returns:
-        The conclusion; None if stopped.
-    """
-    found: Any = None
-    try:
-        while not stopped():
-            found = measure(choice.send(found))
-    except StopIteration as end:
-        conclusion: C = end.value
-        return conclusion
-    finally:
-        choice.close()
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +51,20 @@ class MaxBatch:
         return dataclasses.asdict(self)
 
 
-Probes = Generator[Trial, Mapping[str, Any], C]
-"""Yields trials and receives their results from bench.plan.variants.explore."""
-
-
 class _Search:
-    """Requests probes and stores their results."""
+    """Runs probes and stores their results."""
 
-    def __init__(self, trial: Trial, step: int) -> None:
+    def __init__(self, trial: Trial, measure: Measure, step: int) -> None:
         self._trial = dataclasses.replace(trial, kind="probe")
+        self._measure = measure
         self._step = step
         self.tried: list[tuple[int, str]] = []
         self.results: dict[int, Mapping[str, Any]] = {}
 
-    def ends(self, size: int, steps: int) -> Probes[str]:
+    def ends(self, size: int, steps: int) -> str:
         """Return the status of `steps` steps at micro batch `size`."""
-        result = yield dataclasses.replace(
-            self._trial, micro_batch_size=size, start_iteration=1, stop_iteration=steps
-        )  # fmt: skip
-        self.results[size] = result
+        probe = dataclasses.replace(self._trial, micro_batch_size=size, start_iteration=1, stop_iteration=steps)
+        self.results[size] = result = self._measure(probe)
         self.tried.append((size, str(result["status"])))
         return str(result["status"])
 
@@ -110,11 +72,11 @@ class _Search:
         """Return whether the last trial of that size ended as oom."""
         return bool(self.results[size]["status"] == "oom")
 
-    def bounds(self, start: int, limit: int) -> Probes[tuple[int, int | None]]:
+    def bounds(self, start: int, limit: int) -> tuple[int, int | None]:
         """Return the largest size that ran and the smallest that did not (None: the limit was reached)."""
         fits, fails, size = 0, None, min(start, limit)
         while fails is None and fits < limit:
-            end = yield from self.ends(size, PROBE_STEPS)
+            end = self.ends(size, PROBE_STEPS)
             if end == "ok":
                 fits, size = size, min(2 * size, limit)
             else:
@@ -123,22 +85,22 @@ class _Search:
         while fails is not None and fails - fits > (self._step if fits else 1) and self.failed_for_memory(fails):
             half = (fails - fits) // 2
             middle = fits + (half - half % self._step if half > self._step else half)
-            end = yield from self.ends(middle, PROBE_STEPS)
+            end = self.ends(middle, PROBE_STEPS)
             fits, fails = (middle, fails) if end == "ok" else (fits, middle)
         return fits, fails
 
 
-def largest_batch(trial: Trial, limit: int, step: int = 1) -> Probes[MaxBatch]:
-    """Search upwards from `trial.micro_batch_size`; each trial must run in its own process.
+def largest_batch(trial: Trial, limit: int, measure: Measure, step: int = 1) -> MaxBatch:
+    """Search upwards from `trial.micro_batch_size`; `measure` runs each trial in its own process.
 
     A size fits if its trial ends with status ok, and is too large if it ends as oom. Any other status stops the search
     without proof that the size is the largest. With `step`, the search ends when the largest size that fits and the
     smallest that fails are that far apart: a search by 32 has five trials fewer than one by 1.
     """
-    search = _Search(trial, step)
-    fits, fails = yield from search.bounds(trial.micro_batch_size, limit)
+    search = _Search(trial, measure, step)
+    fits, fails = search.bounds(trial.micro_batch_size, limit)
     # Memory can still grow after the first steps (fragmentation, longer batches): prove the size, step down if need be.
-    while fits > 0 and (yield from search.ends(fits, PROOF_STEPS)) != "ok":
+    while fits > 0 and search.ends(fits, PROOF_STEPS) != "ok":
         fails = fits
         smaller = fits - step if fits > step else fits // 2
         fits = smaller if search.failed_for_memory(fits) else 0
@@ -150,7 +112,7 @@ def largest_batch(trial: Trial, limit: int, step: int = 1) -> Probes[MaxBatch]:
     return MaxBatch(fits, proved, fails, f"{failure['status']}: {failure.get('reason', '')}", tried)
 
 
-def measured_trials(session: Session) -> Callable[[Trial], dict[str, Any]]:
+def measured_trials(session: Session) -> Measure:
     """Return a function that runs a trial, or reads its result if it is finished. Other hardware is noted once."""
     quiet = dataclasses.replace(session, note=lambda text: None)
     sessions = itertools.chain([session], itertools.repeat(quiet))

@@ -31,7 +31,7 @@ _ABSENT = object()
 _REFUSED = {
     "scheduler": "the run sets the schedule: --schedule, --warmup, --learning-rate",
     "torch_autocast": "use the section bf16 or fp16, or neither for fp32",
-    "autotuning": "use `bertbench autotune`",
+    "autotuning": "use `bertbench tune TASK --for throughput`",
     "data_efficiency": "bertbench draws the batches",
     "compression_training": "bertbench does not measure compressed models",
     "checkpoint": "bertbench writes its own checkpoints",

@@ -323,26 +323,6 @@ class Task(Protocol):
         """
 
 
-def check_objective(task: Task, name: str, *besides: str) -> None:
-    """Refuse an objective that cannot rank models: an unknown score, or a threshold.
-
-    Args:
-        task: what is trained.
-        name: what was asked for.
-        besides: what may be asked for, too.
-
-    Raises:
-        UsageError: it names what can be.
-    """
-    choices = (*(score for score in task.scores if not score.endswith("_thresh")), *besides)
-    if name in task.scores and name not in choices:
-        raise UsageError(
-            "option-choice",
-            f"{name} is a threshold, not a score: choose one of {', '.join(choices)}",
-        )
-    lookup(dict.fromkeys(choices), name, f"score of {task.name}")
-
-
 def deciding(task: Task, best_by: str | None) -> tuple[str, bool]:
     """Return the score that says which checkpoint is the best, and whether more of it is better.
 
@@ -355,5 +335,11 @@ def deciding(task: Task, best_by: str | None) -> tuple[str, bool]:
     """
     if best_by is None or best_by == task.deciding_score:
         return task.deciding_score, task.higher_is_better
-    check_objective(task, best_by)
+    choices = [score for score in task.scores if not score.endswith("_thresh")]
+    if best_by in task.scores and best_by not in choices:
+        raise UsageError(
+            "option-choice",
+            f"{best_by} is a threshold, not a score: choose one of {', '.join(choices)}",
+        )
+    lookup(dict.fromkeys(choices), best_by, f"score of {task.name}")
     return best_by, not best_by.endswith("_loss")

@@ -1,7 +1,9 @@
-"""Real trials: a killed worker's is gone on with, two workers share a study, the best command trains it again."""
+"""Real trials: two workers share a study, that of a killed or stopped one resumes, the best command repeats it."""
 
+import csv
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -12,14 +14,16 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from support.cli import ROOT
+from support.cli import ROOT, wait_for
 from support.train_cli import kill_all
 from support.training_runs import SEQ_LEN, shards
+
+pytestmark = pytest.mark.timeout(900)
 
 
 def tune(data: Path, out: Path, *more: str) -> "subprocess.Popen[str]":
     fixed = ["--preset", "tiny", "--seq-len", str(SEQ_LEN), "--device", "cpu", "--threads", "1", "--precision", "fp32"]
-    run = ["--global-batch-size", "8", "--steps", "200", "--eval-every", "40", "--save-every", "20", "--log-every", "5"]
+    run = ["--global-batch-size", "8", "--steps", "100", "--eval-every", "20", "--save-every", "10", "--log-every", "5"]
     search = ["--search", "learning_rate=log:1e-4:1e-2", "--sampler", "random", "--pruner", "none", "--trials", "3"]
     words = ["tune", "pretrain", "--data", str(data), "--out", str(out), *fixed, *run, *search, *more]
     argv = [sys.executable, "-m", "bench.cli.main", *words]
@@ -36,18 +40,20 @@ def test_a_killed_worker_costs_no_trial_and_the_best_command_trains_the_same_aga
     kill_all(doomed)
     workers = [tune(data, out), tune(data, out)]
     for worker in workers:
-        _, said = worker.communicate(timeout=240)
-        assert worker.returncode == 0, said
-    found: dict[str, Any] = json.loads((out / "tune.json").read_text())
-    assert [row["state"] for row in found["trials"]] == ["complete"] * 3
-    assert [row["killed"] for row in found["trials"]] == [1, 0, 0]
-    attempts = [json.loads(path.read_text()) for path in out.glob("trial-0000/trials/*/trial.json")]
+        _, errors = worker.communicate(timeout=600)
+        assert worker.returncode == 0, errors
+    study: dict[str, Any] = json.loads((out / "tune.json").read_text())
+    assert [row["state"] for row in study["trials"]] == ["complete"] * 3
+    assert [row["resumed"] for row in study["trials"]] == [1, 0, 0]
+    attempts = list(out.glob("trial-0000/trials/*/trial.json"))
     assert len(attempts) == 2
     events = [path.read_text() for path in out.glob("trial-0000/trials/*/events.jsonl")]
     assert sum('"event": "resumed"' in text for text in events) == 1
-    command = shlex.split(found["best"]["command"])[1:]
+    assert (out / "best").resolve().name == study["best"]["folder"] and Path(study["best"]["checkpoint"]).is_dir()
+    states = [row["state"] for row in csv.DictReader((out / "trials.csv").open())]
+    assert sorted(states) == ["COMPLETE"] * 3 + ["FAIL"], "the killed one is a row of Optuna's table"
     done = subprocess.run(
-        [sys.executable, "-m", "bench.cli.main", *command, "--json"],
+        [sys.executable, "-m", "bench.cli.main", *shlex.split(study["best"]["command"])[1:], "--json"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -55,4 +61,19 @@ def test_a_killed_worker_costs_no_trial_and_the_best_command_trains_the_same_aga
     )
     assert done.returncode == 0, done.stderr
     state = json.loads(done.stdout)["state"]
-    assert state["best"]["value"] == found["best"]["value"]  # bit by bit: the same training
+    assert state["best"]["value"] == study["best"]["value"]  # bit by bit: the same training
+
+
+def test_a_stopped_search_resumes_its_trial(tmp_path: Path) -> None:
+    data, out = shards(tmp_path / "shards"), tmp_path / "study"
+    first = tune(data, out)
+    wait_for(lambda: list(out.glob("trial-0000/checkpoints/step-*/state.json")), "a checkpoint", 120)
+    first.send_signal(signal.SIGINT)
+    _, errors = first.communicate(timeout=120)
+    assert first.returncode == 130 and "Traceback" not in errors
+    assert [row["state"] for row in json.loads((out / "tune.json").read_text())["trials"]] == ["waiting"]
+    second = tune(data, out, "--max-seconds", "600")
+    _, errors = second.communicate(timeout=600)
+    assert second.returncode == 0, errors
+    study = json.loads((out / "tune.json").read_text())
+    assert [(row["state"], row["resumed"]) for row in study["trials"]] == [("complete", 1), *[("complete", 0)] * 2]

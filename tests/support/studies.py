@@ -18,7 +18,7 @@ def memory_folder() -> Iterator[Path]:
 
 def trial(number: int, state: str, value: float | None, **more: Any) -> dict[str, Any]:
     own = {"values": {"learning_rate": 1e-4 * (number + 1), "init": "/w/<b>a"}, "readings": [[0, 1.0], [1, 2.0]]}
-    rest = {"seconds": 2.5, "reason": "", "killed": 0, "same_as": None, "folder": f"trial-{number:04d}"}
+    rest = {"seconds": 2.5, "reason": "", "resumed": 0, "same_as": None, "folder": f"trial-{number:04d}"}
     return {"number": number, "state": state, "value": value, **own, **rest, **more}
 
 
@@ -32,6 +32,6 @@ def study(maximize: bool = True) -> dict[str, Any]:
     return {
         "task": "squad", "objective": {"name": "f1", "label": "F1", "maximize": maximize},
         "space": {"learning_rate": "log:0.0001:0.001", "init": "/w/<b>a,/w/$b"}, "training": {"data": "/d", "steps": 3},
-        "search": {"sampler": "tpe", "seed": 0, "startup_trials": 3, "pruner": "median", "trials": 6}, "trials": trials,
-        "best": {**trials[2 if maximize else 1], "command": "bertbench train squad --init '/w/<b>a'", "replaces": []},
+        "trials": trials,
+        "best": {**trials[2 if maximize else 1], "command": "bertbench train squad --init '/w/<b>a'"},
     }  # fmt: skip

@@ -27,10 +27,3 @@ def test_trials_that_are_as_good_as_the_best_are_counted() -> None:
     some["trials"] += [trial(6, "complete", 70.0), trial(7, "complete", 90.0, same_as=2)]
     best = dict(facts(tune_blocks(some)))["best"]
     assert best == "trial 2, F1 90.00; 1 other trial of 3 with the same value", "the same values are no other trial"
-
-
-def test_files_that_the_command_replaces_are_named_beside_it() -> None:
-    found = study()
-    found["best"]["replaces"] = ["/d/<sms>_trained_model", "/d/<sms>_testset_predictions.csv"]
-    again, (_, replaced) = facts(tune_blocks(found))[-2:]
-    assert again[0] == "command" and replaced.startswith("overwrites <sms>_trained_model, <sms>_test")

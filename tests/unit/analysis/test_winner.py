@@ -1,4 +1,4 @@
-"""Which configuration is the fastest: by hand, and said alike by the terminal, best.json and the page."""
+"""Which configuration is the fastest: by hand, and the same on the terminal, in best.json and on the page."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -76,9 +76,9 @@ def measured_as(rates: dict[int, Sequence[float]]) -> Callable[..., list[dict[st
     return run_trials
 
 
-@pytest.mark.parametrize(("allowed", "winner", "rate"), [(0, 2, 90.0), (12, 1, 100.0)])
+@pytest.mark.parametrize(("rounds", "winner", "rate"), [(1, 4, 106.0), (9, 1, 100.0)])
 def test_terminal_file_and_page_name_one_winner_and_what_is_close_to_it(
-    allowed: int,
+    rounds: int,
     winner: int,
     rate: float,
     tmp_path: Path,
@@ -87,26 +87,25 @@ def test_terminal_file_and_page_name_one_winner_and_what_is_close_to_it(
     monkeypatch.setattr(variants, "run_trials", measured_as(RATES))
     out = tmp_path / "tuned"
     words = ["pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precision", "fp32"]
-    words += ["--last-batch", "4", "--memory-limit-gib", "64", "--decide-trials", str(allowed), "--out", str(out)]
-    called = result("autotune", *words)
+    words += ["--last-batch", "4", "--memory-limit-gib", "64", "--rounds", str(rounds), "--out", str(out)]
+    called = result("tune", words[0], "--for", "throughput", *words[1:])
     assert called.code == 0
     shown = text(called.blocks)
     best = json.loads((out / "best.json").read_text())
-    state = json.loads((out / "autotune.json").read_text())
+    state = json.loads((out / "tune.json").read_text())
     assert best["micro_batch_size"] == state["best"]["micro_batch_size"] == winner
-    assert best["samples_per_second"] == state["samples_per_second"] == pytest.approx(rate)
+    assert best["samples_per_second"] == pytest.approx(rate)
     (starred,) = [line for line in shown.splitlines() if line.lstrip().startswith("*")]
     assert f"micro batch {winner} " in starred and f"{rate:.1f}" in starred
-    assert f"--batch-sizes {winner} " in shown, "the command that is printed runs it"
+    assert f"--micro-batch-size {winner} " in shown, "the command that is printed runs it"
 
     (page,) = winners(points(load_run(RunDirectory(out))))
     assert page.best.row["micro_batch_size"] == winner and page.best.samples_per_second == pytest.approx(rate)
-    close = [row["micro_batch_size"] for row in best["close"]]
-    assert close == [point.row["micro_batch_size"] for point in page.close] and best["decided"] is (not close)
-    marked = {line.split("micro batch ")[1].split()[0] for line in shown.splitlines() if line.lstrip().startswith("~")}
-    assert marked == set(map(str, close))
-    if not allowed:
-        assert close[0] == 1 and best["close"][0]["rounds"] == [pytest.approx(100.0)]
+    names = [f"single, micro batch {point.row['micro_batch_size']}" for point in page.close]
+    assert best["close"] == names and len(names) == 1 and best["undecided"]
+    marked = [line for line in shown.splitlines() if line.lstrip().startswith("~")]
+    assert len(marked) == len(names) and all(name in line for name, line in zip(names, marked, strict=True))
+    assert len(best["rounds"]) == rounds
 
 
 PROFILE = ["pretrain", "--device", "cpu", "--start", "3", "--stop", "6"]

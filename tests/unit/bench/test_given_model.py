@@ -14,11 +14,12 @@ from support.refusals import refused
 from torch import nn
 
 from bench.cli.parser import parse
+from bench.cli.throughput import ThroughputOptions
 from bench.implementations.given import GivenModel, build_given
 from bench.implementations.model_folder import RANDOM, SAFETENSORS, find_model
-from bench.plan.autotune_trials import commands
 from bench.plan.training import TrainOptions, plan_training
 from bench.plan.trials import Sweep, expand
+from bench.search.throughput import command
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Step
@@ -276,13 +277,12 @@ def test_sequences_and_shards_that_do_not_fit_are_refused(tmp_path: Path) -> Non
         plan(model)
 
 
-def test_a_configuration_that_autotune_found_is_measured_and_trained_by_commands_of_the_same_model(
-    tmp_path: Path,
-) -> None:
+def test_the_fastest_configuration_is_trained_by_a_command_of_the_same_model_or_measured(tmp_path: Path) -> None:
     trial = trial_of(write_config(tmp_path / "bert"), "hf-trainer")
-    found = commands(trial)
-    assert set(found) == {"throughput", "train"} and set(commands(trial_of(tmp_path / "bert"))) == {"throughput"}
-    options = parse(TrainOptions, found["train"][2:], "bertbench train")
+    assert command(trial_of(tmp_path / "bert"))[1] == "throughput" and command(trial)[1] == "train"
+    options = parse(TrainOptions, command(trial)[2:], "bertbench train")
     settings = plan_training(options, CPU).settings
     assert (settings.model, settings.model_fingerprint) == (trial.model, trial.model_fingerprint)
     assert (settings.micro_batch_size, settings.vocab_size) == (trial.micro_batch_size, trial.vocab_size)
+    measured = parse(ThroughputOptions, command(trial_of(tmp_path / "bert"))[2:], "bertbench throughput").sweep
+    assert (measured.model, measured.batch_sizes) == (trial.model, (trial.micro_batch_size,))

@@ -8,16 +8,15 @@ from support.refusals import refused
 from support.row_task import NAME, VOCAB, made_rows, write_rows
 
 from analysis import wording
-from bench.cli.autotune import AutotuneOptions
 from bench.cli.options import parse_task
 from bench.cli.parser import parse
 from bench.cli.throughput import ThroughputOptions
+from bench.cli.tune import ThroughputOptions as SearchOptions
 from bench.machine.devices import find_devices
-from bench.plan.autotune import predicted_bytes
-from bench.plan.autotune_trials import commands
 from bench.plan.options import TaskFlags, task_words
 from bench.plan.training import TrainOptions, plan_training
 from bench.plan.trials import Sweep, expand
+from bench.search.throughput import command
 from bert.model.config import preset
 from bert.model.memory import parameter_count
 from bert.tasks import TASKS, make_task, task_data
@@ -63,7 +62,7 @@ def test_every_command_takes_them_beside_the_task_and_its_data():
         parse(TrainOptions, [NAME, "a", "--data", "b"], "train")
     sweep = parse_task(ThroughputOptions, [NAME, "--head", "mul", "--sample-limit", "7"], "throughput").sweep
     assert (sweep.task_flags.head, sweep.task_flags.sample_limit) == ("mul", 7)
-    tuned = parse_task(AutotuneOptions, [NAME, "--train-on-all"], "autotune")
+    tuned = parse_task(SearchOptions, [NAME, "--train-on-all"], "tune")
     assert tuned.task_flags.train_on_all
 
 
@@ -75,9 +74,8 @@ def test_trials_hold_them_resolved_and_words_lead_back_to_them(folder):
     assert trial.data_fingerprint.endswith("-30")
     assert task_words(NAME, trial.task_options) == ["--head", "mul", "--sample-limit", "30"]
     trial = replace(trial, strategy="single", micro_batch_size=4)
-    for words in commands(trial).values():
-        assert words[words.index("--head") + 1] == "mul"
-    assert predicted_bytes(trial) > 0
+    words = command(trial)
+    assert words[words.index("--head") + 1] == "mul"
     (made,) = expand(replace(sweep, data=f"synthetic:{folder}"), find_devices("cpu"))
     assert made.task_options == '{"head":"mul","labels":3,"sample_limit":30,"train_on_all":false}'
     assert make_task(trial.task, trial.task_options).labels == 3

@@ -1,4 +1,4 @@
-"""The engine behind comparisons and searches: what it runs, what is refused, and the largest batch that it finds."""
+"""Variants: what they run, what is refused, and the largest batch."""
 
 from pathlib import Path
 from typing import Any
@@ -10,33 +10,11 @@ from support.commands import result, text
 
 from bench.cli import throughput
 from bench.plan import sweep
-from bench.plan.variants import (
-    PROOF_STEPS,
-    MaxBatch,
-    explore,
-    largest_batch,
-)
+from bench.plan.variants import PROOF_STEPS, MaxBatch, largest_batch
 from bert.model.config import preset, shape_from_words, shape_in_words
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
-
-
-def test_a_choice_is_sent_what_was_found_and_concludes_or_is_stopped_between_two() -> None:
-    def doubling(limit: int) -> Any:
-        size = 1
-        while (yield size) < limit:
-            size *= 2
-        return size
-
-    asked: list[int] = []
-
-    def measure(size: int) -> int:
-        asked.append(size)
-        return size * size
-
-    assert explore(doubling(50), measure) == 8 and asked == [1, 2, 4, 8]
-    assert explore(doubling(50), measure, lambda: len(asked) == 6) is None and asked[4:] == [1, 2]
 
 
 def test_a_shape_that_is_no_preset_reaches_the_ranks() -> None:
@@ -66,9 +44,7 @@ class Machine:
 
 
 def searched(trial: Trial, machine: Machine, limit: int, step: int = 1) -> MaxBatch:
-    found = explore(largest_batch(trial, limit, step), machine.run)
-    assert found is not None
-    return found
+    return largest_batch(trial, limit, machine.run, step)
 
 
 @given(capacity=st.integers(1, 300), start=st.integers(1, 64))

@@ -1,1 +1,0 @@
-"""Hyperparameter search: space, study, trials and results."""

@@ -1,0 +1,307 @@
+"""`bertbench tune` from its words to its files, with trainings that are written down instead of made."""
+
+import csv
+import json
+import math
+import shlex
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import facts, result
+from support.refusals import refused
+
+pytest.importorskip("optuna")
+
+from support.studies import memory_folder
+from support.training_runs import SEQ_LEN
+
+from bench.cli.main import run
+from bench.cli.parser import parse
+from bench.plan.training import TrainOptions
+from bench.run import attempt
+from bench.search import score, study
+from bench.search.objective import Objective
+from common.errors import Code, MissingToolError, StorageError
+from records.files import write_record
+from records.run import TrialDirectory
+from records.training import TrainRun, events_jsonl
+
+Scores = Callable[[Mapping[str, Any], int], float | None]
+
+
+class Trainings:
+    """Stands for bench.run.attempt.train_once: writes the evaluations that `scores` gives for the settings."""
+
+    def __init__(self) -> None:
+        self.scores: Scores = lambda settings, number: abs(math.log10(settings["learning_rate"]) + 3) + 1 / number
+        self.ends: dict[int, Mapping[str, Any] | BaseException] = {}
+        self.made: list[Mapping[str, Any]] = []
+        self.score = "mlm_loss"
+
+    def __call__(self, run: TrainRun, plan: Any, devices: Any, watcher: Any) -> tuple[TrialDirectory, dict[str, Any]]:
+        settings = plan.settings.to_json()
+        self.made.append(settings)
+        trial = attempt._trial(run, plan, devices)
+        directory = run.run.trial(trial.trial_id)
+        directory.path.mkdir(parents=True)
+        write_record(directory.trial_json, trial.to_json())
+        (run.checkpoints / "step-1").mkdir(parents=True, exist_ok=True)
+        watcher.begin(directory)
+        finished = True
+        for number, applied in enumerate(range(2, settings["steps"] + 1, settings["eval_every"]), start=1):
+            event = {"event": "evaluated", "time_ns": 0, "applied_steps": applied, "samples": 20}
+            with events_jsonl(directory).open("a") as file:
+                file.write(json.dumps({**event, self.score: self.scores(settings, number)}) + "\n")
+            watcher.read()
+            if watcher.stop_wanted() and applied < settings["steps"]:
+                finished = False
+                break
+        end = self.ends.get(len(self.made) - 1, {"status": "ok", "outcome": {"finished": finished}})
+        if isinstance(end, BaseException):
+            raise end
+        write_record(directory.result_json, {"wall_seconds": 1.5, **end})
+        return directory, dict(end)
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with memory_folder() as path:
+        yield path
+
+
+@pytest.fixture
+def trainings(monkeypatch: pytest.MonkeyPatch) -> Trainings:
+    made = Trainings()
+    monkeypatch.setattr(score, "train_once", made)
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return made
+
+
+def words(data: Path | str, out: Path, *more: str) -> list[str]:
+    fixed = ["--preset", "tiny", "--seq-len", str(SEQ_LEN), "--device", "cpu", "--steps", "10"]
+    search = ["--search", "learning_rate=log:1e-5:1e-1"]
+    return ["pretrain", *fixed, "--data", str(data), "--global-batch-size", "8", "--out", str(out), *search, *more]
+
+
+def called(data: Path, out: Path, *more: str) -> dict[str, Any]:
+    result("tune", *words(data, out), *more)
+    found: dict[str, Any] = json.loads((out / "tune.json").read_text())
+    return found
+
+
+def states(document: Mapping[str, Any]) -> list[str]:
+    return [row["state"] for row in document["trials"]]
+
+
+def test_a_study_exports_its_best_trial_with_command_and_checkpoint(
+    data: Path, tmp_path: Path, trainings: Trainings
+) -> None:
+    out = tmp_path / "a {study} of 100%"
+    ended = result("tune", *words(data, out), "--trials", "6", "--pruner", "none")
+    assert ended.code == 0 and states(ended.document) == ["complete"] * 6
+    best = min(ended.document["trials"], key=lambda row: row["value"])
+    exported = json.loads((out / "best.json").read_text())
+    assert exported["number"] == best["number"] and exported["value"] == best["value"] == best["readings"][-1][1]
+    command = shlex.split(exported["command"])
+    assert command[:3] == ["bertbench", "train", "pretrain"]
+    options = parse(TrainOptions, command[2:], "bertbench train")
+    assert options.learning_rate == best["values"]["learning_rate"] and options.eval_every == 2
+    assert [path.parent.name for path in out.glob("trial-*/checkpoints")] == [best["folder"]]
+    assert (out / "best").resolve().name == best["folder"]
+    with (out / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["value"]) for row in rows] == [row["value"] for row in ended.document["trials"]]
+    assert dict(facts(ended.blocks))["command"] == exported["command"]
+
+
+def test_trials_select_their_checkpoint_by_the_objective(data: Path, tmp_path: Path, trainings: Trainings) -> None:
+    trainings.score = "nsp_accuracy"
+    trainings.scores = lambda settings, number: 0.1 * len(trainings.made)
+    found = called(data, tmp_path / "study", "--trials", "3", "--objective", "nsp_accuracy")
+    assert [settings["best_by"] for settings in trainings.made] == ["nsp_accuracy"] * 3
+    assert found["objective"]["maximize"] and found["best"]["number"] == 2
+    options = parse(TrainOptions, shlex.split(found["best"]["command"])[2:], "bertbench train")
+    assert (options.best_by, options.eval_every) == ("nsp_accuracy", 2)
+
+
+def test_the_same_command_resumes_and_a_larger_number_adds_trials(
+    data: Path, tmp_path: Path, trainings: Trainings
+) -> None:
+    first = called(data, tmp_path / "study", "--trials", "2")
+    assert called(data, tmp_path / "study", "--trials", "2")["trials"] == first["trials"]
+    assert len(trainings.made) == 2
+    more = called(data, tmp_path / "study", "--trials", "4")
+    assert more["trials"][:2] == first["trials"] and len(trainings.made) == 4
+    whole = called(data, tmp_path / "whole", "--trials", "4")
+    assert [row["values"] for row in whole["trials"]] == [row["values"] for row in more["trials"]]
+
+
+def test_another_search_in_the_same_folder_is_refused(data: Path, tmp_path: Path, trainings: Trainings) -> None:
+    called(data, tmp_path / "study", "--trials", "1")
+    called(data, tmp_path / "study", "--trials", "1", "--sampler", "random", "--threads", "1")
+    for more, difference in (
+        (["--search", "dropout=0:0.2"], "dropout=0:0.2"), (["--steps", "20"], "steps 10, not 20"),
+        (["--objective", "mlm_accuracy"], "objective mlm_loss, not mlm_accuracy"),
+    ):  # fmt: skip
+        with refused("settings-changed", tmp_path / "study", difference):
+            result("tune", *words(data, tmp_path / "study"), *more)
+
+
+def test_trials_that_are_refused_diverge_or_run_out_of_memory_are_rows_with_their_reason(
+    data: Path, tmp_path: Path, trainings: Trainings
+) -> None:
+    trainings.ends = {
+        0: {"status": "crashed", "reason": "the loss of step 3 is nan"},
+        1: {"status": "oom", "reason": "no memory"},
+    }
+    trainings.scores = lambda settings, number: None if len(trainings.made) == 3 else 1.0
+    search = ("--search", "micro_batch_size=3,4,8", "--sampler", "random")
+    found = called(data, tmp_path / "study", "--trials", "10", *search)
+    reasons = {row["reason"] for row in found["trials"] if row["state"] == "failed"}
+    assert {"crashed: the loss of step 3 is nan", "oom: no memory", "its last mlm_loss is not finite"} <= reasons
+    assert any(reason.startswith("refused: --global-batch-size 8") for reason in reasons)
+    assert len(found["trials"]) == 10 and "complete" in states(found)
+
+
+def test_a_study_without_a_complete_trial_has_exit_code_3(data: Path, tmp_path: Path, trainings: Trainings) -> None:
+    trainings.ends = {number: {"status": "crashed", "reason": "no luck"} for number in range(100)}
+    ended = result("tune", *words(data, tmp_path / "study"), "--trials", "3")
+    assert ended.code == 3 and ended.document["best"] is None and states(ended.document) == ["failed"] * 3
+
+
+def test_trials_that_lag_are_pruned_by_the_median(data: Path, tmp_path: Path, trainings: Trainings) -> None:
+    trainings.scores = lambda settings, number: len(trainings.made) + 1 / number  # each worse than those before
+    found = called(data, tmp_path / "study", "--trials", "7")
+    assert states(found) == ["complete"] * 5 + ["pruned"] * 2
+    assert len(found["trials"][-1]["readings"]) == 2 and len(found["trials"][0]["readings"]) == 5
+    unpruned = called(data, tmp_path / "other", "--trials", "7", "--pruner", "none")
+    assert states(unpruned) == ["complete"] * 7
+
+
+def test_values_that_were_tried_are_not_trained_again(data: Path, tmp_path: Path, trainings: Trainings) -> None:
+    given = [
+        word for word in words(data, tmp_path / "study") if word not in ("--search", "learning_rate=log:1e-5:1e-1")
+    ]
+    ended = result("tune", *given, "--search", "dropout=0,0.1", "--trials", "6")
+    assert len(trainings.made) == 2 and states(ended.document) == ["complete"] * 6
+    assert sum(row["same_as"] is not None for row in ended.document["trials"]) == 4
+    assert ended.document["best"]["same_as"] is None
+
+
+def test_a_signal_saves_the_trial_and_the_next_call_resumes_it(
+    data: Path, tmp_path: Path, trainings: Trainings
+) -> None:
+    def scores(settings: Mapping[str, Any], number: int) -> float:
+        if len(trainings.made) == 2 and number == 2:
+            signal.raise_signal(signal.SIGINT)
+        return 1 / number
+
+    trainings.scores = scores
+    ended = result("tune", *words(data, tmp_path / "study"), "--trials", "3")
+    assert ended.code == 130 and ended.document["ended"] == "stopped by SIGINT" and len(ended.notes) == 1
+    assert states(ended.document) == ["complete", "waiting"]
+    assert (tmp_path / "study" / "trial-0001" / "checkpoints").is_dir()
+    trainings.scores = lambda settings, number: 1 / number
+    found = called(data, tmp_path / "study", "--trials", "3")
+    assert states(found) == ["complete"] * 3 and [row["resumed"] for row in found["trials"]] == [0, 1, 0]
+    assert trainings.made[1]["learning_rate"] == trainings.made[2]["learning_rate"]
+    assert len(list((tmp_path / "study" / "trial-0001" / "trials").iterdir())) == 2, "two attempts of one training"
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), StorageError("disk-full", "the disk is full")], ids=["twice", "disk"]
+)
+def test_an_error_that_ends_the_call_leaves_the_trial_to_the_next_one(
+    error: BaseException, data: Path, tmp_path: Path, trainings: Trainings
+) -> None:
+    trainings.ends = {0: error}
+    with pytest.raises(type(error)):
+        result("tune", *words(data, tmp_path / "study"), "--trials", "2")
+    trainings.ends = {}
+    found = called(data, tmp_path / "study", "--trials", "2")
+    assert states(found) == ["complete"] * 2 and found["trials"][0]["resumed"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage")  # of trials without Study.optimize
+def test_a_lost_trial_keeps_its_checkpoints_and_is_queued_again_up_to_three_times(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "trial-0000" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    objective = Objective(name="mlm_loss", maximize=False, best_by=None)
+    with study.open_study(tmp_path, {"data": "d"}, False, "none") as opened:
+        for lost in range(5):
+            trial = opened.ask()
+            opened._storage.record_heartbeat(trial._trial_id)
+            row = study.write_results(opened, tmp_path, objective, {})["trials"][0]
+            assert (row["state"], row["resumed"]) == ("running" if lost < 4 else "failed", min(lost, 3))
+            with sqlite3.connect(tmp_path / "study.db") as connection:
+                connection.execute("UPDATE trial_heartbeats SET heartbeat = datetime('now', '-1 hour')")
+            study.import_optuna().storages.fail_stale_trials(opened)
+        study.write_results(opened, tmp_path, objective, {})
+    assert row["number"] == 0 and row["reason"] and checkpoints.is_dir(), "a worker may be about to take it up"
+
+
+def test_a_time_limit_stops_the_search(data: Path, tmp_path: Path, trainings: Trainings) -> None:
+    assert result("tune", *words(data, tmp_path / "study"), "--max-seconds", "0.001").code == 0
+    assert trainings.made == []
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "facts"),
+    [
+        (["dropout"], "option-value", ["dropout"]),
+        (["--search", "speed=1,2"], "option-choice", ["'speed'"]),
+        (["--objective", "f1"], "option-choice", ["pretrain", "'f1'"]),
+        (["--best-by", "nsp_loss"], "option-not-applicable", ["--best-by nsp_loss", "--objective nsp_loss"]),
+        (["--sampler", "grid"], "option-choice", ["grid"]),
+        (["--trials", "0"], "option-value", ["--trials"]),
+        (["--max-seconds", "nan"], "option-value", ["--max-seconds"]),
+        (["--head", "mul"], "option-not-applicable", ["--head", "gap"]),
+        (["--data", "synthetic"], "option-not-applicable", ["synthetic"]),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_before_anything_runs(
+    more: list[str], code: Code, facts: list[object], data: Path, tmp_path: Path, trainings: Trainings
+) -> None:
+    with refused(code, *facts):
+        result("tune", *words(data, tmp_path / "study"), *more)
+    assert trainings.made == [] and not (tmp_path / "study").exists()
+
+
+def test_nothing_to_search_a_world_of_ranks_and_a_missing_optuna_are_refused(
+    data: Path, tmp_path: Path, trainings: Trainings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = words(data, tmp_path / "study")
+    with refused("option-missing", "--search"):
+        result("tune", *given[: given.index("--search")])
+    with monkeypatch.context() as patched, refused("package-missing", "bertbench[tune]", kind=MissingToolError):
+        patched.setitem(sys.modules, "optuna", None)
+        result("tune", *given)
+    for name, value in (
+        ("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500"),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with refused("option-not-applicable", "torchrun"):
+        result("tune", *given)
+
+
+def test_a_storage_that_cannot_be_read_is_named(data: Path, tmp_path: Path, trainings: Trainings) -> None:
+    path = tmp_path / "study" / "study.db"
+    path.parent.mkdir()
+    path.write_bytes(b"no database at all, but long enough to be read as one" * 30)
+    with refused("write-failed", path, kind=StorageError):
+        result("tune", *words(data, tmp_path / "study"))
+
+
+@pytest.mark.parametrize("words", [["tune"], ["train", "pretrain", "--vary"]])
+def test_help_shows_the_values_that_an_option_takes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run([*words, "--help"])
+    shown = capsys.readouterr().out
+    assert "{None}" not in shown and ("INT" in shown or "PATH" in shown)
