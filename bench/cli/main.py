@@ -55,7 +55,7 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
   report                   HTML page of a run, a profile or a classification
   compare                  find regressions: between two runs, over many runs
 
-Options and examples: bertbench COMMAND --help. Version: bertbench -V.
+Options, examples: bertbench COMMAND --help. Also: -V, --completion SHELL.
 """
 
 
@@ -133,6 +133,11 @@ def _command(argv: list[str]) -> int:
         from importlib.metadata import version
 
         print(f"bertbench {version('bertbench')}")
+        return 0
+    if argv[0] == "--completion":
+        from bench.cli.completion import completion
+
+        print(completion(argv[1:]), end="")
         return 0
     from bench.cli.dispatch import call
 

@@ -22,6 +22,9 @@ by spaces, and a list option's singular means the same (`--preset base`). Exit c
 check failed (`compare`, `doctor --has`, wrong results of `comm`), 2 bad usage or input, 3 part of a sweep or the
 training failed, 4 not conclusive (`compare`), 130 interrupted; `measure` passes on that of a script that failed. A
 command that ends with 2 says why on stderr, and ends that message with one of the [error codes](errors.md).
+
+`bertbench --completion bash` (zsh, fish) prints a script that completes command lines, for
+`~/.local/share/bash-completion/completions/bertbench`.
 """
 
 _ERRORS_INTRODUCTION = """# Error codes

@@ -9,12 +9,15 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 from support.refusals import refused
 
+from bench.cli.completion import completion
 from bench.cli.dispatch import COMMANDS, find, options_of
+from bench.cli.main import run
 from bench.cli.options import parse_task
 from bench.cli.parser import GROUPS, examples_of, parse, parse_known
 from bench.cli.result import Result
@@ -127,6 +130,17 @@ def test_the_last_of_an_option_counts() -> None:
     words = ["pretrain", "--batch-sizes", "4", "8", "--rounds", "1", "--batch-size", "16", "--rounds=2"]
     sweep = parse(ThroughputOptions, words, "bertbench throughput").sweep
     assert (sweep.batch_sizes, sweep.rounds) == ((16,), 2)
+
+
+def test_bash_completes_commands_tasks_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--completion", "bash"]) == 0
+    (tmp_path / "bertbench").write_text(capsys.readouterr().out)
+    asked = "source bertbench; COMP_CWORD=2; COMP_WORDS=(bertbench {}); _bertbench; echo ${{COMPREPLY[@]}}"
+    for words, completed in (("throughput --strat", {"--strategies", "--strategy"}), ("eval g", {"gap", "glue"})):
+        shown = subprocess.check_output(["bash", "-c", asked.format(words)], cwd=tmp_path, text=True)
+        assert set(shown.split()) == completed
+    with refused("option-choice", "bash"):
+        completion(["tcsh"])
 
 
 def test_unknown_words_are_handed_on_in_their_order() -> None:
