@@ -24,6 +24,8 @@ from bench.run.processes import StopRequest, own_folder
 from common.errors import UsageError
 from common.flags import Groups
 
+_LONGEST_WAIT = 86400
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchOptions:
@@ -67,8 +69,9 @@ class LaunchOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range and options that conflict."""
-        if not 0 < self.join_timeout < float("inf"):
-            raise UsageError("option-value", f"--join-timeout {self.join_timeout:g} must be a time in s above 0")
+        if not 0 < self.join_timeout <= _LONGEST_WAIT:
+            text = f"--join-timeout {self.join_timeout:g} must be above 0 and at most {_LONGEST_WAIT} s"
+            raise UsageError("option-value", text)
         if not 0 < self.master_port < 65536:
             raise UsageError("option-value", f"--master-port {self.master_port} must be between 1 and 65535")
         if self.module and self.no_python:
@@ -106,14 +109,19 @@ def run(launch: WrappedCommand[LaunchOptions]) -> Result:
         rank=rank,
         counts=counts,
         device=devices.kind,
-        command=hashlib.sha256("\0".join(launch.command).encode(errors="surrogateescape")).hexdigest()[:8],
+        command=hashlib.sha256(
+            "\0".join(map(str, (options.module, options.no_python, *launch.command))).encode(errors="surrogateescape")
+        ).hexdigest()[:8],
         host=socket.gethostname(),
         pid=os.getpid(),
     )
     store, nodes, variables = None, [node], torchrun.environment(devices, counts[rank])
     if len(counts) > 1:
         note(f"waiting for the other nodes at {address}:{options.master_port} (timeout {options.join_timeout:g} s)")
-        store, nodes = meet(node, address, options.master_port, options.join_timeout)
+        try:
+            store, nodes = meet(node, address, options.master_port, options.join_timeout)
+        except UsageError as error:  # a thread may still wait for the store, and would abort Python's own end
+            return Result(problems=[error.shown()], code=2, at_once=True)
         peer = nodes[1].address if rank == 0 else address
         variables = {**torchrun.gloo_interface(source_address(peer)), **variables}
     words = [*torchrun.options(counts, rank, address, nodes[0].port), "--no-python", *command]

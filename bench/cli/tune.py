@@ -239,7 +239,12 @@ def _search_throughput(options: ThroughputOptions) -> Result:
     before = read_notes(state)
     request = {name: value for name, value in request_of(options).items() if name not in _FREE_OF_THROUGHPUT}
     check_same_request(run.path, before.get("request", {}), request)
+    if before and "request" not in before:
+        raise UsageError("folder-occupied", f"{run.path} holds a search for a score: give another --out")
     count = options.devices or devices.default_world_sizes()[-1]
+    if options.global_batch_size is not None and options.global_batch_size % count:
+        problem = f"--global-batch-size {options.global_batch_size} is no multiple of {count} devices"
+        raise UsageError("batch-size-mismatch", problem)
     limit = before.get("memory_limit_gib") if options.memory_limit_gib is None else options.memory_limit_gib
     if limit is None and devices.kind == "cpu":
         limit = round(free_memory_share(count) / 2**30, 1)
@@ -253,7 +258,8 @@ def _search_throughput(options: ThroughputOptions) -> Result:
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     with session(run, request, devices, launch, retry_failed=options.retry_failed) as call:
         document = {"request": request, "memory_limit_gib": limit}
-        write_record(state, document)  # for the call that resumes
+        if not before:
+            write_record(state, document)  # for the call that resumes
         search = Search(
             lanes=found, last_batch=options.last_batch, global_batch_size=options.global_batch_size,
             rounds=options.rounds, measure=measured_trials(call),

@@ -124,7 +124,7 @@ def meet(node: Node, address: str, port: int, seconds: float) -> "tuple[TCPStore
         except KeyboardInterrupt:
             answer(store.delete_key, f"node/{node.rank}")
             raise
-    except (OSError, NodeLostError) as error:
+    except (OSError, UnicodeError, NodeLostError) as error:
         raise UsageError(
             "node-unreachable",
             f"{node.name} cannot reach node 0 at {address}:{port} ({error}): start it with the same --master-port, "

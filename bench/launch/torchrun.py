@@ -133,7 +133,9 @@ def _watch_ranks(failed_at: dict[int, float]) -> None:
 
 def main(argv: list[str]) -> int:
     """Run torchrun with the words argv[1:]; write its Ending to argv[0]."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
     die_with_parent(signal.SIGHUP)  # torchrun then ends the ranks
+    del os.environ[PARENT_VARIABLE]  # a shell may stand between torchrun and a rank
     for number in STOP_SIGNALS:  # of a batch system, which signals every process; the launcher passes them to the ranks
         signal.signal(number, lambda *_: None)
     import_torch()

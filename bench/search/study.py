@@ -21,14 +21,16 @@ from bench.search.objective import Objective
 from bench.search.request import check_same_request
 from common import locks
 from common.atomic import write_text
-from common.errors import MissingToolError, StorageError, first_line
+from common.errors import MissingToolError, StorageError, UsageError, first_line
+from common.reading import read_notes
 from common.scores import score
 from records.files import write_record
 from records.training import TrainRun
 
 HEARTBEAT_SECONDS, GRACE_SECONDS = 10, 60
 """Time between two heartbeats of a trial, and until one without a heartbeat is lost."""
-_RETRIES = 3
+# Also of trials that were stopped and queued again.
+_RETRIES = 20
 # Another worker writes for milliseconds; the limit is for slow file systems.
 _BUSY_SECONDS = 120.0
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
@@ -61,6 +63,8 @@ def open_study(folder: Path, request: Mapping[str, Any], maximize: bool, pruner:
     from sqlalchemy.exc import SQLAlchemyError
 
     path = folder / "study.db"
+    if "request" in read_notes(folder / "tune.json"):
+        raise UsageError("folder-occupied", f"{folder} holds a search for throughput: give another --out")
     try:
         with locks.locked(folder, "another worker", "wait for it", wait=True):
             study = optuna.create_study(
@@ -166,7 +170,11 @@ def _export(folder: Path, number: int, trial: Any) -> dict[str, Any]:
     run = trial_run(folder, number)
     out = folder.with_name(f"{folder.name}-best")
     command = shlex.join(["bertbench", "train", *trial.user_attrs["words"], "--out", str(out)])
-    best = {**_row(number, trial), "command": command, "checkpoint": str(run.best_checkpoint())}
+    best = {
+        **_row(number, trial),
+        "command": command,
+        "checkpoint": None if (path := run.best_checkpoint()) is None else str(path),
+    }
     write_record(folder / "best.json", best)
     link = folder / ".best"
     with contextlib.suppress(OSError):  # some file systems have no links

@@ -27,6 +27,23 @@ def test_a_training_that_cannot_begin_ends_on_all_ranks_with_one_message(tmp_pat
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
+def test_ranks_may_stand_behind_a_shell(tmp_path: Path) -> None:
+    words = f"--preset tiny --data synthetic --steps 3 --global-batch-size 8 --device cpu --out {tmp_path / 'run'}"
+    line = f"{sys.executable} -m bench.cli.main train pretrain {words}; exit $?"
+    done = launched("--no-python", "--", "sh", "-c", line)
+    assert done.returncode == 0 and (tmp_path / "run" / "train.json").exists(), done.stderr
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "no-such-host.invalid", "a..b"])
+def test_a_node_without_node_0_ends_with_one_line(tmp_path: Path, address: str) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    node = ("--other-gpus", "1", "--node-rank", "1", "--master-addr", address, "--master-port", "29778")
+    done = launched(*node, "--join-timeout", "2", "--", str(script))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and f"{address}:29778" in done.stderr
+
+
 def test_ranks_that_end_by_no_signal_are_killed_soon_and_the_first_failure_is_the_cause() -> None:
     program = 'trap "" TERM; if [ $RANK = 1 ]; then exit 7; fi; while :; do sleep 0.2; done'
     began = time.monotonic()

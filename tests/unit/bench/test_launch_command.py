@@ -33,11 +33,6 @@ from common.errors import Code
             "option-missing",
             ["node 1", "--master-addr"],
         ),
-        (
-            ["--other-gpus", "1", "--master-addr", "no-such-host.invalid", "--no-python", "--", "true"],
-            "node-unreachable",
-            ["no-such-host.invalid:29500"],
-        ),
     ],
 )
 def test_what_cannot_be_launched_is_one_message_and_exit_code_2(

@@ -229,7 +229,10 @@ def test_an_error_that_ends_the_call_leaves_the_trial_to_the_next_one(
 
 
 @pytest.mark.filterwarnings("ignore:Heartbeat of storage")  # of trials without Study.optimize
-def test_a_lost_trial_keeps_its_checkpoints_and_is_queued_again_up_to_three_times(tmp_path: Path) -> None:
+def test_a_lost_trial_keeps_its_checkpoints_and_is_queued_again_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "_RETRIES", 3)
     checkpoints = tmp_path / "trial-0000" / "checkpoints"
     checkpoints.mkdir(parents=True)
     objective = Objective(name="mlm_loss", maximize=False, best_by=None)
