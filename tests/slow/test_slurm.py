@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from support.cli import ROOT
 from support.real_text import CORPUS, VOCABULARY, prepare
@@ -143,10 +144,15 @@ def test_a_training_on_two_nodes_saves_before_its_limit_and_resumes(slurm: Slurm
         assert (run / "checkpoints" / checkpoint).is_dir(), logs(tmp_path)
         reached.append(int(checkpoint.removeprefix("step-")))
         if state_at_end == "PENDING":  # a requeued job waits for two minutes
-            slurm.wait(number, lambda state: slurm.idle_nodes() == 2)  # until its first script has ended
+            slurm.wait(number, lambda state: slurm.idle_nodes() == 2 and not steps())  # its first script has ended
             slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")
     assert reached == sorted(set(reached)), logs(tmp_path)
     assert slurm.state(number)["ExitCode"] == "0:0"
+
+
+def steps() -> list[psutil.Process]:
+    """Return the processes that run steps of jobs; while one of a job ends, the job fails to start again."""
+    return [process for process in psutil.process_iter(["name"]) if process.info["name"] == "slurmstepd"]
 
 
 def last_step(run: Path) -> int:
