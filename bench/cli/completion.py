@@ -26,4 +26,4 @@ def completion(argv: Sequence[str]) -> str:
             name = words.split()[1] if isinstance(entry, Group) else command
             if re.fullmatch("[a-z-]+", name) and name not in parent:  # the first of several forms
                 parent.command(application(options, name), name=name)
-    return str(root.generate_completion(shell=argv[0]))  # type: ignore[arg-type]
+    return str(root.generate_completion(shell=argv[0]))  # type: ignore[arg-type]  # nosec B604
