@@ -5,7 +5,6 @@ from pathlib import Path
 
 from bench.cli.options import Tables
 from bench.cli.result import ALL_TABLES, Result, of_view
-from common.errors import InputError
 from common.flags import Positional
 
 
@@ -31,9 +30,5 @@ def run(options: AllreduceOptions) -> Result:
     """Read the traces and break down communication; a trace without any is no error."""
     from analysis.views import allreduce
 
-    if not options.paths:
-        raise InputError(
-            "option-missing", "allreduce needs an input: give a trace, a folder of ranks, a tar or a run directory"
-        )
     path, view = options.paths[0], allreduce(options.paths)
     return of_view(view, options, f"bertbench allreduce {path}", f"{ALL_TABLES} As a page: bertbench report {path}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.cli.options import Tables
 from bench.cli.result import ALL_TABLES, Result, of_view, when_writable
-from common.errors import InputError, UsageError
+from common.errors import UsageError
 from common.flags import Positional
 from records.run import is_run
 
@@ -40,10 +40,6 @@ def run(options: AnalyzeOptions) -> Result:
     from analysis.views import analyze, write_timeline
 
     paths, output = options.paths, options.perfetto
-    if not paths:
-        raise InputError(
-            "option-missing", "analyze needs an input: give a trace, a folder of ranks, a tar or a run directory"
-        )
     if output is not None:
         _check_output(output, paths)
     if len(paths) == 1 and is_run(paths[0]):

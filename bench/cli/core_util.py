@@ -38,9 +38,7 @@ class CoreUtilOptions(Tables):
     default utilization while kernels ran only."""
 
     def __post_init__(self) -> None:
-        """Check what belongs together."""
-        if not self.files:
-            raise UsageError("option-missing", "core-util needs the output of `ncu --csv`: core-util FILE.csv")
+        """Refuse a length that is none."""
         if self.window_ms is not None and not 0 < self.window_ms < 1e15:
             raise UsageError("option-value", f"--window-ms {self.window_ms}: give the length of the steps in ms")
 

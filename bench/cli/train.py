@@ -184,8 +184,8 @@ def _follow(options: TrainOptions, world: World) -> NoReturn:
     """Run as a rank other than 0; rank 0 reports the errors of all ranks."""
     code = 3
     try:
-        with StopRequest():  # until the rank installs its own signal handlers
-            code = follow(world, find_devices(options.device))
+        with StopRequest() as stop:  # until the rank installs its own signal handlers
+            code = follow(world, find_devices(options.device), stop)
     except BertbenchError as error:
         print(f"bertbench: {terminal_text(str(error))}", file=sys.stderr)
     sys.stdout.flush()

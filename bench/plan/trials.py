@@ -132,9 +132,6 @@ class Sweep:
             )
         for name in self.precisions:
             lookup(dict.fromkeys((AUTO, *PRECISIONS)), name, "precision")
-        for option in ("presets", "implementations", "levers", "allocators", "strategies", "batch_sizes", "grad_accum"):
-            if not getattr(self, option):
-                raise UsageError("option-value", f"{flag(option)} needs at least one value")
         if set(self.strategies) == {"single"} and min(self.devices, default=1) > 1:
             given = " ".join(map(str, self.devices))
             raise UsageError(

@@ -38,10 +38,7 @@ class CommSweep:
     def __post_init__(self) -> None:
         """Refuse names that do not exist, empty lists and sizes that are none."""
         for option, known in (("collectives", COLLECTIVES), ("dtypes", DTYPES)):
-            names = getattr(self, option)
-            if not names:
-                raise UsageError("option-value", f"--{option} needs at least one value: {' '.join(known)}")
-            for name in names:
+            for name in getattr(self, option):
                 lookup(dict.fromkeys(known), name, option[:-1])
         if self.rounds < 1:
             raise UsageError("option-value", f"--rounds {self.rounds} must be at least 1")

@@ -16,15 +16,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bench.launch.torchrun import import_torch
 from bench.launch.world import AGENT_STORE_VARIABLE, World
 from bench.machine.devices import Devices
 from bench.machine.environment import bounded_spin, capture
 from bench.plan.sweep import locked, record_request, write_results
 from bench.run import worker
 from bench.run.launch import LaunchOptions, finish, rank_variables
-from bench.run.processes import STOP_VARIABLE
+from bench.run.processes import STOP_VARIABLE, StopRequest
 from common.atomic import storage_errors
-from common.errors import BertbenchError, StorageError
+from common.errors import BertbenchError, StorageError, first_line
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
@@ -34,6 +35,7 @@ _SHARED_FOLDER_SECONDS = 30.0
 # Seconds that a rank waits for rank 0 to say what to train.
 _ORDER_SECONDS = 600.0
 _ORDER_KEY = "train"
+_TRY = timedelta(seconds=5)
 
 
 def run_inside(
@@ -109,15 +111,9 @@ def leading(world: World | None) -> Iterator[Leader | None]:
                 leader.order(end=code)
 
 
-def follow(world: World, devices: Devices) -> int:
+def follow(world: World, devices: Devices, stop: StopRequest) -> int:
     """Train as a rank other than 0, as rank 0 directs; return the exit code of this rank."""
-    store = _store_of_ranks(world)
-    deadline = time.monotonic() + _ORDER_SECONDS
-    while not store.check([_ORDER_KEY]):  # wait() would hold signals back
-        if time.monotonic() >= deadline:
-            raise BertbenchError("node-unreachable", f"rank 0 did not answer within {_ORDER_SECONDS:g} s: see its log")
-        time.sleep(0.1)
-    order = json.loads(store.get(_ORDER_KEY))
+    order = _received(_store_of_ranks(world, stop))
     if "directory" not in order:
         return int(order["end"])
     directory = TrialDirectory(Path(order["directory"]))
@@ -137,20 +133,36 @@ def follow(world: World, devices: Devices) -> int:
     return worker.main([str(directory.path)])
 
 
-def _store_of_ranks(world: World) -> Any:
-    """Connect to the store of the ranks, which rank 0 hosts where torchrun does not."""
+def _received(store: Any) -> dict[str, Any]:
+    deadline = time.monotonic() + _ORDER_SECONDS
+    try:
+        while not store.check([_ORDER_KEY]):  # wait() would hold signals back
+            if time.monotonic() >= deadline:
+                message = f"rank 0 did not answer within {_ORDER_SECONDS:g} s: see its log"
+                raise BertbenchError("node-unreachable", message)
+            time.sleep(0.1)
+        order: dict[str, Any] = json.loads(store.get(_ORDER_KEY))
+    except RuntimeError as error:
+        raise BertbenchError("rank-failed", "rank 0 ended before it said what to train: see its log") from error
+    return order
+
+
+def _store_of_ranks(world: World, stop: StopRequest | None = None) -> Any:
+    """Connect to the store of the ranks, which rank 0 hosts where torchrun does not, until a stop is requested."""
+    import_torch()
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     hosts = world.rank == 0 and os.environ.get(AGENT_STORE_VARIABLE) != "True"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    limit = timedelta(seconds=_ORDER_SECONDS)
-    try:
-        # The process group uses the same store, since no other process can have its port.
-        store = TCPStore(address, port, is_master=hosts, timeout=limit, wait_for_workers=False)
-    except RuntimeError as error:
-        raise BertbenchError(
-            "node-unreachable", f"rank {world.rank} cannot reach the store at {address}:{port}: {error}"
-        ) from error
+    store, deadline = None, time.monotonic() + _ORDER_SECONDS
+    while store is None:  # short tries, since signals wait for the end of each
+        try:
+            # The process group uses the same store, since no other process can have its port.
+            store = TCPStore(address, port, is_master=hosts, timeout=_TRY, wait_for_workers=False)
+        except RuntimeError as error:
+            if hosts or time.monotonic() >= deadline or (stop is not None and stop.wanted()):
+                text = f"rank {world.rank} cannot reach the store at {address}:{port}: {first_line(error)}"
+                raise BertbenchError("node-unreachable", text) from error
     os.environ[AGENT_STORE_VARIABLE] = "True"
     return PrefixStore(f"bertbench/{os.environ.setdefault('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 

@@ -1,5 +1,6 @@
 """`bertbench launch` on one host."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -42,6 +43,18 @@ def test_a_node_without_node_0_ends_with_one_line(tmp_path: Path, address: str) 
     node = ("--other-gpus", "1", "--node-rank", "1", "--master-addr", address, "--master-port", "29778")
     done = launched(*node, "--join-timeout", "2", "--", str(script))
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and f"{address}:29778" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_rank_that_cannot_reach_rank_0_ends_at_a_signal(tmp_path: Path) -> None:
+    place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29779"}
+    words = ["train", "pretrain", "--data", "synthetic", "--device", "cpu", "--out", str(tmp_path / "run")]
+    argv = [sys.executable, "-m", "bench.cli.main", *words]
+    with subprocess.Popen(argv, cwd=ROOT, env={**os.environ, **place}, stderr=subprocess.PIPE, text=True) as rank:
+        time.sleep(8)  # it has begun to wait
+        rank.terminate()
+        _, stderr = rank.communicate(timeout=60)
+    assert rank.returncode == 3 and "127.0.0.1:29779" in stderr and stderr.count("\n") == 1
 
 
 def test_ranks_that_end_by_no_signal_are_killed_soon_and_the_first_failure_is_the_cause() -> None:

@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import io
-import os
-import pty
 import re
 import shlex
 import subprocess
@@ -84,21 +82,6 @@ def test_words_become_the_dataclass_with_its_own_refusals() -> None:
         parse_task(ThroughputOptions, ["pretrain", "--presets", "hugo"], "throughput")
     with refused("option-not-applicable", "--head", "gap"):
         parse_task(ThroughputOptions, ["pretrain", "--head", "mul"], "throughput")
-
-
-@pytest.mark.parametrize(("changes", "colored"), [({}, True), ({"TERM": "dumb"}, False)])
-def test_help_on_a_terminal_has_color_unless_it_is_unwanted(changes: dict[str, str], colored: bool) -> None:
-    ours, theirs = pty.openpty()
-    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
-    command = [sys.executable, "-m", "bench.cli.main", "doctor", "--help"]
-    subprocess.run(command, stdout=theirs, env={**environment, "TERM": "xterm", **changes}, check=True)
-    os.close(theirs)
-    shown = b""
-    with contextlib.suppress(OSError):  # the end of a terminal
-        while part := os.read(ours, 4096):
-            shown += part
-    os.close(ours)
-    assert b"--json" in shown and (b"\x1b[" in shown) == colored
 
 
 def test_v_is_version() -> None:

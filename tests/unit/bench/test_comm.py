@@ -37,7 +37,6 @@ def test_the_default_is_every_count_of_gpus_and_two_cpu_ranks() -> None:
         ({"devices": (1,)}, "option-value", "--devices 1"),
         ({"devices": (8,)}, "device-missing", "--devices 4"),
         ({"collectives": ("allreduce",)}, "option-choice", "all_reduce"),
-        ({"collectives": ()}, "option-value", "--collectives"),
         ({"dtypes": ("fp64",)}, "option-choice", "fp32"),
         ({"min_bytes": "2M", "max_bytes": "1M"}, "option-value", "1048576"),
         ({"factor": 1.0}, "option-value", "factor"),

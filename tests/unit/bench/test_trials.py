@@ -154,7 +154,6 @@ def test_the_rules_of_an_automatic_window_do_not_count_where_one_is_given() -> N
         ({"presets": ("huge",)}, "option-choice", ["'huge'"]),
         ({"implementations": ("bert",)}, "option-choice", ["'bert'", "'bertbench'"]),
         ({"precisions": ("fp8",)}, "option-choice", ["'fp8'"]),
-        ({"batch_sizes": ()}, "option-value", ["--batch-sizes"]),
         ({"rounds": 0}, "option-value", ["--rounds 0", 1]),
         ({"devices": (0,)}, "option-value", ["--devices 0", 1]),
         ({"memory_limit_gib": 0.0}, "option-value", ["--memory-limit-gib 0.0"]),
