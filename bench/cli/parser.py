@@ -314,7 +314,7 @@ def _parsed(
     try:
         bound = app.parse_args(_without_replaced(options, argv), exit_on_error=False, print_error=False)[1]
     except CycloptsError as error:
-        raise UsageError(_code(error), f"{_message(error, argv)}; see {program} --help") from None
+        raise UsageError(_code(error), f"{_message(error, argv)} (see {program} --help)") from None
     values = dict(bound.arguments)
     unknown = list(values.pop("rest", ()))
     return _build(options, values), unknown
