@@ -19,7 +19,7 @@ buildah() {
 }
 
 run() {
-    local image container code=0
+    local image container code errors
     # Engines see to it that a container's name can be resolved; here localhost can.
     local -a options=("${run_options[@]}" --hostname localhost) entrypoint
     while [[ ${1:-} == --* ]]; do
@@ -36,7 +36,15 @@ run() {
     mapfile -t entrypoint < <(buildah inspect --type image --format '{{range .OCIv1.Config.Entrypoint}}{{println .}}{{end}}' "$image" | sed '/^$/d')
     if (($# == 0)); then set -- /bin/bash; fi
     container=$(buildah from --pull-never "$image")
-    buildah run "${options[@]}" "$container" -- "${entrypoint[@]}" "$@" || code=$?
+    errors=$(mktemp)
+    # Linux sometimes finds buildah's copy of itself still busy when it is to be sealed: nothing has begun then.
+    for _ in {1..5}; do
+        code=0
+        buildah run "${options[@]}" "$container" -- "${entrypoint[@]}" "$@" 2>"$errors" || code=$?
+        cat "$errors" >&2
+        grep -q 'sealing memfd copy' "$errors" || break
+    done
+    rm "$errors"
     buildah rm "$container" >/dev/null
     return "$code"
 }

@@ -93,7 +93,7 @@ class Workers:
     def _submit(self, function: Callable[..., Result], *work: object) -> Future[Result]:
         try:
             return self._executor().submit(function, *work)
-        except ValueError as error:  # a worker died while another was started: its pipes are closed
+        except (ValueError, OSError) as error:  # a worker died while another was started: its pipes are closed
             raise BrokenProcessPool(str(error)) from error
 
     def _executor(self) -> ProcessPoolExecutor:
