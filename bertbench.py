@@ -127,8 +127,8 @@ def measure(name: str, out: str | Path = "runs/measure", device: str | None = No
     """
     import dataclasses
 
-    from bench.plan.script import plan_script
     from bench.run.measured_loop import MeasuredLoop, used_device
+    from bench.sweep.script import plan_script
     from common.registry import lookup
     from records.run import RunDirectory
 

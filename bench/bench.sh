@@ -89,7 +89,7 @@ mkdir -p "$OUT"
 echo "== 1/5 data (time budget for all steps: $BUDGET s)"
 quietly "$OUT/data.txt" bertbench data pretrain "${source_options[@]}" --output "$data" --seq-len 128 --dupe-factor 1
 echo "== 2/5 throughput"
-wall=$(python3 -m bench.plan.winner "$OUT")
+wall=$(python3 -m bench.sweep.winner "$OUT")
 needed=$((4 * wall + light_seconds))
 left=$((BUDGET - SECONDS - (needed > reserve ? needed : reserve)))
 common=(--preset "$PRESET" --precisions "$PRECISION" --seq-lens 128 --data "$data" --out "$OUT")
@@ -99,7 +99,7 @@ quietly "$OUT/throughput.txt" bertbench throughput pretrain "${common[@]}" --bat
     --rounds "$ROUNDS" --time-budget "$((left > 0 ? left : 1))" || status=$?
 [[ $status -eq 0 || $status -eq 3 ]] || exit "$status"
 echo "== 3/5 profile of three iterations of the fastest configuration"
-wall=$(python3 -m bench.plan.winner "$OUT")
+wall=$(python3 -m bench.sweep.winner "$OUT")
 if fits "the profile" $((2 * wall)); then # one trial without the profiler, one with it
     quietly "$OUT/profile.txt" bertbench profile pretrain --winner-of "$OUT" --out "$OUT" --profiler torch --start 3 --stop 6 ||
         status=$?

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.machine.devices import Devices
-from bench.plan.options import resolve_precision
+from bench.sweep.options import resolve_precision
 from bert.data.vocabulary import VOCABULARY_FILE
 from bert.tasks.classify.prepare import lock_name
 from bert.tasks.classify.source import TEST, ClassifyData, rows_fingerprint, token_rows

@@ -212,11 +212,11 @@ check_rebuild() {
     rm -rf "$copy"
     mkdir "$copy"
     tar --create --directory "$root" --exclude ./.venv --exclude ./runs --exclude ./.git . | tar --extract --directory "$copy"
-    echo "# changed" >>"$copy/bench/plan/trials.py"
+    echo "# changed" >>"$copy/bench/sweep/trials.py"
     IMAGE=bertbench:changed bash "$copy/build_image.sh" --cpu >"$work/rebuild.log" 2>&1 || { tail "$work/rebuild.log" >&2 && return 1; }
     rebuild_seconds=$(($(clock) - began))
     ! grep -q 'Collecting\|Setting up' "$work/rebuild.log" || die "the rebuild installed packages again: see $work/rebuild.log"
-    [[ $(podman run bertbench:changed tail -n 1 bench/plan/trials.py) == "# changed" ]] || die "the rebuilt image holds the old code"
+    [[ $(podman run bertbench:changed tail -n 1 bench/sweep/trials.py) == "# changed" ]] || die "the rebuilt image holds the old code"
 }
 
 size_mb() {

@@ -10,10 +10,10 @@ from bench.cli.session import session
 from bench.cli.sweep_progress import announce, tell_of_cpu
 from bench.launch.world import joined_world
 from bench.machine.devices import find_devices
-from bench.plan.sweep import run_trials
 from bench.run.comm import CommSweep, expand_collectives
 from bench.run.inside import run_inside
 from bench.run.launch import LaunchOptions
+from bench.sweep.sweep import run_trials
 from common.flags import request_of
 from records.run import RunDirectory
 from records.trial import Trial

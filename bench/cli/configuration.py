@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.cli.options import RetryOptions
-from bench.plan.options import AUTO, TaskFlags
-from bench.plan.trials import Sweep
+from bench.sweep.options import AUTO, TaskFlags
+from bench.sweep.trials import Sweep
 from common.flags import Positional
 
 

@@ -14,9 +14,9 @@ from bench.cli.options import Printed, WrappedCommand, parse_with_command, run_f
 from bench.cli.progress import terminal_text
 from bench.cli.result import Result, of_view
 from bench.machine.devices import find_devices
-from bench.plan.script import check_program, measure_script, plan_script
-from bench.plan.sweep import locked, result_rows
 from bench.run.launch import LaunchOptions
+from bench.sweep.script import check_program, measure_script, plan_script
+from bench.sweep.sweep import locked, result_rows
 from common.errors import UsageError
 from common.flags import request_of
 from records.run import RunDirectory, TrialDirectory

@@ -13,11 +13,11 @@ from bench.cli.session import session
 from bench.cli.sweep_progress import announce, describe
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
-from bench.plan.trials import Sweep, expand
 from bench.profilers import PROFILERS, load_profiler
 from bench.profilers.ranges import KINDS
 from bench.run.launch import LaunchOptions
 from bench.run.profiling import Profiled, mark_unread, profile_trials, with_unprofiled
+from bench.sweep.trials import Sweep, expand
 from common.errors import UsageError
 from common.flags import OneOf, flag, request_of
 from common.registry import lookup
@@ -140,7 +140,7 @@ def _result(
 
 def _winner(options: ProfileOptions, devices: Devices) -> Trial:
     """Return the trial that profiles the fastest configuration of a run."""
-    from bench.plan.winner import fastest_trial
+    from bench.sweep.winner import fastest_trial
 
     assert options.winner_of is not None
     winner = fastest_trial(options.winner_of, options.sweep.task, devices)

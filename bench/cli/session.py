@@ -8,8 +8,8 @@ from typing import Any
 from bench.cli.progress import note
 from bench.cli.sweep_progress import trial_display
 from bench.machine.devices import Devices
-from bench.plan.sweep import Session, locked
 from bench.run.launch import LaunchOptions
+from bench.sweep.sweep import Session, locked
 from records.run import RunDirectory
 
 

@@ -12,11 +12,11 @@ from bench.cli.session import session
 from bench.cli.sweep_progress import announce, describe, tell_of_cpu
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
-from bench.plan.options import AUTO
-from bench.plan.sweep import run_trials
-from bench.plan.trials import Sweep, expand
 from bench.run.launch import LaunchOptions
 from bench.run.resources import DEFAULT
+from bench.sweep.options import AUTO
+from bench.sweep.sweep import run_trials
+from bench.sweep.trials import Sweep, expand
 from bert.tasks import known_tasks, task_data
 from common.errors import UsageError
 from common.flags import Positional, flag, request_of
@@ -149,7 +149,7 @@ def _described(options: SpeedOfLightOptions, devices: Devices) -> Trial:
 
 
 def _of_winner(options: SpeedOfLightOptions, devices: Devices) -> Trial:
-    from bench.plan.winner import fastest_trial
+    from bench.sweep.winner import fastest_trial
 
     assert options.winner_of is not None
     winner = fastest_trial(options.winner_of, options.task, devices, OURS)

@@ -10,13 +10,13 @@ from analysis.wording import strategy
 from bench.cli.progress import duration, terminal_text
 from bench.cli.trial_display import TrialDisplay
 from bench.machine.devices import Devices
-from bench.plan.options import AUTO, resolve_strategy
-from bench.plan.sweep import Progress, Session, expected_seconds, finished_result
+from bench.sweep.options import AUTO, resolve_strategy
+from bench.sweep.sweep import Progress, Session, expected_seconds, finished_result
 from records.trial import Trial
 
 
 def show_progress(number: int, count: int, trial: Trial, result: Mapping[str, Any] | None, known: bool) -> None:
-    """Show how a trial ended; arguments as bench.plan.sweep.Progress has them."""
+    """Show how a trial ended; arguments as bench.sweep.sweep.Progress has them."""
     if result is not None:
         said = f"{terminal_text(_outcome(result))}{' (already done)' if known else ''}"
         print(f"[{number}/{count}] {describe(trial)}: {said}", file=sys.stderr, flush=True)

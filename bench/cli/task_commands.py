@@ -15,7 +15,7 @@ from bench.cli.parser import parse
 from bench.cli.progress import note, show_stages
 from bench.cli.result import Result, when_writable
 from bench.machine.devices import find_devices
-from bench.plan.options import AUTO, resolve_precision
+from bench.sweep.options import AUTO, resolve_precision
 from bert.tasks import TASKS, known_tasks, task_data
 from bert.tasks.base import Ready
 from bert.tasks.commands import Grid, Outcome, Shown, TaskCommand

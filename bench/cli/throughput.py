@@ -15,11 +15,11 @@ from bench.cli.session import session
 from bench.cli.sweep_progress import announce, tell_of_cpu
 from bench.launch.world import World, joined_world
 from bench.machine.devices import Devices, find_devices, free_memory_share
-from bench.plan.rounds import Verdict, add_rounds, check_reference, spends
-from bench.plan.sweep import record_request, result_rows, run_trials
-from bench.plan.trials import Sweep, expand
 from bench.run.inside import run_inside
 from bench.run.launch import LaunchOptions
+from bench.sweep.rounds import Verdict, add_rounds, check_reference, spends
+from bench.sweep.sweep import record_request, result_rows, run_trials
+from bench.sweep.trials import Sweep, expand
 from common.errors import UsageError
 from common.flags import flag, request_of
 from common.reading import read_notes
@@ -180,7 +180,7 @@ def _measured(options: ThroughputOptions, run: RunDirectory, trials: Sequence[Tr
 
 def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirectory, launch: LaunchOptions) -> Result:
     from analysis import wording
-    from bench.plan.variants import largest_batch, measured_trials
+    from bench.sweep.variants import largest_batch, measured_trials
 
     # One search per combination of everything but the batch size.
     sweep = dataclasses.replace(options.sweep, batch_sizes=options.sweep.batch_sizes[:1], rounds=1)

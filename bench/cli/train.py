@@ -17,11 +17,11 @@ from bench.cli.train_progress import TrainProgress, append_log
 from bench.implementations.model_folder import RANDOM
 from bench.launch.world import World, joined_world
 from bench.machine.devices import Devices, find_devices
-from bench.plan.options import AUTO
-from bench.plan.training import Plan, TrainOptions, check_continues, check_space, plan_training
 from bench.run.attempt import train_once
 from bench.run.inside import follow, leading
 from bench.run.processes import StopRequest
+from bench.sweep.options import AUTO
+from bench.sweep.training import Plan, TrainOptions, check_continues, check_space, plan_training
 from bert.tasks import check_task_options, task_data
 from bert.tasks.base import Trained
 from common import locks

@@ -13,7 +13,7 @@ from bench.cli.options import given_names
 from bench.cli.progress import note, show_stages
 from bench.cli.train_progress import append_log
 from bench.machine.devices import Devices
-from bench.plan.training import Plan, TrainOptions
+from bench.sweep.training import Plan, TrainOptions
 from bert.data.lengths import is_synthetic
 from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary
 from bert.tasks.classify.config import SUFFIX, CsvConfig, CsvForm

@@ -17,12 +17,12 @@ from bench.cli.sweep_progress import show_progress
 from bench.cli.train_progress import TrainProgress
 from bench.launch.world import joined_world
 from bench.machine.devices import find_devices
-from bench.plan.sweep import Session
-from bench.plan.training import TrainOptions, option_kinds
-from bench.plan.trainings import TrainingsPlan, plan_trainings, profile_variants
 from bench.run.launch import LaunchOptions
 from bench.run.processes import StopRequest
 from bench.search.space import read_choices
+from bench.sweep.sweep import Session
+from bench.sweep.training import TrainOptions, option_kinds
+from bench.sweep.trainings import TrainingsPlan, plan_trainings, profile_variants
 from common import locks
 from common.errors import UsageError
 from common.flags import LARGEST_SEED, Groups, Positional, request_of

@@ -39,7 +39,7 @@ class TrialDisplay:
         self._first: tuple[float, int] | None = None
 
     def show(self, number: int, count: int, trial: Trial, result: Mapping[str, Any] | None, known: bool) -> None:
-        """Take in that a trial begins or has ended; arguments as bench.plan.sweep.Progress has them."""
+        """Take in that a trial begins or has ended; arguments as bench.sweep.sweep.Progress has them."""
         self.clear()
         self._head, self._first, self._next = f"[{number}/{count}] {self._describe(trial)}", None, 0.0
         if result is not None or not self._terminal:

@@ -19,10 +19,6 @@ from bench.cli.train import parse_trainings
 from bench.implementations import OURS
 from bench.launch.world import joined_world
 from bench.machine.devices import find_devices, free_memory_share
-from bench.plan.options import AUTO, of_our_tasks
-from bench.plan.sweep import record_request
-from bench.plan.training import TrainOptions, option_kinds
-from bench.plan.variants import Value, measured_trials
 from bench.run.launch import LaunchOptions
 from bench.run.processes import StopRequest
 from bench.search.objective import make_objective
@@ -31,6 +27,10 @@ from bench.search.score import Worker, plan_trial
 from bench.search.space import Parameter, read_space
 from bench.search.study import open_study, write_results
 from bench.search.throughput import Search, best_of, lanes, row_of
+from bench.sweep.options import AUTO, of_our_tasks
+from bench.sweep.sweep import record_request
+from bench.sweep.training import TrainOptions, option_kinds
+from bench.sweep.variants import Value, measured_trials
 from common.errors import UsageError
 from common.flags import Groups, OneOf, Positional, request_of
 from common.reading import read_notes

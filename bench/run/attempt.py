@@ -9,10 +9,10 @@ from bench.implementations import OURS
 from bench.loggers.base import VARIABLE as LOG_TO_VARIABLE
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
-from bench.plan.sweep import tidy, write_results
-from bench.plan.training import Plan
 from bench.run.inside import Leader
 from bench.run.launch import LaunchOptions, Watcher, finish, run_trial
+from bench.sweep.sweep import tidy, write_results
+from bench.sweep.training import Plan
 from bert.speed.registry import recorded_levers
 from bert.tasks import check_task_options, task_data
 from common.errors import SchemaError

@@ -20,10 +20,10 @@ from bench.launch.torchrun import import_torch
 from bench.launch.world import AGENT_STORE_VARIABLE, World
 from bench.machine.devices import Devices
 from bench.machine.environment import bounded_spin, capture
-from bench.plan.sweep import locked, record_request, write_results
 from bench.run import worker
 from bench.run.launch import LaunchOptions, finish, rank_variables
 from bench.run.processes import STOP_VARIABLE, StopRequest
+from bench.sweep.sweep import locked, record_request, write_results
 from common.atomic import storage_errors
 from common.errors import BertbenchError, StorageError, first_line
 from records.files import write_record

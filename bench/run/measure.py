@@ -150,7 +150,7 @@ class _Measurement:
 
     def components(self) -> dict[str, Any]:
         """Time the parts of a step alone, and whole steps around them."""
-        from bench.steplight.measure import measure_components
+        from bench.floor.measure import measure_components
 
         step = self.step
         assert step is not None, "speed-of-light does not break down given models"

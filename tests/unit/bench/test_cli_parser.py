@@ -21,8 +21,8 @@ from bench.cli.parser import GROUPS, examples_of, parse, parse_known
 from bench.cli.result import Result
 from bench.cli.throughput import ThroughputOptions
 from bench.cli.train_variants import SeveralOptions
-from bench.plan.training import TrainOptions
-from bench.plan.trials import Sweep
+from bench.sweep.training import TrainOptions
+from bench.sweep.trials import Sweep
 from common.flags import OfTasks
 
 OPTIONS = {words: options for name in COMMANDS for words, options in options_of(name).items()}

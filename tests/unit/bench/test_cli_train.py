@@ -22,10 +22,10 @@ from bench.cli.parser import field_docstrings
 from bench.cli.train import _facts
 from bench.cli.train_progress import TrainProgress, event_text
 from bench.machine.devices import Devices
-from bench.plan.starting_model import initial_weights
-from bench.plan.training import Plan, TrainOptions, check_continues, check_space, plan_training
 from bench.run.attempt import train_once
 from bench.run.processes import StopRequest
+from bench.sweep.starting_model import initial_weights
+from bench.sweep.training import Plan, TrainOptions, check_continues, check_space, plan_training
 from bert.checkpoints.model_config import to_our_json
 from bert.model.config import PRESETS, ModelConfig, model_config, shape_in_words
 from bert.model.memory import parameter_count
@@ -395,7 +395,7 @@ def test_a_training_whose_checkpoint_would_not_fit_is_refused_before_it_begins(
         own = planned({**given, "implementation": implementation})
         for free in (size, size - 1):
             usage = SimpleNamespace(free=free)
-            monkeypatch.setattr("bench.plan.training.shutil.disk_usage", lambda place, usage=usage: usage)
+            monkeypatch.setattr("bench.sweep.training.shutil.disk_usage", lambda place, usage=usage: usage)
             if free == size:
                 check_space(run_directory, own)
                 continue

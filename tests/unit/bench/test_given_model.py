@@ -17,9 +17,9 @@ from bench.cli.parser import parse
 from bench.cli.throughput import ThroughputOptions
 from bench.implementations.given import GivenModel, build_given
 from bench.implementations.model_folder import RANDOM, SAFETENSORS, find_model
-from bench.plan.training import TrainOptions, plan_training
-from bench.plan.trials import Sweep, expand
 from bench.search.throughput import command
+from bench.sweep.training import TrainOptions, plan_training
+from bench.sweep.trials import Sweep, expand
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Step

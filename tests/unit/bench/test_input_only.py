@@ -11,9 +11,9 @@ from support.shard_files import write_shard
 
 from bench.cli.throughput import ThroughputOptions
 from bench.machine.devices import Devices
-from bench.plan.trials import Sweep, expand
 from bench.run.clock import StepClock
 from bench.run.measure import draw, rank_record, without_training
+from bench.sweep.trials import Sweep, expand
 from bert.tasks import task_data
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.batches import Hdf5Batches

@@ -12,13 +12,13 @@ from support.refusals import refused
 from support.triton_needed import need_triton
 
 from bench.cli.speed_of_light import SpeedOfLightOptions, planned
+from bench.floor.measure import _Steps, _time_rounds, typical_batch
+from bench.floor.parts import make_parts
+from bench.floor.subject import Part, Subject
 from bench.machine.devices import find_devices
 from bench.run.peak import memory_bandwidth, peak_dtype
 from bench.run.recorder import RowWriter
 from bench.run.stopwatch import CpuStopwatch
-from bench.steplight.measure import _Steps, _time_rounds, typical_batch
-from bench.steplight.parts import make_parts
-from bench.steplight.subject import Part, Subject
 from bert.model.config import ModelConfig
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw

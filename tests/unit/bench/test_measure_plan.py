@@ -15,10 +15,10 @@ from analysis.metrics.comparison.runs import compare_runs
 from analysis.metrics.throughput import summarize
 from bench.cli.dispatch import result_of
 from bench.cli.result import Result, show
-from bench.plan.script import name_of, plan_script, script_sha256
-from bench.plan.sweep import result_rows
 from bench.run.recorder import step_writer
 from bench.run.script import profile_of, why_incomplete
+from bench.sweep.script import name_of, plan_script, script_sha256
+from bench.sweep.sweep import result_rows
 from common.errors import InputError, UsageError
 from common.locks import LockedError, locked
 from records.files import write_record

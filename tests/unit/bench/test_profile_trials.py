@@ -12,9 +12,9 @@ from analysis.open import Source
 from analysis.views import View
 from bench.cli import profile
 from bench.cli.profile import ProfileOptions
-from bench.plan import sweep
 from bench.run import profiling
 from bench.run.profiling import unprofiled
+from bench.sweep import sweep
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial

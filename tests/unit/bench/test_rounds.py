@@ -13,7 +13,7 @@ from support.fake_run import noisy_times, step_rows, write_trial
 from support.refusals import refused
 
 from analysis.render.tables import Plain
-from bench.plan import sweep
+from bench.sweep import sweep
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from bench.run.script_hook import frameworks, on_path
-from bench.run.script_hook.loads import count_batch
-from bench.run.script_hook.on_path.sitecustomize import NOTES, VARIABLE
+from bench.hook import frameworks, on_path
+from bench.hook.loads import count_batch
+from bench.hook.on_path.sitecustomize import NOTES, VARIABLE
 from records.files import SCHEMA_VERSION
 from records.run import TrialDirectory
 from records.schema import STEP_COLUMNS

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support import script_loads
 
-from bench.run.script_hook import on_path
-from bench.run.script_hook.on_path.sitecustomize import NOTES, VARIABLE
+from bench.hook import on_path
+from bench.hook.on_path.sitecustomize import NOTES, VARIABLE
 from records.files import SCHEMA_VERSION
 from records.run import TrialDirectory
 from records.schema import STEP_COLUMNS

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.autograd import profiler as of_torch
 
-from bench.run.script_hook.trace import Profile
-from bench.run.script_hook.watch import profilers
+from bench.hook.trace import Profile
+from bench.hook.watch import profilers
 
 
 class Recorded:

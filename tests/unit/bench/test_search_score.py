@@ -22,10 +22,10 @@ from support.training_runs import SEQ_LEN
 
 from bench.cli.main import run
 from bench.cli.parser import parse
-from bench.plan.training import TrainOptions
 from bench.run import attempt
 from bench.search import score, study
 from bench.search.objective import Objective
+from bench.sweep.training import TrainOptions
 from common.errors import Code, MissingToolError, StorageError
 from records.files import write_record
 from records.run import TrialDirectory

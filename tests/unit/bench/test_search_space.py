@@ -6,9 +6,9 @@ import pytest
 from support.refusals import refused
 
 from bench.cli.tune import FIXED, FREE
-from bench.plan.training import Kind, option_kinds
-from bench.plan.variants import Value
 from bench.search.space import option_words, read_choices, read_space
+from bench.sweep.training import Kind, option_kinds
+from bench.sweep.variants import Value
 from common.errors import Code
 
 KINDS: dict[str, Kind] = {

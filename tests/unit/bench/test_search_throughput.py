@@ -9,8 +9,8 @@ from support.commands import result
 from support.refusals import refused
 
 from bench.machine.devices import Devices, find_devices
-from bench.plan.trials import Sweep
 from bench.search.throughput import Search, label, lanes
+from bench.sweep.trials import Sweep
 from records.trial import Trial
 
 DDP = Trial(strategy="ddp", micro_batch_size=1)

@@ -9,7 +9,8 @@ from support.refusals import refused
 
 from bench.cli.sweep_progress import announce
 from bench.machine.devices import Devices
-from bench.plan.sweep import (
+from bench.run.launch import LaunchOptions
+from bench.sweep.sweep import (
     Session,
     finished_result,
     locked,
@@ -19,7 +20,6 @@ from bench.plan.sweep import (
     tidy,
     write_results,
 )
-from bench.run.launch import LaunchOptions
 from common.errors import LockedError
 from records.files import write_record
 from records.run import RunDirectory

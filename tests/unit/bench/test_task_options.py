@@ -13,10 +13,10 @@ from bench.cli.parser import parse
 from bench.cli.throughput import ThroughputOptions
 from bench.cli.tune import ThroughputOptions as SearchOptions
 from bench.machine.devices import find_devices
-from bench.plan.options import TaskFlags, task_words
-from bench.plan.training import TrainOptions, plan_training
-from bench.plan.trials import Sweep, expand
 from bench.search.throughput import command
+from bench.sweep.options import TaskFlags, task_words
+from bench.sweep.training import TrainOptions, plan_training
+from bench.sweep.trials import Sweep, expand
 from bert.model.config import preset
 from bert.model.memory import parameter_count
 from bert.tasks import TASKS, make_task, task_data

@@ -7,7 +7,7 @@ from torch import nn
 
 from bench.implementations import IMPLEMENTATIONS
 from bench.implementations.torch_encoder import MODELS, PlainEncoder, PlainModel, TorchEncoderImplementation
-from bench.plan.trials import Sweep
+from bench.sweep.trials import Sweep
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import PRESETS, ModelConfig, preset
 from bert.tasks import TASKS, make_task, task_data

@@ -10,7 +10,7 @@ from support.squad_windows import squad_windows, write_windows
 
 from bench.cli.train import next_command
 from bench.machine.devices import find_devices
-from bench.plan.training import TrainOptions, plan_training
+from bench.sweep.training import TrainOptions, plan_training
 from bert.tasks.glue.config import GlueConfig
 from bert.tasks.glue.prepare import prepare
 from records.training import TrainRun

@@ -16,7 +16,8 @@ from bench.cli.train import read_words
 from bench.cli.train_variants import SeveralCall, _TargetProgress, by_reason
 from bench.implementations.ours import BertbenchImplementation
 from bench.machine.devices import Devices
-from bench.plan.trainings import (
+from bench.run.processes import StopRequest
+from bench.sweep.trainings import (
     EVALUATIONS,
     TrainingsPlan,
     _with_same_batches,
@@ -24,8 +25,7 @@ from bench.plan.trainings import (
     profile_trial,
     variant_name,
 )
-from bench.plan.variants import PlannedVariant, check_comparable
-from bench.run.processes import StopRequest
+from bench.sweep.variants import PlannedVariant, check_comparable
 from bert.speed.registry import check_precision
 from bert.tasks import check_task_options
 from common.errors import Code
@@ -260,7 +260,7 @@ def test_several_ranks_have_the_batches_of_one_where_no_optimizations_are_named(
 def test_a_variant_that_cannot_run_here_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, started = planned(tmp_path, *SMALL, "--vary", "devices=1,2"), list[Any]()
     item = plan.trainings[0].item
-    monkeypatch.setattr("bench.plan.variants.train_once", lambda *given: started.append(given))
+    monkeypatch.setattr("bench.sweep.variants.train_once", lambda *given: started.append(given))
     assert item.train(CPU, lambda *_: None) and len(started) == 1
     write_record(item.run.state_json, {"status": "refused", "reason": "strategy dp needs a GPU"})
     assert plan.complete(plan.trainings[0]) and not item.train(CPU, lambda *_: None) and len(started) == 1

@@ -13,10 +13,10 @@ from support.squad_windows import VOCAB, squad_windows, write_windows
 
 from analysis.wording import implementation, strategy
 from bench.machine.devices import Devices, Gpu
-from bench.plan.training import TrainOptions, plan_training
-from bench.plan.trials import Sweep, expand
 from bench.run import resources
 from bench.run.resources import allocator_environment, check_allocator
+from bench.sweep.training import TrainOptions, plan_training
+from bench.sweep.trials import Sweep, expand
 from bert.tasks import task_data
 from bert.train.settings import TrainSettings
 from common.errors import Code
@@ -283,7 +283,7 @@ def test_missing_features_are_refused_with_the_command_that_makes_them(data: str
 def test_planning_loads_no_torch(tmp_path: Path) -> None:
     path = write_windows(tmp_path, squad_windows(12))
     code = (
-        "import sys\nfrom bench.machine.devices import Devices\nfrom bench.plan.trials import Sweep, expand\n"
+        "import sys\nfrom bench.machine.devices import Devices\nfrom bench.sweep.trials import Sweep, expand\n"
         f"for data in ('synthetic', {str(path)!r}, 'synthetic:{path}'):\n"
         "    expand(Sweep(task='squad', data=data, seq_lens=(64,)), Devices('cpu', (), 1))\n"
         "sys.exit('torch' in sys.modules or 'pyarrow' in sys.modules)"

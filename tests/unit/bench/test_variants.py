@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from support.commands import result, text
 
 from bench.cli import throughput
-from bench.plan import sweep
-from bench.plan.variants import PROOF_STEPS, MaxBatch, largest_batch
+from bench.sweep import sweep
+from bench.sweep.variants import PROOF_STEPS, MaxBatch, largest_batch
 from bert.model.config import preset, shape_from_words, shape_in_words
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.steplight.subject import Part, Subject
+from bench.floor.subject import Part, Subject
 from bert.model.step import Pass
 from bert.speed.copies import LOW, Linear, copy_of, give_copies
 from bert.speed.fp8 import Fp8Copy, OutputGradient, forward_product, input_gradient, weight_gradient

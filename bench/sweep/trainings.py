@@ -21,11 +21,11 @@ from analysis.metrics.comparison.trainings import (
 )
 from bench.implementations import OURS, TRAINER_STRATEGIES
 from bench.machine.devices import Devices
-from bench.plan.options import AUTO
-from bench.plan.sweep import Session, locked
-from bench.plan.training import TrainOptions
-from bench.plan.variants import PlannedVariant, Values, check_comparable, plan_variant
 from bench.run.profiling import profile_trials
+from bench.sweep.options import AUTO
+from bench.sweep.sweep import Session, locked
+from bench.sweep.training import TrainOptions
+from bench.sweep.variants import PlannedVariant, Values, check_comparable, plan_variant
 from bert.data.lengths import is_synthetic
 from bert.speed.registry import Setup, effective, levers_text, resolve_levers
 from bert.tasks import task_data

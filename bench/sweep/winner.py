@@ -1,6 +1,6 @@
 """The fastest configuration of a run directory, as in its report, for profile and speed-of-light.
 
-`python -m bench.plan.winner RUN` prints how long a trial of it took in s, for the time budget of bench.sh.
+`python -m bench.sweep.winner RUN` prints how long a trial of it took in s, for the time budget of bench.sh.
 """
 
 import math

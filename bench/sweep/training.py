@@ -15,8 +15,8 @@ from bench.implementations import OURS, TRAININGS
 from bench.launch.world import World
 from bench.loggers.base import check_loggers
 from bench.machine.devices import Devices
-from bench.plan.options import AUTO, TaskFlags, resolve_precision, resolve_strategy
-from bench.plan.starting_model import (
+from bench.sweep.options import AUTO, TaskFlags, resolve_precision, resolve_strategy
+from bench.sweep.starting_model import (
     TRAINS_GIVEN,
     check_model,
     check_vocabulary,

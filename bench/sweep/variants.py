@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.machine.devices import Devices
-from bench.plan.options import AUTO
-from bench.plan.sweep import Session, run_trials
-from bench.plan.training import Plan, TrainOptions, check_continues, plan_training
 from bench.run.attempt import train_once
 from bench.run.launch import Watcher
+from bench.sweep.options import AUTO
+from bench.sweep.sweep import Session, run_trials
+from bench.sweep.training import Plan, TrainOptions, check_continues, plan_training
 from common import locks
 from common.errors import UsageError
 from records.training import TrainRun, is_train_run

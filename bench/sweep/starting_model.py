@@ -12,7 +12,7 @@ from common.errors import InputError, UsageError
 from records.training import TrainRun, is_train_run
 
 if TYPE_CHECKING:
-    from bench.plan.training import TrainOptions
+    from bench.sweep.training import TrainOptions
 
 TRAINS_GIVEN = "hf-trainer"
 """The implementation that trains a given model."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from bench.floor.parts import make_parts
+from bench.floor.subject import Part, Subject
 from bench.run.peak import matmul_peak, memory_bandwidth, peak_dtype
 from bench.run.recorder import RowWriter
 from bench.run.resources import check_allocator, reset_used_memory, used_memory
 from bench.run.stopwatch import Stopwatch, stopwatch
-from bench.steplight.parts import make_parts
-from bench.steplight.subject import Part, Subject
 from bert.data.batch import Batch
 from bert.model.step import Step
 from bert.tasks.base import Task

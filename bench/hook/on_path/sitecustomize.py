@@ -49,7 +49,7 @@ def note(folder: str, name: str, text: str = "") -> None:
 
 def load(name: str) -> Any:
     """Return a module of the folder above, by its path."""
-    full = f"bertbench_script_hook_{name}"
+    full = f"bertbench_hook_{name}"
     if full not in sys.modules:
         path = os.path.join(os.path.dirname(_HERE), f"{name}.py")  # noqa: PTH118, PTH120
         spec = importlib.util.spec_from_file_location(full, path)

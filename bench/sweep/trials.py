@@ -14,8 +14,8 @@ from bench.implementations.model_folder import ModelFolder, check_data, check_op
 from bench.implementations.own import check_implementation
 from bench.launch.world import World
 from bench.machine.devices import Devices
-from bench.plan.options import AUTO, TaskFlags, resolve_padding, resolve_precision, resolve_strategy
 from bench.run.resources import ALLOCATORS, DEFAULT, allocator_environment
+from bench.sweep.options import AUTO, TaskFlags, resolve_padding, resolve_precision, resolve_strategy
 from bert.data.lengths import is_synthetic
 from bert.model.config import PRESETS
 from bert.parallel import STRATEGIES, devices_per_rank

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.steplight import fp8_parts
-from bench.steplight.subject import Part, Subject
+from bench.floor import fp8_parts
+from bench.floor.subject import Part, Subject
 from bert.model.attention import Where
 from bert.model.heads import gather_positions, label_loss, mean_cross_entropy, span_losses
 from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass

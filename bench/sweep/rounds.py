@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.load import LoadedTrial, load_run
-from bench.plan.sweep import finished_result
-from bench.plan.trials import Sweep
+from bench.sweep.sweep import finished_result
+from bench.sweep.trials import Sweep
 from common.errors import UsageError
 from records.run import RunDirectory
 from records.trial import Trial
