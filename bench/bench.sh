@@ -13,7 +13,7 @@
 #   ROUNDS        rounds of every configuration      (1)
 #   BUDGET        about how long everything may take, s: a trial that has begun is finished. The fastest configuration is
 #                 measured in further rounds until its comparison with hf is conclusive or no round fits. Configurations,
-#                 the profile and the speed of light that do not fit are left to the next call (300; 1800 on GPUs)
+#                 the profile and the speed of light that do not fit are left to the next call (190; 1800 on GPUs)
 set -euo pipefail
 script=$(realpath "$0")
 
@@ -66,7 +66,7 @@ if bertbench doctor --has cuda; then
     : "${PRESET:=base}" "${BATCH_SIZES:=32 64 128}" "${DEVICES:=}" "${MAX_SECONDS:=20}" "${BUDGET:=1800}"
     reserve=180 light_seconds=60 report_seconds=30
 else
-    : "${PRESET:=mini}" "${BATCH_SIZES:=4 8 16}" "${MAX_SECONDS:=6}" "${BUDGET:=300}"
+    : "${PRESET:=mini}" "${BATCH_SIZES:=4 8 16}" "${MAX_SECONDS:=6}" "${BUDGET:=190}"
     reserve=70 light_seconds=15 report_seconds=15
     if [[ -z ${DEVICES:-} ]]; then
         DEVICES=1
