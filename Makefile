@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests of one file share their fixtures and run in one process.
 BY_FILE := -n $${TEST_WORKERS:-2} --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup install weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-public test-slow test-soak fault-test fuzz test-gpu check audit docs lock image-test clean
+.PHONY: help setup install weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-public test-slow test-soak fault-test fuzz test-gpu check docs lock image-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -121,16 +121,13 @@ check: setup ## ruff, ruff format, mypy --strict, bandit, shellcheck, hadolint, 
 	$(BIN)/hadolint docker/Dockerfile
 	$(BIN)/codespell
 
-audit: setup ## known vulnerabilities of the packages in docker/locks; needs the network (AUDIT_OPTIONS=<of pip-audit>)
-	PATH="$(abspath $(BIN)):$$PATH" bash docker/audit.sh $(AUDIT_OPTIONS)
-
 docs: setup ## write docs/reference from the code
 	$(BIN)/python -m bench.cli.reference
 
 lock: setup ## write docker/locks: exact versions and hashes of the image's packages (LOCK_OPTIONS=--upgrade for newer ones)
 	PATH="$(abspath $(BIN)):$$PATH" bash docker/lock.sh $(LOCK_OPTIONS)
 
-image-test: ## build target cpu and use it; needs root, buildah and debootstrap
+image-test: ## build the CPU image and use it; needs root, buildah and debootstrap
 	bash docker/image_test.sh
 
 clean: ## remove the virtual environment and caches; never removes runs/

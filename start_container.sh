@@ -20,8 +20,7 @@
 #   IMAGE           image to run                    (bertbench:cuda with GPUs, else bertbench:cpu)
 #   SHM_SIZE        private shared memory of this size, e.g. 16g              (the host's: --ipc=host)
 #   NETWORK         the engine's --network; several nodes need host           (the engine's default)
-#   PROFILING_CAPABILITY    PERFMON or SYS_ADMIN     (PERFMON from driver 565 and Docker 23 on, else SYS_ADMIN)
-#   CDI_SPEC_DIRS   folders of CDI specifications, colon-separated            (/etc/cdi:/var/run/cdi)
+#   PROFILING_CAPABILITY    PERFMON or SYS_ADMIN                (PERFMON from driver 565 on, else SYS_ADMIN)
 #   ENGINE          docker or podman                                          (the first that answers)
 
 set -euo pipefail
@@ -30,27 +29,22 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$root/docker/engine.sh"
 usage='usage: bash start_container.sh [--profiling] [--print] [--help] DATA_DIR [--] [COMMAND ...]'
 toolkit='https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html'
-host=${TEST_HOST:-} # tests put a folder in front of /dev and /proc
+host=${TEST_HOST:-} # tests put a folder in front of /dev, /etc and /proc
 
 engine_info() {
     "$ENGINE" info --format "$1" 2>/dev/null || true
 }
 
-has_gpu() {
-    [[ $(nvidia-smi -L 2>/dev/null) == *GPU* ]]
-}
-
 # Docker's --gpus needs the toolkit's hook; the runtime of that name need not be registered.
 has_nvidia_runtime() {
-    command -v nvidia-container-runtime-hook >/dev/null || [[ $(engine_info '{{json .Runtimes}}') == *'"nvidia"'* ]]
+    [[ $DIALECT == docker ]] &&
+        { command -v nvidia-container-runtime-hook >/dev/null || [[ $(engine_info '{{json .Runtimes}}') == *'"nvidia"'* ]]; }
 }
 
+# Docker ignores CDI unless it is switched on, and then lists its folders.
 has_cdi() {
-    local -a folders
-    # Docker ignores CDI unless it is switched on, and then lists its folders.
     if [[ $DIALECT == docker && $(engine_info '{{json .CDISpecDirs}}') != *'"'* ]]; then return 1; fi
-    IFS=: read -r -a folders <<<"${CDI_SPEC_DIRS:-/etc/cdi:/var/run/cdi}"
-    grep -rqs 'nvidia\.com/gpu' "${folders[@]}"
+    grep -rqs 'nvidia\.com/gpu' "$host/etc/cdi" "$host/var/run/cdi"
 }
 
 # Sets gpu_options; empty means CPU only; the reason is printed.
@@ -60,17 +54,14 @@ choose_gpus() {
     case ${GPUS:-auto} in
         none) reason="GPUS=none" ;;
         auto | all)
-            if [[ ${GPUS:-auto} == auto ]] && ! has_gpu; then
+            if [[ ${GPUS:-auto} == auto && $(nvidia-smi -L 2>/dev/null) != *GPU* ]]; then
                 reason="nvidia-smi lists no GPU here (GPUS=all insists)"
-            elif [[ $DIALECT == docker ]] && has_nvidia_runtime; then
+            elif has_nvidia_runtime; then
                 gpu_options=(--gpus all)
-            elif [[ $DIALECT == podman ]] && is_older "$(engine_version)" 4.1; then
-                reason="$ENGINE $(engine_version) is too old for GPUs: 4.1 or newer is needed"
             elif has_cdi; then
                 gpu_options=(--device nvidia.com/gpu=all)
             else
                 reason="$ENGINE has neither the NVIDIA runtime nor a CDI specification; install the NVIDIA Container Toolkit: $toolkit"
-                if [[ $DIALECT == podman ]]; then reason+=", then sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"; fi
             fi
             ;;
         *) die "GPUS=$GPUS is not known: use auto, all or none" ;;
@@ -84,32 +75,24 @@ choose_gpus() {
 # Sets user (uid:gid), groups, rootless, user_options and limit_options: no limit on locked memory where it may be lifted.
 choose_user() {
     local group
+    local -a of=()
     user="$(id -u):$(id -g)"
-    read -r -a groups < <(id -G || echo "${user#*:}")
+    if [[ $user == 0:* && -n ${SUDO_UID:-} ]]; then user="$SUDO_UID:${SUDO_GID:-$SUDO_UID}" of=("$SUDO_UID"); fi
+    read -r -a groups < <(id -G "${of[@]}" 2>/dev/null || echo "${user#*:}")
     rootless=
-    if [[ $user == 0:* && ${SUDO_UID:-0} =~ ^[1-9][0-9]*$ ]]; then
-        user="$SUDO_UID:${SUDO_GID:-$SUDO_UID}"
-        read -r -a groups < <(id -G "$SUDO_UID" 2>/dev/null || echo "${user#*:}")
-        note "called by sudo: the command runs as $user, who called it"
-    elif [[ $user == 0:* ]]; then
-        note "called by root: the command runs as root in the container, and what it writes belongs to root"
-    fi
     # Folders may be yours by a second group only.
     user_options=(--user "$user" --security-opt no-new-privileges)
     for group in "${groups[@]}"; do user_options+=(--group-add "$group"); done
     limit_options=(--ulimit memlock=-1 --ulimit stack=67108864)
     if [[ $DIALECT == podman ]]; then
         if [[ $(id -u) != 0 ]]; then
-            user_options=(--user "$user" --security-opt no-new-privileges)
+            rootless=yes
+            user_options=(--user "$user" --security-opt no-new-privileges --userns keep-id)
             if [[ $(engine_info '{{.Host.OCIRuntime.Name}}') == crun ]]; then user_options+=(--group-add keep-groups); fi
+            limit_options=(--ulimit host)
         fi
         # Without this, SELinux denies access to the mounted folders and the GPUs; relabeling your data would be worse.
         user_options+=(--security-opt label=disable)
-        if [[ $(id -u) != 0 ]]; then
-            rootless=yes
-            user_options+=(--userns keep-id)
-            limit_options=(--ulimit host)
-        fi
     elif [[ $(engine_info '{{json .SecurityOptions}}') == *rootless* ]]; then
         # A rootless Docker maps its uid 0 to the caller, and may not raise limits.
         rootless=yes
@@ -122,29 +105,16 @@ choose_user() {
 choose_profiling() {
     local capability=${PROFILING_CAPABILITY:-} driver
     profiling_options=()
-    [[ -n $profiling ]] || return 0
-    if ((${#gpu_options[@]} == 0)); then
-        note "--profiling: no GPU is passed on, so there is nothing to permit"
-        return
-    fi
-    if grep -qs 'RmProfilingAdminOnly: 0' "$host/proc/driver/nvidia/params"; then
-        note "--profiling: this machine's driver lets every user read the counters; no capability is added"
-        return
+    if [[ -z $profiling || ${#gpu_options[@]} == 0 ]] || grep -qs 'RmProfilingAdminOnly: 0' "$host/proc/driver/nvidia/params"; then
+        return # nothing to permit, or every user may read the counters
     fi
     [[ -z $rootless ]] || die "--profiling cannot work under a rootless $ENGINE: the driver does not accept its capabilities." \
         "Ask your administrator for NVreg_RestrictProfilingToAdminUsers=0 (docs/how-to/container.md), or use an engine that runs as root"
-    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1) || true
     if [[ -z $capability ]]; then
-        capability=SYS_ADMIN
-        # Docker knows PERFMON from 23 on.
-        if [[ $driver =~ ^[0-9]+ && ${BASH_REMATCH[0]} -ge 565 ]] &&
-            ! { [[ $DIALECT == docker ]] && is_older "$(engine_version)" 23; }; then
-            capability=PERFMON
-        fi
+        driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1) || true
+        if [[ $driver =~ ^[0-9]+ && ${BASH_REMATCH[0]} -ge 565 ]]; then capability=PERFMON; else capability=SYS_ADMIN; fi
     fi
-    [[ $capability == PERFMON || $capability == SYS_ADMIN ]] ||
-        die "PROFILING_CAPABILITY=$capability is not known: use PERFMON or SYS_ADMIN"
-    note "--profiling: adds the capability $capability (driver ${driver:-unknown})"
+    note "--profiling: adds the capability $capability"
     profiling_options=(--cap-add "$capability")
     if [[ $user != 0:* ]]; then
         # Docker gives an added capability to root alone; the entrypoint becomes the caller and keeps this one.
@@ -153,41 +123,17 @@ choose_profiling() {
     fi
 }
 
-# Sets device_options and environment_options.
-choose_devices_and_environment() {
-    local name
-    device_options=() environment_options=()
-    if [[ -d $host/dev/infiniband ]]; then
-        device_options=(--device /dev/infiniband)
-        note "InfiniBand: /dev/infiniband is passed on"
-    fi
-    for name in CUDA_VISIBLE_DEVICES GLOO_SOCKET_IFNAME OMP_NUM_THREADS "${!NCCL_@}"; do
-        if [[ -n ${!name+set} ]]; then environment_options+=(--env "$name=${!name}"); fi
-    done
-}
-
 # Prints the absolute path of folder $2, creating it unless only printing; $1 is its name in messages.
 folder() {
     local path
     path=$(realpath -m -- "$2")
-    case $path in *[,\"]*) die "$1 '$2' has a comma or a quote in its path, which --mount cannot take: rename it" ;; esac
     if [[ -e $path && ! -d $path ]]; then die "$1 '$2' is a file: give a folder"; fi
     if [[ ! -e $path && -z $print_only ]]; then
         note "$1 $path does not exist: creating it"
-        # Under sudo it belongs to the one who called.
-        as_user mkdir -p -- "$path" 2>/dev/null || { mkdir -p -- "$path" 2>/dev/null && chown "$user" "$path"; } ||
-            die "$1 '$2' does not exist and cannot be created: choose another folder"
+        mkdir -p -- "$path" || die "$1 '$2' cannot be created: choose another folder"
+        if [[ $(id -u) == 0 ]]; then chown "$user" "$path"; fi # under sudo it belongs to the one who called
     fi
     printf '%s\n' "$path"
-}
-
-# Runs a command as the user inside: under sudo the one who called.
-as_user() {
-    if [[ $(id -u) == 0 && $user != 0:* ]]; then
-        setpriv --reuid "${user%:*}" --regid "${user#*:}" --groups "$(IFS=, && echo "${groups[*]}")" "$@"
-    else
-        "$@"
-    fi
 }
 
 print_only='' profiling=''
@@ -215,32 +161,23 @@ if [[ -z $print_only ]]; then require_engine; fi
 choose_gpus
 choose_user
 choose_profiling
-choose_devices_and_environment
 if ((${#gpu_options[@]})); then target=cuda; else target=cpu; fi
 image=${IMAGE:-bertbench:$target}
 if [[ -z $print_only ]] && ! "$ENGINE" image inspect "$image" >/dev/null 2>&1; then
-    cpu=$([[ $target == cuda ]] || printf ' --cpu')
-    if [[ -n ${IMAGE:-} ]]; then
-        die "image $image not found: get it with: $ENGINE pull $image, or build it with: IMAGE=$image bash build_image.sh$cpu"
-    fi
-    die "image $image not found: build it with: bash build_image.sh$cpu"
+    die "image $image not found: build it with: ${IMAGE:+IMAGE=$IMAGE }bash build_image.sh$([[ $target == cuda ]] || echo ' --cpu')"
 fi
 runs=$(folder RUNS_DIR "${RUNS_DIR:-runs}")
-if [[ -z $print_only ]]; then
-    as_user test -w "$runs" || die "RUNS_DIR $runs is not writable for you: give another with RUNS_DIR=<folder>"
-fi
 data=$(folder DATA_DIR "$data_argument")
-if [[ -z $print_only ]]; then
-    { as_user test -r "$data" && as_user test -x "$data"; } || die "DATA_DIR $data cannot be read by you: give a folder of yours"
-    as_user test -w "$data" || note "DATA_DIR $data is not writable for you: it can be read, but no data can be prepared in it"
-fi
 
 command=("$ENGINE" run --rm --interactive)
 if [[ -t 0 && -t 1 ]]; then command+=(--tty); fi
-command+=("${user_options[@]}" "${limit_options[@]}" "${gpu_options[@]}" "${device_options[@]}" "${profiling_options[@]}")
+command+=("${user_options[@]}" "${limit_options[@]}" "${gpu_options[@]}" "${profiling_options[@]}")
+if [[ -d $host/dev/infiniband ]]; then command+=(--device /dev/infiniband); fi
 if [[ -n ${SHM_SIZE:-} ]]; then command+=(--shm-size "$SHM_SIZE"); else command+=(--ipc host); fi
 if [[ -n ${NETWORK:-} ]]; then command+=(--network "$NETWORK"); fi
-command+=("${environment_options[@]}")
+for name in CUDA_VISIBLE_DEVICES GLOO_SOCKET_IFNAME OMP_NUM_THREADS "${!NCCL_@}"; do
+    if [[ -n ${!name+set} ]]; then command+=(--env "$name=${!name}"); fi
+done
 command+=(--mount "type=bind,source=$data,target=/data" --mount "type=bind,source=$runs,target=/workspace/runs")
 command+=("$image" "$@")
 

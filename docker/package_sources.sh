@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2016  # apt-get fills in what stands in quotes
 # Where the apt and the pip of this machine take packages from. Sourced by .ci/run and image_test.sh, which name no server.
 
 # debian_indexes FORMAT [FILTER...]: a line for each package index of Debian's archive that apt has read (`apt-get update`).
@@ -9,51 +9,18 @@ debian_indexes() {
 # Prints the address of Debian's archive; fails where apt has read none.
 debian_archive() {
     local uri=
-    # shellcheck disable=SC2016  # apt-get fills it in
     read -r uri < <(debian_indexes '$(REPO_URI)' 'Component: main')
     printf '%s\n' "${uri%/}"
     [[ -n $uri ]]
 }
 
-# debian_has CODENAME COMPONENT: whether apt has read this component.
-debian_has() {
-    # shellcheck disable=SC2016
-    [[ -n $(debian_indexes '$(SITE)' "Codename: $1" "Component: $2") ]]
-}
-
-# add_components CODENAME NAME COMPONENT...: repeats the entry of apt's sources that gives the release's main, with other
-# components, in a file NAME beside it, and prints the file. Address, key and options are those of the entry: apt refuses
-# two entries of one archive that disagree on them. Fails where there is no such entry.
-add_components() {
-    local codename=$1 name=$2 entry='' release='' file text parts=
-    shift 2
-    # shellcheck disable=SC2016
-    read -r entry release < <(debian_indexes '$(SOURCESENTRY) $(RELEASE)' "Codename: $codename" 'Component: main')
-    [[ -n $entry ]] || return 1
+# Adds contrib and non-free beside main in the file that gives Debian's archive to apt.
+add_nonfree() {
+    local entry file
+    if [[ -n $(debian_indexes '$(SITE)' 'Component: non-free') ]]; then return; fi
+    read -r entry < <(debian_indexes '$(SOURCESENTRY)' 'Component: main')
     file=${entry%:*}
-    if [[ $file == *.sources ]]; then
-        text=$(sed '/^#/d' "$file" | awk -v number="${entry##*:}" -v suite="$release" -v components="$*" '
-            BEGIN { RS = ""; FS = "\n" }
-            NR == number {
-                for (i = 1; i <= NF; i++) {
-                    if ($i !~ /^[ \t]/) replaced = tolower($i) ~ /^(types|suites|components):/
-                    if (!replaced) print $i
-                }
-                print "Types: deb\nSuites: " suite "\nComponents: " components
-            }')
-        name+=.sources
-    else
-        text=$(awk -v number="${entry##*:}" -v suite="$release" -v components="$*" '
-            NR == number && match($0, /^[ \t]*deb[ \t]+(\[[^\]]*\][ \t]*)?[^ \t]+/) {
-                print substr($0, 1, RLENGTH) " " suite " " components
-            }' "$file")
-        name+=.list
-    fi
-    [[ -n $text ]] || return 1
-    eval "$(apt-config shell parts Dir::Etc::sourceparts/d)"
-    name=${parts%/}/$name
-    printf '%s\n' "$text" >"$name"
-    printf '%s\n' "$name"
+    sed -i -E 's/^((Components:|deb ).*)\bmain\b/\1main contrib non-free/' "$file"
 }
 
 # pip_setting NAME: what pip's variable or files give for index-url, find-links and so on, on one line; empty for pip's own

@@ -4,7 +4,6 @@
 # By environment, each 1 or 0:
 #   WITH_DEEPSPEED    DeepSpeed; compiles its operators when they are first used
 #   WITH_HOROVOD      Horovod, compiled here: with NCCL where the base image has nvcc, else with Gloo
-#   WITH_DLPROF       nvidia-dlprof-pytorch-nvtx, from NVIDIA's index
 
 set -euo pipefail
 locks=${1:-/opt/bertbench/locks}
@@ -12,15 +11,6 @@ venv=${VIRTUAL_ENV:-/opt/venv}
 
 locked() {
     "$venv/bin/pip" install --require-hashes --no-deps --no-build-isolation --use-pep517 --requirement "$locks/$1.txt"
-}
-
-asked() {
-    local name=WITH_$1
-    case ${!name:-0} in
-        1) return 0 ;;
-        0) return 1 ;;
-        *) echo "packages.sh: $name=${!name} is invalid: use 1 or 0" >&2 && exit 1 ;;
-    esac
 }
 
 # Horovod 0.28.1 asks for C++14, torch's headers need C++17: its sources are unpacked, checked, corrected and built.
@@ -41,14 +31,11 @@ horovod() {
 }
 
 locked packages
-if asked DEEPSPEED; then
+if [[ ${WITH_DEEPSPEED:-0} == 1 ]]; then
     command -v nvcc >/dev/null || export DS_ACCELERATOR=cpu
     locked deepspeed
 fi
-if asked HOROVOD; then horovod; fi
-if asked DLPROF; then
-    "$venv/bin/pip" install --no-deps --index-url https://pypi.ngc.nvidia.com nvidia-dlprof-pytorch-nvtx==1.8.0
-fi
+if [[ ${WITH_HOROVOD:-0} == 1 ]]; then horovod; fi
 "$venv/bin/python" - <<'PYTHON'
 import torch
 

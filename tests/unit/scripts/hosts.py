@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.rights import without_capabilities
-
 ROOT = Path(__file__).resolve().parents[3]
 BASH = shutil.which("bash") or "/bin/bash"
 # Real tools; what could touch the system (rm, chown, chmod, dpkg, apt-get, setpriv ...) is always a fake one.
@@ -25,7 +23,6 @@ RECORD = """printf '%s\\0' "${0##*/}" "$@" $'\\36' >>"$FAKE_LOG"\n"""
 # What it answers comes from variables FAKE_...; a call to build or run is kept apart, with its environment.
 ENGINE = """case $1 in
     --version) echo "$really version 99.0.0" ;;
-    version) [[ $3 == "{{.$field.Version}}" && -n $FAKE_VERSION ]] && echo "$FAKE_VERSION" ;;
     ps) [[ -z $ps_error ]] || { printf '%s\\n' "$ps_error" >&2; exit 1; } ;;
     info)
         case $3 in
@@ -36,24 +33,12 @@ ENGINE = """case $1 in
             *) exit 98 ;;
         esac ;;
     image) [[ $2 == inspect && " $FAKE_IMAGES " == *" $3 "* ]] ;;
-    buildx) [[ $2 == version && -z $FAKE_NO_BUILDX ]] ;;
     build | run)
         printf '%s\\0' "${0##*/}" "$@" >"$FAKE_CALL"
         printf '%s' "${DOCKER_BUILDKIT-unset}" >"$FAKE_CALL.buildkit"
         exit "${FAKE_EXIT:-0}" ;;
     *) exit 99 ;;
 esac
-"""
-
-# Runs its command as who calls it; an option that it does not know ends it.
-SETPRIV = """while [[ $1 == -* ]]; do
-    case $1 in
-        --reuid | --regid | --groups) shift 2 ;;
-        --inh-caps=* | --ambient-caps=* | --bounding-set=*) shift ;;
-        *) exit 97 ;;
-    esac
-done
-exec "$@"
 """
 
 
@@ -73,7 +58,6 @@ class Host:
             self.real(tool)
         for tool in ("rm", "chown", "chmod", "apt-get", "dpkg", "useradd"):
             self.program(tool)
-        self.program("setpriv", SETPRIV)
         self.program("git", "exit 128")
         self.caller(1000, 100)
         self.variables = {
@@ -83,8 +67,6 @@ class Host:
             "FAKE_RUNTIMES": "{}",
             "FAKE_CDI_DIRS": "null",
             "FAKE_OCI_RUNTIME": "crun",
-            "FAKE_VERSION": "99.0.0",
-            "CDI_SPEC_DIRS": str(self.folder / "cdi"),
             "TEST_HOST": str(self._new("host")),
             "TMPDIR": str(self._new("tmp")),
             "HOME": str(self.folder),
@@ -123,10 +105,7 @@ class Host:
 
     def engine(self, name: str, really: str = "", error: str = "") -> None:
         """Install an engine: `really` is what it is behind its name, `error` why it does not answer."""
-        kind = really or name
-        answer = "Client" if kind == "podman" else "Server"
-        head = f"really={kind} field={answer} ps_error={shlex.quote(error)}${{FAKE_PS_ERROR-}}\n"
-        self.program(name, head + ENGINE)
+        self.program(name, f"really={really or name} ps_error={shlex.quote(error)}\n{ENGINE}")
 
     def gpu(self, driver: str = "580.65.06") -> None:
         """Two GPUs; the driver tells no version where it is empty."""
@@ -138,7 +117,7 @@ class Host:
 
     def cdi(self) -> None:
         text = 'cdiVersion: "0.5.0"\nkind: nvidia.com/gpu\n'
-        (self._new("cdi") / "nvidia.yaml").write_text(text, encoding="utf-8")
+        (self.path_of_host("/etc/cdi") / "nvidia.yaml").write_text(text, encoding="utf-8")
 
     def driver_lets(self, everybody: bool) -> None:
         """The driver's setting of who may read the GPUs' counters."""
@@ -153,13 +132,10 @@ class Host:
 
     # ---- what is run on it ----
 
-    def run(
-        self, script: str | Path, *arguments: str, unprivileged: bool = False, **extra: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a script of the checkout; `unprivileged`: bound by the modes of files even where root tests."""
-        prefix = without_capabilities() if unprivileged else []
+    def run(self, script: str | Path, *arguments: str, **extra: str) -> "subprocess.CompletedProcess[str]":
+        """Run a script of the checkout."""
         return subprocess.run(
-            [*prefix, BASH, str(ROOT / script), *arguments],
+            [BASH, str(ROOT / script), *arguments],
             cwd=self.work,
             env={**self.variables, **extra},
             stdin=subprocess.DEVNULL,

@@ -76,11 +76,6 @@ def test_no_lock_holds_an_address_or_a_path(name: str) -> None:
     assert [requirement for requirement, _ in entries(name) if requirement.url] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_comments_name_the_command_that_made_the_lock(name: str) -> None:
-    assert "make lock" in "".join(line for line in text(name).splitlines() if line.startswith("#"))
-
-
 def test_torch_fits_the_range_of_pyproject() -> None:
     torch = [one for one in wanted() if one.name == "torch"]
     assert len(torch) == 1
@@ -94,12 +89,6 @@ def test_torch_comes_with_its_cuda_libraries_and_locked_for_linux_alone() -> Non
     assert [name for name in locked if name.startswith("nvidia-cudnn")]
     assert [name for name in locked if name.startswith("nvidia-nccl")]
     assert [str(one) for one, _ in entries("torch") if "linux" not in str(one.marker)] == []
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "torch"])
-def test_torch_and_its_cuda_libraries_stand_in_their_own_lock_alone(name: str) -> None:
-    pattern = re.compile(r"torch|triton|cuda-.*|nvidia-(?!ml-py$).*")
-    assert [package for package in versions(name) if pattern.fullmatch(package)] == []
 
 
 def test_packages_fulfil_what_bertbench_needs_and_hold_torchs_other_needs() -> None:
@@ -131,14 +120,3 @@ def test_locks_agree(one: str, other: str) -> None:
     assert {
         name: (first[name], second[name]) for name in first.keys() & second.keys() if first[name] != second[name]
     } == {}
-
-
-@pytest.mark.parametrize("name", ["deepspeed", "packages"])
-def test_python_decides_between_versions_without_overlap(name: str) -> None:
-    for package, found in versions(name).items():
-        same = [one for one, _ in entries(name) if canonicalize_name(one.name) == package]
-        assert len(same) == len(found), package
-        if len(same) > 1:
-            for python in ("3.11", "3.12", "3.13", "3.14"):
-                environment = {"python_version": python, "python_full_version": f"{python}.1"}
-                assert sum(one.marker is None or one.marker.evaluate(environment) for one in same) == 1, package
