@@ -11,23 +11,20 @@ from typing import Any
 
 from common.errors import StorageError
 
-_TRIED_BYTES = 4096
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of a write into a StorageError that names `path` and the way out."""
+    """Turn an OSError of a write into a StorageError that names `path` and the remedy."""
     try:
         yield
     except OSError as error:
-        remedy = {
-            errno.ENOSPC: "the disk is full: free some space or choose another folder, then run the same command again",
-            errno.EACCES: "permission denied: choose another folder or change its owner",
-            errno.EROFS: "the file system is read-only: choose another folder",
-        }.get(error.errno or 0, f"{error.strerror or error}: choose another folder")
+        remedy = "free some space or choose another folder, then run the same command again"
         raise StorageError(
-            "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "write-failed",
-            f"cannot write {path}: {remedy}",
+            "disk-full" if error.errno in _FULL else "write-failed",
+            f"cannot write {path} ({error.strerror or error}): "
+            f"{remedy if error.errno in _FULL else 'choose another folder or change its owner'}",
         ) from error
 
 
@@ -57,7 +54,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def sync_files(folder: Path) -> None:
     """Write the files of a folder that another library made to the disk. Raises StorageError."""
     with storage_errors(folder):
-        for path in sorted(folder.iterdir()):
+        for path in folder.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
 
@@ -70,21 +67,10 @@ def remove_left_overs(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that nothing can be written to, before what is to be written is made; leave nothing there.
-
-    Raises:
-        StorageError: it cannot be made or written, or the disk is full.
-    """
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
-    with storage_errors(folder):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder) as file:
-                file.write(bytes(_TRIED_BYTES))
-        finally:
-            for place in made:
-                with contextlib.suppress(OSError):  # not made, or something else is in it by now
-                    place.rmdir()
+    """Refuse a folder that cannot be made or written, before long work; nothing is left there. Raises StorageError."""
+    place = next(place for place in (folder, *folder.parents) if place.exists())
+    with storage_errors(folder), tempfile.TemporaryFile(dir=place) as file:
+        file.write(bytes(4096))
 
 
 def umask() -> int:
@@ -103,8 +89,5 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON to `path`, atomically. NaN is refused. Raises StorageError."""
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a file name that is not UTF-8
-        text = json.dumps(value, indent=2, allow_nan=False)
-    write_text(path, text + "\n")
+    # A file name that is not UTF-8 is written as its bytes are escaped.
+    write_text(path, text.encode("utf-8", "backslashreplace").decode() + "\n")

@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from common.errors import UsageError
@@ -40,19 +39,13 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check_seed(seed: object) -> None:
+def check_seed(seed: int) -> None:
     """Raise UsageError unless every random generator of a training accepts this seed."""
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= LARGEST_SEED:
-        raise UsageError("option-value", f"--seed {seed!r} must be a whole number from 0 to {LARGEST_SEED}")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise UsageError("option-value", f"--seed {seed} must be a whole number from 0 to {LARGEST_SEED}")
 
 
 def request_of(options: Any) -> dict[str, Any]:
     """Return a dataclass of options as plain JSON values."""
-    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(options), default=_plain))
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(options), default=str))
     return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{value!r} cannot be written as JSON")

@@ -1,4 +1,4 @@
-"""A lock on a folder, held by a process: the kernel lets go of it however the process ends."""
+"""A lock on a folder, held by a process: the kernel releases it however the process ends."""
 
 import fcntl
 import os
@@ -34,46 +34,43 @@ def locked(
         remove: the file is gone afterwards; to be given by all who lock it.
 
     Raises:
-        LockedError: another process holds it; the message names the folder and that process.
+        LockedError: another process holds it.
         StorageError: it cannot be written.
     """
-    path = folder / name
-    while True:
-        with storage_errors(path):
-            folder.mkdir(parents=True, exist_ok=True)
-            # Without a buffer a full disk is met in the write, not again in the close. A link is not followed: what
-            # it leads to would be written over.
-            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b", buffering=0)
-        with file:
-            try:
-                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                file.seek(0)
-                process = file.read().decode("ascii", "replace").strip() or "unknown"
-                raise LockedError(
-                    "folder-locked", f"{folder} is in use by {holder} (process {process}): {remedy}"
-                ) from None
-            if remove and not _is_there(path, file.fileno()):
-                continue  # the previous holder has removed it: another process may hold the next one
-            try:
-                with storage_errors(path):
-                    file.truncate(file.write(str(os.getpid()).encode()))
+    path, mode = folder / name, fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    with storage_errors(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab+", buffering=0)
+    with file:
+        try:
+            fcntl.flock(file, mode if wait else mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            process = path.read_text(errors="replace") or "unknown"
+            raise LockedError(
+                "folder-locked", f"{folder} is in use by {holder} (process {process}): {remedy}"
+            ) from None
+        if remove and not _is_there(path, file.fileno()):  # the previous holder has removed it
+            with locked(folder, holder, remedy, shared, wait, name, remove):
                 yield
-            finally:
-                if remove:
-                    path.unlink(missing_ok=True)
             return
+        try:
+            with storage_errors(path):
+                file.truncate(0)
+                file.write(str(os.getpid()).encode())
+            yield
+        finally:
+            if remove:
+                path.unlink(missing_ok=True)
 
 
 def _is_there(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
+    with suppress(FileNotFoundError):
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
+    return False
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder that holds nothing but the lock of one who is done with it; leave any other."""
+    """Remove a folder that holds nothing but its lock; leave any other."""
     with suppress(OSError):
         if [path.name for path in folder.iterdir()] == [LOCK_FILE]:
             (folder / LOCK_FILE).unlink()

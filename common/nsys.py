@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.errors import InputError, MissingToolError, StorageError
+from common.errors import InputError, StorageError
 from common.tools import find_tool, run_program
 
 REPORT_HEADER = b"NVIDIA Tegra Profiler"
@@ -14,8 +14,8 @@ REPORT_HEADER = b"NVIDIA Tegra Profiler"
 EXPORT_SECONDS = 900.0
 """Time limit of one export."""
 _REMEDY = (
-    "only nsys reads its reports; install Nsight Systems, of the version that recorded the report or newer, or run "
-    "`nsys export --type=sqlite FILE` where it is installed and give that file"
+    "reports of Nsight Systems need it; install the version that recorded the report or a newer one, or give the "
+    "file of `nsys export --type=sqlite FILE`"
 )
 _FULL = re.compile(r"disk is full|no space left|quota exceeded", re.IGNORECASE)
 _SWITCH = re.compile(r"^\s+(?:-\w,\s+)?(--[a-z][a-z-]*)", re.MULTILINE)
@@ -37,21 +37,17 @@ def export_arguments(help_text: str, report: Path, database: Path) -> list[str]:
 @contextmanager
 def exported(report: Path, given: Path) -> Iterator[Path]:
     """Give the SQLite export of a report as a temporary file. `given` is the file that the user gave, for messages."""
-    try:
-        nsys = find_tool("nsys", _REMEDY)
-    except MissingToolError as error:
-        raise MissingToolError(error.code, f"{given} is a report of Nsight Systems, but {error}") from error
+    nsys = str(find_tool("nsys", f"{given}: {_REMEDY}"))
     with tempfile.TemporaryDirectory(prefix="bertbench-") as folder:
         database = Path(folder) / "export.sqlite"
-        help_text = run_program([str(nsys), "export", "--help"], 60).stdout
-        done = run_program([str(nsys), *export_arguments(help_text, report, database)], EXPORT_SECONDS)
+        help_text = run_program([nsys, "export", "--help"], 60).stdout
+        done = run_program([nsys, *export_arguments(help_text, report, database)], EXPORT_SECONDS)
         # nsys 2022.4 exits with 0 after an export that a full disk has cut short.
         if _FULL.search(done.stderr + done.stdout):
             raise StorageError("disk-full", f"cannot export {given}: {folder} is full; set TMPDIR to another folder")
         if done.exit_code != 0 or not database.is_file():
             raise InputError(
                 "trace-unsupported" if "newer" in done.message else "file-damaged",
-                f"{nsys} cannot read {given} (nsys says: {done.message}): it is damaged or truncated, or a newer nsys "
-                "recorded it; copy it again, or give an SQLite export by the version that recorded it",
+                f"{nsys} cannot read {given} ({done.message}): copy it again, or use the version that recorded it",
             )
         yield database

@@ -5,21 +5,12 @@ import importlib.util
 from common.errors import MissingToolError
 
 _DISTRIBUTIONS = {"sklearn": "scikit-learn"}
-"""Packages that are installed by another name than they are imported by."""
 
 
 def need(what: str, extra: str, *modules: str) -> None:
-    """Raise MissingToolError where a module is not installed that an extra of bertbench brings.
-
-    Args:
-        what: what needs it, in words.
-        extra: of pyproject.toml.
-        modules: names as they are imported.
-    """
+    """Raise MissingToolError where `what` needs a module, of an extra of bertbench, that is not installed."""
     missing = [_DISTRIBUTIONS.get(name, name) for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingToolError(
-            "package-missing",
-            f"{what}: this needs {' and '.join(missing)}, which is not installed: pip install 'bertbench[{extra}]', or "
-            "`make setup` in a clone",
+            "package-missing", f"{what} needs {' and '.join(missing)}: pip install 'bertbench[{extra}]'"
         )

@@ -59,14 +59,12 @@ KNOWN = {
 }
 """By the names of bert.tasks; others are shown under the names they have."""
 
-# Numbers of an event that are no scores.
-_OTHERS = ("seconds", "time_ns", "applied_steps")
+_NO_SCORES = ("seconds", "time_ns", "applied_steps")
 
 
 def score(name: str) -> Score:
     """Return how a number of this name is shown, known or not."""
-    endings: dict[str, Unit] = {"_loss": "nats", "_accuracy": "fraction"}
-    unit: Unit = next((unit for ending, unit in endings.items() if name.endswith(ending)), "")
+    unit: Unit = "nats" if name.endswith("_loss") else "fraction" if name.endswith("_accuracy") else ""
     return KNOWN.get(name, Score(name.replace("_", " "), unit))
 
 
@@ -75,13 +73,10 @@ def loss_unit(made_of: str) -> Unit:
     return "" if made_of == "mean squared error" else "nats"
 
 
-def scores_in(found: Mapping[str, Any]) -> dict[str, float | None]:
+def scores_in(fields: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the scores among the fields of an evaluation: floats, None if one was not finite."""
-    return {
-        name: value
-        for name, value in found.items()
-        if name not in _OTHERS and (value is None or isinstance(value, float))
-    }
+    scores = {name: value for name, value in fields.items() if name not in _NO_SCORES}
+    return {name: value for name, value in scores.items() if value is None or isinstance(value, float)}
 
 
 def in_words(name: str, value: float | None) -> str:
@@ -89,14 +84,14 @@ def in_words(name: str, value: float | None) -> str:
     return f"{score(name).label} {score(name).text(value)}"
 
 
-def evaluation_text(found: Mapping[str, Any]) -> str:
+def evaluation_text(fields: Mapping[str, Any]) -> str:
     """Return the fields of an evaluation in words."""
-    shown = [in_words(name, value) for name, value in scores_in(found).items() if score(name).headline]
-    return ", ".join([*shown, f"on {found['samples']:,} samples"])
+    shown = [in_words(name, value) for name, value in scores_in(fields).items() if score(name).headline]
+    return ", ".join([*shown, f"on {fields['samples']:,} samples"])
 
 
 def parts_text(parts: Mapping[str, float | None]) -> str:
     """Return the parts of a loss in words, such as "1.5000 MLM, 0.5000 NSP"; nothing if there are none."""
     return ", ".join(
-        f"{score(name).text(value)} {score(name).label.removesuffix(' loss')}" for name, value in parts.items()
+        f"{score(name).text(part)} {score(name).label.removesuffix(' loss')}" for name, part in parts.items()
     )

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from common.errors import InputError, LockedError, StorageError
+from common.errors import BertbenchError, InputError, LockedError, StorageError
 
 _WAIT_SECONDS = 10.0
-_FULL = ("disk is full", "disk I/O error")
 
 
 @contextmanager
@@ -18,41 +17,28 @@ def database_errors(path: Path, remedy: str, write: bool) -> Iterator[None]:
     Args:
         path: the file.
         remedy: what to do with a damaged one.
-        write: whether rows are added; otherwise no message mentions writing.
+        write: whether rows are added.
     """
     try:
         yield
     except sqlite3.Error as error:
-        said = str(error)
-        if "locked" in said or "busy" in said:
-            raise LockedError(
-                "folder-locked", f"{path} is locked by another program ({said}): close the program, or wait for it"
-            ) from error
-        if write and any(word in said for word in _FULL):
-            raise StorageError(
-                "disk-full" if "full" in said else "write-failed",
-                f"cannot write {path}: {said}: free some space or choose another folder, then run the same command "
-                "again",
-            ) from error
-        if any(word in said for word in ("readonly", "unable to open", "I/O error")):
-            raise StorageError(
-                "write-failed" if write and "readonly" in said else "path-unreadable",
-                f"cannot open {path} ({said}): check the permissions of the file and its folder, and the disk",
-            ) from error
-        raise InputError("file-damaged", f"{path} is damaged or not a SQLite file ({said}): {remedy}") from error
+        text = str(error)
+        failure: BertbenchError
+        if "locked" in text or "busy" in text:
+            failure = LockedError("folder-locked", f"{path} is used by another program ({text}): wait for it")
+        elif write and "full" in text:
+            failure = StorageError("disk-full", f"cannot write {path} ({text}): free some space, then run again")
+        elif any(word in text for word in ("readonly", "unable to open", "I/O error")):
+            why = f"cannot open {path} ({text}): check its permissions and the disk"
+            failure = StorageError("write-failed" if write else "path-unreadable", why)
+        else:
+            failure = InputError("file-damaged", f"{path} is damaged or not a SQLite file ({text}): {remedy}")
+        raise failure from error
 
 
 @contextmanager
 def connected(path: Path, remedy: str, write: bool = False) -> Iterator[sqlite3.Connection]:
-    """Open a file.
-
-    Args:
-        path: the file, which is there.
-        remedy: what to do with a damaged one, for messages.
-        write: whether rows are to be added; otherwise it is opened to be read.
-
-    Raises: as `database_errors`.
-    """
+    """Open a file that exists, to be read or written. Raises as `database_errors`."""
     # Who was killed while it wrote leaves a journal, by which the file is put right when it is opened for writing.
     unfinished = path.with_name(f"{path.name}-journal").exists()
     address = f"{path.resolve().as_uri()}?mode={'rw' if write or unfinished else 'ro'}"

@@ -1,10 +1,8 @@
-"""External programs: find them on PATH, tell their version, run them with a time limit."""
+"""External programs: find them on PATH, read their version, run them with a time limit."""
 
-import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +11,14 @@ from common.errors import InputError, MissingToolError
 from common.redact import without_secrets
 
 Version = tuple[int, ...]
-_LONGEST_MESSAGE = 300
 
 
 def find_tool(name: str, remedy: str) -> Path:
     """Return the path of a tool. Raises MissingToolError, with the remedy, if it is not on PATH."""
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise MissingToolError("tool-missing", f"{name} is not on PATH: {remedy}")
-    return Path(found)
+    return Path(path)
 
 
 def version_in(text: str) -> Version | None:
@@ -45,46 +42,24 @@ class Output:
 
     @property
     def message(self) -> str:
-        """What it printed, stderr first, in one line of at most 300 characters."""
-        lines = [line.strip() for line in f"{self.stderr}\n{self.stdout}".splitlines() if line.strip()]
-        text = "; ".join(dict.fromkeys(lines)) or "nothing"
-        return text if len(text) <= _LONGEST_MESSAGE else f"{text[: _LONGEST_MESSAGE - 3]}..."
+        """The last 300 characters that it printed, stderr first."""
+        return " ".join((self.stderr.strip() or self.stdout.strip() or "nothing").split())[-300:]
 
 
 def run_program(argv: list[str], timeout_seconds: float) -> Output:
-    """Run a program that reads files and ends by itself, whatever its exit code; it gets no secrets of the environment.
-
-    Its whole process group is killed at the time limit, and when this process is interrupted.
+    """Run a program that ends by itself, whatever its exit code; it gets no secrets of the environment.
 
     Raises:
         MissingToolError: it cannot be started.
-        InputError: it exceeded the time limit.
+        InputError: it exceeded the time limit and was killed.
     """
-    name = Path(argv[0]).name
+    environment = without_secrets(os.environ)
     try:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env=without_secrets(os.environ),
-            start_new_session=True,
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_seconds, env=environment, check=False
         )
     except OSError as error:
-        raise MissingToolError(
-            "tool-missing", f"{argv[0]} cannot be started ({error.strerror}): reinstall it"
-        ) from error
-    try:
-        stdout, stderr = process.communicate(timeout=timeout_seconds)
+        raise MissingToolError("tool-missing", f"cannot start {argv[0]} ({error.strerror}): reinstall it") from error
     except subprocess.TimeoutExpired as error:
-        raise InputError(
-            "tool-failed", f"{name} {argv[1]} did not end within {timeout_seconds:g} s and was killed"
-        ) from error
-    finally:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return Output(process.returncode, stdout, stderr)
+        raise InputError("tool-failed", f"{' '.join(argv[:2])} did not end within {timeout_seconds:g} s") from error
+    return Output(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))

@@ -15,7 +15,7 @@ from bert.tasks import known_tasks, task_data
 from bert.tasks.base import DataSource
 from common.errors import InputError, MissingToolError, UsageError, first_line
 from common.flags import flag
-from common.json_file import read_json
+from common.reading import read_json
 
 IMPLEMENTATIONS = ("hf", "hf-compiled", "hf-unpadded", "hf-trainer")
 """Those that build a given model."""

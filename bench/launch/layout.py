@@ -10,7 +10,7 @@ import msgspec
 
 from bench.machine.devices import Devices, Gpu
 from common.errors import InputError, UsageError
-from common.json_file import read_json
+from common.reading import read_json
 
 _HOSTS = dict[str, Annotated[int, msgspec.Meta(ge=1)]]
 

@@ -33,8 +33,7 @@ from bert.train.checkpoint import STATE_FILE, latest, read, saved_steps
 from bert.train.resume import CHECKPOINTS_FOLDER
 from common.atomic import atomic_path, write_json
 from common.errors import InputError, StorageError, UsageError
-from common.json_file import read_json
-from common.reading import read_errors
+from common.reading import read_errors, read_json
 
 Target = Literal["hugging-face", "bertbench"]
 

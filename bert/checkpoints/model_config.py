@@ -7,7 +7,7 @@ from typing import Any
 
 from bert.model.config import ModelConfig
 from common.errors import InputError, SchemaError, UsageError
-from common.json_file import read_json
+from common.reading import read_json
 
 OUR_FORMAT = "bertbench model"
 SCHEMA_VERSION = 1

@@ -11,7 +11,7 @@ from bert.checkpoints.tensor_files import read_tensors, write_safetensors
 from bert.model.config import ModelConfig
 from common.atomic import write_json
 from common.errors import InputError, UsageError
-from common.json_file import read_json
+from common.reading import read_json
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

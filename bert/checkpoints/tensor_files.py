@@ -14,8 +14,7 @@ from torch import Tensor
 
 from common.atomic import atomic_path
 from common.errors import InputError, first_line
-from common.json_file import read_json
-from common.reading import open_regular, read_errors
+from common.reading import read_errors, read_json
 
 # Where training scripts keep the weights among the rest (NVIDIA: "model").
 _NESTED = ("model", "state_dict", "model_state_dict", "module")
@@ -48,7 +47,7 @@ def safetensors_errors() -> Iterator[None]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, of a PyTorch file, or of all the files that an index.json names."""
-    with read_errors(path, "give a file that can be read"), open_regular(path) as file:
+    with read_errors(path, "give a file that can be read"), path.open("rb") as file:
         start = file.read(200)
     if not start:
         raise InputError("file-empty", f"{path} is empty: {_REMEDY}")

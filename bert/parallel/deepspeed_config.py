@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bert.optim.registry import DEFAULT_BETAS, DEFAULT_EPS
 from bert.parallel.options import ZERO_STAGES
 from common.errors import UsageError
-from common.json_file import read_json
+from common.reading import read_json
 
 if TYPE_CHECKING:
     from bert.parallel.base import StepPlan

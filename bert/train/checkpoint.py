@@ -40,7 +40,7 @@ from bert.train.events import Best
 from bert.train.settings import TrainSettings
 from common.atomic import storage_errors, write_json, write_text
 from common.errors import InputError, SchemaError, StorageError, read_code
-from common.json_file import read_json
+from common.reading import read_json
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from bert.tasks.pretrain.shards import METADATA_FILE, PREPARATION_NAME, SHARD_NAME, ShardInfo, check_shard
 from common.errors import Code, InputError, content_code
-from common.json_file import read_json
+from common.reading import read_json
 
 
 @dataclass(frozen=True, slots=True)
