@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.implementations import OURS
-from bench.loggers.base import VARIABLE as LOG_TO_VARIABLE
+from bench.loggers import VARIABLE as LOG_TO_VARIABLE
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
 from bench.run.inside import Leader

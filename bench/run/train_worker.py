@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bench.implementations import OURS, TRAININGS
-from bench.loggers.base import Loggers, Target, loaded_loggers, open_loggers
+from bench.loggers import Loggers
 from bench.run.clock import StepClock
 from bench.run.recorder import step_writer
 from bert.data.batch import BatchCounts
@@ -131,7 +131,6 @@ class TrainRecorder:
         self._settings = settings
         self._events_path = events_jsonl(directory)
         self._curve: TextIO | None = None
-        self._loggers: Loggers | None = None
         self._step_ms: dict[int, float] = {}
         self._clocked_steps, self._clocked_ms = 0, 0.0
         self._began: float | None = None  # time.monotonic()
@@ -153,7 +152,7 @@ class TrainRecorder:
         """What this attempt did so far, in plain values."""
         with storage_errors(self._events_path):
             self._events = self._events_path.open("w", encoding="utf-8")
-        self._logger_kinds = loaded_loggers(self._warn)  # imported now, where no rank waits for it
+        self._loggers = Loggers(self._warn)  # imported now, where no rank waits for it
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Take a row of the step clock: how long a step took."""
@@ -179,8 +178,7 @@ class TrainRecorder:
         elif isinstance(event, Saved):
             self._show_progress()
             self._flush_curve(to_disk=True)
-            if self._loggers is not None:
-                self._loggers.flush()
+            self._loggers.flush()
             own = {"applied_steps": event.applied_steps, "seconds": event.seconds, "size_bytes": event.size_bytes}
             self.summary["best"] = best_checkpoint(event.best)
             best_fields = {f"best_{name}": value for name, value in (self.summary["best"] or {}).items()}
@@ -270,9 +268,8 @@ class TrainRecorder:
                     os.fsync(self._curve.fileno())
 
     def _log_step(self, event: Progress) -> None:
-        assert self._loggers is not None
         step_ms = self._step_ms.pop(event.step, None)
-        self._loggers.add(
+        self._loggers.log(
             event.applied_steps,
             {
                 "train/loss": event.loss,
@@ -284,28 +281,22 @@ class TrainRecorder:
             },
         )
 
-    def _open_loggers(self, purge_from: int) -> None:
-        target = Target(
-            run=self._run,
-            purge_from=purge_from,
-            settings=self._settings.to_json(),
-            run_ids=self._run.logger_runs(),
-        )
-        self._loggers = open_loggers(self._logger_kinds, target, self._warn)
-        self.summary["logged_to"] = list(self._loggers.names)
-        if self._loggers.run_ids:
-            self._write("logging", run_ids=self._loggers.run_ids)
+    def _open_loggers(self, first_step: int) -> None:
+        opened = self._loggers.open(self._run, first_step, self._settings.to_json())
+        self.summary["logged_to"] = list(opened)
+        run_ids = {name: run_id for name, run_id in opened.items() if run_id is not None}
+        if run_ids:
+            self._write("logging", run_ids=run_ids)
 
     def _warn(self, message: str) -> None:
         self.report(Warned(message=message))
 
     def _evaluated(self, event: Evaluated) -> None:
-        if self._loggers is None:  # a run that only evaluates makes no step
+        if self._curve is None:  # a run that only evaluates makes no step
             self._open_loggers(event.applied_steps)
-        assert self._loggers is not None
         values = event.evaluation.values
         shown = {f"eval/{name}": value for name, value in values.items() if score(name).headline}
-        self._loggers.add(event.applied_steps, shown)
+        self._loggers.log(event.applied_steps, shown)
         self._loggers.flush()
 
     def _write(self, event: str, **fields: Any) -> None:
@@ -318,8 +309,7 @@ class TrainRecorder:
         """Write out what is held back, also when the training failed."""
         self._show_progress()
         self._flush_curve(to_disk=True)
-        if self._loggers is not None:
-            self._loggers.close(finished=self._last is None or self._last.applied_steps >= self._settings.steps)
+        self._loggers.close(finished=self._last is None or self._last.applied_steps >= self._settings.steps)
         for path, file in ((self._run.curve_csv, self._curve), (self._events_path, self._events)):
             if file is not None:
                 with storage_errors(path):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from bench.implementations import OURS, TRAININGS
 from bench.launch.world import World
-from bench.loggers.base import check_loggers
+from bench.loggers import chosen_loggers
 from bench.machine.devices import Devices
 from bench.sweep.options import AUTO, TaskFlags, resolve_precision, resolve_strategy
 from bench.sweep.starting_model import (
@@ -245,8 +245,8 @@ class Plan:
 
     @property
     def log_to(self) -> tuple[str, ...]:
-        """Names in bench.loggers.LOGGERS, auto or none."""
-        return check_loggers(self.options.log_to)
+        """Names in bench.loggers.LOGGERS."""
+        return chosen_loggers(self.options.log_to)
 
     @property
     def request(self) -> dict[str, Any]:
@@ -276,7 +276,7 @@ def plan_training(options: TrainOptions, devices: Devices, world: World | None =
         devices: available devices.
         world: the world of ranks that this process belongs to; its size is then the number of devices.
     """
-    check_loggers(options.log_to)
+    chosen_loggers(options.log_to)
     lookup(TRAININGS, options.implementation or OURS, "implementation of training runs")
     check_model(options)
     fields = (field.name for field in dataclasses.fields(TrainOptions) if field.name in GIVEN)

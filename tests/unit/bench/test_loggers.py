@@ -1,6 +1,8 @@
 """Scalars reach the loggers that are asked for, and no training fails by one that gets lost."""
 
+import importlib.util
 import json
+import os
 import struct
 import sys
 import time
@@ -13,8 +15,7 @@ import pytest
 from support.cli import wait_for
 from support.refusals import refused
 
-from bench.loggers import LOGGERS
-from bench.loggers.base import VARIABLE, Target, check_loggers, loaded_loggers, open_loggers
+from bench.loggers import VARIABLE, Loggers, chosen_loggers
 from common.errors import MissingToolError
 from records.training import TrainRun
 
@@ -66,18 +67,11 @@ class Client:
 
 
 @pytest.fixture(autouse=True)
-def nothing_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (
-        VARIABLE,
-        "WANDB_RUN_ID",
-        "WANDB_PROJECT",
-        "WANDB_NAME",
-        "WANDB_MODE",
-        "MLFLOW_RUN_ID",
-        "MLFLOW_TRACKING_URI",
-        "MLFLOW_EXPERIMENT_NAME",
-    ):
-        monkeypatch.delenv(name, raising=False)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("WANDB_", "MLFLOW_")):
+            monkeypatch.delenv(name)
+    monkeypatch.delenv(VARIABLE, raising=False)
 
 
 @pytest.fixture
@@ -86,7 +80,7 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Client]:
     entities: Any = types.ModuleType("mlflow.entities")
     entities.Metric, entities.Param = Metric, Param
     module: Any = types.ModuleType("mlflow")
-    module.MlflowClient, module.entities = Client, entities
+    module.MlflowClient = Client
     module.__spec__ = types.SimpleNamespace(name="mlflow")
     monkeypatch.setitem(sys.modules, "mlflow", module)
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
@@ -95,6 +89,8 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Client]:
 
 def log(
     folder: Path,
+    names: str,
+    monkeypatch: pytest.MonkeyPatch,
     values: Mapping[str, float | None] = VALUES,
     finished: bool = True,
     run_ids: dict[str, str] | None = None,
@@ -102,89 +98,64 @@ def log(
     """What an attempt does; returns the warnings, and adds the ids of its runs to `run_ids`."""
     warnings: list[str] = []
     run_ids = {} if run_ids is None else run_ids
-    settings = {"learning_rate": 3e-5, "init": None}
-    target = Target(run=TrainRun(folder), purge_from=0, settings=settings, run_ids=run_ids)
-    loggers = open_loggers(loaded_loggers(warnings.append), target, warnings.append)
-    run_ids |= loggers.run_ids
-    loggers.add(7, values)
+    monkeypatch.setenv(VARIABLE, names)
+    monkeypatch.setattr(TrainRun, "logger_runs", lambda self: dict(run_ids))
+    loggers = Loggers(warnings.append)
+    opened = loggers.open(TrainRun(folder), 0, {"learning_rate": 3e-5, "init": None})
+    run_ids |= {name: run_id for name, run_id in opened.items() if run_id is not None}
+    loggers.log(7, values)
     loggers.flush()
     loggers.close(finished)
     return warnings
 
 
-def waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:///nowhere")
-    monkeypatch.setenv("MLFLOW_RUN_ID", "the-run")
-
-
-def test_where_nothing_is_asked_for_tensorboard_alone_logs(tmp_path: Path) -> None:
-    assert list(loaded_loggers(lambda message: None)) == ["tensorboard"]
-    assert log(tmp_path) == [] and list((tmp_path / "tensorboard").glob("events.out.*"))
-
-
 def test_a_run_of_mlflow_that_waits_gets_known_values_under_their_names(
     mlflow: type[Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    waiting(monkeypatch)
-    assert log(tmp_path) == []
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:///nowhere")
+    monkeypatch.setenv("MLFLOW_RUN_ID", "the-run")
+    assert chosen_loggers(()) == ("tensorboard", "mlflow")
+    assert log(tmp_path, "mlflow", monkeypatch) == []
     assert mlflow.calls == [("metric", "the-run", "eval/f1", 81.5, 7)]  # and is not ended: somebody else began it
-
-
-def test_a_server_that_fails_costs_no_training_and_is_told_once(
-    mlflow: type[Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    waiting(monkeypatch)
-    mlflow.broken = True
-    (warned,) = log(tmp_path)
-    assert "mlflow" in warned
-    assert list((tmp_path / "tensorboard").glob("events.out.*"))
 
 
 def test_a_run_of_our_own_names_the_settings_and_goes_on_after_a_stop(
     mlflow: type[Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(VARIABLE, "mlflow")
     run_ids: dict[str, str] = {}
-    log(tmp_path / "fast", finished=False, run_ids=run_ids)
-    log(tmp_path / "fast", run_ids=run_ids)
+    log(tmp_path / "fast", "mlflow", monkeypatch, finished=False, run_ids=run_ids)
+    log(tmp_path / "fast", "mlflow", monkeypatch, run_ids=run_ids)
     place = f"sqlite:///{tmp_path}/fast/mlflow.db"
     assert mlflow.calls == [
         ("begun", "experiment bertbench", "fast", place), ("parameter", "own-run", "learning_rate", "3e-05"),
         ("metric", "own-run", "eval/f1", 81.5, 7), ("ended", "own-run", "KILLED"),
         ("again", "own-run", "RUNNING"), ("metric", "own-run", "eval/f1", 81.5, 7), ("ended", "own-run", "FINISHED"),
     ]  # fmt: skip
-    assert not (tmp_path / "fast" / "tensorboard").exists()
 
 
-def test_none_logs_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(VARIABLE, "none")
-    assert log(tmp_path) == [] and list(tmp_path.iterdir()) == []
-
-
-def test_a_waiting_run_without_the_package_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logger_that_fails_leaves_the_others_and_warns_once(
+    mlflow: type[Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mlflow.broken = True
+    (warned,) = log(tmp_path, "mlflow tensorboard", monkeypatch)
+    assert "mlflow" in warned and "ConnectionError" in warned
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    waiting(monkeypatch)
-    warnings: list[str] = []
-    assert list(loaded_loggers(warnings.append)) == ["tensorboard"]
-    assert len(warnings) == 1 and "pip install mlflow" in warnings[0]
+    (warned,) = log(tmp_path, "mlflow tensorboard", monkeypatch)
+    assert "mlflow" in warned and "ModuleNotFoundError" in warned
+    assert len(list((tmp_path / "tensorboard").glob("events.out.*"))) > 0
 
 
-def test_a_logger_that_is_asked_for_and_absent_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with refused("package-missing", "--log-to mlflow", "pip install mlflow", kind=MissingToolError):
-        check_loggers(["mlflow"])
-    with refused("package-missing", "--log-to wandb", "bertbench[wandb]", kind=MissingToolError):
-        check_loggers(["wandb"])
-
-
-def test_names_of_loggers_are_checked() -> None:
-    assert check_loggers(None) == check_loggers([]) == ("auto",)
-    assert check_loggers(["tensorboard", "tensorboard"]) == ("tensorboard",)
-    with refused("option-choice", "tensorbord", "'tensorboard'"):
-        check_loggers(["tensorbord"])
-    with refused("option-conflict", "none tensorboard"):
-        check_loggers(["none", "tensorboard"])
+def test_loggers_are_chosen_by_name_and_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen_loggers(()) == chosen_loggers(["tensorboard", "tensorboard"]) == ("tensorboard",)
+    assert chosen_loggers(["none"]) == ()
+    for wrong in (["tensorbord"], ["none", "tensorboard"]):
+        with refused("option-choice", wrong[0]):
+            chosen_loggers(wrong)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("mlflow", "wandb") else find(name))
+    for name in ("mlflow", "wandb"):
+        with refused("package-missing", f"--log-to {name}", f"bertbench[{name}]", kind=MissingToolError):
+            chosen_loggers([name])
 
 
 def wandb_records(path: Path) -> list[Any]:
@@ -215,11 +186,10 @@ def test_a_real_wandb_keeps_the_scalars_in_the_run_directory_without_a_server(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("wandb")
-    monkeypatch.setenv(VARIABLE, "wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     run_ids: dict[str, str] = {}
-    assert log(tmp_path / "fast", {"train/loss": 1.5}, finished=False, run_ids=run_ids) == []
-    assert log(tmp_path / "fast", run_ids=run_ids) == []
+    assert log(tmp_path / "fast", "wandb", monkeypatch, {"train/loss": 1.5}, finished=False, run_ids=run_ids) == []
+    assert log(tmp_path / "fast", "wandb", monkeypatch, run_ids=run_ids) == []
     ids, logged, ended = [], [], []
     files = sorted((tmp_path / "fast/wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
     for record in [record for path in files for record in closed_records(path)]:
@@ -245,58 +215,18 @@ class WandbRun:
 
     def define_metric(self, name: str, **settings: Any) -> None: ...
 
-    def log(self, values: Mapping[str, float]) -> None:
-        raise ConnectionError("no server at https://host")
+    def log(self, values: Mapping[str, float]) -> None: ...
 
     def finish(self, exit_code: int) -> None:
         time.sleep(60)
 
 
-@pytest.fixture
-def lost_wandb(monkeypatch: pytest.MonkeyPatch) -> Any:
+def test_the_end_of_a_training_does_not_wait_for_a_server_of_wandb_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     module: Any = types.ModuleType("wandb")
     module.init, module.Settings = lambda **settings: WandbRun(), dict
     monkeypatch.setitem(sys.modules, "wandb", module)
-    monkeypatch.setenv(VARIABLE, "tensorboard wandb")
-    monkeypatch.setattr("bench.loggers.wandb._CLOSE_SECONDS", 0.05)
-    return module
-
-
-def test_a_server_of_wandb_that_fails_costs_no_training(lost_wandb: Any, tmp_path: Path) -> None:
-    (warned,) = log(tmp_path)
-    assert "wandb" in warned and "ConnectionError" in warned
-    assert list((tmp_path / "tensorboard").glob("events.out.*"))
-
-
-def test_the_end_of_a_training_does_not_wait_for_a_server_of_wandb_that_is_gone(
-    lost_wandb: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(WandbRun, "log", lambda self, values: None)
-    (warned,) = log(tmp_path)
+    monkeypatch.setattr("bench.loggers._WANDB_SECONDS", 0.05)
+    (warned,) = log(tmp_path, "wandb", monkeypatch)
     assert "wandb sync" in warned
-
-
-def test_a_wandb_that_cannot_begin_leaves_the_other_loggers(lost_wandb: Any, tmp_path: Path) -> None:
-    def init(**settings: Any) -> None:
-        raise ValueError("No API key configured.")
-
-    lost_wandb.init = init
-    (warned,) = log(tmp_path)
-    assert "API key" in warned and list((tmp_path / "tensorboard").glob("events.out.*"))
-
-
-def test_wandb_logs_only_where_it_is_asked_for(lost_wandb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE)
-    assert "wandb" not in loaded_loggers(lambda message: None)
-
-
-def test_every_logger_says_what_it_needs() -> None:
-    for name in LOGGERS:
-        kind = loaded_kind(name)
-        assert kind.package and kind.remedy.startswith("pip install")
-
-
-def loaded_kind(name: str) -> Any:
-    from common.registry import load
-
-    return load(LOGGERS, name, "logger")

@@ -14,7 +14,7 @@ from support.training_runs import settings, shards
 
 from bench.cli.progress import duration
 from bench.cli.train_progress import TrainProgress, event_text, progress_text
-from bench.loggers.base import Target
+from bench.loggers import LOGGERS, VARIABLE
 from bench.run.processes import StopRequest, hold_stop_signals, listen_for_stop
 from bench.run.train_worker import TrainRecorder
 from bert.tasks.base import Evaluation
@@ -103,25 +103,26 @@ def test_steps_made_again_replace_the_earlier_ones_in_the_curve(attempt: TrialDi
 def test_a_resumed_training_continues_the_runs_of_its_loggers(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known: list[dict[str, str]] = []
+    known: list[str | None] = []
 
     class Tracker:
-        run_id = "own-run"
+        module, run_id = "json", "own-run"
 
-        def __init__(self, target: Target) -> None:
-            known.append(dict(target.run_ids))
+        def __init__(self, run: TrainRun, first_step: int, settings: dict[str, Any], run_id: str | None) -> None:
+            known.append(run_id)
 
-        def add(self, step: int, values: dict[str, float]) -> None: ...
+        def log(self, step: int, values: dict[str, float]) -> None: ...
 
         def close(self, finished: bool) -> None: ...
 
-    monkeypatch.setattr("bench.run.train_worker.loaded_loggers", lambda warn: {"tracker": Tracker})
+    monkeypatch.setitem(LOGGERS, "tracker", Tracker)
+    monkeypatch.setenv(VARIABLE, "tracker")
     for number in range(2):
         directory = RunDirectory(tmp_path / "run").trial(str(number))
         directory.path.mkdir(parents=True)
         write_record(directory.trial_json, Trial(kind="train", round=number).to_json())
         recorded(directory, data, made(number))
-    assert known == [{}, {"tracker": "own-run"}]
+    assert known == [None, "own-run"]
     event = read_events(directory)[0]
     assert event["event"] == "logging" and "tracker run own-run" in event_text(event)
 
@@ -136,7 +137,10 @@ def test_the_optimizations_are_in_the_summary_and_the_events(attempt: TrialDirec
     assert "chunks+unpad" in text and "needs bf16, not fp32" in text
 
 
-def test_tensorboard_leaves_out_what_was_made_again(attempt: TrialDirectory, data: Path) -> None:
+def test_tensorboard_leaves_out_what_was_made_again(
+    attempt: TrialDirectory, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "tensorboard")
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     values = {"mlm_loss": 3.0, "mlm_accuracy": 0.5, "nsp_loss": 0.6, "nsp_accuracy": 0.7}
     evaluation = Evaluation(values=values, samples=5, counts={"predicted_positions": 9})
@@ -155,10 +159,11 @@ def test_tensorboard_leaves_out_what_was_made_again(attempt: TrialDirectory, dat
 def test_without_tensorboard_a_note_says_so_and_training_goes_on(
     attempt: TrialDirectory, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(VARIABLE, "tensorboard")
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     recorded(attempt, data, made(0), made(1))
     (warned,) = [event for event in read_events(attempt) if event["event"] == "warned"]
-    assert "bertbench[tensorboard]" in warned["message"]
+    assert "tensorboard" in warned["message"]
     assert len(TrainRun(attempt.path.parents[1]).read_curve()) == 2
 
 

@@ -8,7 +8,7 @@ from support.commands import document, result
 from support.glue_folders import make_glue, write_vocabulary
 from support.refusals import refused
 
-from bench.loggers.base import check_loggers, loaded_loggers
+from bench.loggers import chosen_loggers
 from common.errors import MissingToolError
 from common.packages import need
 
@@ -71,7 +71,6 @@ def test_accuracy_alone_needs_no_package(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("absent")
 def test_without_tensorboard_a_training_logs_nothing_there_and_one_that_asks_for_it_is_refused() -> None:
-    said: list[str] = []
-    assert loaded_loggers(said.append) == {} and said == []
+    assert chosen_loggers(()) == ()
     with refused("package-missing", "tensorboard", "bertbench[tensorboard]"):
-        check_loggers(["tensorboard"])
+        chosen_loggers(["tensorboard"])
