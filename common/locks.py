@@ -40,7 +40,8 @@ def locked(
     path, mode = folder / name, fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with storage_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab+", buffering=0)
+        # A link is not followed: what it leads to would be written over.
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666), "r+b", buffering=0)
     with file:
         try:
             fcntl.flock(file, mode if wait else mode | fcntl.LOCK_NB)
