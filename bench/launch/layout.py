@@ -2,13 +2,14 @@
 
 import dataclasses
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from bench.machine.devices import Devices, Gpu
+from bench.machine.nvml import ask, nvml
 from common.errors import InputError, UsageError
 from common.reading import read_json
 
@@ -87,16 +88,7 @@ def least_busy(devices: Devices, count: int) -> Devices:
 
 def _load(gpu: Gpu) -> tuple[int, int]:
     """Return what sorts GPUs from idle to busy."""
-    free = _nvml(gpu, lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).free)
-    percent = _nvml(gpu, lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    handle = ask(lambda: nvml().nvmlDeviceGetHandleByUUID(gpu.uuid))
+    free = ask(lambda: int(nvml().nvmlDeviceGetMemoryInfo(handle).free))
+    percent = ask(lambda: int(nvml().nvmlDeviceGetUtilizationRates(handle).gpu))
     return (1 if free is None else -(free >> 30), 101 if percent is None else percent)
-
-
-def _nvml(gpu: Gpu, query: Callable[[Any, Any], int]) -> int | None:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return int(query(pynvml, pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)))
-    except Exception:  # NVML raises a class per error code; no memory of its own, a slice, ImportError
-        return None

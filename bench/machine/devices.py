@@ -1,14 +1,17 @@
 """Find the devices of a run: GPUs in CUDA_VISIBLE_DEVICES (numbers, UUIDs, MIG names), else CPU cores."""
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bench.machine.nvml import ask, nvml
 from common.errors import UsageError
-from common.memory import available_bytes
+from common.memory import available_bytes, control_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +19,15 @@ class Gpu:
     """One GPU or MIG slice."""
 
     name: str
-    """Product name; empty if NVML is unavailable."""
     visible_as: str
     """Its name in CUDA_VISIBLE_DEVICES: a number, GPU-<uuid> or MIG-<uuid>."""
     uuid: str
-    """UUID; empty if NVML is unavailable."""
     memory_bytes: int | None
     """Its own memory; None if NVML does not report it."""
     number: int | None = None
-    """Number of the GPU in the order of the bus, for a slice that of its GPU; None if NVML is unavailable."""
+    """Number of the GPU in the order of the bus, for a slice that of its GPU; None if NVML does not list it."""
+    capability: tuple[int, int] | None = None
+    """Compute capability, for a slice that of its GPU; None if NVML does not report it."""
 
     @property
     def is_mig(self) -> bool:
@@ -54,10 +57,7 @@ class Devices:
         """Return 1, 2, 4 ... up to all GPUs; on a CPU one rank with all cores."""
         if self.kind == "cpu" or any(gpu.is_mig for gpu in self.gpus):
             return (1,)
-        sizes = [1]
-        while sizes[-1] * 2 <= self.count:
-            sizes.append(sizes[-1] * 2)
-        return tuple(sizes if sizes[-1] == self.count else [*sizes, self.count])
+        return tuple(sorted({*(2**power for power in range(self.count.bit_length())), self.count}))
 
     def environment(self, world_size: int) -> dict[str, str]:
         """Return the environment variables that show a child process only the first `world_size` devices.
@@ -66,19 +66,17 @@ class Devices:
             UsageError: there are fewer devices.
         """
         if world_size > self.count:
+            what = "GPUs" if self.kind == "cuda" else f"CPU cores ({self.note})"
             raise UsageError(
                 "device-missing",
-                f"{world_size} devices were requested, but this node has {self.count} "
-                f"({'GPUs' if self.kind == 'cuda' else 'CPU cores'}): use --devices {self.count} or fewer"
-                + (f" ({self.note})" if self.note else ""),
+                f"{world_size} devices, but this node has {self.count} {what}: use --devices {self.count} or fewer",
             )
         if self.kind == "cpu":
             return {"CUDA_VISIBLE_DEVICES": ""}
         if world_size > 1 and any(gpu.is_mig for gpu in self.gpus[:world_size]):
             raise UsageError(
                 "device-unsupported",
-                f"{world_size} MIG slices were requested, but a process sees only one and NCCL cannot connect them: "
-                "use --devices 1, or whole GPUs",
+                f"{world_size} MIG slices, which NCCL cannot connect: use --devices 1, or whole GPUs",
             )
         names = ",".join(gpu.visible_as for gpu in self.gpus[:world_size])
         # By default CUDA numbers GPUs by speed and NVML by bus; this makes them agree.
@@ -87,31 +85,52 @@ class Devices:
 
 def find_devices(kind: str = "auto") -> Devices:
     """Return the devices that this process may use. `kind` is auto, cpu or cuda."""
-    cores = physical_cores()
-    if kind == "cpu":
-        return Devices("cpu", (), cores, "the CPU was requested")
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is not None and wanted.strip() in ("", "-1", "NoDevFiles", "void"):
-        note = f"CUDA_VISIBLE_DEVICES={wanted!r} hides every GPU"
-    else:
-        found = _nvml_gpus()
-        if not isinstance(found, str) and found and "+cpu" in _torch_version():
-            found = (
-                f"torch {_torch_version()} is a CPU build: install a CUDA build "
-                "(make clean setup TORCH_INDEX=https://download.pytorch.org/whl/cu130)"
-            )
-        if isinstance(found, str):
-            note = found
-        else:
-            gpus = found if wanted is None else select_gpus(wanted, found)
-            if gpus:
-                return Devices("cuda", tuple(gpus), cores)
-            note = "NVML reports no GPU"
-    if kind == "cuda":
+    gpus, note = ([], "the CPU was requested") if kind == "cpu" else _visible_gpus()
+    if kind == "cuda" and not gpus:
         raise UsageError(
             "device-missing", f"--device cuda needs a GPU, but {note}: run `bertbench doctor` for the remedy"
         )
-    return Devices("cpu", (), cores, note)
+    return Devices("cuda" if gpus else "cpu", tuple(gpus), physical_cores(), note)
+
+
+def _visible_gpus() -> tuple[list[Gpu], str]:
+    """Return the GPUs, or why there is none."""
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is not None and wanted.strip(" ,") in ("", "-1", "NoDevFiles", "void"):
+        return [], f"CUDA_VISIBLE_DEVICES={wanted!r} hides every GPU"
+    try:
+        present = _nvml_gpus()
+    except ImportError:
+        return [], "the package nvidia-ml-py is not installed"
+    except Exception as error:  # NVML raises a class per error code
+        return [], f"NVML is unavailable ({error}): no NVIDIA driver, or the container was started without GPUs"
+    if not present:
+        return [], "NVML reports no GPU"
+    if "+cpu" in _torch_version():
+        build = "make clean setup TORCH_INDEX=https://download.pytorch.org/whl/cu130"
+        return [], f"torch {_torch_version()} is a CPU build: install a CUDA build ({build})"
+    return (present if wanted is None else select_gpus(wanted, present)), ""
+
+
+def _nvml_gpus() -> list[Gpu]:
+    """Return the GPUs in bus order, a divided one as its MIG slices."""
+    library = nvml()
+    gpus = [gpu for number in range(library.nvmlDeviceGetCount()) for gpu in _gpus_of(library, number)]
+    # Beside slices CUDA's numbers are not those of the bus.
+    mixed = any(gpu.is_mig for gpu in gpus)
+    return gpus if mixed else [dataclasses.replace(gpu, visible_as=str(gpu.number)) for gpu in gpus]
+
+
+def _gpus_of(library: Any, number: int) -> Iterator[Gpu]:
+    whole = library.nvmlDeviceGetHandleByIndex(number)
+    capability = ask(library.nvmlDeviceGetCudaComputeCapability, whole)
+    divided = (ask(library.nvmlDeviceGetMigMode, whole) or [0])[0] == library.NVML_DEVICE_MIG_ENABLE
+    places = range(library.nvmlDeviceGetMaxMigDeviceCount(whole) if divided else 0)
+    slices = [ask(library.nvmlDeviceGetMigDeviceHandleByIndex, whole, place) for place in places]
+    for handle in [handle for handle in slices if handle is not None] or [whole]:
+        name, uuid = library.nvmlDeviceGetName(handle), library.nvmlDeviceGetUUID(handle)
+        memory = ask(library.nvmlDeviceGetMemoryInfo, handle)  # None if shared with the host, or another user's
+        yield Gpu(name, uuid, uuid, None if memory is None else int(memory.total), number, capability)
 
 
 def free_memory_share(ranks: int) -> int:
@@ -136,19 +155,15 @@ def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:
             if not matches and name.upper().startswith("MIG-"):
                 # NVML may not list MIG slices (no permission); CUDA resolves the name itself.
                 matches = [Gpu("MIG slice", name, name, None)]
-        if len(matches) != 1:
-            known = ", ".join(f"{gpu.number}={gpu.uuid or gpu.name}" for gpu in present) or "none"
-            divided = f"is a GPU of {len(matches)} MIG slices, of which a process can use one: give its name"
-            several = divided if name.isdigit() else "matches several GPUs"
-            what = several if matches else "matches no GPU of this node"
+        if len(matches) != 1 or any(gpu.uuid == matches[0].uuid for gpu in chosen):
+            known = ", ".join(f"{gpu.number}={gpu.uuid}" for gpu in present) or "none"
             raise UsageError(
                 "option-value" if matches else "device-missing",
-                f"CUDA_VISIBLE_DEVICES={wanted!r}: {name!r} {what}; available: {known}",
+                f"CUDA_VISIBLE_DEVICES={wanted!r}: {name!r} must name 1 GPU or MIG slice, once, but names "
+                f"{len(matches)} of {known}",
             )
-        gpu = matches[0]
-        if any(gpu.uuid and gpu.uuid == other.uuid for other in chosen):
-            raise UsageError("option-value", f"CUDA_VISIBLE_DEVICES={wanted!r} names {name!r} twice: remove one")
         # Numbers identify GPUs only. MIG slices are given by name, so that sensors and training use the same slice.
+        (gpu,) = matches
         chosen.append(dataclasses.replace(gpu, visible_as=gpu.uuid if gpu.is_mig else name))
     return chosen
 
@@ -158,7 +173,7 @@ def core_groups() -> list[list[int]]:
 
     A group holds all hyper-threads of one core, so that shares made of whole groups never share a core.
     """
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    usable = sorted(os.sched_getaffinity(0))
     groups: dict[tuple[int, int], list[int]] = {}
     for cpu in usable:
         topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
@@ -183,16 +198,12 @@ def shares_of_cores(count: int) -> list[list[int]]:
 
 def physical_cores() -> int:
     """Return the number of physical cores that affinity and cgroup quota allow this process, at least 1."""
-    cores = len(core_groups())
-    return max(1, min(cores, _cgroup_cores() or cores))
-
-
-def _cgroup_cores() -> int | None:
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return None if quota == "max" else max(1, int(quota) // int(period))
-    except (OSError, ValueError):
-        return None
+    cores, group = len(core_groups()), control_group()
+    for folder in (group, *group.parents):
+        with contextlib.suppress(OSError, ValueError):  # not a group, or "max"
+            quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+            cores = min(cores, int(quota) // int(period))
+    return max(1, cores)
 
 
 def _torch_version() -> str:
@@ -200,55 +211,3 @@ def _torch_version() -> str:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _nvml_gpus() -> list[Gpu] | str:
-    """Return the GPUs, including MIG slices, in bus order, or the reason why NVML is unavailable."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except ImportError:
-        return "the package nvidia-ml-py is not installed"
-    except Exception as error:
-        return f"NVML is unavailable ({error}): no NVIDIA driver, or the container was started without GPUs"
-    try:
-        gpus: list[Gpu] = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            gpus.extend(_mig_slices(pynvml, handle, index) or [_describe(pynvml, handle, index)])
-        # Beside slices CUDA's numbers are not those of the bus.
-        mixed = any(gpu.is_mig for gpu in gpus)
-        return gpus if mixed else [dataclasses.replace(gpu, visible_as=str(gpu.number)) for gpu in gpus]
-    except pynvml.NVMLError as error:
-        return f"NVML failed while listing GPUs ({error})"
-
-
-def _describe(pynvml: Any, handle: Any, number: int) -> Gpu:
-    uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
-    try:
-        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except pynvml.NVMLError:  # a GPU that shares the memory of its host, or a slice of another user
-        memory = None
-    return Gpu(_text(pynvml.nvmlDeviceGetName(handle)), uuid, uuid, memory, number)
-
-
-def _mig_slices(pynvml: Any, handle: Any, number: int) -> list[Gpu]:
-    try:
-        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
-        if current != pynvml.NVML_DEVICE_MIG_ENABLE:
-            return []
-        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
-    except pynvml.NVMLError:
-        return []
-    slices = []
-    for index in range(count):
-        try:
-            slices.append(_describe(pynvml, pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index), number))
-        except pynvml.NVMLError:
-            continue
-    return slices
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

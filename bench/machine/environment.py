@@ -7,7 +7,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench.machine.devices import Devices, find_devices
+from bench.machine.nvml import ask, nvml
 from common.errors import BertbenchError
 from common.redact import redact_environment
 
@@ -17,25 +20,35 @@ _VARIABLE_PREFIXES = ("NCCL_", "CUDA_", "TORCH_", *_OPENMP_PREFIXES, "GLOO_", "S
 # libgomp's default is 300,000: beside another busy process each parallel region then waits for a time slice.
 _SPIN_COUNT = "5000"
 # Instruction sets with fast bf16 GEMMs.
-_NATIVE_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
+_NATIVE_BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 _NATIVE_BF16_CAPABILITY = (8, 0)
+_FLAGS = ("avx", "amx", "sve", "bf16", "fma", "f16c", "asimd", "vnni")
 
 
 def capture(devices: Devices) -> dict[str, Any]:
     """Describe this machine for env.json; unknown values are omitted or None."""
     cpu = cpu_description()
     variables = os.environ | bounded_spin()
-    gpus = [_gpu(index, gpu.uuid, gpu.name, gpu.memory_bytes) for index, gpu in enumerate(devices.gpus)]
+    gpus = [
+        {
+            "index": index,
+            "name": gpu.name,
+            "uuid": gpu.uuid,
+            "memory_bytes": gpu.memory_bytes,
+            "compute_capability": gpu.capability and ".".join(map(str, gpu.capability)),
+        }
+        for index, gpu in enumerate(devices.gpus)
+    ]
     return {
         "host": platform.node(),
         "device_name": gpus[0]["name"] if gpus else cpu["model"],
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "cpu": cpu,
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": psutil.virtual_memory().total,
         "gpus": gpus,
-        "topology": gpu_topology() if gpus else None,
-        "driver": _driver_version() if gpus else None,
+        "topology": _command(["nvidia-smi", "topo", "-m"]) if gpus else None,
+        "driver": driver_version() if gpus else None,
         "native_bf16": native_bf16(devices),
         "libraries": {name: version for name in _LIBRARIES if (version := installed_version(name))},
         "git_commit": _git_commit(),
@@ -59,96 +72,40 @@ def native_bf16(devices: Devices) -> bool | None:
     """Return whether the devices have bf16 GEMMs in hardware; None if unknown."""
     if devices.kind == "cpu":
         flags = cpu_description()["flags"]
-        return any(flag in flags for flag in _NATIVE_BF16_FLAGS) if flags else None
-    capabilities = [_capability(gpu.uuid) for gpu in devices.gpus]
-    known = [capability for capability in capabilities if capability is not None]
+        return not _NATIVE_BF16_FLAGS.isdisjoint(flags) if flags else None
+    known = [gpu.capability for gpu in devices.gpus if gpu.capability is not None]
     return min(known) >= _NATIVE_BF16_CAPABILITY if known else None
 
 
 def cpu_description() -> dict[str, Any]:
     """Return the CPU's model, cores, NUMA nodes, and vector and matrix instruction sets."""
-    import psutil
-
     fields: dict[str, str] = {}
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            fields.setdefault(name.strip(), value.strip())
-    except OSError:
-        pass
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
     flags = (fields.get("flags") or fields.get("Features") or "").split()
-    wanted = ("avx", "amx", "sve", "bf16", "fma", "f16c", "asimd", "vnni")
     return {
         "model": fields.get("model name") or platform.processor() or platform.machine(),
         "physical_cores": psutil.cpu_count(logical=False),
         "logical_cores": psutil.cpu_count(logical=True),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "usable_cores": len(os.sched_getaffinity(0)),
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
-        "flags": [flag for flag in flags if flag.startswith(wanted)],
+        "flags": [flag for flag in flags if flag.startswith(_FLAGS)],
     }
 
 
-def gpu_topology() -> str | None:
-    """Return the GPU topology matrix of nvidia-smi, or None without nvidia-smi."""
-    return _command(["nvidia-smi", "topo", "-m"])
-
-
-def _gpu(index: int, uuid: str, name: str, memory_bytes: int | None) -> dict[str, Any]:
-    capability = _capability(uuid)
-    return {
-        "index": index,
-        "name": name,
-        "uuid": uuid,
-        "memory_bytes": memory_bytes,
-        "compute_capability": None if capability is None else ".".join(map(str, capability)),
-    }
-
-
-def compute_capability(uuid: str) -> tuple[int, int]:
-    """Return the compute capability of a GPU or MIG slice. Raises ImportError without NVML, and NVML errors."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    if uuid.upper().startswith("MIG-"):
-        handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return int(major), int(minor)
+def driver_version() -> str | None:
+    """Return the version of the NVIDIA driver."""
+    version: str | None = ask(lambda: nvml().nvmlSystemGetDriverVersion())
+    return version
 
 
 def first_gpu_capability() -> tuple[int, int] | str:
     """Return the compute capability of the first GPU in CUDA_VISIBLE_DEVICES, or why it is unknown."""
     try:
-        uuid = find_devices("cuda").gpus[0].uuid
-        return compute_capability(uuid) if uuid else "NVML returns no UUID for the first visible GPU"
+        return find_devices("cuda").gpus[0].capability or "NVML does not report it"
     except BertbenchError as error:
         return str(error)
-    except Exception as error:  # NVML raises a class per error code; ImportError without NVML
-        return f"NVML does not return the compute capability ({error})"
-
-
-def _capability(uuid: str) -> tuple[int, int] | None:
-    try:
-        return compute_capability(uuid)
-    except Exception:  # no NVML, or a MIG slice without this value
-        return None
-
-
-def _driver_version() -> str | None:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        version = pynvml.nvmlSystemGetDriverVersion()
-        return version.decode() if isinstance(version, bytes) else str(version)
-    except Exception:
-        return None
-
-
-def _memory_bytes() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().total)
 
 
 def installed_version(name: str) -> str | None:

@@ -1,22 +1,20 @@
-"""NVML, the library that describes GPUs."""
+"""NVML, the library that describes GPUs: opened here alone."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
 def nvml() -> Any:
-    """Return pynvml, initialized (again is cheap). Raises ImportError without the package, NVMLError without driver."""
+    """Return pynvml, initialized. Raises ImportError without the package, NVMLError without a driver."""
     import pynvml
 
     pynvml.nvmlInit()
     return pynvml
 
 
-def ask(query: Callable[[Any], T]) -> T | None:
-    """Return what a query of pynvml returns; None where NVML, or this value, is unavailable."""
+def ask(query: Callable[..., Any], *handles: Any) -> Any:
+    """Return what a query of NVML returns; None where the driver or the GPU does not have it."""
     try:
-        return query(nvml())
+        return query(*handles)
     except Exception:  # NVML raises a class per error code
         return None

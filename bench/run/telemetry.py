@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from bench.machine.nvml import nvml
 from bench.run.recorder import RowWriter
 from records.schema import TELEMETRY_COLUMNS
 
@@ -90,10 +91,8 @@ class Telemetry:
             self.unavailable["gpu"] = "no GPU in this run"
             return None, []
         try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            return pynvml, [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+            library = nvml()
+            return library, [library.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
         except Exception as error:  # NVML raises a class per code, and ImportError where it is absent
             self.unavailable["gpu"] = f"NVML: {error}"
             return None, []

@@ -4,14 +4,11 @@ import os
 import sqlite3
 import subprocess
 import sys
-import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.refusals import refused
 
-from bench.machine.devices import Devices, Gpu
 from bench.machine.environment import first_gpu_capability
 from bench.profilers.base import Scope
 from bench.profilers.nvprof import Nvprof
@@ -147,27 +144,6 @@ def test_an_unknown_option_lists_those_there_are() -> None:
 
 class NvmlError(Exception):
     """What NVML raises."""
-
-
-@pytest.mark.parametrize(
-    ("uuids", "found"),
-    [
-        (["GPU-new", "GPU-old"], (9, 0)),
-        (["GPU-old"], (7, 0)),
-        (["MIG-1"], (8, 0)),
-        ([""], "NVML returns no UUID for the first visible GPU"),
-    ],
-)
-def test_the_first_visible_gpu_decides(uuids: list[str], found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml: Any = types.ModuleType("pynvml")
-    nvml.nvmlInit = lambda: None
-    nvml.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
-    nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle = lambda handle: {"MIG-1": "parent"}[handle]
-    nvml.nvmlDeviceGetCudaComputeCapability = {"GPU-new": (9, 0), "GPU-old": (7, 0), "parent": (8, 0)}.__getitem__
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    gpus = tuple(Gpu("name", uuid, uuid, None) for uuid in uuids)
-    monkeypatch.setattr("bench.machine.environment.find_devices", lambda kind: Devices(kind, gpus, 4))
-    assert first_gpu_capability() == found
 
 
 def test_without_a_gpu_the_reason_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
