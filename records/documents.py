@@ -3,27 +3,21 @@
 A declared field is used as its type; other fields of a document are shown, or not read.
 """
 
-from pathlib import Path
-from typing import Any, Required, TypedDict
+from typing import Annotated, Any, Required, TypedDict
 
 import msgspec
 
-from common.errors import SchemaError
-from records.files import read_record
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Cpu(TypedDict, total=False):
-    """The CPU of env.json."""
-
+class _Cpu(TypedDict, total=False):
     model: str | None
     physical_cores: int | None
     logical_cores: int | None
     usable_cores: int | None
 
 
-class Gpu(TypedDict, total=False):
-    """A GPU of env.json."""
-
+class _Gpu(TypedDict, total=False):
     name: str | None
 
 
@@ -33,9 +27,9 @@ class Environment(TypedDict, total=False):
     device_name: str | None
     system: str | None
     python: str | None
-    cpu: Cpu | None
+    cpu: _Cpu | None
     memory_bytes: int | None
-    gpus: list[Gpu] | None
+    gpus: list[_Gpu] | None
     driver: str | None
     native_bf16: bool | None
     libraries: dict[str, str | None] | None
@@ -45,9 +39,8 @@ class Environment(TypedDict, total=False):
     telemetry_unavailable: dict[str, str] | None
 
 
-class Peak(TypedDict, total=False):
-    """Rates before and after a trial: of GEMMs in FLOP/s, of memory in bytes/s."""
-
+class _Peak(TypedDict, total=False):
+    # Before and after a trial: of GEMMs in FLOP/s, of memory in bytes/s.
     before: float | None
     after: float | None
     dtype: str | None
@@ -55,62 +48,49 @@ class Peak(TypedDict, total=False):
     products: str | None
 
 
-class Amount(TypedDict):
-    """Samples read from compressed shards, and how long that took."""
-
+class _ShardsRead(TypedDict):
     samples: int
     seconds: float
 
 
-class Backward(TypedDict):
-    """When the gradients of a backward pass were ready (bench.run.measure.backward_of)."""
-
+class _Backward(TypedDict):
+    # When the gradients of a backward pass were ready (bench.run.measure.backward_of).
     bytes: list[int]
     ready_ms: list[float]
     backward_ms: float
 
 
-class Place(TypedDict, total=False):
-    """Where a rank ran."""
-
-    host: str
-    pid: int
-    device: str
-
-
 class RankRecord(TypedDict, total=False):
-    """rank-<rank>.json, as the kinds of trials write it."""
+    """rank-<rank>.json: what a rank measured once, as the kinds of trials write it."""
 
     steps: int
     threads: int | None
     peak_memory_bytes: int | None
     peak_memory_kind: str | None
     parameters: int | None
-    measured_peak: Peak | None
-    measured_bandwidth: Peak | None
-    shards_read: Amount | None
-    backward: Backward | None
+    measured_peak: _Peak | None
+    measured_bandwidth: _Peak | None
+    shards_read: _ShardsRead | None
+    """Of compressed shards, in an input trial."""
+    backward: _Backward | None
     levers: str | None
     levers_left_out: dict[str, str] | None
+    """Reasons by optimization of the default set that has no effect in this trial."""
     unknown: dict[str, str] | None
     seconds: dict[str, float] | None
     series: dict[str, list[int]] | None
-    place: Place | None
+    place: dict[str, Any] | None
     framework: dict[str, Any] | str | None
     outcome: dict[str, Any] | None
 
 
-class CautionRecord(TypedDict):
-    """A caution of a result."""
-
+class _Caution(TypedDict):
     code: str
     message: str
     remedy: str
 
 
-class ProfileRecord(TypedDict, total=False):
-    """What a profiler cost, and why it wrote nothing."""
-
+class _Profile(TypedDict, total=False):
     problem: str | None
     profiled_step_time_ms: float | None
     unprofiled_step_time_ms: float | None
@@ -129,8 +109,8 @@ class Result(TypedDict, total=False):
     steps_measured: int | None
     steps_warmup: int | None
     peak_memory_bytes: int | None
-    cautions: list[CautionRecord] | None
-    profile: ProfileRecord | None
+    cautions: list[_Caution] | None
+    profile: _Profile | None
     outcome: dict[str, Any] | None
 
 
@@ -142,8 +122,25 @@ class Request(TypedDict, total=False):
     earlier: list[dict[str, Any]]
 
 
+class _MaxBatch(TypedDict, total=False):
+    implementation: Required[str]
+    preset: Required[str]
+    precision: Required[str]
+    seq_len: Required[_Count]
+    world_size: Required[_Count]
+    micro_batch_size: Required[_Count]
+    """Largest that fits, 0 for none."""
+    fails_at: _Count | None
+
+
+class MaxBatches(TypedDict):
+    """max_batch.json: a row per search, with its settings, `failure`, `proved` and `tried` ([size, status])."""
+
+    found: list[_MaxBatch]
+
+
 class TrainState(TypedDict, total=False):
-    """train.json."""
+    """train.json: where a training stands, after every attempt."""
 
     finished: bool
     applied_steps: int
@@ -157,42 +154,23 @@ class TrainState(TypedDict, total=False):
     best: dict[str, Any] | None
 
 
-class Target(TypedDict):
-    """The score that ends a training."""
-
+class _Target(TypedDict):
     score: str
     value: float
 
 
-class TrainedRow(TypedDict, total=False):
-    """A training of several, as far as a report reads it; the other fields are schema.TRAININGS."""
-
+class _Training(TypedDict, total=False):
     folder: Required[str]
     variant: Required[str]
     seed: int | None
 
 
 class TrainingsRecord(TypedDict, total=False):
-    """trainings.json."""
+    """trainings.json: several trainings; their other columns are records.schema.TRAININGS."""
 
-    target: Target | None
+    target: _Target | None
     data: dict[str, Any]
     machine: dict[str, str]
     price_per_hour: float | None
     notes: list[str]
-    rows: list[TrainedRow]
-
-
-def read_document(path: Path, kind: type) -> dict[str, Any]:
-    """Return a JSON record whose fields have the types that `kind`, one of the classes above, declares.
-
-    Raises:
-        SchemaError: it cannot be read, or a field has another type; the message names the field.
-    """
-    record = read_record(path)
-    try:
-        msgspec.convert(record, kind)
-    except msgspec.ValidationError as error:
-        remedy = "remove that file and run again, or restore it"
-        raise SchemaError("file-damaged", f"{path}: {error}; {remedy}") from error
-    return record
+    rows: list[_Training]

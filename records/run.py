@@ -15,39 +15,21 @@ runs; a last line cut short by a crash is dropped by the reader. A trial is fini
 """
 
 import csv
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Required, TypedDict
-
-import msgspec
+from typing import Any
 
 from common.atomic import atomic_path
-from common.errors import InputError, SchemaError, UsageError
-from records.documents import Environment, RankRecord, Result, read_document
+from common.errors import Code, InputError, SchemaError, UsageError
+from records.documents import Environment, MaxBatches, RankRecord, Result
 from records.files import PathInFolder, read_record, typed_rows, write_record
 from records.schema import OPTION_COLUMNS, RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
 from records.trial import Trial
 
 COLLECTED_FILE = "collected.json"
 """In profile/ of a trial under ncu: kernels, metrics and the tool's version, `limit_reached`, and `problems`."""
-
-
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class MaxBatch(TypedDict, total=False):
-    """A row of max_batch.json, as far as it is read."""
-
-    implementation: Required[str]
-    preset: Required[str]
-    precision: Required[str]
-    seq_len: Required[_Count]
-    world_size: Required[_Count]
-    micro_batch_size: Required[_Count]
-    fails_at: _Count | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +58,7 @@ class TrialDirectory:
         return self.path / f"telemetry-{node}.csv"
 
     def rank_json(self, rank: int) -> Path:
-        """What one rank measured once: peak_memory_bytes, measured_peak, seconds (by part), parameters.
-
-        `levers` are the optimizations that were on, `levers_left_out` ({name: reason}) those of the default set that
-        have no effect in this trial.
-
-        Of an input trial it is shards_read ({samples, seconds}, null where none was compressed), seconds, and unknown
-        ({column: why}).
-        """
+        """What one rank measured once (records.documents.RankRecord)."""
         return self.path / f"rank-{rank}.json"
 
     def failure_json(self, rank: int) -> Path:
@@ -100,11 +75,11 @@ class TrialDirectory:
 
     def read_result(self) -> dict[str, Any] | None:
         """Return result.json, or None while the trial is not finished."""
-        return read_document(self.result_json, Result) if self.result_json.exists() else None
+        return read_record(self.result_json, Result) if self.result_json.exists() else None
 
     def read_environment(self) -> dict[str, Any]:
         """Return env.json, empty if the trial died before writing it."""
-        return read_document(self.env_json, Environment) if self.env_json.exists() else {}
+        return read_record(self.env_json, Environment) if self.env_json.exists() else {}
 
     def ranks(self) -> list[int]:
         """Ranks that wrote step records, ascending."""
@@ -116,7 +91,7 @@ class TrialDirectory:
 
     def read_ranks(self) -> dict[int, dict[str, Any]]:
         """Return the rank records that exist, by rank."""
-        return {rank: read_document(self.rank_json(rank), RankRecord) for rank in self._numbers("rank-*.json")}
+        return {rank: read_record(self.rank_json(rank), RankRecord) for rank in self._numbers("rank-*.json")}
 
     def read_telemetry(self) -> list[dict[str, Any]]:
         """Return the readings of all nodes as rows of TELEMETRY_COLUMNS plus `node`."""
@@ -127,10 +102,10 @@ class TrialDirectory:
         ]
 
     def _numbers(self, pattern: str) -> list[int]:
-        """Numbers in the place of the star in names of files, ascending; files with other words there are not ours."""
+        """Numbers in the place of the star, ascending."""
         before, after = pattern.split("*")
         words = (path.name.removeprefix(before).removesuffix(after) for path in self.path.glob(pattern))
-        return sorted(int(word) for word in words if re.fullmatch(r"0|[1-9]\d*", word, re.ASCII))
+        return sorted(int(word) for word in words if word.isdecimal())
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +119,7 @@ class RunDirectory:
     results_csv = PathInFolder("results.csv")
     """One row per trial."""
     max_batch_json = PathInFolder("max_batch.json")
-    """Largest batches of all searches in this folder, in the list `found`: task, implementation, preset, precision,
-    seq_len, world_size, grad_accum_steps, strategy, data, memory_limit_gib (null: not given), micro_batch_size (the
-    largest that fits, 0 for none), fails_at, failure, proved and tried ([size, status])."""
+    """Largest batches of all searches in this folder (records.documents.MaxBatches)."""
     report = PathInFolder("report")
     """Folder of the HTML page, figures and tables."""
 
@@ -161,53 +134,30 @@ class RunDirectory:
     def require(self) -> "RunDirectory":
         """Return self. Raises InputError when this is no run directory or holds no trial."""
         if not self.path.is_dir():
-            raise InputError(
-                "path-kind" if self.path.exists() else "path-missing",
-                f"{self.path} is not a folder: give a run directory such as runs/bench",
-            )
+            code: Code = "path-kind" if self.path.exists() else "path-missing"
+            raise InputError(code, f"{self.path} is not a folder: give a run directory such as runs/bench")
         if not self.trials():
-            raise InputError(
-                "run-incomplete",
-                f"{self.path} holds no trials: give a folder written by `bertbench throughput` or `bertbench profile`",
-            )
+            raise InputError("run-incomplete", f"{self.path} holds no trials: give a folder that bertbench measured in")
         return self
 
-    def read_max_batches(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the rows of max_batch.json, and what is wrong with it; both empty where no search was made."""
+    def read_max_batches(self) -> list[dict[str, Any]]:
+        """Return the rows of max_batch.json, none where no search was made. Raises SchemaError when it is damaged."""
         path = self.max_batch_json
-        if not path.exists():
-            return [], []
-        try:
-            found = read_record(path).get("found")
-        except SchemaError as error:
-            return [], [str(error)]
-        if not isinstance(found, list):
-            return [], [f"{path} has no list of results; search again, or remove it"]
-        rows, notes = [], []
-        for number, item in enumerate(found, start=1):
-            try:
-                msgspec.convert(item, MaxBatch)
-                rows.append(item)
-            except msgspec.ValidationError:
-                notes.append(f"{path}: skipped entry {number}, which is damaged; search again, or remove the file")
-        return rows, notes
+        return list(read_record(path, MaxBatches)["found"]) if path.exists() else []
 
     def add_max_batches(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add results to max_batch.json, in place of those of the same configurations. Raises StorageError."""
-        new = [dict(row) for row in rows]
-        kept = [
-            before
-            for before in self.read_max_batches()[0]
-            if not any(all(before.get(name, row[name]) == row[name] for name in _MAX_BATCH_OF) for row in new)
-        ]
-        write_record(self.max_batch_json, {"found": [*kept, *new]})
+        new = {tuple(row[name] for name in _MAX_BATCH_OF): dict(row) for row in rows}
+        before = self.read_max_batches()
+        earlier = [row for row in before if tuple(row.get(name) for name in _MAX_BATCH_OF) not in new]
+        write_record(self.max_batch_json, {"found": [*earlier, *new.values()]})
 
     def write_results(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write results.csv, atomically. Raises StorageError."""
         with atomic_path(self.results_csv) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, RESULT_COLUMNS, extrasaction="ignore", restval="")
-            writer.writeheader()
-            writer.writerows({key: "" if row.get(key) is None else row[key] for key in RESULT_COLUMNS} for row in rows)
+            writer = csv.DictWriter(file, RESULT_COLUMNS, extrasaction="ignore")
+            writer.writeheader()  # None is written as an empty field
+            writer.writerows(rows)
 
 
 # What a search for the largest batch is of.

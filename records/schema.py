@@ -33,13 +33,7 @@ _PHASES = (
     Column("data_wait_ms", float, "ms", "time waiting for the batch", "data wait ms"),
     Column("forward_ms", float, "ms", "forward pass", "forward ms"),
     Column("backward_ms", float, "ms", "backward pass without communication_ms", "backward ms"),
-    Column(
-        "communication_ms",
-        float,
-        "ms",
-        "exposed communication: from the last gradient bucket being ready to the end of the backward pass",
-        "exposed comm. ms",
-    ),
+    Column("communication_ms", float, "ms", "exposed communication of the backward pass", "exposed comm. ms"),
     Column("optimizer_ms", float, "ms", "optimizer step", "optimizer ms"),
 )
 
@@ -124,13 +118,7 @@ _MEASURED_REST = (
     Column("energy_joules", float, "J", "of the training devices, over the window", "energy J"),
     Column("joules_per_sample", float, "J", "energy / samples of the window", "J/sample"),
     Column("cost_per_million_samples", float, "", "of a million samples, --price-per-hour", "cost / 10⁶ samples"),
-    Column(
-        "shards_read_samples_per_second",
-        float,
-        "1/s",
-        "samples/s of reading compressed shards only (--input-only)",
-        "shards read, samples/s",
-    ),
+    Column("shards_read_samples_per_second", float, "1/s", "reading compressed shards (--input-only)", "shards read/s"),
 )
 
 # results.csv, one row per trial; the first columns are a contract, measurement columns follow in this order.
@@ -152,9 +140,7 @@ RESULTS = (
 # curve.csv of a training, one row per step; steps made again after a resume replace the earlier ones.
 CURVE = (
     Column("step", int, "", "step of the loop, from 0, as in steps-RANK.csv"),
-    Column(
-        "applied_steps", int, "", "updates applied so far, including this step, without those skipped after an overflow"
-    ),
+    Column("applied_steps", int, "", "updates applied so far, this step included; an overflow applies none"),
     Column("samples", int, "", "sequences seen so far, including this step"),
     Column("loss", float, "", "training loss, mean over all ranks and micro-steps", diverges=True),
     Column("learning_rate", float, "", "learning rate"),
@@ -198,13 +184,7 @@ TRAININGS = (
     Column("variant", str, "", "values of the varied options"),
     Column("seed", int, "", "seed of weights, data order and dropout"),
     Column("folder", str, "", "name of its run directory"),
-    Column(
-        "status",
-        str,
-        "",
-        "finished, reached (the target), not reached (all steps were made); otherwise how the last attempt ended, or "
-        "not begun",
-    ),
+    Column("status", str, "", "finished, reached or not (the target), how the last attempt ended, or not begun"),
     Column("implementation", str, "", "implementation of the model"),
     Column("strategy", str, "", "parallelism"),
     Column("backend", str, "", "communication backend: gloo or nccl"),
@@ -285,16 +265,8 @@ def names(columns: Iterable[Column]) -> tuple[str, ...]:
 
 
 def parsers(columns: Iterable[Column]) -> dict[str, Callable[[str], Any]]:
-    """Return what makes a value of a column's text, by name, as records.files.typed_rows takes them; all raise
-    ValueError."""
-    return {column.name: column.type if column.diverges else _PARSERS[column.type] for column in columns}
-
-
-def _integer(text: str) -> int:
-    value = int(text)
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"{text[:20]}... has more than 64 bits")
-    return value
+    """Return what makes a value of a column's text, by name, as records.files.typed_rows takes them."""
+    return {one.name: _finite if one.type is float and not one.diverges else one.type for one in columns}
 
 
 def _finite(text: str) -> float:
@@ -302,9 +274,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is not a finite number")
     return value
-
-
-_PARSERS: dict[type, Callable[[str], Any]] = {int: _integer, float: _finite, str: str}
 
 
 STEP_COLUMNS = parsers(STEPS)

@@ -10,10 +10,9 @@ Each call of the command is one attempt, and each attempt one trial (Trial.round
 events.jsonl grow while an attempt runs; a last line cut short by a crash is dropped by the reader.
 """
 
-import contextlib
 import csv
-import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,9 @@ from typing import Any
 import msgspec
 
 from common.atomic import atomic_path
-from common.errors import SchemaError, content_code
-from common.reading import read_regular
-from records.documents import TrainState, read_document
-from records.files import MOST_TABLE_BYTES, PathInFolder, typed_rows
+from common.errors import SchemaError
+from records.documents import TrainState
+from records.files import PathInFolder, read_lines, read_record, record_errors, typed_rows
 from records.run import RunDirectory, TrialDirectory
 from records.schema import CURVE_COLUMNS
 
@@ -77,30 +75,26 @@ class TrainRun:
 
     def attempts(self) -> list[TrialDirectory]:
         """Trials of kind train that can be read, in the order they were made."""
-        found = []
+        rounds = []
         for directory in self.run.trials():
-            with contextlib.suppress(SchemaError):
+            with suppress(SchemaError):
                 trial = directory.read_trial()
                 if trial.kind == "train":
-                    found.append((trial.round, directory))
-        return [directory for _, directory in sorted(found, key=lambda item: (item[0], item[1].path.name))]
+                    rounds.append((trial.round, directory.path.name, directory))
+        return [directory for *_, directory in sorted(rounds, key=lambda one: one[:2])]
 
     def read_state(self) -> dict[str, Any] | None:
         """Return train.json, or None if no attempt has ended. Raises SchemaError when it is damaged."""
-        return read_document(self.state_json, TrainState) if self.state_json.exists() else None
+        return read_record(self.state_json, TrainState) if self.state_json.exists() else None
 
     def logger_runs(self) -> dict[str, str]:
         """Return the ids of the runs that the attempts so far logged to, by logger. Raises SchemaError."""
-        found: dict[str, str] = {}
-        for directory in self.attempts():
-            for event in read_events(directory):
-                if event["event"] == "logging":
-                    found |= event["run_ids"]
-        return found
+        events = (event for directory in self.attempts() for event in read_events(directory))
+        return {name: run for one in events if one["event"] == "logging" for name, run in one["run_ids"].items()}
 
     def loss_label(self) -> str:
         """Return what the training loss is made of; "" where that is not known."""
-        with contextlib.suppress(SchemaError):
+        with suppress(SchemaError):
             return str((self.read_state() or {}).get("loss") or "")
         return ""
 
@@ -111,22 +105,8 @@ class TrainRun:
         return path if name and path.is_dir() else None
 
     def read_curve(self) -> list[dict[str, Any]]:
-        """Return the rows of curve.csv with typed values; none without the file.
-
-        Raises:
-            SchemaError: it cannot be read, or a row lacks its place in the run (step, applied_steps or samples).
-        """
-        if not self.curve_csv.exists():
-            return []
-        rows = list(typed_rows(self.curve_csv, CURVE_COLUMNS))
-        for number, row in enumerate(rows, start=2):
-            absent = [name for name in ("step", "applied_steps", "samples") if row[name] is None]
-            if absent:
-                raise SchemaError(
-                    "file-damaged",
-                    f"{self.curve_csv} line {number} lacks {', '.join(absent)}: remove that line, or restore the file",
-                )
-        return rows
+        """Return the rows of curve.csv with typed values; none without the file. Raises SchemaError."""
+        return list(typed_rows(self.curve_csv, CURVE_COLUMNS))
 
 
 def is_train_run(path: Path) -> bool:
@@ -140,36 +120,17 @@ def events_jsonl(directory: TrialDirectory) -> Path:
 
 
 def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
-    """Return the events of an attempt, in order; none without the file.
-
-    Raises:
-        SchemaError: the file cannot be read, or a line that ends is not an event.
-    """
+    """Return the events of an attempt, in order; none without the file. Raises SchemaError that names the line."""
     path = events_jsonl(directory)
-    if not path.exists():
-        return []
-    found = []
-    try:
-        whole, _, _ = read_regular(path, MOST_TABLE_BYTES).decode("utf-8", errors="replace").rpartition("\n")
-    except OSError as error:
-        raise SchemaError(
-            content_code(error), f"cannot read {path}: {error.strerror}; remove it, or restore it"
-        ) from error
-    for number, line in enumerate(whole.splitlines(), start=1):
-        try:
-            event = msgspec.convert(json.loads(line), dict[str, Any])
-            kind = _EVENTS.get(str(event["event"]))
-            if kind is None:
-                continue
-            msgspec.convert(event, kind)
-            if event["event"] == "evaluated":
-                msgspec.convert({**event, "event": None}, dict[str, bool | _Measured])
-        except (ValueError, KeyError) as error:
-            raise SchemaError(
-                "file-damaged", f"{path} line {number} is not an event ({error!r}): remove that line"
-            ) from error
-        found.append(event)
-    return found
+    events = []
+    for number, line in enumerate(read_lines(path), start=1):
+        with record_errors(f"{path} line {number}", "remove that line"):
+            event = msgspec.json.decode(line, type=dict[str, Any])
+            kind = _EVENTS.get(event.get("event", ""))
+            if kind is not None:
+                msgspec.convert(event, kind)
+                events.append(event)
+    return events
 
 
 def write_curve(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from records.documents import TrainingsRecord, read_document
-from records.files import PathInFolder
+from records.documents import TrainingsRecord
+from records.files import PathInFolder, read_record
 from records.run import RunDirectory
 
 
@@ -34,11 +34,7 @@ class Trainings:
 
 
 def read_trainings(folder: Path) -> dict[str, Any]:
-    """Return trainings.json of a folder; without one a record of no rows and settings.
-
-    Raises:
-        SchemaError: it is damaged, or of another version of bertbench.
-    """
+    """Return trainings.json of a folder; without one a record of no rows and settings. Raises SchemaError."""
     path = Trainings(folder).document
-    record = read_document(path, TrainingsRecord) if path.is_file() else {}
+    record = read_record(path, TrainingsRecord) if path.is_file() else {}
     return {"target": None, "data": {}, "machine": {}, "price_per_hour": None, "notes": [], "rows": [], **record}

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from common.errors import Code, UsageError
+from common.errors import UsageError
 from common.train_spec import TrainSpec
 from records.files import SCHEMA_VERSION
 
@@ -70,29 +70,19 @@ class Trial(TrainSpec):
 
     def __post_init__(self) -> None:
         """Refuse invalid trials, with the remedy."""
-        _require(self.kind in KINDS, f"kind={self.kind!r}: choose one of {', '.join(KINDS)}", "option-choice")
-        _require(
-            self.precision in PRECISIONS or (self.kind == "measure" and not self.precision),
-            f"precision={self.precision!r}: choose one of {', '.join(PRECISIONS)}",
-            "option-choice",
-        )
-        counts = ("seq_len", "micro_batch_size", "grad_accum_steps", "world_size", "nodes", "min_steps", "max_steps")
-        for name in counts:
-            _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
-        _require(self.devices_per_rank >= 1, f"devices_per_rank={self.devices_per_rank} must be at least 1")
-        _require(0 < self.max_seconds < math.inf, f"max_seconds={self.max_seconds} must be above 0 and finite")
-        _require(0.0 <= self.dropout < 1.0, f"dropout={self.dropout} must be in [0, 1)")
-        _require(
-            (self.start_iteration is None) == (self.stop_iteration is None),
-            "start_iteration and stop_iteration belong together: give both or neither",
-            "option-missing",
-        )
-        if self.start_iteration is not None and self.stop_iteration is not None:
-            _require(
-                0 <= self.start_iteration < self.stop_iteration,
-                f"the window [{self.start_iteration}, {self.stop_iteration}) is empty: start must be at least 0 and "
-                "below stop",
-            )
+        for name, words in (("kind", KINDS), ("precision", PRECISIONS)):
+            value = getattr(self, name)
+            if value not in words and (self.kind, name, value) != ("measure", "precision", ""):
+                raise UsageError("option-choice", f"{name}={value!r}: choose one of {', '.join(words)}")
+        for name in _AT_LEAST_ONE:
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        _require("max_seconds", self.max_seconds, 0 < self.max_seconds < math.inf, "above 0 and finite")
+        _require("dropout", self.dropout, 0.0 <= self.dropout < 1.0, "in [0, 1)")
+        start, stop = self.start_iteration, self.stop_iteration
+        if (start is None) != (stop is None):
+            raise UsageError("option-missing", "start_iteration and stop_iteration belong together: give both")
+        if start is not None and stop is not None:
+            _require("the window", f"[{start}, {stop})", 0 <= start < stop, "from 0 or more to a larger number")
 
     @property
     def ranks(self) -> int:
@@ -101,11 +91,7 @@ class Trial(TrainSpec):
 
     @property
     def trial_id(self) -> str:
-        """A readable, stable folder name; its last part is a hash of every field.
-
-        Data and a given model count by their fingerprint, not by where they lie: a run directory may be moved together
-        with them.
-        """
+        """A readable, stable folder name that ends with a hash of every field: of data and model the fingerprint."""
         fields = dataclasses.asdict(self)
         fields |= {name: float(fields[name]) for name in ("dropout", "max_seconds", "relative_half_width")}
         if self.data_fingerprint:
@@ -114,10 +100,9 @@ class Trial(TrainSpec):
             fields["model"] = ""
         text = json.dumps(fields, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        maker = self.implementation.replace(":", ".")  # "module:Class" as folders are named everywhere
         words = (
-            f"{self.task}-{maker}-{self.strategy}-{self.preset}-{self.precision}-s{self.seq_len}"
-            f"-b{self.micro_batch_size}-a{self.grad_accum_steps}-n{self.world_size}-r{self.round}"
+            f"{self.task}-{self.implementation.replace(':', '.')}-{self.strategy}-{self.preset}-{self.precision}"
+            f"-s{self.seq_len}-b{self.micro_batch_size}-a{self.grad_accum_steps}-n{self.world_size}-r{self.round}"
         )
         if self.kind == "comm":
             words = f"{dict(self.collective).get('name')}-{self.precision}-n{self.world_size}-r{self.round}"
@@ -126,38 +111,37 @@ class Trial(TrainSpec):
         kind = "" if self.kind == "throughput" else f"{self.kind}-"
         return f"{kind}{words}-{digest}"
 
+    def _fields(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "training": dict(self.training), "collective": dict(self.collective)}
+
     def row(self) -> dict[str, Any]:
         """Return every field for a row of results; None where it has no meaning for this kind of trial."""
-        fields = {**dataclasses.asdict(self), "training": dict(self.training), "collective": dict(self.collective)}
-        return fields | dict.fromkeys(_WITHOUT_MEANING.get(self.kind, ()))
+        return self._fields() | dict.fromkeys(_WITHOUT_MEANING.get(self.kind, ()))
 
     def to_json(self) -> dict[str, Any]:
         """Return every field, with the schema version and the id."""
-        fields = {**dataclasses.asdict(self), "training": dict(self.training), "collective": dict(self.collective)}
-        return {"schema_version": SCHEMA_VERSION, "trial_id": self.trial_id, **fields}
+        return {"schema_version": SCHEMA_VERSION, "trial_id": self.trial_id, **self._fields()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Trial":
-        """Read what `to_json` wrote; unknown fields of the same schema version are ignored.
-
-        Raises:
-            msgspec.ValidationError: a field has a value of another type.
-            UsageError: it has one that no trial can have.
-        """
+        """Read what `to_json` wrote. Raises ValueError (another type) or UsageError (an impossible value)."""
         pairs = {name: msgspec.convert(value.get(name) or {}, dict[str, Any]) for name in ("training", "collective")}
         return msgspec.convert({**value, **{name: sorted(pairs[name].items()) for name in pairs}}, cls)
 
 
-# Fields without meaning for a trial of collectives, whatever their defaults.
+_AT_LEAST_ONE = (
+    "seq_len", "micro_batch_size", "grad_accum_steps", "world_size", "nodes", "min_steps", "max_steps",
+    "devices_per_rank",
+)  # fmt: skip
 _OF_TRAINING = ("task", "implementation", "strategy", "preset", "seq_len", "micro_batch_size", "grad_accum_steps")
 # Of a training script only its ranks are known, and its name, which stands as the implementation; nothing limits it.
 _OF_SCRIPT = {field.name for field in dataclasses.fields(TrainSpec)} - {"world_size"}
 _LIMITS = ("min_steps", "max_steps", "max_seconds", "relative_half_width")
 _WITHOUT_MEANING = {"comm": _OF_TRAINING, "measure": (*sorted(_OF_SCRIPT), *_LIMITS)}
-# What a folder is not named by.
+# Characters that no folder is named by.
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]")
 
 
-def _require(condition: bool, message: str, code: Code = "option-value") -> None:
-    if not condition:
-        raise UsageError(code, message)
+def _require(name: str, value: object, holds: bool, needed: str) -> None:
+    if not holds:
+        raise UsageError("option-value", f"{name}={value} must be {needed}")

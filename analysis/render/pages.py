@@ -101,8 +101,6 @@ def write_report(
     results: list[Block] = [*result_tables.results_blocks(rows, ratios, page=True)] if rows else []
     results += [Facts(failures, "Trials without a result")] if failures else []
     rates = [{**point.row, "samples_per_second": point.samples_per_second} for point in measured]
-    largest, errors = run.read_max_batches()
-    damaged = [Text(error, "decides") for error in errors]
     sections = [
         Section("", _answers([*training, *complete] or [without_measurement(run, everything)]), "answer"),
         Section("What ran", [Facts(facts(trials or everything))]),
@@ -114,7 +112,7 @@ def write_report(
         _explained(
             "Pretraining", _PRETRAINING, result_tables.pretraining_table(pretraining_costs(rates, price_per_hour))
         ),
-        _explained("Largest batch", _LARGEST, [*damaged, *result_tables.largest_tables(largest)]),
+        _explained("Largest batch", _LARGEST, result_tables.largest_tables(run.read_max_batches())),
         _explained("Input", _INPUT, result_tables.input_tables(input_ratios(trials))),
         Section("Scaling", result_tables.scaling_tables(scaling)),
         Section("Projection to more devices", result_tables.projection_blocks(projected) if projected else []),

@@ -183,7 +183,7 @@ def test_events_survive_a_line_cut_short_but_no_damage(attempt: TrialDirectory, 
     with path.open("a") as file:
         file.write('{"event": "sav')
     assert [event["event"] for event in read_events(attempt)] == ["resumed", "progress", "saved", "warned"]
-    path.write_text("{}\n")
+    path.write_text("{\n")
     with refused("file-damaged", "events.jsonl line 1", kind=SchemaError):
         read_events(attempt)
 

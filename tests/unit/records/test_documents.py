@@ -12,8 +12,8 @@ from support.refusals import refused
 from analysis.load import DAMAGED, load_run
 from analysis.metrics.comparison.runs import compare_runs
 from common.errors import BertbenchError
-from records.documents import Environment, RankRecord, Result, read_document
-from records.files import typed_rows, write_record
+from records.documents import Environment, RankRecord, Result
+from records.files import read_record, typed_rows, write_record
 from records.run import RunDirectory
 from records.schema import STEP_COLUMNS
 from records.trial import Trial
@@ -32,7 +32,7 @@ from records.trial import Trial
 def test_the_wrong_field_is_named(tmp_path: Path, kind: type, value: dict[str, Any], named: str) -> None:
     write_record(tmp_path / "record.json", value)
     with refused("file-damaged", named, "record.json"):
-        read_document(tmp_path / "record.json", kind)
+        read_record(tmp_path / "record.json", kind)
 
 
 def test_unknown_fields_missing_fields_and_none_are_taken(tmp_path: Path) -> None:
@@ -44,12 +44,12 @@ def test_unknown_fields_missing_fields_and_none_are_taken(tmp_path: Path) -> Non
         (RankRecord, rank_record()),
     ):
         write_record(path, value)
-        assert {**read_document(path, kind), "schema_version": 1} == {**value, "schema_version": 1}
+        assert {**read_record(path, kind), "schema_version": 1} == {**value, "schema_version": 1}
 
 
 @pytest.mark.parametrize(
     ("name", "cell"),
-    [("step", "9" * 20), ("step", "9" * 400), ("step", "-" + "9" * 19), ("forward_ms", "inf"), ("model_flops", "nan")],
+    [("step", "9" * 9999), ("step", "x"), ("forward_ms", "inf"), ("model_flops", "nan")],
 )
 def test_numbers_of_tables_can_be_computed_with(tmp_path: Path, name: str, cell: str) -> None:
     path = tmp_path / "steps.csv"
