@@ -3,7 +3,7 @@
     runs/<name>/sweep.json
     runs/<name>/trials/<trial id>/trial.json  env.json  result.json  log.txt  profile/
                                   steps-<rank>.csv  rank-<rank>.json  telemetry-<node>.csv
-                                  failure-<rank>.json  agent.json (the ranks' exit codes)
+                                  failure-<rank>.json  torchrun.json (how several ranks ended)
     runs/<name>/results.csv
     runs/<name>/max_batch.json                  of throughput --max-batch-search
     runs/<name>/report/

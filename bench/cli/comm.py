@@ -12,7 +12,7 @@ from bench.launch.world import joined_world
 from bench.machine.devices import find_devices
 from bench.run.comm import CommSweep, expand_collectives
 from bench.run.inside import run_inside
-from bench.run.launch import LaunchOptions
+from bench.run.supervise import LaunchOptions
 from bench.sweep.sweep import run_trials
 from common.flags import request_of
 from records.run import RunDirectory

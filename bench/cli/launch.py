@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from bench.launch.layout import in_words, least_busy, read_layout
 from bench.launch.preflight import Node, meet, source_address
 from bench.launch.watch import Watch
 from bench.machine.devices import find_devices
-from bench.run.processes import StopRequest, own_folder
+from bench.run.processes import StopRequest
 from common.errors import UsageError
 from common.flags import Groups
 
@@ -125,8 +126,8 @@ def run(launch: WrappedCommand[LaunchOptions]) -> Result:
         peer = nodes[1].address if rank == 0 else address
         variables = {**torchrun.gloo_interface(source_address(peer)), **variables}
     words = [*torchrun.options(counts, rank, address, nodes[0].port), "--no-python", *command]
-    with own_folder("bertbench-launch-") as folder, StopRequest() as stop:
-        record = folder / "ending.json"
+    with tempfile.TemporaryDirectory(prefix="bertbench-launch-") as folder, StopRequest() as stop:
+        record = Path(folder, "ending.json")
         child = torchrun.start(words, variables, record)
         watch = Watch(node=node, nodes=nodes, store=store, child=child, record=record, stop=stop)
         return _result(watch.to_end(), stop)

@@ -15,8 +15,8 @@ from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.profilers import PROFILERS, load_profiler
 from bench.profilers.ranges import KINDS
-from bench.run.launch import LaunchOptions
 from bench.run.profiling import Profiled, mark_unread, profile_trials, with_unprofiled
+from bench.run.supervise import LaunchOptions
 from bench.sweep.trials import Sweep, expand
 from common.errors import UsageError
 from common.flags import OneOf, flag, request_of

@@ -8,7 +8,7 @@ from typing import Any
 from bench.cli.progress import note
 from bench.cli.sweep_progress import trial_display
 from bench.machine.devices import Devices
-from bench.run.launch import LaunchOptions
+from bench.run.supervise import LaunchOptions
 from bench.sweep.sweep import Session, locked
 from records.run import RunDirectory
 

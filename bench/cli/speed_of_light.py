@@ -12,8 +12,8 @@ from bench.cli.session import session
 from bench.cli.sweep_progress import announce, describe, tell_of_cpu
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
-from bench.run.launch import LaunchOptions
 from bench.run.resources import DEFAULT
+from bench.run.supervise import LaunchOptions
 from bench.sweep.options import AUTO
 from bench.sweep.sweep import run_trials
 from bench.sweep.trials import Sweep, expand

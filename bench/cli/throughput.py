@@ -16,7 +16,7 @@ from bench.cli.sweep_progress import announce, tell_of_cpu
 from bench.launch.world import World, joined_world
 from bench.machine.devices import Devices, find_devices, free_memory_share
 from bench.run.inside import run_inside
-from bench.run.launch import LaunchOptions
+from bench.run.supervise import LaunchOptions
 from bench.sweep.rounds import Verdict, add_rounds, check_reference, spends
 from bench.sweep.sweep import record_request, result_rows, run_trials
 from bench.sweep.trials import Sweep, expand

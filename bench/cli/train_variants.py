@@ -17,8 +17,8 @@ from bench.cli.sweep_progress import show_progress
 from bench.cli.train_progress import TrainProgress
 from bench.launch.world import joined_world
 from bench.machine.devices import find_devices
-from bench.run.launch import LaunchOptions
 from bench.run.processes import StopRequest
+from bench.run.supervise import LaunchOptions
 from bench.search.space import read_choices
 from bench.sweep.sweep import Session
 from bench.sweep.training import TrainOptions, option_kinds

@@ -19,8 +19,8 @@ from bench.cli.train import parse_trainings
 from bench.implementations import OURS
 from bench.launch.world import joined_world
 from bench.machine.devices import find_devices, free_memory_share
-from bench.run.launch import LaunchOptions
 from bench.run.processes import StopRequest
+from bench.run.supervise import LaunchOptions
 from bench.search.objective import make_objective
 from bench.search.request import check_same_request
 from bench.search.score import Worker, plan_trial

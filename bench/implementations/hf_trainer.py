@@ -4,6 +4,7 @@ observers and checks.
 
 import importlib.util
 import os
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -16,7 +17,6 @@ import torch
 from bench.implementations import TRAINER_STRATEGIES
 from bench.implementations.base import Built
 from bench.implementations.hugging_face import HuggingFaceImplementation
-from bench.run.processes import TRIAL_FOLDER, own_folder
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.parallel.base import Options
@@ -94,7 +94,7 @@ def train_with_trainer(
     with ExitStack() as stack:
         if training.strategy.world_size == 1:
             stack.enter_context(_without_ranks())
-        folder = stack.enter_context(own_folder(TRIAL_FOLDER))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bertbench-")))
         random_numbers = _random_state(training.strategy.device)
         trainer = _make_trainer(training, meter, _arguments(training, folder, options), random_numbers)
         stack.callback(observer.run_end)

@@ -16,16 +16,7 @@ import msgspec
 
 from bench.machine.devices import Devices
 from bench.machine.environment import bounded_spin
-from bench.run.processes import (
-    PARENT_VARIABLE,
-    STOP_SIGNALS,
-    TRIAL_FOLDER,
-    death_in_words,
-    descendants,
-    die_with_parent,
-    own_folder,
-    send,
-)
+from bench.run.processes import STOP_SIGNALS, death_in_words, descendants, die_with_parent, send
 from common.atomic import write_text
 from common.errors import first_line
 
@@ -36,6 +27,8 @@ ONE_NODE = ("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", 
 """Options of torchrun on one node: its store has any free port, since nobody else connects."""
 GRACE_SECONDS = 8.0
 """Seconds that ranks have to end after another one failed, before they are killed."""
+# Environment variable: the process that started torchrun.
+_PARENT_VARIABLE = "BERTBENCH_PARENT_PID"
 LOST, KILLED, FAILED, STOPPED, OK = range(5)
 """Kinds of endings; of several, the first is the cause of the others."""
 
@@ -71,13 +64,18 @@ def gloo_interface(local_address: str) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interfaces[local_address]} if local_address in interfaces else {}
 
 
+def command(words: Sequence[str], record: Path) -> list[str]:
+    """Return the command that runs torchrun with these words and writes an Ending to `record`."""
+    module = [sys.executable, "-P", "-m", "bench.launch.torchrun", str(record)]
+    return [*module, "--monitor-interval=0.1", "--signals-to-handle=SIGHUP", *words]
+
+
 def start(words: Sequence[str], variables: dict[str, str], record: Path) -> "subprocess.Popen[bytes]":
     """Start torchrun with these words, in a process that writes an Ending to `record` and dies with this one."""
-    module = [sys.executable, "-P", "-m", "bench.launch.torchrun", str(record)]
     return subprocess.Popen(
-        [*module, "--monitor-interval=0.1", "--signals-to-handle=SIGHUP", *words],
+        command(words, record),
         stdin=subprocess.DEVNULL,
-        env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{GRACE_SECONDS:.0f}", **variables, PARENT_VARIABLE: str(os.getpid())},
+        env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{GRACE_SECONDS:.0f}", **variables, _PARENT_VARIABLE: str(os.getpid())},
         start_new_session=True,  # only the launcher receives Ctrl-C; it passes the signal on
     )
 
@@ -92,18 +90,20 @@ def import_torch() -> None:
         del os.environ["TORCH_CPP_LOG_LEVEL"]  # not for the ranks
 
 
-def run_torchrun(words: Sequence[str]) -> "dict[int, ProcessFailure]":
-    """Run torchrun with these words in this process; return torch's ProcessFailure of each rank that failed."""
+def run_torchrun(words: Sequence[str], log_dir: Path) -> "dict[int, ProcessFailure]":
+    """Run torchrun with these words in this process; return torch's ProcessFailure of each rank that failed.
+
+    Args:
+        words: of its command line.
+        log_dir: folder for torchrun's files.
+    """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    with own_folder(TRIAL_FOLDER) as folder:
-        wanted = parse_args(words)
-        wanted.log_dir = str(folder)  # torchrun would leave an empty one behind
-        try:
-            run(wanted)
-        except ChildFailedError as error:
-            return dict(error.failures)
+    try:
+        run(parse_args([f"--log-dir={log_dir}", *words]))
+    except ChildFailedError as error:
+        return dict(error.failures)
     return {}
 
 
@@ -134,15 +134,15 @@ def _watch_ranks(failed_at: dict[int, float]) -> None:
 def main(argv: list[str]) -> int:
     """Run torchrun with the words argv[1:]; write its Ending to argv[0]."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-    die_with_parent(signal.SIGHUP)  # torchrun then ends the ranks
-    del os.environ[PARENT_VARIABLE]  # a shell may stand between torchrun and a rank
+    parent = os.environ.pop(_PARENT_VARIABLE, None)
+    die_with_parent(signal.SIGHUP, int(parent) if parent else None)  # torchrun then ends the ranks
     for number in STOP_SIGNALS:  # of a batch system, which signals every process; the launcher passes them to the ranks
         signal.signal(number, lambda *_: None)
     import_torch()
     failed_at: dict[int, float] = {}
     threading.Thread(target=_watch_ranks, args=(failed_at,), daemon=True).start()
     try:
-        failures = run_torchrun(argv[1:])
+        failures = run_torchrun(argv[1:], Path(argv[0]).with_name("torchrun"))
         # The others were ended because of the first.
         first = min(failures, key=lambda rank: failed_at.get(failures[rank].pid, time.time()), default=None)
         ending = Ending(OK) if first is None else _ending(first, failures[first], failed_at)

@@ -15,7 +15,7 @@ import msgspec
 
 from bench.launch.preflight import SILENCE_SECONDS, Node, NodeLostError, answer, leave, post, read
 from bench.launch.torchrun import GRACE_SECONDS, KILLED, LOST, OK, STOPPED, Ending
-from bench.run.processes import StopRequest, death_in_words, descendants, end_tree, send
+from bench.run.processes import StopRequest, death_in_words, descendants, send
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -100,7 +100,7 @@ class Watch:
         if self.failed and self.kill_at is None:
             self.kill_at = time.monotonic() + GRACE_SECONDS
         if self.kill_at is not None and time.monotonic() >= self.kill_at:
-            end_tree(self.child.pid)
+            send([self.child.pid, *descendants(self.child.pid)], signal.SIGKILL)
 
     def _exchange(self, store: "TCPStore") -> None:
         """Tell the others what happened here, and learn what happened there."""

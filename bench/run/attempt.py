@@ -2,15 +2,16 @@
 
 import contextlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bench.implementations import OURS
 from bench.loggers import VARIABLE as LOG_TO_VARIABLE
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
 from bench.run.inside import Leader
-from bench.run.launch import LaunchOptions, Watcher, finish, run_trial
+from bench.run.supervise import LaunchOptions, finish, run_trial
 from bench.sweep.sweep import tidy, write_results
 from bench.sweep.training import Plan
 from bert.speed.registry import recorded_levers
@@ -20,6 +21,19 @@ from records.files import write_record
 from records.run import TrialDirectory
 from records.training import TrainRun, read_events
 from records.trial import Trial
+
+
+class Watcher(Protocol):
+    """Looks after an attempt while it runs."""
+
+    def begin(self, directory: TrialDirectory) -> None:
+        """Called before the ranks start."""
+
+    def look(self) -> None:
+        """Called some twenty times a second, and once after the end."""
+
+    def stop_wanted(self) -> bool:
+        """Whether the ranks are to save and end."""
 
 
 def train_once(
@@ -32,27 +46,35 @@ def train_once(
 ) -> tuple[TrialDirectory, dict[str, Any]]:
     """Make one attempt and return its folder and result; train.json and results.csv say how it ended.
 
-    Without `keep_refused` nothing is left of an attempt that was refused before it trained.
+    Must be called inside a lock on the run.
 
-    Must be called inside a lock on the run. With a `leader` the ranks of its world make the attempt together: this
-    process starts its own rank and tells the others, which do as bench.run.inside says.
+    Args:
+        run: the run directory.
+        plan: of the training.
+        devices: where the ranks run.
+        watcher: is asked whether they are to stop.
+        leader: of a world whose ranks make the attempt together: this process starts its own and tells the others.
+        keep_refused: whether something is left of an attempt that was refused before it trained.
     """
-    variables = {LOG_TO_VARIABLE: " ".join(plan.log_to)}
-    options = LaunchOptions(timeout_seconds=None, variables=variables)
+    options = LaunchOptions(
+        timeout_seconds=None,
+        variables={LOG_TO_VARIABLE: " ".join(plan.log_to)},
+        look=lambda *_: watcher.look(),
+        stop_wanted=watcher.stop_wanted,
+    )
     tidy(run.run)
-    _finish_killed(run, options)
+    for before in run.attempts():
+        if before.read_result() is None:
+            reason = "killed with its launcher, or interrupted, before it recorded a result"
+            finish(before.read_trial(), before, "crashed", reason, options, code="worker-lost")
     trial = _trial(run, plan, devices)
     directory = run.run.trial(trial.trial_id)
+    watcher.begin(directory)
     if leader is not None:
-        told = leader
-        options = LaunchOptions(
-            timeout_seconds=None,
-            variables=variables,
-            world=leader.world,
-            begun=lambda begun: told.order(directory=str(begun.path), threads=plan.options.threads),
-        )
+        options = replace(options, world=leader.world)
+        leader.order(directory=str(directory.path), threads=plan.options.threads)
     try:
-        result = run_trial(trial, directory, devices, capture(devices), options, watcher)
+        result = run_trial(trial, directory, devices, capture(devices), options)
         if result["status"] == "refused" and not keep_refused:
             shutil.rmtree(directory.path, ignore_errors=True)
             with contextlib.suppress(OSError):
@@ -62,14 +84,6 @@ def train_once(
             write_record(run.state_json, _state(run, plan))
             write_results(run.run)
     return directory, result
-
-
-def _finish_killed(run: TrainRun, options: LaunchOptions) -> None:
-    """Give the attempts before that ended without a word a result, for results.csv; the caller holds the lock."""
-    for directory in run.attempts():
-        if directory.read_result() is None:
-            reason = "killed with its launcher, or interrupted, before it recorded a result"
-            finish(directory.read_trial(), directory, "crashed", reason, options, code="worker-lost")
 
 
 def _trial(run: TrainRun, plan: Plan, devices: Devices) -> Trial:

@@ -21,8 +21,8 @@ from bench.launch.world import AGENT_STORE_VARIABLE, World
 from bench.machine.devices import Devices
 from bench.machine.environment import bounded_spin, capture
 from bench.run import worker
-from bench.run.launch import LaunchOptions, finish, rank_variables
 from bench.run.processes import STOP_VARIABLE, StopRequest
+from bench.run.supervise import LaunchOptions, finish, rank_variables
 from bench.sweep.sweep import locked, record_request, write_results
 from common.atomic import storage_errors
 from common.errors import BertbenchError, StorageError, first_line
@@ -46,12 +46,9 @@ def run_inside(
     world: World,
     options: LaunchOptions,
 ) -> list[dict[str, Any]]:
-    """Run trials in this process, which is a rank of the world.
+    """Run trials in this process, which is a rank of the world; return the results on rank 0, nothing on the others.
 
     Every rank writes its own records. If nodes share no folder, each has a part of the run directory.
-
-    Returns:
-        The results on rank 0, nothing on the others.
     """
     results = []
     with contextlib.nullcontext() if world.rank else locked(run):
@@ -82,8 +79,8 @@ class Leader:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._order: dict[str, Any] = {}
-        if world.world_size > 1 and os.environ.get(AGENT_STORE_VARIABLE) != "True":
+        self._is_done = world.world_size == 1
+        if not self._is_done and os.environ.get(AGENT_STORE_VARIABLE) != "True":
             assert self._store  # hosts the store before this process starts a rank
 
     @cached_property
@@ -92,8 +89,8 @@ class Leader:
 
     def order(self, **content: Any) -> None:
         """Tell the others; only the first call has an effect."""
-        if not self._order and self.world.world_size > 1:
-            self._order = content
+        if not self._is_done:
+            self._is_done = True
             self._store.set(_ORDER_KEY, json.dumps(content))
 
 
@@ -120,16 +117,18 @@ def follow(world: World, devices: Devices, stop: StopRequest) -> int:
     deadline = time.monotonic() + _SHARED_FOLDER_SECONDS
     while not directory.trial_json.exists():
         if time.monotonic() >= deadline:
-            raise StorageError(
-                "folder-not-shared",
-                f"rank {world.rank} on {socket.gethostname()} cannot see {directory.path} of rank 0: give an --out in "
-                "a folder that all nodes share under the same path",
-            )
+            where = f"rank {world.rank} on {socket.gethostname()} cannot see {directory.path} of rank 0"
+            raise StorageError("folder-not-shared", f"{where}: give an --out in a folder that all nodes share")
         list(directory.path.parent.glob("*"))  # makes a network file system refresh its cache
         time.sleep(0.1)
     threads = order["threads"] or world.threads(devices.cpu_cores)
     os.environ |= {**rank_variables(threads, None), STOP_VARIABLE: "1"}
-    _write_to(directory.path / f"log-{world.rank}.txt")
+    path = directory.path / f"log-{world.rank}.txt"
+    with storage_errors(path), path.open("ab") as log:  # output of libraries, too, so that rank 0 stays readable
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     return worker.main([str(directory.path)])
 
 
@@ -165,12 +164,3 @@ def _store_of_ranks(world: World, stop: StopRequest | None = None) -> Any:
                 raise BertbenchError("node-unreachable", text) from error
     os.environ[AGENT_STORE_VARIABLE] = "True"
     return PrefixStore(f"bertbench/{os.environ.setdefault('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-def _write_to(path: Path) -> None:
-    """Redirect the output of this rank and its libraries to a file, so that rank 0 stays readable."""
-    with storage_errors(path), path.open("ab") as log:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for descriptor in (1, 2):
-            os.dup2(log.fileno(), descriptor)

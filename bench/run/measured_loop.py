@@ -20,10 +20,10 @@ from typing import Any
 
 from bench.machine.devices import find_devices
 from bench.machine.environment import capture
-from bench.run.launch import LaunchOptions, finish
 from bench.run.recorder import RowWriter, step_writer
 from bench.run.resources import used_memory
 from bench.run.stopwatch import stopwatch
+from bench.run.supervise import LaunchOptions, finish
 from bench.run.telemetry import Telemetry, telemetry_writer
 from bench.sweep.script import in_next_round
 from bench.sweep.sweep import locked, record_request, tidy, write_results

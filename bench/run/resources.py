@@ -1,20 +1,17 @@
 """What a rank may take of its machine and what it took: cores, memory, libraries.
 
-Allocators are environment variables, for every implementation alike. On the host they are the C library's: glibc gives
-large blocks back to the kernel as soon as they are freed, and the next step has every page of them zeroed again; that
-is a tenth to a fifth of a step of BERT-base on a CPU. The variables are those of mallopt(3) and of glibc's manual,
-section "Memory Allocation Tunables". On a GPU they configure PyTorch's caching allocator (its CUDA semantics notes,
-section "Optimizing memory usage with PYTORCH_ALLOC_CONF").
+Allocators are environment variables, for every implementation alike. On the host they are those of mallopt(3) and of
+glibc's manual, section "Memory Allocation Tunables": by default glibc gives large blocks back to the kernel, and the
+next step zeroes every page again, a tenth to a fifth of a step of BERT-base on a CPU. On a GPU they configure PyTorch's
+caching allocator (its CUDA semantics notes, section "Optimizing memory usage with PYTORCH_ALLOC_CONF").
 """
 
 import os
-import platform
 import resource
 import sys
 from pathlib import Path
 from typing import Any
 
-from bench.machine.environment import installed_version
 from common.errors import UsageError
 from common.memory import control_group
 from common.registry import lookup
@@ -30,12 +27,10 @@ ALLOCATORS: dict[str, dict[str, str]] = {
     "keep": _KEEP,
     # Besides, the kernel is asked for pages of 2 MiB (transparent huge pages, where they are `madvise` or `always`).
     "huge-pages": {**_KEEP, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
-    # GPU memory: a segment grows, so that freed blocks of any size are reused where sizes change from step to step.
-    EXPANDABLE: {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+    # A segment of GPU memory grows, so that freed blocks are reused where sizes change from step to step. Every torch
+    # reads this older name of the variable, and prefers it to PYTORCH_ALLOC_CONF.
+    EXPANDABLE: {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
 }
-_OLDER_NAME = "PYTORCH_CUDA_ALLOC_CONF"
-# The first torch that reads PYTORCH_ALLOC_CONF of CUDA memory; 2.9.1 ignores it (pytorch#183387).
-_NEW_NAME_FROM = (2, 11)
 
 
 def take_share_of_cores(trial: Trial) -> None:
@@ -45,9 +40,9 @@ def take_share_of_cores(trial: Trial) -> None:
     from bench.machine.devices import shares_of_cores
 
     shares = shares_of_cores(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    own = shares[int(os.environ.get("LOCAL_RANK", "0"))]
-    if own:
-        os.sched_setaffinity(0, own)
+    cores = shares[int(os.environ.get("LOCAL_RANK", "0"))]
+    if cores:
+        os.sched_setaffinity(0, cores)
 
 
 def limit_memory(trial: Trial) -> None:
@@ -61,9 +56,9 @@ def limit_memory(trial: Trial) -> None:
         import torch
 
         visible = range(torch.cuda.device_count())
-        own = int(os.environ.get("LOCAL_RANK", "0"))
+        local = int(os.environ.get("LOCAL_RANK", "0"))
         # The strategy refuses a missing device; dp has them all.
-        for device in visible if trial.strategy == "dp" else visible[own : own + 1]:
+        for device in visible if trial.strategy == "dp" else visible[local : local + 1]:
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, trial.memory_limit_bytes / total), device)
     else:
@@ -72,11 +67,7 @@ def limit_memory(trial: Trial) -> None:
 
 
 def under_memory_limit() -> str:
-    """Return " with at most N MiB of memory ...", for an end that nothing explains; "" without a limit.
-
-    Code that does not check what it allocates ends by a signal or by an exception of any kind. Children inherit the
-    limits of this process (ulimit -d, -v).
-    """
+    """Return the memory limit of this process (ulimit -d, -v) as a possible cause of a death; "" without a limit."""
     limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
     least = min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
     return "" if least is None else f" with at most {least / 2**20:,.0f} MiB of memory (ulimit), which may be the cause"
@@ -130,39 +121,11 @@ def torch_versions() -> dict[str, str | None]:
 
 
 def allocator_environment(name: str, device_type: str) -> dict[str, str]:
-    """Return the variables of an allocator by name; "" is the default.
-
-    Args:
-        name: of ALLOCATORS, or "".
-        device_type: cpu or cuda.
-    """
-    variables = lookup(ALLOCATORS, name or DEFAULT, "allocator")
-    if name == EXPANDABLE:
-        if device_type != "cuda":
-            raise UsageError(
-                "option-not-applicable",
-                f"--allocators {EXPANDABLE} sets the allocator of GPU memory, but this run uses the CPU: give keep or "
-                "huge-pages, or omit the option",
-            )
-        return _of_gpu_memory(variables)
-    if variables and platform.libc_ver()[0] != "glibc":
-        raise UsageError(
-            "option-not-applicable",
-            f"--allocators {name} need glibc, which this Python does not use: omit the option",
-        )
-    return variables
-
-
-def _of_gpu_memory(variables: dict[str, str]) -> dict[str, str]:
-    """Return the variables under the name that the installed torch reads.
-
-    The older name has priority where the user has set it: it then gets the same value.
-    """
-    words = (installed_version("torch") or "").split(".")
-    version = tuple(int(word) for word in words[:2] if word.isdigit())
-    (value,) = variables.values()
-    names = [_OLDER_NAME] if version < _NEW_NAME_FROM else [*variables]
-    return dict.fromkeys([*names, *(name for name in (_OLDER_NAME, *variables) if name in os.environ)], value)
+    """Return the variables of an allocator by name, "" for the default, on a device type, cpu or cuda."""
+    if name == EXPANDABLE and device_type != "cuda":
+        problem = f"--allocators {name} is for GPU memory, but this run uses the CPU: give keep or huge-pages"
+        raise UsageError("option-not-applicable", problem)
+    return lookup(ALLOCATORS, name or DEFAULT, "allocator")
 
 
 def check_allocator(trial: Trial) -> None:
@@ -171,13 +134,10 @@ def check_allocator(trial: Trial) -> None:
         return
     import torch
 
-    found = [segment["is_expandable"] for segment in torch.cuda.memory_snapshot() if "is_expandable" in segment]
-    if found and not any(found):
-        raise UsageError(
-            "device-unsupported",
-            f"--allocators {EXPANDABLE}: torch {torch.__version__} made no expandable segment on this device: omit the "
-            "option",
-        )
+    flags = [segment["is_expandable"] for segment in torch.cuda.memory_snapshot() if "is_expandable" in segment]
+    if flags and not any(flags):
+        problem = f"--allocators {EXPANDABLE}: torch made no expandable segment on this device: omit the option"
+        raise UsageError("device-unsupported", problem)
 
 
 def oom_kill_count() -> int:

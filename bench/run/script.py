@@ -10,15 +10,12 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from analysis.metrics.throughput import combine, median_of
 from bench.hook import on_path
 from bench.hook.on_path.sitecustomize import NOTES, VARIABLE
-from bench.run import processes
 from common.atomic import storage_errors
 from common.errors import InputError
 from records.files import SCHEMA_VERSION, write_record
@@ -29,17 +26,12 @@ from records.trial import Trial
 NOTHING_STEPPED = "no optimizer step was seen"
 
 
-def start_program(
-    command: tuple[str, ...], trial: Trial, directory: TrialDirectory, output: int, mark: str
-) -> "subprocess.Popen[bytes]":
-    """Start the command in the current folder with this process's environment and the hook; it ends with the harness.
+def program_variables(trial: Trial, directory: TrialDirectory) -> dict[str, str]:
+    """Return the environment variables that put the hook into the Python processes of a command.
 
     Args:
-        command: a program and its arguments.
         trial: with a profiler, its window is profiled.
         directory: of the trial.
-        output: file descriptor of stdout and stderr.
-        mark: word that all processes of the trial inherit.
     """
     settings = {
         "folder": str(directory.path),
@@ -48,23 +40,11 @@ def start_program(
         "profile": [trial.start_iteration, trial.stop_iteration] if trial.profiler else None,
     }
     hook = Path(on_path.__file__).parent
-    variables = {
-        **os.environ,
+    return {
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(hook), os.environ.get("PYTHONPATH")])),
         VARIABLE: json.dumps(settings),
-        processes.MARK_VARIABLE: mark,
-        processes.HARNESS_VARIABLE: str(os.getpid()),
     }
-    # Of the process between, -E keeps the hook out.
-    return subprocess.Popen(
-        [sys.executable, "-E", processes.__file__, *command],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env=variables,
-        start_new_session=True,  # Ctrl-C in the terminal reaches the harness alone, which ends the command itself
-    )
 
 
 def settle(trial: Trial, directory: TrialDirectory) -> tuple[Trial, TrialDirectory]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
-from bench.run.launch import LaunchOptions, finish, run_trial
+from bench.run.supervise import LaunchOptions, finish, run_trial
 from bench.sweep.sweep import record_request, tidy, write_results
 from common.errors import SchemaError, UsageError
 from common.redact import redact_text

@@ -11,8 +11,7 @@ from typing import Any
 from analysis.metrics.throughput import at_price
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
-from bench.run.launch import LaunchOptions, run_trial
-from bench.run.processes import TRIAL_FOLDER, clear_stale
+from bench.run.supervise import LaunchOptions, run_trial
 from common import locks
 from common.atomic import remove_left_overs, storage_errors
 from common.errors import SchemaError
@@ -86,7 +85,6 @@ def run_trials(
 
 def tidy(run: RunDirectory) -> None:
     """Remove temporary files of killed processes; the caller holds the lock, and no rank is running."""
-    clear_stale(TRIAL_FOLDER)
     for folder in (run.path, *(directory.path for directory in run.trials())):
         remove_left_overs(folder)
 

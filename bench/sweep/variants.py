@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.machine.devices import Devices
-from bench.run.attempt import train_once
-from bench.run.launch import Watcher
+from bench.run.attempt import Watcher, train_once
 from bench.sweep.options import AUTO
 from bench.sweep.sweep import Session, run_trials
 from bench.sweep.training import Plan, TrainOptions, check_continues, plan_training

@@ -15,11 +15,12 @@ from support.fault_workloads import WORKLOADS
 from support.faults import Bench, BrokenError, Call, kills, without_a_traceback
 from support.killed_runs import survives
 
+from bench.run import processes
 from bench.run.processes import send
 
 ALL = list(WORKLOADS)
 # Processes that do the work of each command, beside the one that was called, by a word of their command line.
-LAUNCHER, RANK, WORKER = "bench.run.agent", "bench.run.worker", "--multiprocessing-fork"
+LAUNCHER, RANK, WORKER = processes.__file__, "-u", "--multiprocessing-fork"
 CHILDREN = {
     "throughput": (LAUNCHER, RANK),
     "train": (LAUNCHER, RANK),
@@ -124,7 +125,7 @@ def _kill_one(call: Call, word: str, after: float) -> bool:
         for pid in call.left():
             try:
                 words = psutil.Process(pid).cmdline()
-                if word in words and (word == LAUNCHER or LAUNCHER not in words):  # it names the ranks it is to start
+                if word in words:
                     time.sleep(after)
                     psutil.Process(pid).kill()
                     return True

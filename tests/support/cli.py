@@ -59,9 +59,7 @@ class Cli:
 
     def workers(self) -> list[psutil.Process]:
         """The ranks."""
-        return [
-            p for p in self.processes() if "bench.run.worker" in p.cmdline() and "bench.run.agent" not in p.cmdline()
-        ]
+        return [p for p in self.processes() if p.cmdline()[1:4] == ["-u", "-m", "bench.run.worker"]]
 
     def steps_written(self, rank: int = 0) -> int:
         """Rows of the newest step file of a rank."""

@@ -6,6 +6,7 @@ process of that role (main, launcher, rank, worker) is killed right before its f
 FAULT_SCOPE=all together with every other process of the call; FAULT_TRACE=<file> lists the operations instead.
 """
 
+import contextlib
 import hashlib
 import os
 import random
@@ -25,15 +26,13 @@ from typing import Any
 import psutil
 from support.cli import ROOT, lives
 
-from bench.run.processes import marked, send
+from bench.run.processes import send
 
 SITE = Path(__file__).resolve().parent / "fault_site"
 MARK = "FAULT_MARK"
 # What a process that is left needs to notice that its parent is gone.
 _GRACE_SECONDS = 15.0
 _CALL_SECONDS = 240.0
-# bench.run.processes takes folders of dead processes for abandoned a minute after they were made.
-_MINUTES_AGO = 120.0
 
 
 class BrokenError(AssertionError):
@@ -84,7 +83,13 @@ class Call:
 
     def left(self) -> list[int]:
         """Process ids of the call that still live."""
-        return [pid for pid in marked(self.mark, MARK) if lives(pid)]
+        wanted = f"{MARK}={self.mark}".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if wanted in (folder / "environ").read_bytes().split(b"\0") and lives(int(folder.name)):
+                    found.append(int(folder.name))
+        return found
 
     def kill(self, everything: bool) -> None:
         """Kill -9 the command alone, or all of its processes."""
@@ -205,7 +210,6 @@ class Bench:
 
     def finish(self, kept: dict[str, str], code: int = 0, more: tuple[str, ...] = ()) -> None:
         """Run the command undisturbed to its end, with further words, and check everything."""
-        self.age_temporary_folders()
         is_there = self.workload.once and self.out.exists()
         call = self.start(more=more)
         ended = call.ended()
@@ -235,12 +239,6 @@ class Bench:
             raise BrokenError(
                 f"the folder is not that of an undisturbed call: lacks {gone[:5]}, has besides {extra[:5]}"
             )
-
-    def age_temporary_folders(self) -> None:
-        """Let what lies in TMPDIR look as old as it would be when somebody calls again."""
-        then = time.time() - _MINUTES_AGO
-        for path in (self.place / "tmp").glob("*"):
-            os.utime(path, (then, then))
 
     def _names(self) -> set[str]:
         """Every file and folder of the place, but for what each call adds anew."""

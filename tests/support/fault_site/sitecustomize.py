@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink")
-_ROLES = {"bench.run.agent": "launcher", "bench.run.worker": "rank", "--multiprocessing-fork": "worker"}
+_ROLES = {"bench.launch.torchrun": "launcher", "bench.run.worker": "rank", "--multiprocessing-fork": "worker"}
 
 
 def _role() -> str:

@@ -11,7 +11,7 @@ from analysis.load import load_run
 from bench.launch.world import World
 from bench.machine.devices import Devices
 from bench.run.inside import run_inside
-from bench.run.launch import LaunchOptions
+from bench.run.supervise import LaunchOptions
 from bench.sweep.sweep import locked
 from common.errors import LockedError
 from records.files import read_record

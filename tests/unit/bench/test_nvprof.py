@@ -156,8 +156,8 @@ def test_without_a_gpu_the_reason_is_returned(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_launcher_is_followed_and_recording_waits_for_the_range(nvprof: Path, tmp_path: Path) -> None:
-    argv = Nvprof().wrap(["python", "-m", "bench.run.agent"], scope_of(tmp_path / "p", 1))
-    assert argv[0] == str(nvprof) and argv[-3:] == ["python", "-m", "bench.run.agent"]
+    argv = Nvprof().wrap(["python", "-m", "bench.launch.torchrun"], scope_of(tmp_path / "p", 1))
+    assert argv[0] == str(nvprof) and argv[-3:] == ["python", "-m", "bench.launch.torchrun"]
     text = " ".join(argv)
     for part in (
         "--profile-child-processes",

@@ -9,7 +9,7 @@ from support.refusals import refused
 
 from bench.cli.sweep_progress import announce
 from bench.machine.devices import Devices
-from bench.run.launch import LaunchOptions
+from bench.run.supervise import LaunchOptions
 from bench.sweep.sweep import (
     Session,
     finished_result,

@@ -1,0 +1,349 @@
+"""One trial in child processes: started, watched, ended, and its outcome written down."""
+
+import contextlib
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from analysis.load import summarize_trial
+from bench.implementations.own import own_variables
+from bench.launch import torchrun
+from bench.launch.world import AGENT_STORE_VARIABLE, World
+from bench.machine.devices import Devices
+from bench.machine.environment import bounded_spin
+from bench.run.processes import STOP_VARIABLE, death_in_words, descendants, end_guarded, send, start_guarded
+from bench.run.resources import allocator_environment, oom_kill_count, under_memory_limit
+from bench.run.script import add_to_result, program_variables, settle, why_incomplete
+from bench.run.telemetry import Telemetry, telemetry_writer
+from bert.parallel import JOIN_TIMEOUT_VARIABLE
+from common.atomic import storage_errors
+from common.errors import SchemaError, UsageError
+from common.redact import without_secrets
+from records.files import read_record, write_record
+from records.run import TrialDirectory
+from records.trial import Trial
+
+# What a rank meets when another one has ended, as gloo, NCCL and the store of torch.distributed say it.
+_LOST_PEER = re.compile(
+    r"closed by peer|reset by peer|broken pipe|gloo/transport|remote process exited|recvvalue", re.I
+)
+# Causes of a failure, the strongest first, since the end of one rank makes the others fail too.
+_OOM, _REFUSED, _KILLED, _RAISED, _LOST, _EXITED = range(6)
+_POLL_SECONDS = 0.05
+# Of the log, in the reason of a crash.
+_TAIL_LINES = 3
+# Reading sensors costs a core some 2 ms: on a CPU-only machine that core is the trial's.
+_SAMPLE_SECONDS = {"cpu": 1.0, "cuda": 0.05}
+# Training lasts for days: its readings must not outgrow its checkpoints.
+_SAMPLE_SECONDS_OF_TRAINING = 2.0
+# Without a limit on a trial, how long a rank waits for the others, such as for one that writes a checkpoint.
+_LONGEST_WAIT_SECONDS = 3600
+_REPOSITORY = Path(__file__).resolve().parents[2]
+# What torchrun tells a rank that is the only one. Its store may have any free port, since nobody else connects.
+ALONE = {
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_PORT"), "0"),
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), "1"),
+    "MASTER_ADDR": "127.0.0.1",
+    AGENT_STORE_VARIABLE: "False",  # torchrun's store, where the harness itself runs in one, is not for this rank
+}
+# What a rank runs, after "python -u".
+_WORKER = ("-m", "bench.run.worker")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchOptions:
+    """How trials are run; none of it changes what they do."""
+
+    timeout_seconds: float | None = 900.0
+    """A trial that takes longer is ended; None sets no limit."""
+    price_per_hour: float | None = None
+    """Price of all devices of a trial together, for the cost columns."""
+    program: tuple[str, ...] = ()
+    """Of kind measure: the command that runs, in the current folder, in place of ranks of our own."""
+    world: World | None = None
+    """The world whose rank 0 this process is: the trial then joins it as that rank. None starts one for the trial."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables of the ranks."""
+    look: Callable[[Trial, TrialDirectory], None] | None = None
+    """Called some twenty times a second while a trial runs, and once after its end."""
+    stop_wanted: Callable[[], bool] = lambda: False
+    """Whether the ranks of a training are to save and end."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits and prices that mean nothing."""
+        for name, value in (("timeout-seconds", self.timeout_seconds), ("price-per-hour", self.price_per_hour)):
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError("option-value", f"--{name} {value} must be above 0 and finite")
+
+
+def run_trial(
+    trial: Trial,
+    directory: TrialDirectory,
+    devices: Devices,
+    environment: Mapping[str, Any],
+    options: LaunchOptions,
+) -> dict[str, Any]:
+    """Run `trial` to its end, write its result.json and return it; whatever happens to the ranks is a row.
+
+    An interrupt ends the ranks, keeps what they recorded under status "interrupted", and is raised again.
+    """
+    with storage_errors(directory.path):
+        (directory.profile if trial.profiler else directory.path).mkdir(parents=True, exist_ok=True)
+    write_record(directory.trial_json, trial.to_json())
+    local_world_size = trial.world_size if options.world is None else options.world.local_world_size
+    used = devices.gpus if options.program else devices.gpus[:local_world_size]
+    telemetry = Telemetry([gpu.uuid for gpu in used if gpu.uuid])
+    described = {**environment, "load_average": list(os.getloadavg()), "telemetry_unavailable": telemetry.unavailable}
+    write_record(directory.env_json, described)
+    oom_kills = oom_kill_count()
+    began = time.perf_counter()
+    with storage_errors(directory.log):
+        log = directory.log.open("w", encoding="utf-8")
+    with log:
+        child = _start(trial, directory, devices, options, log.fileno())
+    try:
+        timed_out = _wait(child, trial, directory, telemetry, options)
+    except BaseException as error:
+        end_guarded(child)
+        if isinstance(error, KeyboardInterrupt):
+            what = {"train": "training", "measure": "measurement"}.get(trial.kind, "sweep")
+            finish(trial, directory, "interrupted", f"the {what} was interrupted", options)
+        raise
+    wall_seconds = time.perf_counter() - began
+    shutil.rmtree(directory.path / "torchrun", ignore_errors=True)  # its folders for error files
+    if options.look is not None:
+        options.look(trial, directory)
+    write_record(directory.env_json, described)  # with the sensors that failed meanwhile
+    if options.program:
+        trial, directory = settle(trial, directory)
+    killed = oom_kill_count() > oom_kills
+    status, reason, code = outcome(trial, directory, options, child.returncode, timed_out, killed)
+    result = finish(trial, directory, status, reason, options, wall_seconds, code)
+    return add_to_result(trial, directory, result, child.returncode) if options.program else result
+
+
+def _start(
+    trial: Trial, directory: TrialDirectory, devices: Devices, options: LaunchOptions, output: int
+) -> "subprocess.Popen[bytes]":
+    world = options.world
+    if options.program:
+        return start_guarded(options.program, output, env={**os.environ, **program_variables(trial, directory)})
+    threads = trial.threads_per_rank or (
+        max(1, devices.cpu_cores // trial.ranks) if world is None else world.threads(devices.cpu_cores)
+    )
+    variables = {
+        **os.environ,
+        **(devices.environment(trial.world_size) if world is None else {}),
+        **rank_variables(threads, options.timeout_seconds),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")])),
+        **allocator_environment(trial.allocator, trial.device),
+        **own_variables(trial.implementation),
+        **options.variables,
+    }
+    argv = [*_WORKER, str(directory.path)]
+    if world is not None or trial.ranks == 1:  # without torchrun, whose import of torch takes as long as the rank's
+        argv = [sys.executable, "-u", *argv]
+        variables |= ALONE if world is None else {}
+    else:
+        words = [*torchrun.ONE_NODE, f"--nproc-per-node={trial.ranks}", *argv]
+        argv = torchrun.command(words, torchrun_json(directory))
+    if trial.profiler is not None:
+        from bench.profilers import load_profiler
+        from bench.profilers.base import Scope
+
+        profiler = load_profiler(trial.profiler, trial.profiler_options)
+        scope = Scope(trial=trial, directory=directory.profile)
+        wrapped = profiler.wrap(argv, scope)
+        variables |= profiler.environment(scope)
+        if wrapped != argv:
+            argv, variables = wrapped, without_secrets(variables)  # tools write the environment into their reports
+    variables.pop(STOP_VARIABLE, None)
+    if trial.kind == "train":
+        variables[STOP_VARIABLE] = "1"
+    return start_guarded(argv, output, env=variables, cwd=_REPOSITORY)
+
+
+def rank_variables(threads: int, timeout_seconds: float | None) -> dict[str, str]:
+    """Return the environment variables of every rank, however it is started."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        **bounded_spin(),
+        # The limit on the trial decides what a hang is, not the process group's own, which would look like a crash.
+        JOIN_TIMEOUT_VARIABLE: str(int(timeout_seconds or _LONGEST_WAIT_SECONDS) + 60),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _wait(
+    child: "subprocess.Popen[bytes]",
+    trial: Trial,
+    directory: TrialDirectory,
+    telemetry: Telemetry,
+    options: LaunchOptions,
+) -> bool:
+    """Sample sensors until the trial ends; end it at its time limit. Return whether it had reached that."""
+    deadline = time.monotonic() + (options.timeout_seconds or math.inf)
+    next_sample = next_census = time.monotonic()
+    endless = trial.kind in ("train", "measure")
+    interval = _SAMPLE_SECONDS_OF_TRAINING if endless else _SAMPLE_SECONDS[trial.device]
+    members: list[int] = []
+    signalled: set[int] = set()
+    with telemetry_writer(directory.telemetry_csv(0)) as writer:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=max(0.001, min(_POLL_SECONDS, next_sample - time.monotonic())))
+                return False
+            now = time.monotonic()
+            if options.look is not None:
+                options.look(trial, directory)
+            if len(signalled) < trial.ranks and options.stop_wanted():
+                ranks = _ranks(child.pid) - signalled
+                send(ranks, signal.SIGTERM)
+                signalled |= ranks
+            if now >= deadline:
+                send(_ranks(child.pid), signal.SIGUSR1)  # they write where they hang into the log (faulthandler)
+                time.sleep(0.5)
+                end_guarded(child)
+                return True
+            if now >= next_census:  # walks all of /proc
+                members = [child.pid, *descendants(child.pid)]
+                next_census = now + 1.0
+            if now >= next_sample:
+                telemetry.sample(writer, members)
+                next_sample = max(next_sample, now - interval) + interval  # skips samples that were missed
+
+
+def _ranks(guard: int) -> set[int]:
+    """Return the processes that run a rank; launchers and tools would not survive every signal."""
+    import psutil
+
+    ranks = set()
+    for pid in descendants(guard):
+        with contextlib.suppress(psutil.Error):
+            if tuple(psutil.Process(pid).cmdline()[1:4]) == ("-u", *_WORKER):
+                ranks.add(pid)
+    return ranks
+
+
+def outcome(
+    trial: Trial, directory: TrialDirectory, options: LaunchOptions, exit_code: int, timed_out: bool, oom_killed: bool
+) -> tuple[str, str, str]:
+    """Return status, reason and the reason's code of a trial whose processes have ended.
+
+    The cause of a failure is what a rank reports about memory or a refusal, else a rank that a signal ended, else the
+    earliest exception; a rank that only lost its peer counts where there is nothing else.
+    """
+    reports = _reports(directory)
+    steps = {rank: len(directory.read_steps(rank)) for rank in directory.ranks()}
+    if trial.profiler and not options.program and not reports and len(directory.read_ranks()) == trial.ranks:
+        return "ok", "", ""  # what the tool does after the ranks is not part of the measurement
+    if timed_out:
+        reached = (
+            ", ".join(f"rank {rank} made {count} steps" for rank, count in steps.items()) or "no step was recorded"
+        )
+        reason = f"timeout after {options.timeout_seconds:g} s ({reached}): see log.txt, or raise --timeout-seconds"
+        return "timeout", reason, "rank-failed"
+    if options.program and exit_code == 0:
+        problem = why_incomplete(trial, directory)
+        return ("refused", problem, "run-incomplete") if problem else ("ok", "", "")
+    causes = [*reports, *_exits(trial, directory, options, exit_code, oom_killed)]
+    if not causes:
+        return "ok", "", ""
+    kind, _, status, reason, code = min(causes)
+    if kind == _LOST and options.world is not None:
+        reason = "lost the connection to another rank, which the launcher names"
+    if options.program:
+        reason = f"the command failed after {min(steps.values(), default=0)} steps: {reason}"
+    return status, reason, code
+
+
+_Cause = tuple[int, float, str, str, str]
+
+
+def _reports(directory: TrialDirectory) -> list[_Cause]:
+    """Return what ranks wrote down before they ended: kind, time, status, reason and code."""
+    causes = []
+    for path in directory.path.glob("failure-*.json"):
+        with contextlib.suppress(SchemaError):
+            report = read_record(path)
+            status, reason = report["status"], report["reason"]
+            kind = {"oom": _OOM, "crashed": _LOST if _LOST_PEER.search(reason) else _RAISED}.get(status, _REFUSED)
+            if status != "refused" and not re.match(r"rank \d+:", reason):  # what another rank met says so itself
+                reason = f"rank {path.stem.rpartition('-')[2]}: {reason}"
+            code = "out-of-memory" if status == "oom" else report.get("code", "rank-failed")
+            causes.append((kind, float(report["time"]), status, reason, code))
+    return causes
+
+
+def _exits(
+    trial: Trial, directory: TrialDirectory, options: LaunchOptions, exit_code: int, oom_killed: bool
+) -> list[_Cause]:
+    """Return how processes ended that wrote nothing down; only the first rank of several is known."""
+    if not exit_code:
+        return []
+    if torchrun_json(directory).exists():
+        ending = msgspec.json.decode(torchrun_json(directory).read_bytes(), type=torchrun.Ending)
+        text, killed = ending.text, ending.kind == torchrun.KILLED
+    else:
+        is_rank = exit_code > 0 and (trial.ranks == 1 or options.world is not None)
+        who = "the command" if options.program else trial.profiler or ("rank 0" if is_rank else "the launcher")
+        number = exit_code - 128 if exit_code > 128 else -exit_code
+        text = f"{who} {death_in_words(number) if number > 0 else f'ended with exit code {exit_code}'}"
+        killed = number > 0 and number != signal.SIGTERM
+    if killed and oom_killed:
+        return [(_KILLED, math.inf, "oom", f"{text}: the machine or cgroup is out of memory", "out-of-memory")]
+    text += under_memory_limit() + _tail(directory.log)
+    return [(_KILLED if killed else _EXITED, math.inf, "crashed", text, "rank-failed")]
+
+
+def torchrun_json(directory: TrialDirectory) -> Path:
+    """How torchrun ended, where it ran the ranks."""
+    return directory.path / "torchrun.json"
+
+
+def _tail(log: Path) -> str:
+    text = log.read_text(encoding="utf-8", errors="replace")
+    useful = [line.strip() for line in text.splitlines() if line.strip() and not set(line.strip()) <= set("=-")]
+    return "; log.txt ends: " + (" | ".join(useful[-_TAIL_LINES:])[-500:] or "(empty)")
+
+
+def finish(
+    trial: Trial,
+    directory: TrialDirectory,
+    status: str,
+    reason: str,
+    options: LaunchOptions,
+    wall_seconds: float | None = None,
+    code: str = "",
+) -> dict[str, Any]:
+    """Compute what the records of a trial allow, write result.json and return it; `code` of a failure, where known."""
+    metrics = summarize_trial(trial, directory, options.price_per_hour) if status == "ok" else {}
+    result = {
+        "trial_id": trial.trial_id,
+        "status": status,
+        "reason": reason,
+        **({"code": code} if code else {}),
+        "wall_seconds": wall_seconds,
+        "timeout_seconds": options.timeout_seconds,
+        **metrics,
+    }
+    if trial.kind == "train":
+        result["outcome"] = end = directory.read_ranks().get(0, {}).get("outcome")
+        if status == "ok" and end is not None and not end["finished"]:
+            result["reason"] = f"stopped on request after step {end['applied_steps']} of {end['total_steps']}"
+    write_record(directory.result_json, result)
+    return result
