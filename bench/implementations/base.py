@@ -2,19 +2,27 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
 from bert.model.config import ModelConfig
+from bert.optim.registry import adamw
+from bert.tasks import known_tasks, task_data
 from bert.tasks.base import Task
 from bert.train.feed import Adapt
 from bert.train.loop import ComputeLoss, Training
 from bert.train.observer import Observer
+from common.errors import UsageError
 from records.trial import Trial
 
+LEARNING_RATE = 1e-4
 # (training, observer, keep_going) -> number of the first step not run, as in bert.train.loop.train.
 Loop = Callable[[Training, Observer, Callable[[int], bool]], int]
+
+
+def usual_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return PyTorch's fused AdamW for a wrapped model."""
+    return adamw(model, learning_rate=LEARNING_RATE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,10 +31,10 @@ class Built:
 
     model: torch.nn.Module
     """Model on the CPU, in float32, not wrapped by a strategy."""
-    make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer]
-    """Takes the wrapped model on its device."""
     compute_loss: ComputeLoss
     """(wrapped model, batch) -> scalar."""
+    make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer] = usual_optimizer
+    """Takes the wrapped model on its device."""
     levers: frozenset[str] = frozenset()
     """Enabled optimizations, names in bert.speed.registry.LEVERS; only our own implementation has any."""
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -35,14 +43,23 @@ class Built:
     """Wraps the model and trains, with the arguments of bert.train.loop.train; None for our strategies and loop."""
 
 
-class Implementation(Protocol):
+class Implementation:
     """An implementation of BERT training; bench.implementations.IMPLEMENTATIONS lists them."""
 
     def check(self, trial: Trial) -> None:
-        """Raise MissingToolError or UsageError, with the remedy, if it cannot run `trial`."""
+        """Raise MissingToolError or UsageError if it cannot run `trial`, such as a task whose head only we have."""
+        if not task_data(trial.task).heads:
+            known = [name for name in known_tasks() if task_data(name).heads]
+            raise UsageError(
+                "unsupported-combination",
+                f"implementation {trial.implementation!r} does not support task {trial.task!r}: use one of "
+                f"{', '.join(known)}",
+            )
 
     def adapter(self, trial: Trial) -> Adapt | None:
         """Return what converts a batch to the tensors that it reads, during data preparation; None if it reads all."""
+        return None
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
-        """Build the model, its optimizer and its loss."""
+        """Build the model with the shape and dropout of `config` and an unpadded vocabulary, and its loss."""
+        raise NotImplementedError

@@ -1,24 +1,25 @@
 """The model that `--model` names, as the classes AutoModelFor... of transformers build it for a task."""
 
+import copy
 import inspect
-from collections.abc import Callable
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 
 from bench.implementations.base import Built
-from bench.implementations.hugging_face import recompute, with_labels
-from bench.implementations.model_folder import SAFETENSORS, load_config
-from bench.implementations.module_flops import ForwardFlops, NotTracedError, forward_flops
-from bench.implementations.ours import LEARNING_RATE
+from bench.implementations.hugging_face import built, class_fields, with_labels
+from bench.implementations.model_folder import RANDOM, load_config
+from bench.implementations.module_flops import NotTracedError, TrainingFlops, training_flops
+from bert.checkpoints.tensor_files import safetensors_errors
 from bert.data.batch import Batch, BatchCounts
-from bert.optim.registry import adamw
-from bert.parallel.options import read_options
+from bert.model.heads import ClassificationOutput
 from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
-from common.errors import InputError, UsageError, first_line
+from common.atomic import storage_errors, sync_files
+from common.errors import InputError, first_line
 from common.train_spec import TrainSpec
 from records.trial import Trial
 
@@ -34,44 +35,31 @@ def traced_model(spec: TrainSpec, task: Task, implementation: str) -> "GivenMode
 
         kind = UnpaddedModel
     given = kind(spec, task)
-    _ = given.flops
+    _ = given.traced
     return given
 
 
 def build_given(given: "GivenModel", trial: Trial) -> Built:
     """Return the parts that measure a given model by the implementation of a trial. Raises as `GivenModel.module`."""
-    model = given.module()
-    loop = None
-    if trial.implementation == "hf-trainer":
-        from bench.implementations.hf_trainer import train_with_trainer
-
-        loop = partial(train_with_trainer, options=read_options(trial.strategy_options))
-    elif trial.implementation == "hf-compiled":
-        model.compile()
-    return Built(
-        model=model,
-        make_optimizer=lambda wrapped: adamw(wrapped, learning_rate=LEARNING_RATE),
-        compute_loss=given.loss,
-        loop=loop,
-    )
+    return built(trial, given.module(), given.loss)
 
 
 class GivenModel:
     """The model of a training with `model`. Raises InputError: its configuration cannot be read."""
 
+    ATTENTION: ClassVar[str | None] = None
+    """Attention of transformers; None for its own choice."""
+
     def __init__(self, spec: TrainSpec, task: Task) -> None:
         self.spec = spec
         self.task = task
         self.auto_class = _CLASSES[task_data(task.name).heads]
-        self.config = self._config()
+        self.config = load_config(spec.model, spec.trust_remote_code)
+        if isinstance(task, ClassificationTask):
+            self.config.update(class_fields(task))
         self.not_loaded: tuple[str, ...] = ()
         """Weights that the folder lacks, after `module`: they begin with random values."""
         self._names: list[str] = []
-
-    @property
-    def flops(self) -> ForwardFlops | None:
-        """FLOPs of its forward pass, None where they are unknown."""
-        return self._traced[0]
 
     @property
     def parameters(self) -> int:
@@ -80,28 +68,28 @@ class GivenModel:
 
     @cached_property
     def _shape(self) -> Any:
-        return self._on_meta()
+        return self._make("meta")
 
     @cached_property
-    def _traced(self) -> tuple[ForwardFlops | None, str]:
+    def traced(self) -> TrainingFlops | str:
+        """What returns the FLOPs of a step, or why they are unknown."""
         try:
-            model = self._on_meta(attn_implementation="eager")
-            return forward_flops(model, self.spec.seq_len, self.auto_class == "AutoModelForMaskedLM"), ""
+            model = self._make("meta", attn_implementation="eager")
+            return training_flops(model, self.spec.seq_len, self.auto_class == "AutoModelForMaskedLM")
         except NotTracedError as error:
-            return None, f"FLOPs unknown: {error}"
+            return f"FLOPs unknown: {error}"
 
     def model_flops(self, counts: BatchCounts) -> float | None:
         """Return the FLOPs of the micro-batches of a step, None where they are unknown."""
-        return None if self.flops is None else self.flops.training(counts, self.spec.grad_accum_steps)
+        return None if isinstance(self.traced, str) else self.traced(counts, self.spec.grad_accum_steps)
 
     def record(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return what a rank records of its model: class, attention, weights, and why columns are unknown."""
         model = self._shape if model is None else model
-        unknown = self._traced[1]
-        reasons = dict.fromkeys(("model_flops_per_second", "mfu"), unknown) if unknown else {}
         attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
         described = {"class": type(model).__name__, "weights": self.spec.model_weights, "attention": attention}
-        return {"model": described, **({"unknown": reasons} if reasons else {})}
+        unknown = {"unknown": dict.fromkeys(("model_flops_per_second", "mfu"), self.traced)}
+        return {"model": described, **(unknown if isinstance(self.traced, str) else {})}
 
     def adapt(self, batch: Batch) -> Batch:
         """Return a batch with labels at every position, and the model's own padding."""
@@ -114,14 +102,11 @@ class GivenModel:
         return Batch(tensors, labelled.counts)
 
     def module(self) -> Any:
-        """Build the model with its own dropout.
-
-        Raises:
-            InputError: transformers cannot build it, or its weights do not fit it.
-            UsageError: activation checkpointing of a model that has none.
-        """
-        model = self._model()
-        self._recompute(model)
+        """Build the model with its own dropout. Raises InputError: transformers cannot, or its weights do not fit."""
+        attention = {} if self.ATTENTION is None else {"attn_implementation": self.ATTENTION}
+        model = self._make(weights=self.spec.model_weights, dtype=torch.float32, **attention)
+        if self.spec.activation_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
         self._names = self._arguments(model)
         return model
 
@@ -134,8 +119,15 @@ class GivenModel:
         """Return what the module computes of a batch that `adapt` returned; `further` are tensors of it to hand on."""
         return model(**{name: batch.tensors[name] for name in (*self._names, *further)})
 
-    def _attention(self) -> str | None:
-        return None
+    def scored(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return what evaluators call; it shares the weights of a module."""
+        return _Scored(self, model)
+
+    def write(self, model: Any, folder: Path) -> None:
+        """Save configuration and weights as `save_pretrained` does. Raises StorageError."""
+        with storage_errors(folder), safetensors_errors():
+            model.save_pretrained(folder)
+        sync_files(folder)
 
     def _arguments(self, model: Any) -> list[str]:
         takes = "token_type_ids" in inspect.signature(model.forward).parameters
@@ -146,59 +138,38 @@ class GivenModel:
         """Our batches have two segments; an embedding of one, as RoBERTa's, has no row for the second."""
         return int(getattr(self.config, "type_vocab_size", 0) or 0) > 1
 
-    def _recompute(self, model: Any) -> None:
-        if not self.spec.activation_checkpointing:
-            return
-        try:
-            recompute(model)
-        except (ValueError, AttributeError, TypeError) as error:
-            raise UsageError(
-                "unsupported-combination",
-                f"{type(model).__name__} has no activation checkpointing ({first_line(error)}): leave out "
-                "--activation-checkpointing",
-            ) from error
-
-    def _config(self) -> Any:
-        config = load_config(self.spec.model, self.spec.trust_remote_code)
-        if isinstance(self.task, ClassificationTask):
-            config.num_labels = self.task.labels
-            config.problem_type = "regression" if self.task.regression else "single_label_classification"
-        return config
-
-    def _model(self) -> Any:
-        spec, auto = self.spec, self._auto()
-        trust = {"trust_remote_code": spec.trust_remote_code}
-        attention = self._attention()
-        own = {} if attention is None else {"attn_implementation": attention}
-        if spec.model_weights != SAFETENSORS:
-            return self._made(lambda: auto.from_config(self.config, dtype=torch.float32, **trust, **own))
-        kept = {"use_safetensors": True, "local_files_only": True, "dtype": torch.float32, **own}
-        model, loading = self._made(
-            lambda: auto.from_pretrained(spec.model, config=self.config, output_loading_info=True, **kept, **trust)
-        )
-        self.not_loaded = tuple(sorted(loading["missing_keys"]))
-        return model.train()
-
-    def _on_meta(self, **own: Any) -> Any:
-
-        def make() -> Any:
-            with torch.device("meta"):
-                trust = self.spec.trust_remote_code
-                return self._auto().from_config(self._config(), trust_remote_code=trust, **own)
-
-        return self._made(make)
-
-    def _auto(self) -> Any:
+    def _make(self, device: str = "cpu", weights: str = RANDOM, **options: Any) -> Any:
         import transformers
 
-        return getattr(transformers, self.auto_class)
-
-    def _made(self, make: Callable[[], Any]) -> Any:
+        auto = getattr(transformers, self.auto_class)
+        options |= {"trust_remote_code": self.spec.trust_remote_code}
         try:
-            return make()
+            if weights == RANDOM:
+                with torch.device(device):
+                    return auto.from_config(copy.deepcopy(self.config), **options)
+            options |= {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
+            model, loading = auto.from_pretrained(self.spec.model, config=self.config, **options)
         except Exception as error:  # a model can be wrong in anything
             raise InputError(
                 "model-unsupported",
                 f"transformers cannot build a model for task {self.task.name} from {self.spec.model} "
-                f"({first_line(error)}): give an encoder that {self.auto_class} has, and weights of its shape",
+                f"({first_line(error)}): give an encoder that {self.auto_class} has, and its weights as safetensors",
             ) from error
+        self.not_loaded = tuple(sorted(loading["missing_keys"]))
+        return model.train()
+
+
+class _Scored(torch.nn.Module):
+    """Has what bert.tasks.evaluation and bert.tasks.pretrain ask for: `labels` and logits, or `predictions`."""
+
+    def __init__(self, given: GivenModel, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.given, self.model = given, model
+        self.labels = given.task.labels if isinstance(given.task, ClassificationTask) else None
+
+    def forward(self, batch: Batch) -> ClassificationOutput:
+        return ClassificationOutput(None, self.given.output(self.model, self.given.adapt(batch)).logits)
+
+    def predictions(self, batch: Batch) -> tuple[torch.Tensor, None]:
+        """Return the logits of the predicted positions [M, V]; the model has no head for next sentences."""
+        return self(batch).logits.flatten(0, 1)[batch.tensors["masked_positions"]], None

@@ -1,63 +1,43 @@
 """Hugging Face models in their usual configuration: SDPA, autocast, fused AdamW, label -100 for ignored positions."""
 
-import importlib.util
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 
-from bench.implementations.base import Built
-from bench.implementations.ours import LEARNING_RATE
+from bench.implementations import TRAINER_STRATEGIES, check_packages
+from bench.implementations.base import Built, Implementation
 from bert.checkpoints.model_config import hugging_face_fields
 from bert.data.batch import Batch
 from bert.model.config import ModelConfig
-from bert.optim.registry import adamw
-from bert.tasks import known_tasks, task_data
+from bert.parallel.options import read_options
+from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
 from bert.train.feed import Adapt
 from bert.train.loop import ComputeLoss
 from bert.train.observer import Observer
-from common.errors import MissingToolError, UsageError
+from common.errors import UsageError
 from records.trial import Trial
 
-IGNORED_LABEL = -100
-# Tensors that every task reads from a batch.
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_IGNORED_LABEL = -100
+# By bert.tasks.base.Heads: end of the class's name, and the targets of its loss, argument -> tensor of a batch.
+_MODELS = {
+    "masked words": ("ForPreTraining", {"labels": "labels", "next_sentence_label": "next_sentence_labels"}),
+    "answer spans": ("ForQuestionAnswering", {name: name for name in ("start_positions", "end_positions")}),
+    "classes": ("ForSequenceClassification", {"labels": "labels"}),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class TaskModel:
-    """Hugging Face's model of a task."""
+class HuggingFaceImplementation(Implementation):
+    """`transformers` in eager mode, or compiled."""
 
-    make: Callable[[ModelConfig, Task], Any]
-    """Builds the model from a configuration and a task."""
-    targets: Mapping[str, str]
-    """Targets of the loss: argument of the model -> tensor of a batch."""
-
-
-def check_heads(implementation: str, task: str) -> None:
-    """Refuse a task whose head only our implementation has. Raises UsageError."""
-    if not task_data(task).heads:
-        known = [name for name in known_tasks() if task_data(name).heads]
-        raise UsageError(
-            "unsupported-combination",
-            f"implementation {implementation!r} does not support task {task!r}: use one of {', '.join(known)}",
-        )
-
-
-class HuggingFaceImplementation:
-    """`transformers` in eager mode."""
+    PACKAGES: ClassVar[tuple[str, ...]] = ("transformers",)
 
     def check(self, trial: Trial) -> None:
         """Raise MissingToolError without transformers, UsageError for tasks without a model."""
-        if importlib.util.find_spec("transformers") is None:
-            raise MissingToolError(
-                "package-missing",
-                f"implementation {trial.implementation!r} needs the package transformers: pip install 'bertbench[hf]'",
-            )
-        check_heads(trial.implementation, trial.task)
+        check_packages(f"implementation {trial.implementation!r}", *self.PACKAGES)
+        super().check(trial)
         if trial.preset == "distilbert" and task_data(trial.task).heads == "masked words":
             raise UsageError(
                 "unsupported-combination",
@@ -69,39 +49,63 @@ class HuggingFaceImplementation:
         return with_labels
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
-        """Build the task's model with the shape and dropout of `config` and an unpadded vocabulary."""
+        """Build the task's model and its loss."""
         model = task_model(task, config, trial.activation_checkpointing)
-        return Built(
-            model=self._finish(model),
-            make_optimizer=lambda wrapped: adamw(wrapped, learning_rate=LEARNING_RATE),
-            compute_loss=model_loss(task.name, config),
-        )
-
-    def _finish(self, model: torch.nn.Module) -> torch.nn.Module:
-        return model
+        return built(trial, model, model_loss(task.name, config))
 
 
-class CompiledHuggingFaceImplementation(HuggingFaceImplementation):
-    """`transformers` through torch.compile; the first step compiles and counts as warm-up."""
+class TrainerImplementation(HuggingFaceImplementation):
+    """`transformers.Trainer` with `transformers` models and our batches and optimizer."""
 
-    def _finish(self, model: torch.nn.Module) -> torch.nn.Module:
-        model.compile()
-        return model
+    PACKAGES: ClassVar[tuple[str, ...]] = ("transformers", "accelerate")
+
+    def check(self, trial: Trial) -> None:
+        """Raise MissingToolError without transformers or accelerate, UsageError for unsupported trials."""
+        super().check(trial)
+        if trial.strategy not in TRAINER_STRATEGIES:
+            raise UsageError(
+                "unsupported-combination",
+                f"implementation {trial.implementation!r} does not support strategy {trial.strategy!r}: use "
+                f"{' or '.join(TRAINER_STRATEGIES)}",
+            )
+
+
+def built(trial: Trial, model: Any, compute_loss: ComputeLoss) -> Built:
+    """Return a model of `transformers` as the implementation of the trial trains it."""
+    loop = None
+    if trial.implementation == "hf-compiled":
+        model.compile()  # the first step compiles and counts as warm-up
+    elif trial.implementation == "hf-trainer":
+        from bench.implementations.hf_trainer import train_with_trainer
+
+        loop = partial(train_with_trainer, options=read_options(trial.strategy_options))
+    return Built(model=model, compute_loss=compute_loss, loop=loop)
 
 
 def task_model(task: Task, config: ModelConfig, activation_checkpointing: bool = False) -> Any:
-    """Return Hugging Face's model of a task, with shape and dropout of `config` and an unpadded vocabulary."""
-    model = MODELS[task_data(task.name).heads].make(config, task)
+    """Return Hugging Face's model of a task, with shape and dropout of `config` and an unpadded vocabulary.
+
+    A configuration without segments makes a DistilBERT, whose classifier has a ReLU layer in place of our tanh pooler.
+    """
+    import transformers
+
+    family = "Bert" if config.type_vocab_size else "DistilBert"
+    fields = {**hugging_face_fields(config), "attn_implementation": "sdpa"}
+    if family == "DistilBert":
+        fields |= {"qa_dropout": 0.0, "seq_classif_dropout": config.hidden_dropout}
+    if isinstance(task, ClassificationTask):
+        fields |= class_fields(task)
+    name, _ = _MODELS[task_data(task.name).heads]
+    model = getattr(transformers, family + name)(getattr(transformers, f"{family}Config")(**fields))
     if activation_checkpointing:
-        recompute(model)
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
 
 
-def recompute(model: Any) -> None:
-    """Enable activation checkpointing of a model. Raises ValueError: it has none."""
-    old = "gradient_checkpointing_enable"  # its name in earlier releases
-    enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old)
-    enable({"use_reentrant": False})
+def class_fields(task: ClassificationTask) -> dict[str, Any]:
+    """Return the fields of a configuration for the classes or values of a task."""
+    kind = "regression" if task.regression else "single_label_classification"
+    return {"num_labels": task.labels, "problem_type": kind}
 
 
 def with_labels(batch: Batch) -> Batch:
@@ -109,80 +113,18 @@ def with_labels(batch: Batch) -> Batch:
     if "masked_positions" not in batch.tensors:
         return batch
     tensors = dict(batch.tensors)
-    labels = torch.full_like(tensors["input_ids"], IGNORED_LABEL)
+    labels = torch.full_like(tensors["input_ids"], _IGNORED_LABEL)
     labels.view(-1)[tensors.pop("masked_positions")] = tensors.pop("masked_labels")
     return Batch({**tensors, "labels": labels}, batch.counts)
 
 
 def model_loss(task: str, config: ModelConfig) -> ComputeLoss:
     """Return the function that computes the scalar loss of a batch with Hugging Face's model of a task."""
-    inputs = {name: name for name in _INPUTS if config.type_vocab_size or name != "token_type_ids"}
-    names = inputs | dict(MODELS[task_data(task).heads].targets)
+    inputs = ["input_ids", "attention_mask", *["token_type_ids"] * bool(config.type_vocab_size)]
+    names = {name: name for name in inputs} | _MODELS[task_data(task).heads][1]
 
     def compute(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         loss: torch.Tensor = model(**{theirs: batch.tensors[ours] for theirs, ours in names.items()}).loss
         return loss
 
     return compute
-
-
-def _pretraining_model(config: ModelConfig, task: Task) -> Any:
-    from transformers.models.bert.modeling_bert import BertForPreTraining
-
-    model: torch.nn.Module = BertForPreTraining(_config(config))
-    return model
-
-
-def _question_model(config: ModelConfig, task: Task) -> Any:
-    model: torch.nn.Module
-    if config.type_vocab_size == 0:
-        from transformers.models.distilbert.modeling_distilbert import DistilBertForQuestionAnswering
-
-        model = DistilBertForQuestionAnswering(_config(config, qa_dropout=0.0))
-    else:
-        from transformers.models.bert.modeling_bert import BertForQuestionAnswering
-
-        model = BertForQuestionAnswering(_config(config))
-    return model
-
-
-def _classification_model(config: ModelConfig, task: Task) -> Any:
-    """Return BertForSequenceClassification; DistilBERT's variant has a ReLU layer in place of our tanh pooler."""
-    assert isinstance(task, ClassificationTask)
-    classes = {
-        "num_labels": task.labels,
-        "problem_type": "regression" if task.regression else "single_label_classification",
-    }
-    model: torch.nn.Module
-    if config.type_vocab_size == 0:
-        from transformers.models.distilbert.modeling_distilbert import DistilBertForSequenceClassification
-
-        dropout = {"seq_classif_dropout": config.hidden_dropout}
-        model = DistilBertForSequenceClassification(_config(config, **dropout, **classes))
-    else:
-        from transformers.models.bert.modeling_bert import BertForSequenceClassification
-
-        model = BertForSequenceClassification(_config(config, **classes))
-    return model
-
-
-def _config(config: ModelConfig, **further: Any) -> Any:
-    """Return Hugging Face's configuration of the same shape; no segments make a DistilBERT."""
-    fields = {**hugging_face_fields(config), "attn_implementation": "sdpa", **further}
-    if config.type_vocab_size == 0:
-        from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
-
-        return DistilBertConfig(**fields)
-    from transformers.models.bert.configuration_bert import BertConfig
-
-    return BertConfig(**fields)
-
-
-MODELS = {
-    "masked words": TaskModel(_pretraining_model, {"labels": "labels", "next_sentence_label": "next_sentence_labels"}),
-    "answer spans": TaskModel(
-        _question_model, {"start_positions": "start_positions", "end_positions": "end_positions"}
-    ),
-    "classes": TaskModel(_classification_model, {"labels": "labels"}),
-}
-"""By bert.tasks.base.Heads."""

@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from bench.implementations.base import Built
+from bench.implementations.base import LEARNING_RATE, Built, Implementation
 from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import recompute_activations
@@ -25,14 +25,12 @@ from bert.train.feed import Adapt
 from bert.train.observer import Observer
 from records.trial import Trial
 
-LEARNING_RATE = 1e-4
-
 
 def _levers(trial: Trial) -> tuple[frozenset[str], dict[str, str]]:
     return effective(resolve_levers(trial.levers or AUTO, trial.device), Setup.of(trial, trial.device))
 
 
-class BertbenchImplementation:
+class BertbenchImplementation(Implementation):
     """Trains our model of the task."""
 
     def check(self, trial: Trial) -> None:
@@ -46,7 +44,6 @@ class BertbenchImplementation:
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
         """Build the task's model with fused AdamW."""
-
         levers, left_out = _levers(trial)
 
         def make_optimizer(wrapped: torch.nn.Module) -> torch.optim.Optimizer:
@@ -62,9 +59,5 @@ class BertbenchImplementation:
         if trial.activation_checkpointing:
             recompute_activations(model)
         return Built(
-            model=model,
-            make_optimizer=make_optimizer,
-            compute_loss=task.loss,
-            levers=levers,
-            left_out=left_out,
+            model=model, make_optimizer=make_optimizer, compute_loss=task.loss, levers=levers, left_out=left_out
         )

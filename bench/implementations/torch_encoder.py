@@ -7,7 +7,6 @@ is removed.
 Shapes: B sequences, S tokens, H hidden width, M predicted positions of the whole batch, V word pieces.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 import torch
@@ -15,13 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bench.implementations.base import Built
-from bench.implementations.hugging_face import check_heads
-from bench.implementations.ours import LEARNING_RATE
+from bench.implementations.base import Built, Implementation
 from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import PAD_TOKEN_ID, initialize
-from bert.optim.registry import adamw
 from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
@@ -29,25 +25,14 @@ from bert.train.observer import Observer
 from records.trial import Trial
 
 
-class TorchEncoderImplementation:
+class TorchEncoderImplementation(Implementation):
     """`torch.nn.TransformerEncoder` in eager mode, with fused AdamW."""
 
-    def check(self, trial: Trial) -> None:
-        """Raise UsageError for a task whose head only our implementation has."""
-        check_heads(trial.implementation, trial.task)
-
-    def adapter(self, trial: Trial) -> None:
-        """It reads batches as they are."""
-
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
-        """Build the task's model with the shape and dropout of `config` and an unpadded vocabulary."""
+        """Build the task's model; its forward pass returns the loss."""
         model = MODELS[task_data(task.name).heads](config, task)
         model.encoder.recompute = trial.activation_checkpointing
-        return Built(
-            model=model,
-            make_optimizer=lambda wrapped: adamw(wrapped, learning_rate=LEARNING_RATE),
-            compute_loss=lambda model, batch: model(batch),
-        )
+        return Built(model=model, compute_loss=lambda model, batch: model(batch))
 
 
 class PlainEncoder(nn.Module):
@@ -99,19 +84,15 @@ class PlainEncoder(nn.Module):
         return hidden, None if self.pooler is None else torch.tanh(self.pooler(hidden[:, 0]))
 
 
-class PlainModel(nn.Module, ABC):
+class PlainModel(nn.Module):
     """An encoder and the heads of a task; calling it with a batch returns the loss, a float32 scalar."""
 
     def __init__(self, config: ModelConfig, *, pooler: bool = True) -> None:
         super().__init__()
         self.encoder = PlainEncoder(config, pooler=pooler)
 
-    @abstractmethod
-    def forward(self, batch: Batch) -> Tensor:
-        """Return the mean loss of a batch."""
 
-
-class PlainPretraining(PlainModel):
+class _Pretraining(PlainModel):
     """Masked-language-model head with tied word embeddings, and next-sentence head."""
 
     def __init__(self, config: ModelConfig, task: Task) -> None:
@@ -124,7 +105,6 @@ class PlainPretraining(PlainModel):
             initialize(head, config)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the mean loss over the predicted positions [M] plus that of the next sentences [B]."""
         tensors = batch.tensors
         hidden, pooled = self.encoder(batch)
         predicted = hidden.flatten(0, 1)[tensors["masked_positions"]]
@@ -135,8 +115,11 @@ class PlainPretraining(PlainModel):
         return words + F.cross_entropy(self.next_sentence(pooled).float(), tensors["next_sentence_labels"])
 
 
-class PlainQuestions(PlainModel):
-    """Head for answer spans; padding takes part in the softmax, as in the published code and in Hugging Face's."""
+class _Questions(PlainModel):
+    """Head for answer spans; padding takes part in the softmax, as in the published code and in Hugging Face's.
+
+    Targets beyond the window are ignored.
+    """
 
     def __init__(self, config: ModelConfig, task: Task) -> None:
         super().__init__(config, pooler=False)
@@ -144,7 +127,6 @@ class PlainQuestions(PlainModel):
         initialize(self.span, config)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the average of the mean losses of starts and ends [B]; targets beyond the window are ignored."""
         hidden, _ = self.encoder(batch)
         logits = self.span(hidden).float()
         ends = logits.shape[1]
@@ -155,7 +137,7 @@ class PlainQuestions(PlainModel):
         return (losses[0] + losses[1]) / 2
 
 
-class PlainClassification(PlainModel):
+class _Classification(PlainModel):
     """Classification head: dropout and one linear layer on the pooled first token."""
 
     def __init__(self, config: ModelConfig, task: Task) -> None:
@@ -167,7 +149,6 @@ class PlainClassification(PlainModel):
         initialize(self.classifier, config)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy of classes [B], or the mean squared error of values [B]."""
         _, pooled = self.encoder(batch)
         logits = self.classifier(self.dropout(pooled)).float()
         labels = batch.tensors["labels"]
@@ -175,8 +156,8 @@ class PlainClassification(PlainModel):
 
 
 MODELS: Mapping[str, Callable[[ModelConfig, Task], PlainModel]] = {
-    "masked words": PlainPretraining,
-    "answer spans": PlainQuestions,
-    "classes": PlainClassification,
+    "masked words": _Pretraining,
+    "answer spans": _Questions,
+    "classes": _Classification,
 }
 """By bert.tasks.base.Heads."""

@@ -7,7 +7,7 @@ Shapes: T real tokens of all sequences, N heads, D width of a head.
 """
 
 import inspect
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +23,6 @@ from bert.tasks import task_data
 from common.errors import UsageError
 from records.trial import Trial
 
-_ATTENTION = "bertbench-unpadded"
-
 
 class UnpaddedImplementation(HuggingFaceImplementation):
     """The model that --model names, on input without padding."""
@@ -32,22 +30,25 @@ class UnpaddedImplementation(HuggingFaceImplementation):
     def check(self, trial: Trial) -> None:
         """Refuse presets and other heads, which look at the first token of each row. Raises UsageError."""
         super().check(trial)
-        if not trial.model:
+        if not trial.model or task_data(trial.task).heads != "masked words":
             raise UsageError(
                 "unsupported-combination",
-                f"implementation {trial.implementation} builds only models that --model names: give --model, or use "
-                "--implementations bertbench, which has no padding by default",
-            )
-        if task_data(trial.task).heads != "masked words":
-            raise UsageError(
-                "unsupported-combination",
-                f"implementation {trial.implementation} trains masked words only: use --implementations hf for task "
-                f"{trial.task}",
+                f"implementation {trial.implementation} trains masked words of models that --model names, not task "
+                f"{trial.task}{'' if trial.model else ' of a preset'}: use --implementations hf or bertbench",
             )
 
 
 class UnpaddedModel(GivenModel):
     """A given model whose input has no padding. Raises InputError: its configuration cannot be read."""
+
+    ATTENTION: ClassVar[str | None] = "bertbench-unpadded"
+
+    def module(self) -> Any:
+        """Build the model with its own dropout. Raises UsageError: its input needs padding."""
+        from transformers import AttentionInterface
+
+        AttentionInterface.register(self.ATTENTION, _attend)
+        return super().module()
 
     def adapt(self, batch: Batch) -> Batch:
         """Return a batch with one row of T tokens: input_ids, position_ids, labels and segments [1, T]."""
@@ -59,19 +60,16 @@ class UnpaddedModel(GivenModel):
                 "a sequence of the data begins with padding, so it cannot be concatenated: use --implementations hf",
             )
         first = int(self.config.pad_token_id or 0) + 1 if positions_after_padding(self.config) else 0
-        row = {name: laid.tensors[name].flatten()[layout.places][None] for name in ("input_ids", "labels")}
-        types = laid.tensors["token_type_ids"].flatten()[layout.places][None]
-        row["token_type_ids"] = types if self._two_segments else torch.zeros_like(types)
+        names = ("input_ids", "labels", "token_type_ids")
+        row = {name: laid.tensors[name].flatten()[layout.places][None] for name in names}
+        if not self._two_segments:
+            row["token_type_ids"] = torch.zeros_like(row["token_type_ids"])
         return Batch({**row, "position_ids": layout.position_ids[None] + first}, batch.counts, layout)
 
     def output(self, model: torch.nn.Module, batch: Batch, *further: str) -> Any:
         """Return what the module computes of a batch that `adapt` returned; `further` are tensors of it to hand on."""
         tensors = {name: batch.tensors[name] for name in (*self._names, *further)}
-        return model(**tensors, **{_LAYOUT: batch.layout})
-
-    def _attention(self) -> str:
-        _register()
-        return _ATTENTION
+        return model(**tensors, bertbench_layout=batch.layout)
 
     def _arguments(self, model: Any) -> list[str]:
         takes = inspect.signature(model.forward).parameters
@@ -84,16 +82,14 @@ class UnpaddedModel(GivenModel):
         return ["input_ids", "position_ids", *["token_type_ids"] * ("token_type_ids" in takes)]
 
 
-_LAYOUT = "bertbench_layout"
-
-
-def attend_unpadded(
+def _attend(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     *,
+    bertbench_layout: Unpadded,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -101,19 +97,9 @@ def attend_unpadded(
 ) -> tuple[Tensor, None]:
     """Return the context [1, T, N, D] of queries, keys and values [1, N, T, D], as AttentionInterface calls it.
 
-    Args:
-        module: the layer that asks.
-        query: one row of concatenated sequences; `further` has their layout.
-        key: as `query`.
-        value: as `query`.
-        attention_mask: None; the layout says which tokens see each other.
-        scaling: of the logits; None is 1 / sqrt(D).
-        dropout: probability of the weights.
-        sliding_window: tokens see those nearer than this; None sees the whole sequence.
-        further: what else transformers hands on.
+    The layout says which tokens see each other; in a sliding window they see those nearer than it.
     """
-    layout: Unpadded = further[_LAYOUT]
-    width = query.shape[-1]
+    layout, width = bertbench_layout, query.shape[-1]
     if scaling is not None and scaling != width**-0.5:
         query = query * (scaling * width**0.5)
     qkv = torch.stack([each[0].transpose(0, 1) for each in (query, key, value)], dim=1)
@@ -135,9 +121,3 @@ def _within(qkv: Tensor, layout: Unpadded, dropout: float, window: int) -> Tenso
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
         parts.append(chunk.real(context.transpose(1, 2)))
     return torch.cat(parts)
-
-
-def _register() -> None:
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(_ATTENTION, attend_unpadded)

@@ -12,7 +12,7 @@ import torch
 
 from bench.implementations import OURS
 from bench.implementations.base import Built
-from bench.implementations.own import check_built, make_implementation
+from bench.implementations.own import make_implementation
 from bench.run.clock import StepClock
 from bench.run.peak import matmul_peak, peak_dtype
 from bench.run.recorder import RowWriter, step_writer
@@ -96,9 +96,7 @@ class _Measurement:
         self.step = task_step(trial.task, trial.task_options, config)
         self.model_flops = self.step.model_flops
         self.adapter = implementation.adapter
-        self.build = lambda: check_built(
-            trial.implementation, implementation.build(trial, self.task, config, self.observer)
-        )
+        self.build = lambda: implementation.build(trial, self.task, config, self.observer)
 
     def begin(self, writer: RowWriter) -> None:
         """Make clock and window, which write and take in a row for each step."""

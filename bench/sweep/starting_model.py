@@ -21,7 +21,7 @@ TRAINS_GIVEN = "hf-trainer"
 def check_model(options: "TrainOptions") -> None:
     """Refuse options that do not go together with --model. Raises UsageError."""
     given = [name for name in ("init", "preset", "dropout", "levers") if getattr(options, name) is not None]
-    check_options(options.model, options.trust_remote_code, options.task, given)
+    check_options(options.model, options.task, given)
     if options.model and options.implementation not in (None, TRAINS_GIVEN):
         raise UsageError(
             "unsupported-combination",
@@ -34,11 +34,7 @@ def given_settings(options: "TrainOptions", seq_len: int, source: DataSource) ->
     model = find_model(options.model, options.trust_remote_code)
     synthetic = is_synthetic(source.source)
     check_data(model, seq_len, source, None if synthetic else Path(source.source))
-    return {
-        "preset": model.label, "model": model.path, "model_fingerprint": model.fingerprint,
-        "model_weights": model.weights, "dropout": model.dropout,
-        "vocab_size": model.vocab_size if synthetic else source.vocab_size,
-    }  # fmt: skip
+    return {**model.settings, "vocab_size": model.vocab_size if synthetic else source.vocab_size}
 
 
 def initial_weights(path: Path, best: bool) -> Path:

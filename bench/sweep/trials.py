@@ -161,7 +161,7 @@ class Sweep:
     def _check_model(self) -> None:
         usual = {field.name: field.default for field in dataclasses.fields(Sweep)}
         changed = [name for name in ("presets", "dropout") if getattr(self, name) != usual[name]]
-        check_options(self.model, self.trust_remote_code, self.task, changed)
+        check_options(self.model, self.task, changed)
         others = [name for name in self.implementations if name not in GIVEN_MODEL]
         if self.model and others:
             raise UsageError(
@@ -262,7 +262,7 @@ def expand(
     model = find_model(sweep.model, sweep.trust_remote_code) if sweep.model else None
     if model is not None:
         base = _with_model(base, model, sources, sweep.trust_remote_code)
-    labels = sweep.presets if model is None else (model.label,)
+    labels = sweep.presets if model is None else (model.settings["preset"],)
     trials = []
     for round_number, preset, seq_len, precision, world_size, strategy, batch, accumulated, memory in itertools.product(
         range(sweep.repetitions), labels, seq_lens, sweep.precisions, world_sizes, sweep.strategies,
@@ -308,10 +308,7 @@ def _with_model(base: Trial, model: ModelFolder, sources: Mapping[int, DataSourc
     for seq_len, source in sources.items():
         real = None if is_synthetic(source.source) else Path(source.source)
         check_data(model, seq_len, source, real)
-    return dataclasses.replace(
-        base, model=model.path, model_fingerprint=model.fingerprint, model_weights=model.weights,
-        trust_remote_code=trust_remote_code, dropout=model.dropout,
-    )  # fmt: skip
+    return dataclasses.replace(base, trust_remote_code=trust_remote_code, **model.settings)
 
 
 def _implementations(sweep: Sweep, devices: Devices) -> list[tuple[str, str]]:

@@ -1,7 +1,6 @@
 """docs/how-to/own-implementation.md: its example is measured beside bertbench, and wrong names are refused."""
 
 import csv
-import json
 import os
 import re
 import subprocess
@@ -11,10 +10,9 @@ from pathlib import Path
 import pytest
 from support.refusals import check_refusal, refused
 
-from bench.implementations.own import check_built, check_implementation
+from bench.implementations.own import check_implementation
 from common.errors import Code
 from records.run import RunDirectory
-from records.trial import Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/how-to/own-implementation.md"
@@ -58,10 +56,6 @@ def test_the_example_of_the_page_is_measured_beside_bertbench(tmp_path: Path) ->
     ], "both train on the same batches"
     # An untrained model knows nothing: ln(30522) of the word and ln 2 of the next sentence, and noise.
     assert 9 < steps[0]["loss"] < 13
-    record = json.loads(own.rank_json(0).read_text())
-    # Of a layer: attention 4 h^2 + 4 h, feed-forward 8 h^2 + 5 h, norms 4 h; tiny has 2 of width 128.
-    h = 128
-    assert record["parameters"] == 30522 * h + 512 * h + 2 * (12 * h * h + 13 * h) + 2 * h + 2
 
 
 def test_a_name_that_leads_nowhere_is_refused_before_any_trial(tmp_path: Path) -> None:
@@ -73,23 +67,16 @@ def test_a_name_that_leads_nowhere_is_refused_before_any_trial(tmp_path: Path) -
 MODULES = {
     "lacks": "class Partial:\n    def check(self, trial): ...\n    def build(self, *parts): ...\n",
     "needs": "class Two:\n    def __init__(self, size): ...\n",
-    "holds": "NUMBER = 3\n",
     "breaks": "1 / 0\n",
-    "wrong": "def f(:\n",
     "leaves": "import sys\nsys.exit(4)\n",
-    "imports": "import a_package_that_nobody_has\n",
 }
 REFUSALS: dict[str, tuple[Code, str]] = {
     "lacks:Partial": ("option-value", "adapter"),
     "lacks:Whole": ("option-value", "Whole"),
     "needs:Two": ("option-value", "size"),
-    "holds:NUMBER": ("option-value", "int"),
     "breaks:X": ("option-value", "ZeroDivisionError"),
-    "wrong:X": ("option-value", "SyntaxError"),
     "leaves:X": ("option-value", "SystemExit"),
-    "imports:X": ("option-value", "a_package_that_nobody_has"),
     "nowhere:X": ("option-value", "nowhere"),
-    "lacks:": ("option-value", "module:Class"),
     "brtbench": ("option-choice", "bertbench, "),
 }
 
@@ -106,14 +93,3 @@ def test_a_wrong_implementation_is_refused_with_what_is_wrong(
     code, fact = REFUSALS[name]
     with refused(code, name, fact):
         check_implementation(name)
-
-
-def test_what_build_returns_has_to_be_built() -> None:
-    with refused("option-value", NAME, "NoneType", "Built"):
-        check_built(NAME, None)
-
-
-def test_ids_of_registered_implementations_are_as_before() -> None:
-    assert Trial().trial_id.startswith("pretrain-bertbench-")
-    own = Trial(implementation=NAME).trial_id
-    assert own.startswith("pretrain-my_bert.MyImplementation-") and own != Trial(implementation="a:B").trial_id

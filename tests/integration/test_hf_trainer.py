@@ -109,7 +109,7 @@ def test_without_accelerate_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 @needs_accelerate
 def test_other_strategies_are_refused(tmp_path: Path) -> None:
     wanted = settings("synthetic")
-    from bench.implementations.hf_trainer import TrainerImplementation
+    from bench.implementations.hugging_face import TrainerImplementation
     from records.trial import Trial
 
     object.__setattr__(wanted, "strategy", "fsdp")

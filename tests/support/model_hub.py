@@ -135,13 +135,12 @@ def main(home: Path) -> None:
             except BertbenchError as error:
                 found[name] = {"code": error.code, "text": str(error), "asked": list(hub.asked)}
                 return
-            files = sorted(
-                str(file.relative_to(model.path)) for file in Path(model.path).rglob("*") if not file.is_dir()
-            )
-            config = json.loads((Path(model.path) / "config.json").read_text())
+            folder = Path(model.settings["model"])
+            files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir())
+            config = json.loads((folder / "config.json").read_text())
             found[name] = {
-                "commit": Path(model.path).name, "width": config["hidden_size"], "weights": model.weights,
-                "label": model.label, "files": files, "asked": list(hub.asked),
+                "commit": folder.name, "width": config["hidden_size"], "weights": model.settings["model_weights"],
+                "label": model.settings["preset"], "files": files, "asked": list(hub.asked),
             }  # fmt: skip
 
         look_up("tag", f"{REPOSITORY}@v1")

@@ -1,6 +1,5 @@
 """`--model`: what is counted of a module, what is refused, and that the loss is that of its masked positions."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ from bench.cli.parser import parse
 from bench.cli.throughput import ThroughputOptions
 from bench.implementations.given import GivenModel, build_given
 from bench.implementations.model_folder import RANDOM, SAFETENSORS, find_model
+from bench.implementations.module_flops import NotTracedError, training_flops
 from bench.search.throughput import command
 from bench.sweep.training import TrainOptions, plan_training
 from bench.sweep.trials import Sweep, expand
 from bert.data.batch import Batch, BatchCounts
-from bert.model.config import ModelConfig
-from bert.model.step import Gemm, Step
 from bert.tasks import make_task
+from common.errors import Code
 from records.trial import Trial
 
 COUNTS = BatchCounts(
@@ -53,27 +52,11 @@ def by_hand(kind: str) -> int:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_flops_of_the_module_are_those_counted_by_hand(kind: str, tmp_path: Path) -> None:
-
     given = given_model(trial_of(write_config(tmp_path / kind, kind)))
-    assert given.flops is not None and given.model_flops(COUNTS) == 3 * by_hand(kind)
-
-
-def test_flops_of_a_bert_module_are_those_of_our_closed_form(tmp_path: Path) -> None:
-    shape = ModelConfig(
-        num_layers=LAYERS, hidden_size=HIDDEN, num_heads=4, intermediate_size=INNER, vocab_size=VOCAB,
-        max_positions=LONGEST,
-    )  # fmt: skip
-    head = (
-        Gemm(name="transform", inner=HIDDEN, columns=HIDDEN, over="predictions"),
-        Gemm(name="decoder", inner=HIDDEN, columns=VOCAB, over="predictions"),
-    )
-    given = given_model(trial_of(write_config(tmp_path / "bert")))
-    assert given.model_flops(COUNTS) == Step(config=shape, head=head).model_flops(COUNTS)
+    assert given.model_flops(COUNTS) == 3 * by_hand(kind)
 
 
 class Encoder(nn.Module):
-    """An encoder as Hugging Face's are: a body, and a head on it."""
-
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.base_model = body
@@ -126,15 +109,12 @@ def test_the_loss_of_a_classifier_is_the_cross_entropy_of_its_classes(kind: str,
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_flops_are_unknown_where_the_form_does_not_hold_or_values_are_needed(reads: bool) -> None:
-    from bench.implementations.module_flops import NotTracedError, forward_flops
-
     with pytest.raises(NotTracedError, match="meta" if reads else "quadratic"):
-        forward_flops(Encoder(Body(reads)), LONGEST)
+        training_flops(Encoder(Body(reads)), LONGEST)
 
 
 @pytest.mark.parametrize("kind", ["roberta", "modernbert"])
 def test_the_loss_is_the_cross_entropy_at_the_masked_positions(kind: str, tmp_path: Path) -> None:
-
     trial = trial_of(write_config(tmp_path / kind, kind))
     given = given_model(trial)
     built = build_given(given, trial)
@@ -177,21 +157,26 @@ def test_a_moved_model_keeps_its_trial_and_another_shape_is_another_trial(tmp_pa
     assert (first.vocab_size, first.dropout) == (VOCAB, 0.1)
 
 
-def test_folders_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [
+        ("none", None, "download-failed"),
+        ("empty", None, "path-missing"),
+        ("damaged", "{", "file-damaged"),
+        ("ours", "{}", "model-unsupported"),
+        ("code", '{"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}', "model-unsupported"),
+    ],
+)
+def test_folders_that_cannot_be_used_are_refused(
+    name: str, content: str | None, code: Code, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with refused("path-missing", tmp_path / "none"):
-        find_model(str(tmp_path / "none"))
-    (tmp_path / "empty").mkdir()
-    with refused("data-missing", tmp_path / "empty"):
-        find_model(str(tmp_path / "empty"))
-    damaged = write_config(tmp_path / "damaged")
-    (damaged / "config.json").write_text("{")
-    with refused("file-damaged", damaged):
-        find_model(str(damaged))
-    with refused("model-unsupported", tmp_path / "ours"):
-        find_model(str(write_config(tmp_path / "ours", model_type=None)))
-    with refused("vocabulary-mismatch", 500, VOCAB):
-        find_model(str(write_config(tmp_path / "padding", pad_token_id=500)))
+    if name != "none":
+        (tmp_path / name).mkdir()
+    if content is not None:
+        (tmp_path / name / "config.json").write_text(content)
+    with refused(code, tmp_path / name):
+        find_model(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(("given", "revision"), [("who/bert", "main"), ("who/bert@0a1b2c", "0a1b2c")])
@@ -207,7 +192,7 @@ def test_an_id_of_the_hub_is_downloaded_at_its_revision_without_pickles(
         return str(write_config(tmp_path / "snapshot"))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert find_model(given).label.startswith("bert-")
+    assert find_model(given).settings["preset"].startswith("bert-")
     ((name, found, patterns),) = asked
     assert (name, found) == ("who/bert", revision) and not any("bin" in pattern for pattern in patterns)
 
@@ -215,10 +200,10 @@ def test_an_id_of_the_hub_is_downloaded_at_its_revision_without_pickles(
 def test_pickled_weights_alone_are_refused_and_the_configuration_is_not(tmp_path: Path) -> None:
     folder = write_config(tmp_path / "bert")
     (folder / "pytorch_model.bin").write_bytes(b"no matter")
-    with refused("file-unsafe", "pytorch_model.bin"):
-        find_model(str(folder))
-    found = find_model(str(folder / "config.json"))
-    assert found.weights == RANDOM and found.label.startswith("bert-")
+    with refused("model-unsupported", folder, "safetensors"):
+        given_model(trial_of(folder)).module()
+    found = find_model(str(folder / "config.json")).settings
+    assert found["model_weights"] == RANDOM and found["preset"].startswith("bert-")
 
 
 def test_code_of_a_folder_runs_only_where_it_is_trusted(tmp_path: Path) -> None:
@@ -228,16 +213,10 @@ def test_code_of_a_folder_runs_only_where_it_is_trusted(tmp_path: Path) -> None:
         "from pathlib import Path\nfrom transformers import BertConfig\n"
         f"Path({str(ran)!r}).touch()\n\n\nclass OwnConfig(BertConfig):\n    model_type = 'own'\n"
     )
-    with refused("file-unsafe", "--trust-remote-code"):
+    with refused("model-unsupported", "--trust-remote-code"):
         find_model(str(folder))
     assert not ran.exists()
-    assert find_model(str(folder), trust_remote_code=True).model_type == "own" and ran.exists()
-
-
-def test_a_missing_transformers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with refused("package-missing", "transformers"):
-        find_model(str(write_config(tmp_path / "bert")))
+    assert find_model(str(folder), trust_remote_code=True).vocab_size == VOCAB and ran.exists()
 
 
 def test_options_that_a_model_excludes_are_refused(tmp_path: Path) -> None:
@@ -248,8 +227,6 @@ def test_options_that_a_model_excludes_are_refused(tmp_path: Path) -> None:
         Sweep(model=path, implementations=("hf",), presets=("tiny",))
     with refused("option-not-applicable", "squad"):
         Sweep(model=path, implementations=("hf",), task="squad")
-    with refused("option-missing", "--model"):
-        Sweep(trust_remote_code=True)
 
 
 def test_sequences_and_shards_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -268,7 +245,7 @@ def test_sequences_and_shards_that_do_not_fit_are_refused(tmp_path: Path) -> Non
     with refused("vocabulary-mismatch", len(PIECES), 40):
         plan(write_config(tmp_path / "few", vocab_size=40, max_position_embeddings=512))
     (model / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE"}}))
-    with refused("vocabulary-mismatch", "BPE"):
+    with refused("vocabulary-mismatch", model):
         plan(model)
     (model / "vocab.txt").write_bytes((shards / "vocab.txt").read_bytes())
     assert plan(model)
