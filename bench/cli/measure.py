@@ -137,5 +137,4 @@ def _profile_facts(measured: TrialDirectory, profile: Mapping[str, Any] | None) 
         return [("profile", f"none: {profile['problem']}")]
     ratio = profile["step_time_ratio"]
     cost = "" if ratio is None else f"; a profiled step takes {ratio:.2f} times as long"
-    left = f" ({profile['incomplete']})" if profile["incomplete"] else ""
-    return [("profile", f"bertbench analyze {shlex.quote(str(measured.path))}{cost}{left}")]
+    return [("profile", f"bertbench analyze {shlex.quote(str(measured.path))}{cost}")]

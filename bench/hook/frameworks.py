@@ -33,82 +33,77 @@ def accelerate(recorder: Any, module: Any) -> None:
                 while skipped and held:
                     held.popleft()
                     skipped -= 1
-                recorder.release(held)
+                recorder.loads.release(held)
                 yield batch
-            recorder.release(held)  # that the loader is exhausted
+            recorder.loads.release(held)  # that the loader is exhausted
 
     module.DataLoaderShard.__iter__ = iterate
 
 
 def hugging_face(recorder: Any, module: Any) -> None:
     """Add a callback to every transformers.Trainer."""
-    callback = _callback(_HuggingFace, module.TrainerCallback, recorder, "transformers.Trainer")
-    module.DEFAULT_CALLBACKS = [*module.DEFAULT_CALLBACKS, callback]
+
+    class Callback(module.TrainerCallback):  # type: ignore[misc]
+        __reduce__ = _plain(module.TrainerCallback)
+
+        def on_train_begin(self, args: Any, *rest: Any, **kwargs: Any) -> None:
+            recorder.framework = _known(
+                name="transformers.Trainer",
+                grad_accum_steps=getattr(args, "gradient_accumulation_steps", None),
+                micro_batch_size=getattr(args, "per_device_train_batch_size", None),
+                mixed_precision=next((name for name in ("bf16", "fp16") if getattr(args, name, False)), None),
+            )
+
+        def on_step_begin(self, *rest: Any, **kwargs: Any) -> None:
+            self.ended = recorder.ended
+
+        def on_step_end(self, *rest: Any, optimizer: Any = None, **kwargs: Any) -> None:
+            _end_step(recorder, optimizer, self.ended)
+
+    module.DEFAULT_CALLBACKS = [*module.DEFAULT_CALLBACKS, Callback]
 
 
 def lightning(recorder: Any, module: Any) -> None:
     """Add a callback to every Trainer of Lightning."""
+
+    class Callback(module.Callback):  # type: ignore[misc]
+        __reduce__ = _plain(module.Callback)
+
+        def on_train_start(self, trainer: Any, *rest: Any) -> None:
+            recorder.framework = _known(
+                name=f"{module.__name__.rpartition('.trainer.trainer')[0]}.Trainer",
+                grad_accum_steps=getattr(trainer, "accumulate_grad_batches", None),
+                mixed_precision=str(getattr(trainer, "precision", "")) or None,
+            )
+
+        def on_train_batch_start(self, trainer: Any, *rest: Any) -> None:
+            self.made, self.ended = trainer.global_step, recorder.ended
+
+        def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+            if trainer.global_step > self.made:
+                _end_step(recorder, next(iter(trainer.optimizers), None), self.ended)
+
     original = module.Trainer.__init__
-    name = f"{module.__name__.rpartition('.trainer.trainer')[0]}.Trainer"
-    callback = _callback(_Lightning, module.Callback, recorder, name)
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        recorder.guarded(lambda: self.callbacks.insert(0, callback()))
+        self.callbacks.insert(0, Callback())
 
     module.Trainer.__init__ = init
 
 
-def _callback(steps: type, base: type, recorder: Any, trainer: str) -> Any:
-    """Return a class of the framework's callbacks; its objects are pickled as callbacks that do nothing.
-
-    The process that unpickles one, such as a spawned rank, may lack the hook and its modules.
-    """
-    attributes = {"recorder": recorder, "trainer_name": trainer, "__reduce__": lambda self: (base, ())}
-    return type("BertbenchMeasure", (steps, base), attributes)
+def _plain(base: type) -> Any:
+    """Have a callback pickled as one that does nothing: a spawned rank may lack the hook and its modules."""
+    return lambda self: (base, ())
 
 
-class _HuggingFace:
-    """Sees every step of a transformers.Trainer."""
-
-    recorder: Any
-    trainer_name: str
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        precision = "bf16" if getattr(args, "bf16", False) else "fp16" if getattr(args, "fp16", False) else None
-        self.recorder.framework(
-            name=self.trainer_name,
-            grad_accum_steps=getattr(args, "gradient_accumulation_steps", None),
-            micro_batch_size=getattr(args, "per_device_train_batch_size", None),
-            mixed_precision=precision,
-        )
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.recorder.engine_begins()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.recorder.engine_ends(kwargs.get("optimizer"))
+def _known(**facts: Any) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if isinstance(value, (str, int))}
 
 
-class _Lightning:
-    """Sees every batch of a Trainer of Lightning."""
-
-    recorder: Any
-    trainer_name: str
-    _global_step = 0
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.recorder.framework(
-            name=self.trainer_name,
-            grad_accum_steps=getattr(trainer, "accumulate_grad_batches", None),
-            mixed_precision=str(getattr(trainer, "precision", "")) or None,
-        )
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._global_step = trainer.global_step
-        self.recorder.engine_begins()
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_step > self._global_step:
-            self.recorder.engine_ends(next(iter(trainer.optimizers), None))
+def _end_step(recorder: Any, optimizer: Any, ended: int) -> None:
+    """Count a step of a Trainer, unless an optimizer of torch has made it."""
+    if optimizer is not None and recorder.ended == ended:
+        recorder.begin_update(visible=False)
+        recorder.end_step(optimizer)

@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 _DEEPEST = 3
 
-Counts = tuple[Any, Any, Any]  # samples, real tokens, padded tokens; None where a batch does not show them
 
-
-def count_batch(batch: Any) -> Counts:
+def count_batch(batch: Any) -> tuple[Any, Any, Any]:
     """Return samples (first dimension), tokens that attention_mask keeps, and all tokens; None where not visible."""
     if type(batch) in (list, tuple) and batch and all(map(_is_array, batch)):  # the usual one, quickly
         return int(batch[0].shape[0]), None, None
-    named = _first(batch, lambda value: isinstance(value, Mapping))
-    ids: Any = None if named is None else named.get("input_ids")
-    mask: Any = None if named is None else named.get("attention_mask")
-    tensor = ids if _is_array(ids) else _first(batch, _is_array)
+    parts = _parts(batch)
+    named: Any = next((part for part in parts if isinstance(part, Mapping)), {})
+    ids, mask = named.get("input_ids"), named.get("attention_mask")
+    tensor = ids if _is_array(ids) else next(filter(_is_array, parts), None)
     samples = None if tensor is None else int(tensor.shape[0])
     if getattr(mask, "is_cpu", False) and len(mask.shape) == 2:  # the sum of a mask on a GPU would wait for it
         return samples, int((mask != 0).sum()), int(mask.numel())
@@ -39,33 +37,31 @@ def _is_array(value: Any) -> bool:
     return isinstance(shape, tuple) and len(shape) > 0
 
 
-def _first(value: Any, wanted: Callable[[Any], bool], depth: int = 0) -> Any:
-    if wanted(value):
-        return value
-    if depth < _DEEPEST and isinstance(value, (Mapping, list, tuple)):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            found = _first(part, wanted, depth + 1)
-            if found is not None:
-                return found
-    return None
+def _parts(value: Any, depth: int = 0) -> list[Any]:
+    """A value and everything inside it, in order."""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [value] + [part for one in inner if depth < _DEEPEST for part in _parts(one, depth + 1)]
 
 
 def _add(one: Any, other: Any) -> Any:
     return None if one is None or other is None else one + other
 
 
-class _Iterator:
-    """What an iterator returned since the last step."""
+class _Reading:
+    """One pass of an iterator: what it returned since the last step."""
 
-    def __init__(self, loader: Any, iterator: Any) -> None:
+    def __init__(self, iterator: Any, loader: Any) -> None:
+        self.iterator = weakref.ref(iterator)
         self.loader = None if loader is None else weakref.ref(loader)
-        self.itself = weakref.ref(iterator)
-        self.exhausted = False
+        self.exhausted = self.begun_anew = False
         self.clear()
 
     def clear(self) -> None:
         self.batches = 0
         self.counts: list[Any] = [0, 0, 0]
+
+    def is_open(self) -> bool:
+        return not self.exhausted and not self.begun_anew and self.iterator() is not None
 
 
 class Loads:
@@ -76,48 +72,42 @@ class Loads:
         """How long the script has waited for its loaders, from its beginning."""
         self.held: deque[Any] | None = None
         """Where batches go that are read ahead; None where the script gets them at once."""
-        self._iterators: weakref.WeakKeyDictionary[Any, _Iterator] = weakref.WeakKeyDictionary()
-        self._read: list[_Iterator] = []  # since the last step; the last one read at the end
-        self._feeding: _Iterator | None = None
+        self._readings: weakref.WeakKeyDictionary[Any, _Reading] = weakref.WeakKeyDictionary()
+        self._read: list[_Reading] = []  # since the last step; the last one read at the end
+        self._feeding: _Reading | None = None
         self._waited_before = 0
         self._seen = False
 
-    def opened(self, loader: Any, iterator: Any) -> None:
-        """Take in that a loader returned an iterator; it may be one that it returned before, begun anew."""
-        self._iterators[iterator] = _Iterator(loader, iterator)
+    def opened(self, iterator: Any, loader: Any = None) -> _Reading:
+        """Take in an iterator; it may be one that the loader returned before, begun anew."""
+        if iterator in self._readings:
+            self._readings[iterator].begun_anew = True
+        self._readings[iterator] = _Reading(iterator, loader)
+        return self._readings[iterator]
 
     def returned(self, iterator: Any, batch: Any) -> None:
         """Take in a batch."""
-        counts = count_batch(batch)
-        found = self._iterators.get(iterator)
-        if found is None:
-            found = self._iterators[iterator] = _Iterator(None, iterator)
-        self._take(found, counts)
+        self._take(self._readings.get(iterator) or self.opened(iterator), count_batch(batch))
 
     def exhausted(self, iterator: Any) -> None:
         """Take in that an iterator has no further batch."""
-        found = self._iterators.get(iterator)
-        if found is not None:
-            self._take(found, None)
+        self._take(self._readings.get(iterator) or self.opened(iterator), None)
 
     def release(self, held: deque[Any]) -> None:
         """Take in the first of what was read ahead: the script gets it now."""
         if held:
             self._take(*held.popleft())
 
-    def _take(self, iterator: _Iterator, counts: Counts | None) -> None:
+    def _take(self, reading: _Reading, counts: tuple[Any, Any, Any] | None) -> None:
         if self.held is not None:
-            self.held.append((iterator, counts))
-            return
-        if counts is None:
-            iterator.exhausted = True
-            return
-        self._seen = True
-        if iterator in self._read:
-            self._read.remove(iterator)
-        self._read.append(iterator)
-        iterator.batches += 1
-        iterator.counts[:] = map(_add, iterator.counts, counts)
+            self.held.append((reading, counts))
+        elif counts is None:
+            reading.exhausted = True
+        else:
+            self._seen = True
+            self._read = [one for one in self._read if one is not reading] + [reading]
+            reading.batches += 1
+            reading.counts[:] = map(_add, reading.counts, counts)
 
     def end_step(self) -> tuple[Any, ...]:
         """Return what fed the step that ends: wait in ns, samples, real tokens, padded tokens; None where unknown."""
@@ -125,28 +115,22 @@ class Loads:
             return None, None, None, None
         feeding = self._feeding_now()
         counts: list[Any] = [0, 0, 0]
-        for iterator in feeding:
-            counts[:] = map(_add, counts, iterator.counts)
-        for iterator in self._read:
-            iterator.clear()
-        self._read.clear()
-        if feeding:
-            self._feeding = feeding[-1]
+        for reading in feeding:
+            counts[:] = map(_add, counts, reading.counts)
+        for reading in self._read:
+            reading.clear()
+        self._read = []
+        self._feeding = feeding[-1] if feeding else self._feeding
         wait, self._waited_before = self.waited_ns - self._waited_before, self.waited_ns
         return wait, *counts
 
-    def _feeding_now(self) -> list[_Iterator]:
+    def _feeding_now(self) -> list[_Reading]:
         if not self._read:
             return []
         before = self._feeding
-        if before is not None and before.batches and self._is_open(before):
+        if before is not None and before.batches and before.is_open():
             return [before]
-        last = next(filter(self._is_open, reversed(self._read)), self._read[-1])
+        last = next((one for one in reversed(self._read) if one.is_open()), self._read[-1])
         if before is None or before is last or not before.exhausted:
             return [last]
         return [before, last] if before.loader is not None and before.loader == last.loader else [last]
-
-    def _is_open(self, iterator: _Iterator) -> bool:
-        """Whether the script can read on; an iterator begun anew has another `_Iterator`."""
-        itself = iterator.itself()
-        return not iterator.exhausted and itself is not None and self._iterators.get(itself) is iterator

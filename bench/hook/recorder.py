@@ -1,24 +1,24 @@
 """Counts the optimizer steps of a process of `bertbench measure` and writes the records of its rank.
 
-A step lasts from the end of one optimizer step to the end of the next. The first optimizer that steps sets the pace; a
-step of an optimizer inside another one's, or of a further optimizer, is none of its own. The process that makes the
-first step claims its rank's steps-<rank>.csv; no other process, and no child of its own, writes that file. An error of
-this module never reaches the script: it ends the measurement, and leaves a note.
+A step lasts from the end of one optimizer step to the end of the next. The first optimizer that steps sets the pace;
+steps of a further one are not counted. The process that makes the first step claims its rank's steps-<rank>.csv; no
+other process, and no child of its own, writes that file. An error of this module never reaches the script: it ends the
+measurement, and leaves a note.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import sys
-import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any
 
 _FLUSH_NS = 500_000_000  # rows made together find the caches warm: 0.1 s costs twice as much
 _RECORD_NS = 5_000_000_000
@@ -29,233 +29,206 @@ _UNKNOWN = {
 }
 _IN_STEP = "the optimizer's step contains more than the update: a closure, or what torch.compile put together"
 
-# Number; times in ns: begin (Unix and host), begin of the optimizer's step, end; load: wait in ns, counts; learning
-# rate; events on a GPU: begin, begin of the optimizer's step, end.
-_Step = tuple[int, tuple[Any, Any, Any, int], Any, Any, tuple[Any, Any, Any]]
+
+def _guarded(method: Callable[..., None]) -> Callable[..., None]:
+    """Have a method of Recorder do nothing once the measurement has ended, and an error in it end the measurement."""
+
+    @functools.wraps(method)
+    def run(self: Recorder, *args: Any, **kwargs: Any) -> None:
+        if self.claimed is False:
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # whatever it is, it must not end the script
+            self.claimed = False
+            self.note("problem", f"{type(error).__name__}: {error}\n")
+
+    return run
 
 
 class Recorder:
     """Writes the steps of this process into the trial's folder.
 
-    Args:
-        settings: folder (of the trial), columns (of steps-<rank>.csv), schema_version, profile ([start, stop) of the
-            steps to profile, or null).
-        note: leaves a note for the harness: its name, its text.
-        load: returns another module of this folder.
+    `settings` are folder (of the trial), columns (of steps-<rank>.csv), schema_version and profile (start and stop of
+    the steps to profile, or null). `note` leaves a note for the harness; `load` returns another module of this folder.
     """
 
     def __init__(self, settings: Mapping[str, Any], note: Callable[..., None], load: Callable[[str], Any]) -> None:
-        self.folder, self.columns = str(settings["folder"]), list(settings["columns"])
+        self.folder, self.columns = Path(settings["folder"]), list(settings["columns"])
         self.version = settings["schema_version"]
         self.note = note
         window = settings.get("profile")
-        self.profile: Any = window and load("trace").Profile(window, os.path.join(self.folder, "profile"), note)  # noqa: PTH118
+        self.profile: Any = load("trace").Profile(*window, self.folder / "profile", note) if window else None
+        self.loads: Any = load("loads").Loads()
+        self.claimed: bool | None = None  # None until this process's first step, False where it writes nothing
         self.compiling: Callable[[], bool] = lambda: False
         self.compiled: Any = None  # an optimizer that has stepped inside a function of torch.compile
-        self.loads: Any = load("loads").Loads()
-        self._of_framework: dict[str, Any] = {}
-        self._ended_before = 0
-        self.claimed: bool | None = None  # None until this process's first step, False where it writes nothing
-        self.rank, self.world = 0, 1
-        self.steps = self.skipped = self.other_steps = self.ended_count = 0
-        self._nested = threading.local()
-        self._leader: Any = None
-        self._begin_ns: int | None = None
-        self._begin_unix_ns: int | None = None
-        self._before: int | None = None  # host time at which the optimizer's step began; None where that is no update
-        self._before_event: Any = None
-        self._whole = False  # whether a step of the optimizer contained more than the update
-        self._begin_event: Any = None
-        self._device: Any = None
-        self._pending: deque[_Step] = deque()
+        self.framework: dict[str, Any] | None = None
+        self.ended = self.skipped = 0  # steps: of any optimizer, left out by a GradScaler
+        self._steps = self._others = 0
+        self._rank, self._world = 0, 1
+        self._facts: dict[str, Any] = {}
+        self._leader: Callable[[], Any] = lambda: None
+        self._device: Any = None  # the GPU of the optimizer's parameters
+        # Unix time, host time and event on the GPU.
+        self._began: tuple[int | None, int | None, Any] = (None, None, None)
+        # Host time and event at which the update began; None where the optimizer's step is more than that.
+        self._update: tuple[int | None, Any] = (None, None)
+        self._more_than_update = False
+        # A row, and its events on a GPU: begin, begin of the update, end.
+        self._pending: deque[tuple[dict[str, Any], Any, Any, Any]] = deque()
         self._file = -1
         self._flushed_ns = self._recorded_ns = 0
-        self._facts: dict[str, Any] = {}
 
     def forked(self) -> None:
         """In a child: what the parent measures is the parent's alone."""
-        if self.claimed:
-            self.claimed = False
-        if self.profile is not None:
-            self.profile.leave()
+        self.claimed = False if self.claimed else self.claimed
+        self.profile = None
 
-    # What PyTorch calls.
+    @_guarded
+    def waited(self, began_ns: int, waited_ns: int, take: Callable[..., None], *given: Any) -> None:
+        """Have `take` of `loads` take in what a DataLoader did since `began_ns`.
 
-    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Note that an optimizer begins its step."""
-        if self.compiling():
-            self.compiled = optimizer
-            return
-        if self.claimed is False:
-            return
-        open_steps, frame = self._open_steps(), sys._getframe(1)
-        # A step that ended with an exception has no end: it is not around one that has no frame of it below.
-        while open_steps and not _is_below(open_steps[-1][1], frame):
-            open_steps.pop()
-        open_steps.append((id(optimizer), frame))
-        if len(open_steps) == 1:
-            whole = kwargs.get("closure") is not None or (len(args) > 1 and args[1] is not None)
-            self._before = None if whole else time.perf_counter_ns()
-            self._before_event = None
-            if self._device is not None and not whole:
-                self.guarded(self._mark_before)
-
-    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Note that an optimizer has ended its step."""
-        if self.compiling() or self.claimed is False:
-            return
-        open_steps = self._open_steps()
-        while open_steps and open_steps[-1][0] != id(optimizer):
-            open_steps.pop()
-        if not open_steps:
-            return
-        open_steps.pop()  # a class that calls the step of its parent has two for itself
-        if not open_steps:
-            self.guarded(lambda: self._ended(optimizer))
-
-    def compiled_step(self) -> None:
-        """Take in a step inside a function of torch.compile, which has just returned."""
-        optimizer, self.compiled = self.compiled, None
-        self._step_of_another(optimizer)
-
-    def engine_begins(self) -> None:
-        """Note that a framework begins a step."""
-        self._ended_before = self.ended_count
-
-    def engine_ends(self, optimizer: Any) -> None:
-        """Take in a step of a framework, unless an optimizer of torch has made it."""
-        if optimizer is not None and self.ended_count == self._ended_before:
-            self._step_of_another(optimizer)
-
-    def framework(self, **facts: Any) -> None:
-        """Take in which framework trains, and its settings."""
-        self._of_framework = {name: value for name, value in facts.items() if isinstance(value, (str, int))}
-
-    def _step_of_another(self, optimizer: Any) -> None:
-        if self.claimed is not False:
-            self._before = self._before_event = None
-            self.guarded(lambda: self._ended(optimizer))
-
-    def skipped_step(self, optimizer: Any) -> None:
-        """Take in a step that a gradient scaler left out."""
-        if self.claimed is False:
-            return
-        self._before, self._before_event = time.perf_counter_ns(), None
-        self.skipped += 1
-        self.guarded(lambda: self._ended(optimizer))
-
-    def waited(self, began_ns: int, waited_ns: int, take: Callable[[], None]) -> None:
-        """Take in what a DataLoader has just done.
-
-        Args:
-            began_ns: host time at which it began.
-            waited_ns: `loads.waited_ns` then; a loader that reads another one in this process is timed alone.
-            take: tells `loads` of it.
+        `waited_ns` is what `loads.waited_ns` was then: a loader that reads another one is timed alone.
         """
-        if self.claimed is False:
-            return
         now = time.perf_counter_ns()
-        if self._begin_ns is None:
-            self._begin_ns, self._begin_unix_ns = began_ns, time.time_ns() - (now - began_ns)
+        if self._began[1] is None:
+            self._began = (time.time_ns() - (now - began_ns), began_ns, None)
         self.loads.waited_ns = waited_ns + now - began_ns
-        self.guarded(take)
+        take(*given)
 
-    def release(self, held: deque[Any]) -> None:
-        """Take in the first of the batches that were read ahead: the script gets it now."""
-        if self.claimed is not False:
-            self.guarded(lambda: self.loads.release(held))
+    @_guarded
+    def begin_update(self, visible: bool = True) -> None:
+        """Note that an optimizer begins its step; not `visible` is one that contains more than the update."""
+        self._update = (time.perf_counter_ns(), self._event()) if visible else (None, None)
 
-    # What comes of it.
-
-    def _mark_before(self) -> None:
-        self._before_event = self._event()
-
-    def _open_steps(self) -> list[tuple[int, FrameType]]:
-        found: list[tuple[int, FrameType]] | None = getattr(self._nested, "steps", None)
-        if found is None:
-            found = self._nested.steps = []
-        return found
-
-    def guarded(self, work: Callable[[], None]) -> None:
-        """Do something; an error ends the measurement, not the script."""
-        try:
-            work()
-        except Exception as error:  # whatever it is, it must not end the script
-            self._stop(error)
-
-    def _stop(self, error: Exception) -> None:
-        self.claimed = False
-        self.note("problem", f"{type(error).__name__}: {error}\n")
-
-    def _ended(self, optimizer: Any) -> None:
+    @_guarded
+    def end_step(self, optimizer: Any) -> None:
+        """Take in the end of an optimizer's step."""
         now, unix = time.perf_counter_ns(), time.time_ns()
-        self.ended_count += 1
-        leader = None if self._leader is None else self._leader()
+        self.ended += 1
+        leader = self._leader()
         if leader is None:
-            self._leader = _reference(optimizer)
+            self._leader = weakref.ref(optimizer)
         elif leader is not optimizer:
-            self.other_steps += 1
+            self._others += 1
             return
         if self.claimed is None:
             self._claim(optimizer)
         if not self.claimed:
             return
         event = self._event()
-        load = self.loads.end_step()
+        wait_ns, samples, real_tokens, padded_tokens = self.loads.end_step()
         groups = getattr(optimizer, "param_groups", None)
         rate = groups[0].get("lr") if groups else None
-        times = (self._begin_unix_ns, self._begin_ns, self._before, now)
-        self._pending.append((self.steps, times, load, rate, (self._begin_event, self._before_event, event)))
-        self._whole |= self._before is None
-        self.steps += 1
-        if self.profile is not None and self.profile.next_step(self.steps, self.rank, self._device, self.world):
+        began_unix, began, began_event = self._began
+        row = {
+            "step": self._steps,
+            "start_ns": began_unix,
+            "step_time_ms": _milliseconds(began, now),
+            "data_wait_ms": _milliseconds(0, wait_ns),
+            "optimizer_ms": _milliseconds(self._update[0], now),
+            "samples": samples,
+            "real_tokens": real_tokens,
+            "padded_tokens": padded_tokens,
+            "learning_rate": rate if isinstance(rate, float) else None,
+        }
+        self._pending.append((row, began_event, self._update[1], event))
+        self._more_than_update |= self._update[0] is None
+        self._steps += 1
+        if self.profile is not None and self.profile.next_step(self._steps, self._rank, self._device, self._world):
             now, unix, event = time.perf_counter_ns(), time.time_ns(), self._event()
-        self._begin_ns, self._begin_unix_ns, self._begin_event = now, unix, event
+        self._began = (unix, now, event)
         self._drain(now)
 
     def _claim(self, optimizer: Any) -> None:
-        self.rank, self.world = _place()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-        path = os.path.join(self.folder, f"steps-{self.rank}.csv")  # noqa: PTH118
+        torch, dist = sys.modules["torch"], sys.modules.get("torch.distributed")
+        joined = dist is not None and dist.is_available() and dist.is_initialized()
+        if joined and dist is not None:
+            self._rank, self._world = int(dist.get_rank()), int(dist.get_world_size())
+        elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            self._rank, self._world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         try:
-            self._file = os.open(path, flags, 0o644)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+            self._file = os.open(self.folder / f"steps-{self._rank}.csv", flags, 0o644)
         except FileExistsError:
             self.claimed = False
             self.note(f"second-{os.getpid()}")
             return
         self.claimed = True
         os.write(self._file, (",".join(self.columns) + "\n").encode())
-        device = _device_of(optimizer)
+        parameters = (one for group in getattr(optimizer, "param_groups", None) or () for one in group["params"])
+        device = getattr(next(parameters, None), "device", None)
         self._device = device if device is not None and device.type == "cuda" else None
-        self._facts = _facts(optimizer, device)
+        self._facts = {
+            "pid": os.getpid(),
+            "device": "cpu" if self._device is None else "cuda",
+            "optimizer": type(optimizer).__name__,
+            "backend": str(dist.get_backend()) if joined and dist is not None else None,
+            "threads": int(torch.get_num_threads()),
+            "python": sys.version.split()[0],
+            "torch": str(torch.__version__),
+        }
         self._write_record()
+        self._watch_end()
+
+    def _watch_end(self) -> None:
+        leave, show = os._exit, sys.excepthook
+
+        def finish_and_leave(status: int) -> None:  # as forked processes of multiprocessing end
+            self.finish()
+            leave(status)
+
+        def fail_and_show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            if self.claimed:
+                self._fail(f"{kind.__name__}: {error}".strip())
+            show(kind, error, trace)
+
         atexit.register(self.finish)
-        _before_os_exit(self.finish)
-        _after_exception(self._failed)
+        os._exit, sys.excepthook = finish_and_leave, fail_and_show  # type: ignore[assignment]
+
+    def finish(self) -> None:
+        """Write what is left; called when the process ends."""
+        if self.claimed:
+            self._finish()
+            self.claimed = False
+
+    @_guarded
+    def _finish(self) -> None:
+        self._drain(time.perf_counter_ns(), wait=True)
+        if self.profile is not None:
+            self.profile.give_up("the script ended before --stop")
+
+    @_guarded
+    def _fail(self, why: str) -> None:
+        status = "oom" if "out of memory" in why or why.startswith(("OutOfMemoryError", "MemoryError")) else "crashed"
+        self._write_json(f"failure-{self._rank}.json", {"status": status, "reason": why[:500], "time": time.time()})
 
     def _event(self) -> Any:
         """Mark the present instant on the time line of the GPU; None on a CPU and while a CUDA graph is recorded."""
-        if self._device is None:
-            return None
         cuda = sys.modules["torch"].cuda
-        if cuda.is_current_stream_capturing():
+        if self._device is None or cuda.is_current_stream_capturing():
             return None
         event = cuda.Event(enable_timing=True)
         event.record(cuda.current_stream(self._device))
         return event
 
     def _drain(self, now: int, wait: bool = False) -> None:
+        """Write the rows whose steps the GPU has passed, now and then; with `wait` all of them, now."""
         if not wait and now - self._flushed_ns < _FLUSH_NS:
             return
         self._flushed_ns = now
         lines = []
         while self._pending:
-            end = self._pending[0][-1][-1]
-            if end is not None and wait:
-                end.synchronize()
-            if end is not None and not end.query():
-                break
-            row = _row(self._pending.popleft())
+            row, began, update, end = self._pending[0]
+            if end is not None:
+                if wait:
+                    end.synchronize()
+                if not end.query():
+                    break
+                row["step_time_ms"] = row["step_time_ms"] if began is None else began.elapsed_time(end)
+                row["optimizer_ms"] = row["optimizer_ms"] if update is None else update.elapsed_time(end)
+            self._pending.popleft()
             lines.append(",".join([_text(row.get(name)) for name in self.columns]))
         if lines:
             os.write(self._file, ("\n".join(lines) + "\n").encode())
@@ -265,116 +238,32 @@ class Recorder:
     def _write_record(self) -> None:
         self._recorded_ns = time.perf_counter_ns()
         record = {
-            "schema_version": self.version,
-            "rank": self.rank,
-            "world_size": self.world,
+            "rank": self._rank,
+            "world_size": self._world,
             **self._facts,
-            "steps": self.steps,
+            "steps": self._steps,
             "steps_skipped": self.skipped,
-            "other_optimizer_steps": self.other_steps,
-            "framework": self._of_framework or None,
+            "other_optimizer_steps": self._others,
+            "framework": self.framework,
             **_memory(self._device),
-            "unknown": {**_UNKNOWN, "optimizer_ms": _IN_STEP} if self._whole else _UNKNOWN,
+            "unknown": {**_UNKNOWN, "optimizer_ms": _IN_STEP} if self._more_than_update else _UNKNOWN,
         }
-        if self.rank == 0:
-            record["ranks"] = list(range(self.world))
-        self._write_json(f"rank-{self.rank}.json", record)
+        if self._rank == 0:
+            record["ranks"] = list(range(self._world))
+        self._write_json(f"rank-{self._rank}.json", record)
 
-    def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        path = os.path.join(self.folder, name)  # noqa: PTH118
-        with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:  # noqa: PTH123
-            json.dump(value, file)
-        os.replace(f"{path}.{os.getpid()}", path)  # noqa: PTH105
-
-    def _failed(self, kind: type[BaseException], error: BaseException) -> None:
-        if not self.claimed:
-            return
-        refused = kind.__name__ in ("OutOfMemoryError", "MemoryError") or "out of memory" in str(error)
-        why = f"{kind.__name__}: {error}".strip()[:500]
-        status = "oom" if refused else "crashed"
-        failure = {"schema_version": self.version, "status": status, "reason": why, "time": time.time()}
-        self.guarded(lambda: self._write_json(f"failure-{self.rank}.json", failure))
-
-    def finish(self) -> None:
-        """Write what is left; called when the process ends."""
-        if self.claimed:
-            self.guarded(lambda: self._drain(time.perf_counter_ns(), wait=True))
-            if self.claimed:
-                self.guarded(self._write_record)
-            if self.profile is not None:
-                self.profile.finish()
-            self.claimed = False
+    def _write_json(self, name: str, record: Mapping[str, Any]) -> None:
+        temporary = self.folder / f"{name}.{os.getpid()}"
+        temporary.write_text(json.dumps({"schema_version": self.version, **record}), encoding="utf-8")
+        temporary.replace(self.folder / name)
 
 
-def _row(step: _Step) -> dict[str, Any]:
-    number, (begin_unix, begin, before, now), (wait, samples, real, padded), rate, events = step
-    begin_event, before_event, end_event = events
-    step_ms = None if begin is None else (now - begin) / 1e6
-    optimizer_ms = None if before is None else (now - before) / 1e6
-    if end_event is not None:
-        step_ms = step_ms if begin_event is None else begin_event.elapsed_time(end_event)
-        optimizer_ms = optimizer_ms if before_event is None else before_event.elapsed_time(end_event)
-    return {
-        "step": number,
-        "start_ns": begin_unix,
-        "step_time_ms": step_ms,
-        "data_wait_ms": None if wait is None else wait / 1e6,
-        "optimizer_ms": optimizer_ms,
-        "samples": samples,
-        "real_tokens": real,
-        "padded_tokens": padded,
-        "learning_rate": rate if isinstance(rate, float) else None,
-    }
+def _milliseconds(begin: int | None, end: int | None) -> float | None:
+    return None if begin is None or end is None else (end - begin) / 1e6
 
 
 def _text(value: Any) -> str:
     return "" if value is None else f"{value:.6f}" if type(value) is float and abs(value) >= 1 else str(value)
-
-
-def _reference(value: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(value)
-    except TypeError:  # of a class with slots
-        return lambda: value
-
-
-def _is_below(frame: FrameType, top: FrameType) -> bool:
-    found: FrameType | None = top
-    while found is not None and found is not frame:
-        found = found.f_back
-    return found is not None and found is not top
-
-
-def _place() -> tuple[int, int]:
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        return int(dist.get_rank()), int(dist.get_world_size())
-    try:
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError):
-        return 0, 1
-
-
-def _device_of(optimizer: Any) -> Any:
-    for group in getattr(optimizer, "param_groups", None) or ():
-        for parameter in group["params"]:
-            return parameter.device
-    return None
-
-
-def _facts(optimizer: Any, device: Any) -> dict[str, Any]:
-    torch = sys.modules["torch"]
-    dist = sys.modules.get("torch.distributed")
-    joined = dist is not None and dist.is_available() and dist.is_initialized()
-    return {
-        "pid": os.getpid(),
-        "device": "cuda" if device is not None and device.type == "cuda" else "cpu",
-        "optimizer": type(optimizer).__name__,
-        "backend": str(dist.get_backend()) if joined and dist is not None else None,
-        "threads": int(torch.get_num_threads()),
-        "python": sys.version.split()[0],
-        "torch": str(torch.__version__),
-    }
 
 
 def _memory(device: Any) -> dict[str, Any]:
@@ -386,24 +275,3 @@ def _memory(device: Any) -> dict[str, Any]:
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return {"peak_memory_bytes": peak, "peak_memory_kind": "resident set"}
-
-
-def _before_os_exit(work: Callable[[], None]) -> None:
-    """Have `work` done before os._exit too: forked processes of multiprocessing end so, without Python's own exit."""
-    end = os._exit
-
-    def leave(status: int) -> NoReturn:
-        work()
-        end(status)
-
-    os._exit = leave
-
-
-def _after_exception(tell: Callable[[type[BaseException], BaseException], None]) -> None:
-    shown = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        tell(kind, error)
-        shown(kind, error, trace)
-
-    sys.excepthook = hook

@@ -3,58 +3,41 @@
 from __future__ import annotations
 
 import functools
+import sys
 import time
-from collections.abc import Callable
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 
 def optimizers(recorder: Any, module: Any) -> None:
-    """Have torch.optim.optimizer call the recorder before and after every step of every optimizer."""
+    """Have torch.optim.optimizer call the recorder before and after every step of every optimizer.
+
+    While torch.compile traces a step, its optimizer is only stored in the recorder; Dynamo repeats that after every
+    call, without a break of the graph.
+    """
     recorder.note("torch")
-    module.register_optimizer_step_pre_hook(recorder.before_step)
-    module.register_optimizer_step_post_hook(recorder.after_step)
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if recorder.compiling():
+            recorder.compiled = optimizer
+        elif not _is_inner(sys._getframe(1)):
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            recorder.begin_update(visible=closure is None)
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not recorder.compiling() and not _is_inner(sys._getframe(1)):
+            recorder.end_step(optimizer)
+
+    module.register_optimizer_step_pre_hook(before)
+    module.register_optimizer_step_post_hook(after)
 
 
-def loaders(recorder: Any, module: Any) -> None:
-    """Time the beginning of every DataLoader's iterator, which starts its workers, and each batch up to their end."""
-    beginning, following = module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__
-    loads = recorder.loads
-
-    @functools.wraps(beginning)
-    def begin(self: Any) -> Any:
-        began, waited = time.perf_counter_ns(), loads.waited_ns
-        iterator = beginning(self)
-        recorder.waited(began, waited, lambda: loads.opened(self, iterator))
-        return iterator
-
-    @functools.wraps(following)
-    def timed(self: Any) -> Any:
-        began, waited = time.perf_counter_ns(), loads.waited_ns
-        try:
-            batch = following(self)
-        except StopIteration:
-            recorder.waited(began, waited, lambda: loads.exhausted(self))
-            raise
-        recorder.waited(began, waited, lambda: loads.returned(self, batch))
-        return batch
-
-    module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__ = begin, timed
-
-
-def scaler(recorder: Any, module: Any) -> None:
-    """Tell the recorder of a step that a GradScaler leaves out."""
-    original = module.GradScaler.step
-
-    @functools.wraps(original)
-    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        ended = recorder.ended_count
-        result = original(self, optimizer, *args, **kwargs)
-        if recorder.ended_count == ended:
-            recorder.skipped_step(optimizer)
-        return result
-
-    module.GradScaler.step = step
+def _is_inner(frame: FrameType) -> bool:
+    """Whether the step whose hook `frame` has called is inside the step of an optimizer, perhaps the same one's."""
+    outer = frame.f_back
+    while outer is not None and outer.f_code is not frame.f_code:
+        outer = outer.f_back
+    return outer is not None
 
 
 def compiler(recorder: Any, module: Any) -> None:
@@ -63,11 +46,7 @@ def compiler(recorder: Any, module: Any) -> None:
 
 
 def compiled_functions(recorder: Any, module: Any) -> None:
-    """Look after every call of a function of torch.compile whether it made an optimizer step.
-
-    While it is traced, the hook of the optimizer only stores that optimizer in the recorder; Dynamo repeats that after
-    every call, without a break of the graph.
-    """
+    """Look after every call of a function of torch.compile whether it made an optimizer step."""
     original = module._TorchDynamoContext.__call__
 
     @functools.wraps(original)
@@ -80,7 +59,9 @@ def compiled_functions(recorder: Any, module: Any) -> None:
         def watched(*args: Any, **kwargs: Any) -> Any:
             result = made(*args, **kwargs)
             if recorder.compiled is not None and not recorder.compiling():
-                recorder.compiled_step()
+                optimizer, recorder.compiled = recorder.compiled, None
+                recorder.begin_update(visible=False)
+                recorder.end_step(optimizer)
             return result
 
         return watched
@@ -88,30 +69,60 @@ def compiled_functions(recorder: Any, module: Any) -> None:
     module._TorchDynamoContext.__call__ = compiled
 
 
-def profilers(recorder: Any, module: Any) -> None:
-    """Tell the profile when a profiler of the script's own is prepared or started, and when it ends."""
-    profile = recorder.profile
-    if profile is None:
-        return
+def loaders(recorder: Any, module: Any) -> None:
+    """Time the beginning of every DataLoader's iterator, which starts its workers, and each batch up to their end."""
+    beginning, following = module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__
+    loads = recorder.loads
 
-    def told(work: Callable[..., Any], before: Callable[[], None], after: Callable[[], None]) -> Callable[..., Any]:
-        @functools.wraps(work)
+    @functools.wraps(beginning)
+    def begin(self: Any) -> Any:
+        began, waited = time.perf_counter_ns(), loads.waited_ns
+        iterator = beginning(self)
+        recorder.waited(began, waited, loads.opened, iterator, self)
+        return iterator
+
+    @functools.wraps(following)
+    def timed(self: Any) -> Any:
+        began, waited = time.perf_counter_ns(), loads.waited_ns
+        try:
+            batch = following(self)
+        except StopIteration:
+            recorder.waited(began, waited, loads.exhausted, self)
+            raise
+        recorder.waited(began, waited, loads.returned, self, batch)
+        return batch
+
+    module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__ = begin, timed
+
+
+def scaler(recorder: Any, module: Any) -> None:
+    """Count a step that a GradScaler leaves out."""
+    original = module.GradScaler.step
+
+    @functools.wraps(original)
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        ended = recorder.ended
+        result = original(self, optimizer, *args, **kwargs)
+        if recorder.ended == ended:
+            recorder.skipped += 1
+            recorder.begin_update()
+            recorder.end_step(optimizer)
+        return result
+
+    module.GradScaler.step = step
+
+
+def profilers(recorder: Any, module: Any) -> None:
+    """End the profile when one of the script's own is prepared or started."""
+
+    def after_ours(begin: Any) -> Any:
+        @functools.wraps(begin)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            before()
-            try:
-                return work(*args, **kwargs)
-            finally:
-                after()
+            if recorder.profile is not None:
+                recorder.profile.give_up("the script has a profiler of its own: PyTorch runs one per process")
+            return begin(*args, **kwargs)
 
         return watched
 
-    for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
-        if hasattr(module, name):
-            setattr(module, name, told(getattr(module, name), profile.script_begins, _nothing))
-    for name in ("_disable_profiler", "_disable_profiler_legacy"):
-        if hasattr(module, name):
-            setattr(module, name, told(getattr(module, name), _nothing, profile.script_ends))
-
-
-def _nothing() -> None:
-    pass
+    for name in ("_prepare_profiler", "_enable_profiler"):
+        setattr(module, name, after_ours(getattr(module, name)))

@@ -1,10 +1,7 @@
 """Record Kineto traces of one or several cycles of steps on one rank."""
 
-import gzip
-import json
 import os
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -12,8 +9,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
+from bench.hook import trace
 from bench.profilers.base import Cycle
 from bert.train.observer import Observer, StepResult
 from common.atomic import atomic_path
@@ -43,27 +41,19 @@ class TraceObserver(Observer):
         """Start the profiler at the begin of a cycle, and mark every recorded step."""
         cycle = self._cycles[0] if self._cycles else None
         if cycle is not None and cycle.warm_up <= step < cycle.stop and self._warming is None and self._profile is None:
-            self._warming = self._prepared()
+            self._warming = trace.prepared(
+                self._rank,
+                torch.cuda.is_available(),
+                shapes="shapes" in self._options or _needs_sizes(),
+                stacks="stacks" in self._options,
+                memory="memory" in self._options,
+            )
         if cycle is not None and step == cycle.start and self._warming is not None:
             self._profile, self._warming = self._warming, None
             self._profile.start_trace()
         if self._profile is not None:
             self._step = record_function(f"ProfilerStep#{step}")
             self._step.__enter__()
-
-    def _prepared(self) -> profile:
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
-        prepared = profile(
-            activities=activities,
-            record_shapes="shapes" in self._options or _needs_sizes(),
-            with_stack="stacks" in self._options,
-            profile_memory="memory" in self._options,
-        )
-        prepared.prepare_trace()
-        prepared.add_metadata_json("bertbench", json.dumps({"rank": self._rank, "host": socket.gethostname()}))
-        return prepared
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Mark a part of a recorded step."""
@@ -131,13 +121,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 def _export(recorded: profile, path: Path) -> None:
     with atomic_path(path) as temporary:
-        plain = temporary.with_suffix(".json")
-        try:
-            recorded.export_chrome_trace(str(plain))
-            with plain.open("rb") as source, gzip.open(temporary, "wb", compresslevel=3) as target:
-                shutil.copyfileobj(source, target)
-        finally:
-            plain.unlink(missing_ok=True)
+        trace.write(recorded, temporary)
 
 
 def _needs_sizes() -> bool:

@@ -3,7 +3,7 @@
 import os
 import platform
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +42,16 @@ def measure(directory: TrialDirectory, trial: Trial, strategy: Strategy, record:
         StorageError: rank 0 cannot write.
     """
     test = CollectiveTest.of(trial)
+    device = strategy.device
+    here = {
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU",
+        "local_rank": strategy.local_rank,
+        "backend": dist.get_backend(),
+    }
     places: list[Any] = [None] * strategy.world_size
-    dist.all_gather_object(places, _place(strategy))
+    dist.all_gather_object(places, here)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         # PyTorch 2.13 renamed two collectives; their old names are all that 2.11 has.
@@ -61,18 +69,6 @@ def measure(directory: TrialDirectory, trial: Trial, strategy: Strategy, record:
                         writer.write({"size_bytes": size, "placement": placement, **row})
 
 
-def _place(strategy: Strategy) -> dict[str, Any]:
-    device = strategy.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU"
-    return {
-        "host": platform.node(),
-        "pid": os.getpid(),
-        "device": name,
-        "local_rank": strategy.local_rank,
-        "backend": dist.get_backend(),
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class _Buffers:
     """The tensors of one size and placement on one rank."""
@@ -88,14 +84,13 @@ class _Buffers:
         """Allocate them. In place, a rank's part is a view of the whole tensor, as NCCL defines it."""
         dtype, ranks, rank = _DTYPES[precision], strategy.world_size, strategy.rank
         whole = torch.empty(size // dtype.itemsize, dtype=dtype, device=strategy.device)
-        part = whole.numel() // ranks
         if name in ("all_reduce", "broadcast"):
             return cls(name, strategy, whole, whole, whole.numel())
-        own = whole[rank * part : (rank + 1) * part]
+        part = whole.chunk(ranks)[rank]
         if placement == "out_of_place":
-            own = torch.empty(part, dtype=dtype, device=strategy.device)
-        source, target = (own, whole) if name == "all_gather" else (whole, own)
-        return cls(name, strategy, source, target, part)
+            part = torch.empty_like(part)
+        source, target = (part, whole) if name == "all_gather" else (whole, part)
+        return cls(name, strategy, source, target, part.numel())
 
     def run(self) -> None:
         """Do the collective once; on a GPU the current stream waits for it."""
@@ -104,86 +99,72 @@ class _Buffers:
         elif self.name == "broadcast":
             dist.broadcast(self.target, 0)
         elif self.name == "all_gather":
-            _function("all_gather_single", "all_gather_into_tensor")(self.target, self.source)
+            (getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)(self.target, self.source)
         else:
-            _function("reduce_scatter_single", "reduce_scatter_tensor")(self.target, self.source)
+            (getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor)(self.target, self.source)
 
-    def fill(self, zero: bool = False) -> None:
-        """Give this rank's source its values, or clear both tensors."""
+    def clear(self) -> None:
         self.source.zero_()
         self.target.zero_()
-        for begin, part in () if zero else _parts(self.source):
-            part.copy_(self._sent(begin, part.numel(), self.strategy.rank))
+
+    def fill(self) -> None:
+        """Give this rank's source its values."""
+        self.clear()
+        for begin, part in _parts(self.source):
+            part.copy_(self._sent(_indices(begin, part), self.strategy.rank))
 
     def wrong(self) -> int:
         """Return how many elements of this rank's target are not what the collective must give."""
         count = 0
         for begin, part in _parts(self.target):
-            expected = self._expected(begin, part.numel())
+            expected = self._expected(_indices(begin, part))
             # Sums of small whole numbers are exact, in whatever order; where there are too many ranks for that they
             # are rounded once per addition at most.
-            off = (part.double() - expected).abs() > self._tolerance() * expected
-            count += int(off.sum())
+            count += int(((part.double() - expected).abs() > self._tolerance() * expected).sum())
         return count
 
-    def _sent(self, begin: int, length: int, rank: int) -> torch.Tensor:
-        """Values of a rank's source from element `begin` on: small whole numbers, exact in every dtype."""
-        index = torch.arange(begin, begin + length, device=self.source.device)
+    def _sent(self, index: torch.Tensor, rank: int | torch.Tensor) -> torch.Tensor:
+        """Values of a rank's source at these places: small whole numbers, exact in every dtype."""
         mixed = index * _PRIME % (1 << 32) >> 16
         return (mixed % 4 + 1 + rank % 3 if "reduce" in self.name else (mixed + 7 * rank) % 251).double()
 
-    def _expected(self, begin: int, length: int) -> torch.Tensor:
+    def _expected(self, index: torch.Tensor) -> torch.Tensor:
         ranks = self.strategy.world_size
         if self.name == "broadcast":
-            return self._sent(begin, length, 0)
+            return self._sent(index, 0)
         if self.name == "all_gather":
-            index = torch.arange(begin, begin + length, device=self.target.device)
-            mixed = index % self.count * _PRIME % (1 << 32) >> 16
-            return ((mixed + 7 * (index // self.count)) % 251).double()
+            return self._sent(index % self.count, index // self.count)
         if self.name == "reduce_scatter":
-            begin += self.strategy.rank * self.count
-        extra = sum(rank % 3 for rank in range(ranks))
-        return self._sent(begin, length, 0) * ranks + extra
+            index = index + self.strategy.rank * self.count
+        return self._sent(index, 0) * ranks + sum(rank % 3 for rank in range(ranks))
 
     def _tolerance(self) -> float:
         ranks, resolution = self.strategy.world_size, torch.finfo(self.target.dtype).eps
         return 0.0 if 6 * ranks <= 2 / resolution else ranks * resolution
 
 
-def _function(name: str, older: str) -> Callable[[torch.Tensor, torch.Tensor], Any]:
-    found: Callable[[torch.Tensor, torch.Tensor], Any] = getattr(dist, name, None) or getattr(dist, older)
-    return found
-
-
 def _parts(tensor: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
     return [(begin, tensor[begin : begin + _CHECKED_AT_ONCE]) for begin in range(0, tensor.numel(), _CHECKED_AT_ONCE)]
 
 
+def _indices(begin: int, part: torch.Tensor) -> torch.Tensor:
+    return torch.arange(begin, begin + part.numel(), device=part.device)
+
+
 def _measure_size(test: CollectiveTest, buffers: _Buffers) -> list[dict[str, Any]]:
     """Warm up, choose the iterations, time the repetitions, check once. Every rank gets the same rows."""
-    buffers.fill(zero=True)  # zeros stay zeros, however often they are added up
+    buffers.clear()  # zeros stay zeros, however often they are added up
     for _ in range(test.warmup):
         buffers.run()
-    iterations = test.iterations or _iterations(_time_ms(buffers, 2) / 2)
+    operation_ms = _time_ms(buffers, 2) / 2 if test.iterations is None else 0.0
+    iterations = test.iterations or max(1, min(_MOST_ITERATIONS, int(_REPETITION_MS / max(operation_ms, 1e-6))))
     times = [_time_ms(buffers, iterations) for _ in range(test.repetitions)]
     buffers.fill()
     buffers.strategy.barrier()
     buffers.run()
     wrong = int(buffers.strategy.total(torch.tensor([buffers.wrong()], dtype=torch.float64))[0])
-    return [
-        {
-            "count": buffers.count,
-            "repetition": number,
-            "iterations": iterations,
-            "time_us": 1e3 * time / iterations,
-            "wrong": wrong,
-        }
-        for number, time in enumerate(times)
-    ]
-
-
-def _iterations(operation_ms: float) -> int:
-    return max(1, min(_MOST_ITERATIONS, int(_REPETITION_MS / max(operation_ms, 1e-6))))
+    same = {"count": buffers.count, "iterations": iterations, "wrong": wrong}
+    return [{**same, "repetition": number, "time_us": 1e3 * time / iterations} for number, time in enumerate(times)]
 
 
 def _time_ms(buffers: _Buffers, iterations: int) -> float:

@@ -1,12 +1,13 @@
 """The trials of `comm`."""
 
+import itertools
 from dataclasses import dataclass
 
 from bench.launch.world import World
 from bench.machine.devices import Devices
 from common.errors import UsageError
 from common.registry import lookup
-from records.kinds import COLLECTIVES, DTYPES, CollectiveTest, parse_size
+from records.kinds import DTYPES, CollectiveTest, parse_size
 from records.trial import Trial
 
 
@@ -36,16 +37,13 @@ class CommSweep:
     """Interleaved rounds of all sizes, each in new processes."""
 
     def __post_init__(self) -> None:
-        """Refuse names that do not exist, empty lists and sizes that are none."""
-        for option, known in (("collectives", COLLECTIVES), ("dtypes", DTYPES)):
-            for name in getattr(self, option):
-                lookup(dict.fromkeys(known), name, option[:-1])
-        if self.rounds < 1:
-            raise UsageError("option-value", f"--rounds {self.rounds} must be at least 1")
-        for count in self.devices:
-            if count < 2:
-                raise UsageError("option-value", f"--devices {count}: a collective needs two ranks: give 2 or more")
-        self.test(self.collectives[0])
+        """Refuse names that do not exist, and values that none can have."""
+        for name in self.collectives:
+            self.test(name)
+        for dtype in self.dtypes:
+            lookup(dict.fromkeys(DTYPES), dtype, "dtype")
+        if self.rounds < 1 or min(self.devices, default=2) < 2:
+            raise UsageError("option-value", "--rounds must be at least 1, and --devices at least 2")
 
     def test(self, name: str) -> CollectiveTest:
         """Return the test of one collective. Raises UsageError for a value that none can have."""
@@ -62,37 +60,30 @@ class CommSweep:
 
 def expand_collectives(sweep: CommSweep, devices: Devices, world: World | None = None) -> list[Trial]:
     """Return the trials in the order they run, round by round."""
-    worlds = _world_sizes(sweep, devices) if world is None else [world.check_devices(*sweep.devices)]
+    sizes = _world_sizes(sweep, devices) if world is None else [world.check_devices(*sweep.devices)]
+    names, dtypes = (list(dict.fromkeys(values)) for values in (sweep.collectives, sweep.dtypes))
     trials = []
-    for number in range(sweep.rounds):
-        for name in dict.fromkeys(sweep.collectives):
-            for dtype in dict.fromkeys(sweep.dtypes):
-                for size in worlds:
-                    test = sweep.test(name)
-                    test.sizes(size)
-                    trials.append(
-                        Trial(
-                            kind="comm", task="comm", implementation="torch", strategy="ddp", preset="", data="",
-                            precision=dtype, world_size=size, nodes=1 if world is None else world.nodes,
-                            device=devices.kind, round=number, collective=test.plain(),
-                        )
-                    )  # fmt: skip
+    for number, name, dtype, size in itertools.product(range(sweep.rounds), names, dtypes, sizes):
+        test = sweep.test(name)
+        test.sizes(size)
+        trials.append(
+            Trial(
+                kind="comm", task="comm", implementation="torch", strategy="ddp", preset="", data="", precision=dtype,
+                world_size=size, nodes=1 if world is None else world.nodes, device=devices.kind, round=number,
+                collective=test.plain(),
+            )
+        )  # fmt: skip
     return trials
 
 
 def _world_sizes(sweep: CommSweep, devices: Devices) -> list[int]:
-    if devices.count < 2:
-        what = "GPU" if devices.kind == "cuda" else "CPU core"
-        raise UsageError(
-            "device-missing",
-            f"this node has {devices.count} {what}, but a collective needs two ranks: start one per node with "
-            "`bertbench launch ... -- bertbench comm`",
-        )
     default = [2] if devices.kind == "cpu" else [size for size in devices.default_world_sizes() if size > 1]
     sizes = list(dict.fromkeys(sweep.devices or default))
-    if not sizes:
+    if devices.count < 2 or not sizes:
         raise UsageError(
-            "device-unsupported", "CUDA shows a process only one MIG slice and NCCL cannot join them: use whole GPUs"
+            "device-missing",
+            f"this node has {devices.count} device, but a collective needs two whole ones: start one rank per node "
+            "with `bertbench launch ... -- bertbench comm`",
         )
     for size in sizes:
         devices.environment(size)

@@ -21,7 +21,6 @@ from bench.run.stopwatch import Stopwatch, stopwatch
 from bench.run.window import Window
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import model_config
-from bert.model.step import Step
 from bert.optim.precision import Precision
 from bert.parallel.base import StepPlan
 from bert.speed.registry import AUTO, levers_text, resolve_levers
@@ -33,25 +32,16 @@ from bert.train.observer import Observer, Observers, StepResult
 from records.trial import Trial
 
 if TYPE_CHECKING:
-    from bench.implementations.given import GivenModel
     from bench.run.worker import Rank
 
 _REASON = "input only: batches were drawn, nothing was trained"
 # Columns of a result that need a model.
 _OF_TRAINING = (
-    "mfu",
-    "model_flops_per_second",
-    "measured_peak_flops",
-    "peak_memory_bytes",
-    "forward_ms",
-    "backward_ms",
-    "communication_ms",
-    "optimizer_ms",
-    "rank_skew",
-    "cost_per_million_samples",
+    *("mfu", "model_flops_per_second", "measured_peak_flops", "peak_memory_bytes", "forward_ms", "backward_ms"),
+    *("communication_ms", "optimizer_ms", "rank_skew", "cost_per_million_samples"),
 )
 _OF_TRAINING_STEPS = ("model_flops", "loss", "learning_rate")
-# Passes until so much time has gone by, so that the smallest models are not measured by one and the largest not often.
+# Passes until so much time has gone by: small models get several.
 _ENOUGH_SECONDS = 1.0
 _MOST_PASSES = 5
 # Where gradients are whole on every rank; other strategies hand them on in parts of their own.
@@ -61,8 +51,7 @@ _WHOLE_GRADIENTS = ("single", "ddp")
 def measure_steps(rank: "Rank") -> None:
     """Measure a trial that trains or draws batches, and write this rank's records."""
     measurement = _Measurement(rank)
-    with step_writer(rank.directory.steps_csv(rank.strategy.rank)) as writer:
-        measurement.begin(writer)
+    with step_writer(rank.directory.steps_csv(rank.strategy.rank)) as measurement.writer:
         kinds = {"input": measurement.draw, "components": measurement.components}
         measured = kinds.get(rank.trial.kind, measurement.train)()
     rank.write(measured)
@@ -71,46 +60,37 @@ def measure_steps(rank: "Rank") -> None:
 class _Measurement:
     """What is measured, with the clock and the window of its steps. Its methods return the rank's record."""
 
-    step: Step | None
-    """None for a given model, whose FLOPs are counted from its module."""
-    model_flops: Callable[[BatchCounts], float | None]
-    adapter: Callable[[Trial], Adapt | None]
-    build: Callable[[], Built]
+    writer: RowWriter
 
     def __init__(self, rank: "Rank") -> None:
+        self.rank, self.trial, self.strategy = rank, rank.trial, rank.strategy
         trial = rank.trial
-        self.rank, self.trial, self.strategy = rank, trial, rank.strategy
-        self.precision = Precision(trial.precision, trial.device)
         self.task = make_task(trial.task, trial.task_options)
         implementation = make_implementation(trial.implementation)
         implementation.check(trial)
-        self.given: GivenModel | None = None
+        self.given: Any = None
         if trial.model:
             from bench.implementations.given import build_given, traced_model
 
             self.given = given = traced_model(trial, self.task, trial.implementation)
-            self.step, self.model_flops = None, given.model_flops
-            self.adapter, self.build = lambda trial: given.adapt, lambda: build_given(given, trial)
-            return
-        config = model_config(trial)
-        self.step = task_step(trial.task, trial.task_options, config)
-        self.model_flops = self.step.model_flops
-        self.adapter = implementation.adapter
-        self.build = lambda: implementation.build(trial, self.task, config, self.observer)
-
-    def begin(self, writer: RowWriter) -> None:
-        """Make clock and window, which write and take in a row for each step."""
-        input_only = self.trial.kind == "input"
+            self.step = None
+            self.adapt: Adapt | None = given.adapt
+            self.build: Callable[[], Built] = lambda: build_given(given, trial)
+        else:
+            config = model_config(trial)
+            self.step, self.adapt = task_step(trial.task, trial.task_options, config), implementation.adapter(trial)
+            self.build = lambda: implementation.build(trial, self.task, config, self.observer)
+        input_only = trial.kind == "input"
 
         def on_row(row: dict[str, Any]) -> None:
-            writer.write(without_training(row) if input_only else row)
+            self.writer.write(without_training(row) if input_only else row)
             self.window.record(row["step_time_ms"])
 
         # Batches that stay on the host are timed there.
-        self.clock = StepClock("cpu" if input_only else self.trial.device, self.model_flops, on_row)
-        self.window = Window(self.trial, self.clock.flush, self.strategy.maximum)
+        self.clock = StepClock("cpu" if input_only else trial.device, (self.step or self.given).model_flops, on_row)
+        self.window = Window(trial, self.clock.flush, self.strategy.maximum)
         # The clock comes last: it starts after the profiler has and stops before the profiler writes.
-        self.observer = Observers([*_profiler_observers(self.rank), self.clock])
+        self.observer = Observers([*_profiler_observers(rank), self.clock])
 
     def train(self) -> dict[str, Any]:
         """Train between two measurements of the achievable peak."""
@@ -130,16 +110,11 @@ class _Measurement:
         strategy.barrier()
         peak_after = matmul_peak(device, dtype)
         self.rank.end()
+        peak = {"before": peak_before["flops_per_second"], "after": peak_after["flops_per_second"]}
         return {
             **memory,
             **self._stopped(steps),
-            "measured_peak": {
-                "before": peak_before["flops_per_second"],
-                "after": peak_after["flops_per_second"],
-                "dtype": peak_after["dtype"],
-                "shape": peak_after["shape"],
-                "products": products,
-            },
+            "measured_peak": {**peak, **{name: peak_after[name] for name in ("dtype", "shape")}, "products": products},
             "parameters": sum(parameter.numel() for parameter in built.model.parameters()),
             **self._chosen(built),
             **({} if self.given is None else self.given.record(built.model)),
@@ -166,11 +141,9 @@ class _Measurement:
 
     def draw(self) -> dict[str, Any]:
         """Draw batches and do nothing with them."""
-        levers = frozenset[str]()
-        if self.trial.implementation == OURS:
-            levers = resolve_levers(self.trial.levers or AUTO, self.trial.device)
-        spec = data_spec(self.trial, self.strategy, levers)
-        stream = self.task.batches(spec)
+        ours = self.trial.implementation == OURS
+        levers = resolve_levers(self.trial.levers or AUTO, self.trial.device) if ours else frozenset()
+        stream = self.task.batches(data_spec(self.trial, self.strategy, levers))
         batches = self._feed(stream)
         self.strategy.barrier()
         accumulation, keep_going = self.trial.grad_accum_steps, self.window.keep_going
@@ -187,33 +160,33 @@ class _Measurement:
         return {"steps": steps, "stopped_because": self.window.stopped_because}
 
     def _feed(self, stream: Any) -> Feed:
-        return Feed(stream, self.strategy.device.type == "cuda", self.adapter(self.trial))
+        return Feed(stream, self.strategy.device.type == "cuda", self.adapt)
 
     def _prepared(self) -> tuple[Built, Training]:
-        trial, strategy, timed = self.trial, self.strategy, self.rank.timed
-        built = timed("build_model", self.build)
+        trial, strategy = self.trial, self.strategy
+        built = self.rank.timed("build_model", self.build)
         same_on_all(strategy, levers_text(built.levers), "optimizations")
-        spec = data_spec(trial, strategy, built.levers)
-        batches = self._feed(self.task.batches(spec))
+        batches = self._feed(self.task.batches(data_spec(trial, strategy, built.levers)))
+        precision = Precision(trial.precision, trial.device)
 
         def prepare() -> Training:
-            # A loop of its own wraps the model, too.
             plan = StepPlan(train=trial, levers=built.levers)
-            own_loop = built.loop is not None
-            model = built.model.to(strategy.device) if own_loop else strategy.wrap(built.model, self.observer, plan)
+            # A loop of its own wraps the model, too.
+            wrap = strategy.wrap if built.loop is None else lambda model, *_: model.to(strategy.device)
+            model = wrap(built.model, self.observer, plan)
             optimizer = built.make_optimizer(model)
-            strategy.prepare(optimizer, self.precision)
+            strategy.prepare(optimizer, precision)
             return Training(
                 model=model,
                 optimizer=optimizer,
                 compute_loss=built.compute_loss,
                 batches=batches,
                 strategy=strategy,
-                precision=self.precision,
+                precision=precision,
                 grad_accum_steps=trial.grad_accum_steps,
             )
 
-        return built, timed("prepare", prepare)
+        return built, self.rank.timed("prepare", prepare)
 
 
 def _profiler_observers(rank: "Rank") -> list[Observer]:
@@ -257,18 +230,14 @@ def without_training(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def rank_record(stream: object) -> dict[str, Any]:
-    """Return what a rank writes down about its input: why the columns of training are unknown, and what was read.
-
-    Args:
-        stream: the batches; those of compressed shards tell how fast these were read (`reading`).
-    """
+    """Return why the columns of training are unknown, and how fast compressed shards were read."""
     reading = getattr(stream, "reading", None)
     read = None if reading is None else {"samples": reading.samples, "seconds": reading.seconds}
     return {"unknown": dict.fromkeys(_OF_TRAINING, _REASON), "shards_read": read}
 
 
 def backward_of(training: Training, trial: Trial) -> dict[str, Any] | None:
-    """Return what `backward_timeline` does of a trial it can say something of, else None.
+    """Return what `backward_timeline` does where gradients are whole, else None.
 
     A compiled model returns all gradients at its end, and hooks would recompile it.
     """
@@ -290,21 +259,20 @@ def backward_timeline(training: Training) -> dict[str, Any]:
     watch = stopwatch(training.strategy.device.type)
     parameters = [p for p in reversed(list(training.model.parameters())) if p.requires_grad]
     began = time.perf_counter()
-    passes: list[tuple[list[float], float]] = []
+    passes: list[list[float]] = []
     while len(passes) < _MOST_PASSES and (not passes or time.perf_counter() - began < _ENOUGH_SECONDS):
         passes.append(_one_pass(training, parameters, watch))
-    ready = torch.tensor([times for times, _ in passes], dtype=torch.float64).median(dim=0).values
-    whole = torch.tensor([end for _, end in passes], dtype=torch.float64).median()
+    *ready, whole = torch.tensor(passes, dtype=torch.float64).median(dim=0).values.tolist()
     return {
         "bytes": [parameter.numel() * parameter.element_size() for parameter in parameters],
-        "ready_ms": [round(value, 4) for value in ready.tolist()],
-        "backward_ms": round(float(whole), 4),
+        "ready_ms": [round(value, 4) for value in ready],
+        "backward_ms": round(whole, 4),
         "passes": len(passes),
     }
 
 
-def _one_pass(training: Training, parameters: list[torch.nn.Parameter], watch: Stopwatch) -> tuple[list[float], float]:
-    """Ready times in ms of the parameters in their order, and of the end."""
+def _one_pass(training: Training, parameters: list[torch.nn.Parameter], watch: Stopwatch) -> list[float]:
+    """Times in ms at which the gradients of the parameters were ready, then that of the end."""
     marks: dict[int, Any] = {}
     hooks = [
         # A parameter that is used twice is ready when the last of its gradients has been added: the later mark stays.
@@ -325,6 +293,5 @@ def _one_pass(training: Training, parameters: list[torch.nn.Parameter], watch: S
         for hook in hooks:
             hook.remove()
         training.optimizer.zero_grad(set_to_none=True)
-    whole = watch.elapsed_ms(begin, end)
     # What gets no gradient in this batch holds its bucket until the end.
-    return [watch.elapsed_ms(begin, marks[p]) if p in marks else whole for p in range(len(parameters))], whole
+    return [watch.elapsed_ms(begin, marks.get(place, end)) for place in range(len(parameters) + 1)]

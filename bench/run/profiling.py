@@ -41,15 +41,17 @@ def with_unprofiled(trials: Sequence[Trial]) -> list[Trial]:
 def profile_trials(session: Session, trials: Sequence[Trial]) -> list[Profiled]:
     """Run every trial without and with its profiler, collect what the profiler wrote, and record both.
 
-    A trial whose profile could not be collected the last time is run again.
+    A trial whose profile could not be collected the last time, or whose profiler leaves no files, is run again.
     """
-    run = session.run
-    for trial in trials:
-        _forget_useless_profile(run.trial(trial.trial_id), trial)
+    directories = [session.run.trial(trial.trial_id) for trial in trials]
+    for trial, directory in zip(trials, directories, strict=True):
+        done = finished_result(directory)
+        if done is not None and ((done.get("profile") or {}).get("problem") or not _profiler(trial).LEAVES_FILES):
+            directory.result_json.unlink()
     results = run_trials(session, with_unprofiled(trials))
     return [
-        _collected(run.trial(trial.trial_id), trial, without, result)
-        for trial, without, result in zip(trials, results[::2], results[1::2], strict=True)
+        _collected(directory, trial, without, result)
+        for directory, trial, without, result in zip(directories, trials, results[::2], results[1::2], strict=True)
     ]
 
 
@@ -60,49 +62,34 @@ def mark_unread(directory: TrialDirectory, item: Profiled, problem: str) -> Prof
     return dataclasses.replace(item, result=whole, problem=problem)
 
 
-def _forget_useless_profile(directory: TrialDirectory, trial: Trial) -> None:
-    """Have a trial run again whose profile was not collected, or whose profiler leaves no files to keep."""
+def _profiler(trial: Trial) -> Any:
     assert trial.profiler is not None
-    done = finished_result(directory)
-    if done is None:
-        return
-    if (done.get("profile") or {}).get("problem") or not load_profiler(trial.profiler).LEAVES_FILES:
-        directory.result_json.unlink()
+    return load_profiler(trial.profiler, trial.profiler_options)
 
 
 def _collected(
     directory: TrialDirectory, trial: Trial, without: Mapping[str, Any], result: Mapping[str, Any]
 ) -> Profiled:
-    assert trial.profiler is not None
-    known = result.get("profile")
-    files: tuple[Path, ...] = ()
-    problem = str(result["reason"])
-    if known is not None and not known["problem"]:
-        files = tuple(directory.path / name for name in known["files"])
-    if files and all(file.exists() for file in files):
-        problem = ""
-    elif result["status"] == "ok":
-        try:
-            profiler = load_profiler(trial.profiler, trial.profiler_options)
-            files, problem = tuple(profiler.collect(Scope(trial=trial, directory=directory.profile))), ""
-        except BertbenchError as error:  # one profile that cannot be had must not cost the others theirs
-            files, problem = (), str(error)
+    profiler = _profiler(trial)
+    known = result.get("profile") or {"files": []}
+    files = tuple(directory.path / name for name in known["files"])
+    problem = ""
+    if not (files and all(file.exists() for file in files)):
+        files, problem = (), str(result["reason"])
+        if result["status"] == "ok":
+            try:
+                files, problem = tuple(profiler.collect(Scope(trial=trial, directory=directory.profile))), ""
+            except BertbenchError as error:  # one profile that cannot be had must not cost the others theirs
+                problem = str(error)
+    plain, profiled = without.get("step_time_ms"), result.get("step_time_ms")
     profile = {
         "files": [str(file.relative_to(directory.path)) for file in files],
         "problem": problem,
-        "waits_at_step_ends": load_profiler(trial.profiler, trial.profiler_options).waits_at_step_ends(trial),
-        **_overhead(trial, without, result),
-    }
-    whole = {**result, "profile": profile}
-    write_record(directory.result_json, whole)
-    return Profiled(trial=trial, result=whole, files=files, problem=problem)
-
-
-def _overhead(trial: Trial, without: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both step times and their ratio; None where one of the runs measured nothing."""
-    plain, profiled = without.get("step_time_ms"), result.get("step_time_ms")
-    return {
+        "waits_at_step_ends": profiler.waits_at_step_ends(trial),
         "unprofiled_trial_id": unprofiled(trial).trial_id,
         "unprofiled_step_time_ms": plain,
         "step_time_ratio": profiled / plain if plain and profiled else None,
     }
+    whole = {**result, "profile": profile}
+    write_record(directory.result_json, whole)
+    return Profiled(trial=trial, result=whole, files=files, problem=problem)

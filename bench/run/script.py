@@ -27,12 +27,7 @@ NOTHING_STEPPED = "no optimizer step was seen"
 
 
 def program_variables(trial: Trial, directory: TrialDirectory) -> dict[str, str]:
-    """Return the environment variables that put the hook into the Python processes of a command.
-
-    Args:
-        trial: with a profiler, its window is profiled.
-        directory: of the trial.
-    """
+    """Return the environment variables that put the hook into the Python processes of a command."""
     settings = {
         "folder": str(directory.path),
         "columns": list(STEP_COLUMNS),
@@ -68,63 +63,48 @@ def settle(trial: Trial, directory: TrialDirectory) -> tuple[Trial, TrialDirecto
 def why_incomplete(trial: Trial, directory: TrialDirectory) -> str:
     """Return why the steps of a command that ended well are no measurement; "" where they are one."""
     notes = directory.path / NOTES
-    names = {path.name for path in notes.glob("*")} if notes.is_dir() else set()
-    problem, unseen = _text(notes / "problem"), _text(notes / "unseen")
-    others = sum(name.startswith("second-") for name in names)
-    if problem:
-        return f"the measurement ended early: {problem}"
+    names = {path.name for path in notes.glob("*")}
     present = directory.ranks()
-    if present:
-        if others:
-            return (
-                f"{others} further process{'es' * (others > 1)} of rank {present[0]} also trained, in turn or at once: "
-                "only the first was recorded; measure a command that trains in one process per rank, without restarts"
-            )
-        missing = sorted(set(range(trial.world_size)) - set(present))
-        if missing:
-            return (
-                f"rank {missing[0]} of {trial.world_size} recorded no step: every rank must step an optimizer on this "
-                "node; several nodes cannot be measured together"
-            )
-        if not all(directory.read_steps(rank) for rank in present):
-            return f"{NOTHING_STEPPED} completely"
-        return _outside_window(trial, directory) if trial.profiler is None else ""
-    if "torch" in names:
+    missing = sorted(set(range(trial.world_size)) - set(present))
+    if "problem" in names:
+        return f"the measurement ended early: {_text(notes / 'problem')}"
+    if not present and "torch" in names:
+        return f"{NOTHING_STEPPED}: no torch.optim optimizer made a step. {_text(notes / 'unseen')}".strip()
+    if not present and "python" in names:
+        return f"{NOTHING_STEPPED}: the command did not import PyTorch's optimizers"
+    if not present:
+        return f"{NOTHING_STEPPED}: no Python loaded the hook; run it without -E, -I and -S, and keep PYTHONPATH"
+    if any(name.startswith("second-") for name in names):
         return (
-            f"{NOTHING_STEPPED}: PyTorch was imported, but no torch.optim optimizer made a step; measure a command "
-            f"that trains{unseen and '; '}{unseen}"
+            f"further processes of rank {present[0]} also trained, and only the first was recorded: measure a command "
+            "that trains in one process per rank, without restarts"
         )
-    if "python" in names:
-        return f"{NOTHING_STEPPED}: the command did not import PyTorch's optimizers; measure a command that trains"
-    return (
-        f"{NOTHING_STEPPED}: no Python of the command loaded the hook; run Python without -E, -I and -S, and keep "
-        "PYTHONPATH"
-    )
+    if missing:
+        return f"rank {missing[0]} of {trial.world_size} recorded no step: every rank must train, on this node"
+    if not all(directory.read_steps(rank) for rank in present):
+        return f"{NOTHING_STEPPED} completely"
+    return _outside_window(trial, directory) if trial.profiler is None else ""
 
 
 def _outside_window(trial: Trial, directory: TrialDirectory) -> str:
     """Return that no step of the script is in the trial's window; "" where one is, or there is no window."""
     if trial.start_iteration is None or trial.stop_iteration is None:
         return ""
-    made = [row["step"] for row in combine({rank: directory.read_steps(rank) for rank in directory.ranks()})]
+    made = [row["step"] for row in _steps(directory)]
     if not made or any(trial.start_iteration <= number < trial.stop_iteration for number in made):
         return ""
-    steps = max(made) + 1
-    return (
-        f"the script made {steps} step{'s'[: steps != 1]}, none in [{trial.start_iteration}, {trial.stop_iteration}): "
-        "lower --start"
-    )
+    window = f"[{trial.start_iteration}, {trial.stop_iteration})"
+    return f"the script made {max(made) + 1} steps, none in {window}: lower --start"
+
+
+def _steps(directory: TrialDirectory) -> list[dict[str, Any]]:
+    return combine({rank: directory.read_steps(rank) for rank in directory.ranks()})
 
 
 def profile_of(trial: Trial, directory: TrialDirectory, step_time_ms: float | None) -> dict[str, Any]:
     """Return the field `profile` of a profiled script's result, as bench.run.profiling has it.
 
-    The steps outside the profile are what it is compared with.
-
-    Args:
-        trial: with a profiler.
-        directory: of the trial, with its notes.
-        step_time_ms: median of the steps that were not profiled; None where it is unknown.
+    It is compared with `step_time_ms`, the median of the steps that were not profiled; None where it is unknown.
     """
     from bench.profilers import load_profiler
     from bench.profilers.base import Scope
@@ -132,18 +112,15 @@ def profile_of(trial: Trial, directory: TrialDirectory, step_time_ms: float | No
     assert trial.profiler is not None and trial.start_iteration is not None and trial.stop_iteration is not None
     profiler = load_profiler(trial.profiler)
     files, problem = [], ""
-    said = _text(directory.path / NOTES / "profile")
     try:
         files = profiler.collect(Scope(trial=trial, directory=directory.profile))
     except InputError as error:
-        problem = _outside_window(trial, directory) or said or str(error)
-    rows = combine({rank: directory.read_steps(rank) for rank in directory.ranks()})
-    window = [row for row in rows if trial.start_iteration <= row["step"] < trial.stop_iteration]
+        problem = _outside_window(trial, directory) or _text(directory.path / NOTES / "profile") or str(error)
+    window = [row for row in _steps(directory) if trial.start_iteration <= row["step"] < trial.stop_iteration]
     profiled = median_of(window, "step_time_ms")
     return {
         "files": [str(file.relative_to(directory.path)) for file in files],
         "problem": problem,
-        "incomplete": said if files else "",
         "waits_at_step_ends": profiler.waits_at_step_ends(trial),
         "unprofiled_trial_id": trial.trial_id,
         "unprofiled_step_time_ms": step_time_ms,
@@ -167,6 +144,6 @@ def add_to_result(
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip().splitlines()[0]
-    except (OSError, IndexError):
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
         return ""

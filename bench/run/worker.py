@@ -11,13 +11,7 @@ from typing import Any, TypeVar
 
 from bench.run.out_of_memory import ran_out_of_memory
 from bench.run.processes import STOP_VARIABLE, die_with_parent, listen_for_stop
-from bench.run.resources import (
-    backend,
-    limit_memory,
-    take_share_of_cores,
-    torch_versions,
-    used_memory,
-)
+from bench.run.resources import backend, limit_memory, take_share_of_cores, torch_versions, used_memory
 from common.errors import BertbenchError, Code, StorageError
 from records.files import write_record
 from records.run import TrialDirectory
@@ -35,23 +29,20 @@ def main(argv: list[str]) -> int:
     """Run the trial whose folder is argv[0]; what goes wrong is written there, for the harness to read."""
     die_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    rank = int(os.environ.get("RANK", "0"))
     directory = TrialDirectory(Path(argv[0]))
-    trial: Trial | None = None
+    memory_limit: int | None = None
     try:
         should_stop = listen_for_stop() if STOP_VARIABLE in os.environ else None
         trial = directory.read_trial()
-        if should_stop is None:
-            run_rank(directory, trial)
-        else:
-            _train(Rank(directory, trial), should_stop)
+        memory_limit = trial.memory_limit_bytes
+        run_rank(directory, trial, should_stop)
     except Exception as error:
-        status, reason, code = _explain(error, trial.memory_limit_bytes if trial is not None else None)
+        status, reason, code = _explain(error, memory_limit)
         if status == "crashed" and not isinstance(error, BertbenchError):
             sys.excepthook(*sys.exc_info())
+        failure = {"status": status, "code": code, "reason": reason, "time": time.time()}
         try:
-            said = {"status": status, "code": code, "reason": reason}
-            write_record(directory.failure_json(rank), {**said, "time": time.time()})
+            write_record(directory.failure_json(int(os.environ.get("RANK", "0"))), failure)
         except StorageError as full:
             sys.stderr.write(f"{full}\n")
         return EXPLAINED
@@ -59,18 +50,17 @@ def main(argv: list[str]) -> int:
 
 
 class Rank:
-    """One rank of a trial, which has joined the others, and the seconds that each part of its work takes.
-
-    Raises:
-        BertbenchError: the strategy cannot run here.
-    """
+    """One rank of a trial, which has joined the others, and the seconds that each part of its work takes."""
 
     def __init__(self, directory: TrialDirectory, trial: Trial) -> None:
         self.directory, self.trial = directory, trial
         take_share_of_cores(trial)
-        self.seconds = _import_torch()
+        began = time.perf_counter()
         import torch
+        import torch._dynamo  # the first optimizer of a process loads it, which would otherwise look like our set-up
 
+        self.seconds = {"before_torch": began - _START, "import_torch": time.perf_counter() - began}
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
         from bert.parallel.options import make_strategy
 
         limit_memory(trial)
@@ -85,6 +75,10 @@ class Rank:
         self.seconds[name] = time.perf_counter() - began
         return result
 
+    def end(self) -> None:
+        """Note that all of the work is done."""
+        self.seconds["total"] = time.perf_counter() - _START
+
     def write(self, measured: dict[str, Any]) -> None:
         """Write this rank's record: what was measured, and what holds of every rank."""
         import torch
@@ -93,20 +87,13 @@ class Rank:
         common = {"seconds": self.seconds, "threads": torch.get_num_threads(), "torch": torch_versions()}
         write_record(self.directory.rank_json(rank), {"rank": rank, **measured, **common})
 
-    def leave(self) -> None:
-        """Wait until every rank has written its records, and part."""
-        self.strategy.barrier()
-        self.strategy.teardown()
 
-    def end(self) -> None:
-        """Note that all of the work is done."""
-        self.seconds["total"] = time.perf_counter() - _START
-
-
-def run_rank(directory: TrialDirectory, trial: Trial) -> None:
-    """Measure as one rank of a trial, and write this rank's records."""
+def run_rank(directory: TrialDirectory, trial: Trial, should_stop: Callable[[], bool] | None = None) -> None:
+    """Do one rank's part of a trial and write its records; with `should_stop` it is one of kind train."""
     rank = Rank(directory, trial)
-    if trial.kind == "comm":
+    if should_stop is not None:
+        _train(rank, should_stop)
+    elif trial.kind == "comm":
         from bench.run.collectives import measure
 
         measure(directory, trial, rank.strategy, {"seconds": rank.seconds, "torch": torch_versions()})
@@ -114,7 +101,8 @@ def run_rank(directory: TrialDirectory, trial: Trial) -> None:
         from bench.run.measure import measure_steps
 
         measure_steps(rank)
-    rank.leave()
+    rank.strategy.barrier()  # until every rank has written its records
+    rank.strategy.teardown()
 
 
 def _train(rank: Rank, should_stop: Callable[[], bool]) -> None:
@@ -124,23 +112,12 @@ def _train(rank: Rank, should_stop: Callable[[], bool]) -> None:
     rank.end()
     unknown = dict.fromkeys(("mfu", "measured_peak_flops"), "a training run measures no peak")
     rank.write({**attempt, **used_memory(rank.strategy.device), "backend": backend(), "unknown": unknown})
-    rank.leave()
-
-
-def _import_torch() -> dict[str, float]:
-    """Import torch and what its optimizers import anyway; return the seconds it took."""
-    began = time.perf_counter()
-    import torch
-    import torch._dynamo  # the first optimizer of a process loads it, which would otherwise look like our set-up
-
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-    return {"before_torch": began - _START, "import_torch": time.perf_counter() - began}
 
 
 def _explain(error: Exception, memory_limit_bytes: int | None = None) -> tuple[str, str, Code]:
+    expected = isinstance(error, BertbenchError)
     code: Code = error.code if isinstance(error, BertbenchError) else "rank-failed"
-    text = f"{type(error).__name__}: {error}" if not isinstance(error, BertbenchError) else str(error)
-    text = text.strip()[:2000]
+    text = (str(error) if expected else f"{type(error).__name__}: {error}").strip()[:2000]
     if ran_out_of_memory(error):
         text = text.removesuffix(":")
         if memory_limit_bytes is not None:
@@ -151,8 +128,7 @@ def _explain(error: Exception, memory_limit_bytes: int | None = None) -> tuple[s
     if isinstance(error, StorageError):
         return "interrupted", text, code  # with more space the same command makes it again
     # The plain class is what the other ranks see of a rank's unexpected failure.
-    expected = isinstance(error, BertbenchError) and type(error) is not BertbenchError
-    if expected and not isinstance(error, DivergenceError):
+    if expected and type(error) is not BertbenchError and not isinstance(error, DivergenceError):
         return "refused", text, code
     return "crashed", text, code
 

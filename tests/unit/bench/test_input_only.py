@@ -1,7 +1,6 @@
 """Trials of the input alone and twins on made-up batches: planned, named, drawn and recorded."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,9 @@ from bench.machine.devices import Devices
 from bench.run.clock import StepClock
 from bench.run.measure import draw, rank_record, without_training
 from bench.sweep.trials import Sweep, expand
-from bert.tasks import task_data
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.batches import Hdf5Batches
 from bert.tasks.pretrain.instances import Instances
-from bert.train.observer import Observer
 from records.trial import Trial
 
 CPU = Devices("cpu", (), 4)
@@ -59,22 +56,6 @@ def test_a_trial_on_the_lengths_of_a_folder_survives_its_record(tmp_path: Path) 
     assert again == twin and again.trial_id == twin.trial_id
 
 
-def test_a_moved_folder_gives_the_same_trials(tmp_path: Path) -> None:
-    first = expand(sweep(make_shards(tmp_path / "a")), CPU)
-    shutil.move(tmp_path / "a", tmp_path / "b")
-    second = expand(sweep(tmp_path / "b"), CPU)
-    assert [trial.trial_id for trial in first] == [trial.trial_id for trial in second]
-
-
-def test_equal_lengths_are_the_same_made_up_data_whatever_the_content(tmp_path: Path) -> None:
-    folders = [make_shards(tmp_path / "a"), make_shards(tmp_path / "b", gzip_level=0)]
-    twins = {task_data("pretrain").inspect(f"synthetic:{folder}", SEQ_LEN).fingerprint for folder in folders}
-    assert (
-        len(twins) == 1
-        and len({task_data("pretrain").inspect(str(folder), SEQ_LEN).fingerprint for folder in folders}) == 2
-    )
-
-
 def test_a_search_of_the_input_alone_is_refused() -> None:
     with refused("option-conflict", "--input-only", "--max-batch-search"):
         ThroughputOptions(input_only=True, max_batch_search=True)
@@ -95,18 +76,3 @@ def test_drawing_records_samples_and_the_wait_and_leaves_training_unknown(tmp_pa
     assert record["shards_read"]["samples"] == (20 if gzip_level else 0)
     assert "nothing was trained" in record["unknown"]["mfu"]
     assert rank_record(iter([]))["shards_read"] is None
-
-
-def test_a_fault_in_the_data_ends_the_drawing_with_its_message(tmp_path: Path) -> None:
-    path = make_shards(tmp_path) / "d_training_0.hdf5"
-    stream = Hdf5Batches(DataSpec(data=str(tmp_path), seq_len=SEQ_LEN, micro_batch_size=4))
-    path.unlink()
-    ended: list[bool] = []
-
-    class Noted(Observer):
-        def run_end(self) -> None:
-            ended.append(True)
-
-    with refused("path-missing", path):
-        draw(iter(stream), 1, Noted(), lambda step: True)
-    assert ended

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.refusals import refused
 
-from analysis.diagnose.advice import Context
 from analysis.diagnose.answer import script_answer
 from analysis.diagnose.run import cautions_of_scripts
 from analysis.load import load_run, summarize_trial
@@ -14,13 +14,12 @@ from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.runs import compare_runs
 from analysis.metrics.throughput import summarize
 from bench.cli.dispatch import result_of
-from bench.cli.result import Result, show
+from bench.cli.result import Result
 from bench.run.recorder import step_writer
 from bench.run.script import profile_of, why_incomplete
 from bench.sweep.script import name_of, plan_script, script_sha256
 from bench.sweep.sweep import result_rows
-from common.errors import InputError, UsageError
-from common.locks import LockedError, locked
+from common.errors import Code
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.schema import STEP_COLUMNS
@@ -45,7 +44,7 @@ def test_ends_without_a_step_are_told_apart_and_each_call_adds_a_round(tmp_path:
     for program, (status, code, own, said) in ends.items():
         result = measured(tmp_path, sys.executable, "-c", program)
         assert (result.document["status"], result.code, result.document["exit_code"]) == (status, code, own)
-        assert said in result.document["reason"] and "no optimizer step" in result.document["reason"]
+        assert said in result.document["reason"]
     assert "why it fails" in (tmp_path / "results.csv").read_text(), "the end of the log"
     again = measured(tmp_path, sys.executable, "-c", "import json")
     assert again.document["round"] == 1
@@ -65,12 +64,11 @@ def test_other_trials_of_the_folder_stay_as_they_are(tmp_path: Path) -> None:
     assert damaged.trial_json.read_text() == "{" and not damaged.result_json.exists()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_round_whose_record_is_damaged_is_not_measured_over(tmp_path: Path, ranks: int) -> None:
+def test_a_round_whose_record_is_damaged_is_not_measured_over(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     for name in ("train", "other"):
         first = plan_script(run, ("python", "train.py"), name)
-        damaged = run.trial(dataclasses.replace(first, world_size=ranks).trial_id)
+        damaged = run.trial(dataclasses.replace(first, world_size=2).trial_id)
         damaged.path.mkdir(parents=True)
         damaged.trial_json.write_text("{")
     assert [plan_script(run, ("python", "train.py"), name).round for name in ("train", "new")] == [1, 0]
@@ -83,31 +81,34 @@ def test_a_program_without_the_hook_is_told_and_a_hang_ends_at_the_limit(tmp_pat
     assert (result.code, result.document["status"]) == (3, "timeout")
 
 
-def test_what_cannot_be_started_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("")
-    cases = {
-        "tool-missing": ["measure", "--", "no-such-program"],
-        "option-value": ["measure", "--", str(script)],
-        "option-missing": ["measure"],
-    }
-    profiled = ["measure", "--out", str(tmp_path / "run"), "--profile", "--", "true"]
-    more = [
-        ("option-missing", profiled),
-        ("option-value", [*profiled[:4], "--start", "0", "--stop", "2", *profiled[4:]]),
-        ("option-missing", ["measure", "--out", str(tmp_path / "run"), "--start", "10", "--", "true"]),
-        ("option-missing", ["measure", "python", str(script)]),
-        ("option-unknown", ["measure", "--outt", "x", "--", "true"]),
-        ("option-value", ["measure", "--out", str(tmp_path / "run"), "--name", " ", "--", "true"]),
-    ]
-    for code, words in [*cases.items(), *more]:
-        with pytest.raises(UsageError) as refused:
-            result_of(words)
-        assert refused.value.code == code
+PROFILED = ["--start", "0", "--stop", "2", "--profile"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["measure", "--", "no-such-program"], "tool-missing"),
+        (["measure", "--", __file__], "option-value"),
+        (["measure"], "option-missing"),
+        (["measure", "--out", "run", "--profile", "--", "true"], "option-missing"),
+        (["measure", "--out", "run", *PROFILED, "--", "true"], "option-value"),
+        (["measure", "--out", "run", "--start", "10", "--", "true"], "option-missing"),
+        (["measure", "--outt", "x", "--", "true"], "option-unknown"),
+        (["measure", "--out", "run", "--name", " ", "--", "true"], "option-value"),
+    ],
+)
+def test_what_cannot_be_started_is_refused(
+    words: list[str], code: Code, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with refused(code):
+        result_of(words)
+
+
+def test_a_launcher_belongs_into_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(UsageError) as refused:
+    with refused("option-not-applicable"):
         result_of(["measure", "--", "true"])
-    assert refused.value.code == "option-not-applicable"
 
 
 def test_the_steps_outside_of_a_profile_are_measured() -> None:
@@ -197,16 +198,6 @@ def test_the_answer_of_scripts_says_what_to_do_first_and_how_much_of_a_step_it_s
     assert answer["do_first"]["command"] == f"bertbench measure --out {tmp_path} -- train"
 
 
-def test_advice_is_for_the_script_of_the_headline(tmp_path: Path) -> None:
-    """Of two scripts in one folder, of which the other one has more rounds and waits for data."""
-    for number in range(2):
-        stepped(script(implementation="a.py", round=number), tmp_path, 30, data_ms=1.0)
-    stepped(script(implementation="b.py"), tmp_path, 30)
-    (answer,) = result_of(["report", str(tmp_path), "--json"]).document["answers"]
-    assert answer["headline"].startswith("b.py") and answer["do_first"] is None
-    assert answer["sentences"][0].startswith("a.py")
-
-
 def test_history_knows_a_script_by_its_name(tmp_path: Path) -> None:
     for name, step_ms in (("old", 2.0), ("new", 4.0)):
         for number in range(3):
@@ -220,24 +211,6 @@ def test_history_knows_a_script_by_its_name(tmp_path: Path) -> None:
     assert series["points"][1]["verdict"] == "regression" and series["points"][1]["time_ratio"] == 2.0
     assert "command: /old/t.py -> /new/t.py" in series["points"][1]["changed"]
     assert any("content" in text for text in series["points"][1]["changed"])
-
-
-def test_history_of_steps_without_samples_has_their_time(tmp_path: Path) -> None:
-    directory = stepped(script(implementation="t.py"), tmp_path, 30)
-    with step_writer(directory.steps_csv(0)) as writer:
-        for number in range(30):
-            row = {"step": number, "step_time_ms": 2.0, "start_ns": number * 2_000_000}
-            writer.write({**dict.fromkeys(STEP_COLUMNS), **row})
-    (series,) = history_of([RunDirectory(tmp_path)])["series"]
-    assert series["points"][0]["step_time_ms"] == 2.0
-
-
-def test_runs_of_scripts_without_a_name_in_common_say_how_to_compare_them(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        stepped(script(implementation=name), tmp_path / name, 30)
-    with pytest.raises(InputError, match="--name") as refused:
-        show(result_of(["compare", str(tmp_path / "a"), str(tmp_path / "b")]), as_json=True)
-    assert refused.value.code == "run-mismatch"
 
 
 def test_what_a_script_does_not_tell_is_null_in_every_row(tmp_path: Path) -> None:
@@ -274,18 +247,6 @@ def test_energy_of_gpus_that_the_script_may_not_have_used_is_unknown() -> None:
     ]
     assert summarize(trial, steps, {}, {}, power)["energy_joules"] is None
     assert summarize(trial, steps, {}, {}, power[:6])["energy_joules"] > 0
-
-
-def test_advice_about_a_script_measures_the_script_again() -> None:
-    row = {"kind": "measure", "command": ("python", "a b.py")}
-    assert Context(row=row, run="runs/x").command("machine") == "bertbench measure --out runs/x -- python 'a b.py'"
-    assert Context(row=row, run="runs/x").command("precision") == ""
-
-
-def test_two_calls_at_once_into_one_folder_are_refused(tmp_path: Path) -> None:
-    with locked(tmp_path, "a test", "wait"), pytest.raises(LockedError) as refused:
-        measured(tmp_path, "true")
-    assert refused.value.code == "folder-locked"
 
 
 @pytest.mark.parametrize(

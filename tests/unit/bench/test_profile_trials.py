@@ -24,19 +24,6 @@ def trial(profiler: str) -> Trial:
     return Trial(kind="profile", profiler=profiler, start_iteration=1, stop_iteration=3)
 
 
-@pytest.mark.parametrize(
-    ("profiler", "problem", "kept"), [("torch", "", True), ("torch", "it was cut short", False), ("nvtx", "", False)]
-)
-def test_what_is_useless_or_leaves_no_files_runs_again(tmp_path: Path, profiler: str, problem: str, kept: bool) -> None:
-    item = trial(profiler)
-    directory = RunDirectory(tmp_path).trial(item.trial_id)
-    directory.path.mkdir(parents=True)
-    write_record(directory.trial_json, item.to_json())
-    write_record(directory.result_json, {"status": "ok", "profile": {"problem": problem, "files": []}})
-    profiling._forget_useless_profile(directory, item)
-    assert directory.result_json.exists() is kept
-
-
 def test_the_unprofiled_twin_is_the_same_run_and_no_throughput_result() -> None:
     item = trial("nsys")
     twin = unprofiled(item)
@@ -63,12 +50,17 @@ def test_a_profile_quicker_than_the_run_without_it_is_doubted(ratio: float, doub
     assert ("another --out" in shown) is doubted
 
 
-def test_a_finished_profile_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("leaves_files", "problem", "runs"), [(True, "", 2), (True, "it was cut short", 3), (False, "", 3)]
+)
+def test_a_finished_profile_is_not_measured_again_unless_it_is_useless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves_files: bool, problem: str, runs: int
+) -> None:
     ran: list[str] = []
 
     def run_trial(item: Trial, directory: TrialDirectory, *rest: object) -> dict[str, object]:
         ran.append(item.kind)
-        directory.profile.mkdir(parents=True)
+        directory.profile.mkdir(parents=True, exist_ok=True)
         write_record(directory.trial_json, item.to_json())
         (directory.profile / "rank-0.txt").write_text(str(len(ran)))
         result = {"status": "ok", "reason": "", "trial_id": item.trial_id, "step_time_ms": 10.0 + len(ran)}
@@ -77,7 +69,7 @@ def test_a_finished_profile_is_not_measured_again(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(sweep, "run_trial", run_trial)
     collected = SimpleNamespace(
-        LEAVES_FILES=True,
+        LEAVES_FILES=leaves_files,
         check=lambda trial: None,
         waits_at_step_ends=lambda trial: False,
         collect=lambda scope: [scope.directory / "rank-0.txt"],
@@ -88,10 +80,15 @@ def test_a_finished_profile_is_not_measured_again(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(module, "load_profiler", lambda *rest: collected)
     words = ["pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precisions", "fp32"]
     words += ["--start", "3", "--stop", "6", "--profiler", "torch", "--out", str(tmp_path / "run")]
-    for _ in range(2):
-        (found,) = document("profile", *words)["profiles"]
-        assert (len(ran), found["unprofiled_step_time_ms"], found["step_time_ms"]) == (2, 11.0, 12.0)
-        assert Path(found["files"][0]).read_text() == "2"
+    (first,) = document("profile", *words)["profiles"]
+    assert (len(ran), first["unprofiled_step_time_ms"], first["step_time_ms"]) == (2, 11.0, 12.0)
+    place = RunDirectory(tmp_path / "run").trial(first["trial_id"])
+    result = place.read_result()
+    assert result is not None
+    write_record(place.result_json, {**result, "profile": {**result["profile"], "problem": problem}})
+    (found,) = document("profile", *words)["profiles"]
+    assert (len(ran), found["unprofiled_step_time_ms"], found["step_time_ms"]) == (runs, 11.0, 10.0 + runs)
+    assert Path(found["files"][0]).read_text() == str(runs)
 
 
 def plain_fields(item: Trial) -> dict[str, object]:

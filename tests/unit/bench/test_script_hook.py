@@ -1,6 +1,5 @@
 """The hook of `bertbench measure`, in processes of its own, against facts that the scripts know themselves."""
 
-import csv
 import itertools
 import json
 import os
@@ -8,13 +7,13 @@ import pickle
 import statistics
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from support import script_loads
 
 from bench.hook import frameworks, on_path
 from bench.hook.loads import count_batch
@@ -72,19 +71,20 @@ os._exit(0)
 """
 
 
-def environment(folder: Path, *more: Path) -> dict[str, str]:
+def hooked(folder: Path, *words: str, path: Path | None = None) -> str:
+    """Run Python with the hook; return its output."""
     settings = {"folder": str(folder), "columns": list(STEP_COLUMNS), "schema_version": SCHEMA_VERSION}
-    path = os.pathsep.join(map(str, (Path(on_path.__file__).parent, *more)))
-    return {**os.environ, VARIABLE: json.dumps(settings), "PYTHONPATH": path}
+    places = os.pathsep.join(str(place) for place in (Path(on_path.__file__).parent, path) if place)
+    variables = {**os.environ, VARIABLE: json.dumps(settings), "PYTHONPATH": places}
+    done = subprocess.run([sys.executable, *words], env=variables, stdout=-1, text=True, timeout=600, check=True)
+    assert not {"problem", "unseen"} & {note.name for note in (folder / NOTES).iterdir()}
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def stepped(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialDirectory, list[float]]:
     folder = tmp_path_factory.mktemp("trial")
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment(folder), capture_output=True, text=True, timeout=600, check=True
-    )
-    return TrialDirectory(folder), json.loads(done.stdout)
+    return TrialDirectory(folder), json.loads(hooked(folder, "-c", SCRIPT))
 
 
 def test_steps_are_those_of_the_first_optimizer_alone(stepped: tuple[TrialDirectory, list[float]]) -> None:
@@ -120,15 +120,7 @@ def test_a_process_without_torch_leaves_only_a_note_and_runs_the_next_sitecustom
     other = tmp_path / "site"
     other.mkdir()
     (other / "sitecustomize.py").write_text("import builtins\nbuiltins.seen = 'next'\n")
-    done = subprocess.run(
-        [sys.executable, "-c", "print(seen)"],
-        env=environment(tmp_path, other),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert done.stdout.strip() == "next"
+    assert hooked(tmp_path, "-c", "print(seen)", path=other).strip() == "next"
     assert [path.name for path in (tmp_path / NOTES).iterdir()] == ["python"]
     assert TrialDirectory(tmp_path).ranks() == []
 
@@ -195,15 +187,7 @@ def test_a_framework_whose_optimizer_is_not_torchs_is_measured_by_its_callback(t
         for folder in [place, *place.parents][: package.count(".") + 1]:
             (folder / "__init__.py").touch()
         (place / f"{NAMES[package]}.py").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-c", ENGINE],
-        env=environment(tmp_path, tmp_path / "site"),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    given, own = json.loads(done.stdout)
+    given, own = json.loads(hooked(tmp_path, "-c", ENGINE, path=tmp_path / "site"))
     directory = TrialDirectory(tmp_path)
     rows, record = directory.read_steps(0), directory.read_ranks()[0]
     assert own == "own" and given == [8, 8, 2], "one of six batches is skipped, and the last has two samples"
@@ -212,7 +196,6 @@ def test_a_framework_whose_optimizer_is_not_torchs_is_measured_by_its_callback(t
     assert record["framework"] == {
         "name": "transformers.Trainer", "grad_accum_steps": 2, "micro_batch_size": 4, "mixed_precision": "bf16"
     }  # fmt: skip
-    assert not list((tmp_path / NOTES).glob("unseen")) and not list((tmp_path / NOTES).glob("problem"))
 
 
 class LightningCallback:
@@ -227,15 +210,11 @@ def test_callbacks_are_pickled_as_callbacks_of_the_framework() -> None:
         def __init__(self) -> None:
             self.callbacks: list[Any] = []
 
-    recorder = SimpleNamespace(guarded=lambda work: work(), lock=threading.Lock())
     hugging_face = SimpleNamespace(TrainerCallback=TrainerCallback, DEFAULT_CALLBACKS=[])
-    frameworks.hugging_face(recorder, hugging_face)
-    lightning = SimpleNamespace(Trainer=Trainer, Callback=LightningCallback, __name__="lightning.trainer.trainer")
-    frameworks.lightning(recorder, lightning)
+    frameworks.hugging_face(None, hugging_face)
+    frameworks.lightning(None, SimpleNamespace(Trainer=Trainer, Callback=LightningCallback, __name__="a"))
     callbacks = [hugging_face.DEFAULT_CALLBACKS[0](), *Trainer().callbacks]
-    assert [isinstance(*pair) for pair in zip(callbacks, (TrainerCallback, LightningCallback), strict=True)] == [
-        True
-    ] * 2
+    assert isinstance(callbacks[0], TrainerCallback) and isinstance(callbacks[1], LightningCallback)
     assert [type(one) for one in pickle.loads(pickle.dumps(callbacks))] == [TrainerCallback, LightningCallback]
 
 
@@ -258,7 +237,34 @@ def test_counts_of_a_batch(batch: Any, counts: tuple[int | None, ...]) -> None:
     assert count_batch(batch) == counts
 
 
-def test_the_steps_file_is_plain_csv(stepped: tuple[TrialDirectory, list[float]]) -> None:
-    with stepped[0].steps_csv(0).open(newline="") as file:
-        rows = list(csv.reader(file))
-    assert rows[0] == list(STEP_COLUMNS) and {len(row) for row in rows} == {len(STEP_COLUMNS)}
+SAMPLES = {
+    "evaluation_of_the_training_set_by_another_loader": [4] * 5,
+    "evaluation_of_the_training_set_by_the_same_loader": [4] * 5,
+    "a_batch_taken_before_each_epoch": [4] * 10,
+    "a_new_iterator_for_each_step": [4] * 5,
+    "a_second_loader_that_is_read_now_and_then": [4] * 5,
+    "accumulation_over_the_end_of_an_epoch": [8] * 5,
+    "accumulation_with_workers_that_persist": [8] * 5,
+    "a_loader_that_is_slow_to_begin_and_to_end": [4] * 10,
+    "workers_that_are_slow_to_begin": [4] * 10,
+    "evaluation_by_a_slow_loader": [4] * 5,
+}
+
+
+def test_a_step_counts_the_batches_that_it_trains_on_and_the_wait_for_all(tmp_path: Path) -> None:
+    hooked(tmp_path, script_loads.__file__)
+    steps = {loop.__name__: TrialDirectory(tmp_path).read_steps(rank) for rank, loop in enumerate(script_loads.LOOPS)}
+    assert {loop: [row["samples"] for row in rows] for loop, rows in steps.items()} == SAMPLES
+    waits = {loop: [row["data_wait_ms"] for row in rows] for loop, rows in steps.items()}
+    slow = waits["a_loader_that_is_slow_to_begin_and_to_end"]
+    assert slow[0] >= 200 and slow[5] >= 400, "its beginning; its end and the next beginning"
+    workers = waits["workers_that_are_slow_to_begin"]
+    assert workers[0] >= 200 and workers[5] >= 200
+    evaluation = waits["evaluation_by_a_slow_loader"]
+    assert evaluation[0] < 400 <= evaluation[3]
+    assert all(
+        row["data_wait_ms"] < row["step_time_ms"]
+        for loop in list(SAMPLES)[-3:]
+        for row in steps[loop]
+        if row["step_time_ms"] is not None
+    )

@@ -12,7 +12,6 @@ import pytest
 from support.refusals import refused
 from support.training_runs import settings, shards
 
-from bench.cli.progress import duration
 from bench.cli.train_progress import TrainProgress, event_text, progress_text
 from bench.loggers import LOGGERS, VARIABLE
 from bench.run.processes import StopRequest, hold_stop_signals, listen_for_stop
@@ -203,8 +202,3 @@ def test_progress_shows_what_is_new_once(
     shown = capsys.readouterr().err
     assert shown.count("step 2/10, loss 2.0000, learning rate 0.001") == 1
     assert "saved step-0000002 (1.0 MiB in 0.5 s)" in shown and "note: mind the gap" in shown
-
-
-def test_times_are_written_for_people() -> None:
-    shown = [duration(seconds) for seconds in (7.4, 185, 8040, 273600)]
-    assert shown == ["7 s", "3:05 min", "2:14 h", "3 d 4 h"]
