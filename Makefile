@@ -95,11 +95,10 @@ test-soak: setup ## trainings, many kills, decompression bombs, speed and scalin
 	$(BIN)/python -m pytest tests/slow tests/soak -m alone || status=1; exit $$status
 
 # One process per workload: its tests share the undisturbed call. Small file systems need root.
-fault-test: setup ## kills, full disks, lack of memory and other faults, about 40 minutes on 2 cores; writes a table to OUT=<folder> (KILLS=<n>, 50)
-	FAULT_OUT="$(or $(OUT),runs/faults)" KILLS=$${KILLS:-50} \
-	  $(BIN)/python -m pytest tests/fault -n $${TEST_WORKERS:-2} --dist loadgroup
+fault-test: setup ## kills, full disks and two calls at once, about 30 minutes on 2 cores (KILLS=<n>, 50)
+	$(BIN)/python -m pytest tests/fault -n $${TEST_WORKERS:-2} --dist loadgroup
 
-truth-test: setup ## reported numbers compared with the truth, under 15 minutes on 2 idle cores (OUT=<folder>)
+truth-test: setup ## reported numbers compared with the truth, under 10 minutes on 2 idle cores (OUT=<folder>)
 	TRUTH_OUT="$(or $(OUT),runs/truth)" $(BIN)/python -m pytest tests/truth --timeout 1800
 
 fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)

@@ -79,9 +79,7 @@ def test_killed_three_times_at_random_moments_the_curve_is_that_of_a_whole_run(
     assert done.returncode == 0, done.stderr
     assert cli.curve() == whole.curve(), f"KILL_SEED={seed}"
     assert cli.checkpoints() == whole.checkpoints()
-    report = subprocess.run(
-        [*cli.argv()[:3], "report", str(cli.out)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    report = subprocess.run(cli.argv("report", str(cli.out)), cwd=ROOT, capture_output=True, text=True, check=False)
     assert report.returncode == 0, report.stderr
     page = (cli.out / "report" / "report.html").read_text()
     assert "BERT-tiny was trained for 24 of 24 steps" in page and "Attempts" in page and "Evaluations" in page

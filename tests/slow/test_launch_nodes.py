@@ -191,7 +191,7 @@ def training(data: Path, out: Path, steps: int = STEPS) -> TrainCli:
 
 
 def command(cli: TrainCli) -> list[str]:
-    return ["bertbench", *cli.argv()[3:]]
+    return ["bertbench", *cli.command()[3:]]
 
 
 def losses(cli: TrainCli) -> list[float]:

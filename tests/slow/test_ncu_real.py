@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.ncu_reports import old_report
 from support.refusals import refused
 
 from analysis.diagnose.cores import findings
@@ -229,9 +228,8 @@ def test_a_real_report_gives_the_findings_of_its_csv_and_the_rules_of_its_detail
 
 def test_ncu_prints_of_a_report_that_a_test_wrote_what_the_golden_file_has(tmp_path: Path) -> None:
     """So the reports of the unit tests are reports to NVIDIA's own reader too."""
-    path = tmp_path / "old.ncu-rep"
-    path.write_bytes(old_report())
-    golden = Path(__file__).resolve().parents[1] / "golden" / "ncu" / "raw.csv"
+    path = Path(__file__).resolve().parents[1] / "golden" / "ncu" / "2022.ncu-rep"
+    golden = path.with_name("raw.csv")
     command = ["ncu", "--import", str(path), "--csv", "--page", "raw"]
     zone = {**os.environ, "TZ": "UTC"}
     printed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=zone).stdout

@@ -18,7 +18,7 @@ def test_ranks_that_were_started_by_hand_train_together_without_torchrun(tmp_pat
     world = {**os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
         subprocess.Popen(
-            cli.argv("--eval-every", "0"),
+            cli.command("--eval-every", "0"),
             cwd=ROOT,
             env={**world, "RANK": rank, "LOCAL_RANK": rank},
             stdout=subprocess.PIPE,

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -56,19 +55,3 @@ def test_a_real_encoder_tells_spam_from_messages(tmp_path: Path) -> None:
     assert process.returncode == 0, out + err
     stats = json.loads((tmp_path / "sms_train_test_stats.json").read_text())
     assert stats["test"]["balanced_accuracy"] >= 0.9
-
-
-@pytest.mark.public
-def test_a_start_from_the_database_is_several_times_faster_than_from_the_csv(tmp_path: Path) -> None:
-    from support.csv_files import prepared
-
-    from bert.tasks.classify.source import ClassifyData
-
-    shutil.copy(SMS, tmp_path / "sms.csv")
-    shutil.copy(minilm_folder() / "vocab.txt", tmp_path / "vocab.txt")
-    began = time.process_time()
-    database = prepared(tmp_path / "sms.csv", text="v2", label="v1").source.path
-    from_csv = time.process_time() - began
-    began = time.process_time()
-    ClassifyData().rows(database, "training", {})
-    assert from_csv > 3 * (time.process_time() - began)

@@ -28,8 +28,8 @@ class RowTraining(TrainCli):
             "--micro-batch-size", str(GLOBAL_BATCH // ranks // 2), *more,
         )  # fmt: skip
 
-    def argv(self, *more: str) -> list[str]:
-        words = super().argv(*more)
+    def command(self, *more: str) -> list[str]:
+        words = super().command(*more)
         words[words.index("pretrain")] = self.task
         return words
 

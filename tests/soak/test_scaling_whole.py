@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,20 +14,8 @@ from analysis.metrics.scaling import measured_efficiency
 from records.run import RunDirectory
 
 WINDOW = ("--start", "2", "--stop", "8", "--threads", "1")
-COMM = (
-    "--device",
-    "cpu",
-    "--min-bytes",
-    "32K",
-    "--max-bytes",
-    "32M",
-    "--factor",
-    "4",
-    "--iterations",
-    "2",
-    "--repetitions",
-    "3",
-)
+COMM = ("--device", "cpu", "--min-bytes", "32K", "--max-bytes", "32M", "--factor", "4", "--iterations", "2",
+        "--repetitions", "3")  # fmt: skip
 ENDLESS_COMM = ("--devices", "2", "--min-bytes", "64K", "--max-bytes", "64M", "--iterations", "100", "--repetitions",
                 "1000", "--device", "cpu")  # fmt: skip
 
@@ -93,20 +80,6 @@ def test_a_world_of_torchrun_measures_collectives_and_one_trial(cli: Cli) -> Non
     assert refused.returncode != 0 and "[option-not-applicable]" in refused.stderr
 
 
-def test_parts_of_a_run_on_several_nodes_claim_no_throughput(tmp_path: Path) -> None:
-    from support.rings import Machine
-
-    machine = Machine()
-    trial = machine.write_steps(tmp_path, 4, nodes=2)
-    directory = RunDirectory(tmp_path).trial(trial.trial_id)
-    (whole,) = load_run(RunDirectory(tmp_path))
-    assert whole.row["samples_per_second"] > 0 and whole.row["nodes"] == 2
-    for rank in (2, 3):
-        directory.steps_csv(rank).unlink()
-    (part,) = load_run(RunDirectory(tmp_path))
-    assert part.row["samples_per_second"] is None and "2 ranks" in part.row["unknown"]["samples_per_second"]
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_dies_or_hangs_in_a_collective_is_a_row(cli: Cli, number: signal.Signals) -> None:
     argv = cli.argv("comm", *ENDLESS_COMM, "--timeout-seconds", "25", "--out", str(cli.out))
@@ -119,14 +92,3 @@ def test_a_rank_that_dies_or_hangs_in_a_collective_is_a_row(cli: Cli, number: si
     expected = {signal.SIGKILL: ("crashed", "SIGKILL"), signal.SIGSTOP: ("timeout", "25 s")}[number]
     assert result["status"] == expected[0] and expected[1] in str(result["reason"])
     assert not cli.processes()
-
-
-def test_an_interrupted_collective_is_run_again(cli: Cli) -> None:
-    argv = cli.argv("comm", *ENDLESS_COMM, "--out", str(cli.out))
-    sweep = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: list(cli.out.glob("trials/*/collectives.csv")), "the first measurement")
-    sweep.send_signal(signal.SIGINT)
-    _, errors = sweep.communicate(timeout=60)
-    assert sweep.returncode == 130, errors
-    (result,) = cli.results()
-    assert result["status"] == "interrupted" and not cli.processes()

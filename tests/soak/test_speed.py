@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.cli import ROOT, SHORT, Cli
+from support.cli import ROOT, Cli
 
 from bench.run.clock import StepClock
 from bench.run.recorder import step_writer
@@ -17,7 +17,6 @@ from bert.parallel.single import SingleStrategy
 from bert.speed import native
 from bert.train.loop import Training, train
 from bert.train.observer import Observer, Observers
-from records.run import RunDirectory
 
 pytestmark = pytest.mark.alone
 
@@ -29,17 +28,8 @@ def test_ours_beats_hugging_face_by_our_own_sweep(
 ) -> None:
     monkeypatch.setenv(native.VARIABLE, "1")
     options = ["--preset", preset, "--seq-lens", "128", "--batch-sizes", str(batch), "--precisions", "auto"]
-    options += [
-        "--implementations",
-        "bertbench",
-        "hf",
-        "--data",
-        "synthetic",
-        "--device",
-        "cpu",
-        "--max-seconds",
-        str(seconds),
-    ]
+    options += ["--implementations", "bertbench", "hf", "--data", "synthetic", "--device", "cpu"]
+    options += ["--max-seconds", str(seconds)]
     for rounds in (1, 3):  # one round is enough where the answer is clear; a noisy one is asked twice more
         argv = cli.argv("throughput", "pretrain", *options, "--rounds", str(rounds), "--out", str(cli.out), "--json")
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1500, check=False)
@@ -52,25 +42,6 @@ def test_ours_beats_hugging_face_by_our_own_sweep(
         if ratio["throughput_ratio"] >= least:
             break
     assert ratio["throughput_ratio"] >= least
-
-
-def test_a_trial_costs_under_two_seconds_beyond_torch_the_model_and_the_training(cli: Cli) -> None:
-    argv = cli.sweep(*SHORT, "--batch-sizes", "2")
-    costs = []
-    for round_number in range(3):
-        out = cli.out / str(round_number)
-        done = subprocess.run(
-            [*argv[:-1], str(out)], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        (trial,) = RunDirectory(out).trials()
-        result, rank = trial.read_result(), trial.read_ranks()[0]
-        assert result is not None
-        spent = rank["seconds"]
-        inherent = spent["import_torch"] + spent["build_model"] + spent["train"]
-        costs.append(result["wall_seconds"] - inherent)
-    print(f"seconds beyond torch, model and training: {sorted(costs)}")
-    assert sorted(costs)[1] < 2.0
 
 
 def test_observers_cost_under_one_percent_of_the_smallest_step_make_bench_measures(tmp_path: Path) -> None:

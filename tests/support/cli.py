@@ -29,14 +29,17 @@ class Cli:
     def sweep(self, *options: str) -> list[str]:
         return self.argv("throughput", "pretrain", *TINY, *options, "--out", str(self.out))
 
-    def run(self, *options: str, timeout: float = 240) -> "subprocess.CompletedProcess[str]":
+    def command(self, *more: str) -> list[str]:
+        return self.sweep(*more)
+
+    def run(self, *more: str, timeout: float = 240) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            self.sweep(*options), cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
+            self.command(*more), cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
         )
 
-    def start(self, *options: str) -> "subprocess.Popen[str]":
+    def start(self, *more: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            self.sweep(*options), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            self.command(*more), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
     def results(self) -> list[dict[str, object]]:

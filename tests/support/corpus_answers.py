@@ -1,7 +1,7 @@
 """Answers of `bertbench analyze --json` and `core-util --json` to what is known of the recordings of a corpus."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +36,15 @@ _CAUSES = {
 _RANKS = ("communication_ms", "overlapped_ms", "exposed_ms", "compute_ms")
 
 
-def answers(corpus: Path, called: Callable[..., Document], traces: Sequence[str] = TRACES) -> Answers:
+def answers(corpus: Path, called: Callable[..., Document]) -> Answers:
     """Return answers by id of the fact, None where a table has none.
 
     Args:
         corpus: folder of the recordings.
         called: runs a command with --json, given its words, and returns what it prints.
-        traces: names of the recordings to answer, besides "ncu".
     """
     found: Answers = {}
-    for name in traces:
+    for name in TRACES:
         tables = _tables(called("analyze", corpus / name))
         if name in ("kineto-ranks", "kineto-clocks"):
             found |= {f"{name}:{quantity}": value for quantity, value in _of_ranks(tables).items()}

@@ -1,10 +1,7 @@
 """The commands of the fault campaign: small, real, each with what it must leave behind."""
 
 import csv
-import hashlib
 import json
-import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +19,9 @@ _PARAGRAPHS = 1500
 def throughput(materials: Path) -> Workload:
     """A sweep of two trials."""
     return Workload(
-        name="throughput sweep",
         words=("throughput", "pretrain", *TINY, *_ONE_THREAD, *SHORT, "--batch-sizes", "2", "4", "--out", "{out}"),
         result=_sweep_result,
-        kept=_finished_trials,
+        finished=_finished_trials,
         readable=_read_run,
     )
 
@@ -41,13 +37,12 @@ def train(materials: Path) -> Workload:
         "--data", str(data), "--out", "{out}",
     )  # fmt: skip
     return Workload(
-        name="train pretrain",
         words=words,
         result=lambda out: digests(out, "curve.csv", "checkpoints/step-*[02468]/*"),
-        kept=_saved_checkpoints,
+        finished=_saved_checkpoints,
         readable=_read_training,
         # Each call is an attempt of its own, and one that is asked to end saves at once.
-        ours=("out/trials/*", "out/trials/*/*", "out/checkpoints/*[13579]", "out/checkpoints/*[13579]/*"),
+        more_each_time=("out/trials/*", "out/trials/*/*", "out/checkpoints/*[13579]", "out/checkpoints/*[13579]/*"),
     )
 
 
@@ -60,12 +55,11 @@ def data_pretrain(materials: Path) -> Workload:
         _call(words)
         (made / "text").rename(text)
     return Workload(
-        name="data pretrain",
         words=(
             "data", "pretrain", "--input", str(text), "--seq-len", "32", "--workers", "2", "--output", "{out}",
         ),
         result=lambda out: digests(out, without=(".lock", ".inputs.json")),
-        kept=lambda out: digests(out, without=(".lock", ".inputs.json", "manifest.json", "metadata.json")),
+        finished=lambda out: digests(out, without=(".lock", ".inputs.json", "manifest.json", "metadata.json")),
         readable=_read_json_files,
     )  # fmt: skip
 
@@ -82,31 +76,10 @@ def data_squad(materials: Path) -> Workload:
         small_vocabulary(materials, "duke")
     words = ("--input", str(source), "--vocab", str(materials / "vocab.txt"), "--workers", "2", "--mode", "spill")
     return Workload(
-        name="data squad",
         words=("data", "squad", *words, "--output", "{out}"),
         result=digests,
-        kept=digests,
+        finished=digests,
         readable=_read_json_files,
-        waits=True,
-    )
-
-
-def report(materials: Path) -> Workload:
-    """The page, pictures and tables of a run directory."""
-    run = materials / "run"
-    if not run.exists():
-        _call([*Cli(run).sweep(*_ONE_THREAD, *SHORT, "--batch-sizes", "2")][3:])
-
-    def begin(place: Path) -> None:
-        shutil.copytree(run, place / "run")
-
-    return Workload(
-        name="report",
-        words=("report", "{place}/run", "--out", "{out}"),
-        begin=begin,
-        result=_report_result,
-        kept=lambda out: digests(out, "*.csv", "*.png"),
-        readable=_read_report,
         waits=True,
     )
 
@@ -119,10 +92,9 @@ def convert(materials: Path) -> Workload:
         training_runs.shards(data)
         training_runs.run(training_runs.settings(data, steps=1, save_every=1), source)
     return Workload(
-        name="convert",
         words=("convert", str(source), "{out}"),
         result=digests,
-        kept=digests,
+        finished=digests,
         readable=_read_json_files,
         once=True,
     )
@@ -130,7 +102,7 @@ def convert(materials: Path) -> Workload:
 
 WORKLOADS: dict[str, Callable[[Path], Workload]] = {
     "throughput": throughput, "train": train, "data-pretrain": data_pretrain, "data-squad": data_squad,
-    "report": report, "convert": convert,
+    "convert": convert,
 }  # fmt: skip
 
 
@@ -204,13 +176,3 @@ def _read_training(out: Path) -> None:
 def _read_json_files(out: Path) -> None:
     for path in out.rglob("*.json"):
         json.loads(path.read_text())
-
-
-def _report_result(out: Path) -> dict[str, str]:
-    page = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "WHEN", (out / "report.html").read_text())
-    return digests(out, "**/*.csv", "**/*.png") | {"report.html": hashlib.sha256(page.encode()).hexdigest()}
-
-
-def _read_report(out: Path) -> None:
-    page = out / "report.html"
-    assert not page.exists() or page.read_text().rstrip().endswith("</html>")

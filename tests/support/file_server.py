@@ -53,16 +53,12 @@ class Site:
         return [str(request["path"]) for request in self.asked]
 
 
-class QuietHandler(BaseHTTPRequestHandler):
-    """Writes no log."""
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    site: Site
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
-
-
-class _Handler(QuietHandler):
-    protocol_version = "HTTP/1.1"
-    site: Site
 
     def do_GET(self) -> None:
         site = self.site
@@ -126,23 +122,17 @@ class _Handler(QuietHandler):
 
 
 @contextmanager
-def running(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Run a server on this machine; yield its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def serving(site: Site | None = None) -> Iterator[Site]:
+    """Run a server for `site`; `site.base` is its address."""
+    site = site or Site()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"site": site}))
     server.daemon_threads = True
+    site.base = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield site
     finally:
         server.shutdown()
         server.server_close()
         thread.join(5)
-
-
-@contextmanager
-def serving(site: Site | None = None) -> Iterator[Site]:
-    """Run a server for `site`; `site.base` is its address."""
-    site = site or Site()
-    with running(type("Handler", (_Handler,), {"site": site})) as site.base:
-        yield site

@@ -1,7 +1,6 @@
 """A small task on whole rows, for tests of what such tasks have in common: made-up rows in .npz files."""
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +10,6 @@ import numpy as np
 
 from bert.data.lengths import is_synthetic, lengths_folder
 from bert.data.rows import Ragged, TokenRows
-from bert.tasks import TASKS
 from bert.tasks.base import FINE_TUNING, DataSource
 from bert.tasks.classification_data import ClassificationData
 from bert.tasks.options import TaskOption
@@ -124,15 +122,3 @@ class ExampleData(ClassificationData):
 
     def prepare_command(self, seq_len: int) -> str:
         return f"bertbench data rows --max-seq-length {seq_len}"
-
-
-def register() -> None:
-    """Make the task known in this process: row_task_site does it, tests in one process do it by monkeypatch."""
-    TASKS[NAME] = "support.row_task:ExampleData"
-
-
-def environment() -> dict[str, str]:
-    """Return variables with which processes know the task."""
-    tests = Path(__file__).resolve().parents[1]
-    paths = [tests / "support" / "row_task_site", tests, tests.parent]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}

@@ -3,13 +3,12 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
-from support.cli import ROOT
+from support.cli import Cli
 from support.training_runs import SEQ_LEN
 
 SMALL = (
@@ -21,33 +20,21 @@ STEPS = 24
 ENDLESS = ("--steps", "100000")
 
 
-class TrainCli:
+class TrainCli(Cli):
     """One run directory, and the command with the options that the whole run keeps."""
 
     def __init__(self, data: Path, out: Path, ranks: int = 1, steps: int = STEPS) -> None:
-        self.out = out
+        super().__init__(out)
         self.ranks = ranks
         batches = ("--devices", str(ranks), "--global-batch-size", "8", "--micro-batch-size", str(8 // ranks // 2))
         self.options = (*SMALL, *batches, "--steps", str(steps), "--data", str(data), "--out", str(out))
-        self.running: list[psutil.Process] = []
 
-    def argv(self, *more: str) -> list[str]:
-        return [sys.executable, "-m", "bench.cli.main", "train", "pretrain", *self.options, *more]
-
-    def run(self, *more: str, timeout: float = 240) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(self.argv(*more), cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
-
-    def start(self, *more: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(self.argv(*more), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def command(self, *more: str) -> list[str]:
+        return self.argv("train", "pretrain", *self.options, *more)
 
     def curve(self) -> str:
         path = self.out / "curve.csv"
         return path.read_text() if path.exists() else ""
-
-    def steps_made(self) -> int:
-        """Steps of the newest attempt, by what its first rank wrote down."""
-        files = sorted(self.out.glob("trials/*/steps-0.csv"), key=lambda path: path.stat().st_mtime)
-        return max(0, files[-1].read_text().count("\n") - 1) if files else 0
 
     def attempts(self) -> list[Path]:
         """Folders of the attempts, the latest last."""
@@ -78,7 +65,7 @@ def tree(process: "subprocess.Popen[str]") -> list[psutil.Process]:
 def wait_for_steps(cli: TrainCli, process: "subprocess.Popen[str]", attempt: int, steps: int) -> None:
     """Wait until attempt number `attempt` has made `steps` steps, or has ended."""
     deadline = time.monotonic() + 120
-    while process.poll() is None and not (len(cli.attempts()) >= attempt and cli.steps_made() >= steps):
+    while process.poll() is None and not (len(cli.attempts()) >= attempt and cli.steps_written() >= steps):
         assert time.monotonic() < deadline, f"waited for {steps} steps of attempt {attempt}"
         time.sleep(0.01)
 

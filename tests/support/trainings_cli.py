@@ -1,12 +1,10 @@
 """Runs `bertbench train pretrain` with several trainings in real processes, on shards written for it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from support.cli import ROOT
+from support.cli import Cli
 from support.training_runs import SEQ_LEN
 
 STEPS = 6
@@ -26,21 +24,15 @@ def until(target: float, steps: int = 400, every: int = 2) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-class TrainingsCli:
+class TrainingsCli(Cli):
     """One folder, and the command with the options that all calls share."""
 
     def __init__(self, data: Path, out: Path, *words: str) -> None:
-        self.out = out
+        super().__init__(out)
         self.words = ["train", "pretrain", *SMALL, *words, "--data", str(data), "--out", str(out)]
 
-    def argv(self, *more: str) -> list[str]:
-        return [sys.executable, "-m", "bench.cli.main", *self.words, *more]
-
-    def run(self, *more: str, timeout: float = 240) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(self.argv(*more), cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
-
-    def start(self, *more: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(self.argv(*more), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def command(self, *more: str) -> list[str]:
+        return self.argv(*self.words, *more)
 
     def document(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.out / "trainings.json").read_text())

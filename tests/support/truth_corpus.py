@@ -1,6 +1,6 @@
 """Recordings with known answers in the formats of profilers, and how far an answer may be from the truth."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +25,6 @@ In the short ones kernels last 0.04 to 15 us, and times are no whole number of m
 """
 _COUNTS = ("steps", "kernel_calls", "last_rank")
 _SHARES = ("kernel_utilization", "sm_weighted_utilization", "overlap_share", "pipe_utilization")
-_UNITS = {"ms": "ms", "us": "us", "s": "GB/s", "bytes": "B"}
-"""By the last word of a quantity."""
 
 
 class Fact(NamedTuple):
@@ -35,30 +33,23 @@ class Fact(NamedTuple):
     name: str
     """recording:quantity, with what it is of in brackets."""
     truth: float
-    unit: str
-    """"share" for one of 1, "" for a count."""
     allowed: float
     """The largest error of a right answer."""
 
 
-def write_corpus(folder: Path, seed: int, names: Iterable[str] = RECORDINGS) -> list[Fact]:
+def write_corpus(folder: Path, seed: int) -> list[Fact]:
     """Write recordings into folders of their names and return what is known of them."""
     facts = []
-    for name in names:
-        form, make = RECORDINGS[name]
+    for name, (form, make) in RECORDINGS.items():
         (folder / name).mkdir(parents=True)
         parts, answers = make(seed)
         for part in parts:
             WRITERS[form](part, folder / name)
         facts += [
-            Fact(f"{name}:{quantity}" + f"[{of}]" * bool(of), value, _unit(quantity), _allowed(quantity, value))
+            Fact(f"{name}:{quantity}" + f"[{of}]" * bool(of), value, _allowed(quantity, value))
             for (quantity, of), value in answers.items()
         ]
     return facts
-
-
-def _unit(quantity: str) -> str:
-    return "share" if quantity in _SHARES else _UNITS.get(quantity.rpartition("_")[2], "")
 
 
 def _allowed(quantity: str, truth: float) -> float:

@@ -13,7 +13,7 @@ LOW, HIGH = 0.93, 0.97
 def test_the_interval_of_independent_steps_holds_the_median_in_95_percent_of_series(book: Book) -> None:
     cases = [(kind, size, SERIES, size) for kind in INDEPENDENT for size in SIZES]
     for (kind, size, count, _), (hits, _) in zip(cases, in_processes(held, cases), strict=True):
-        book.between("intervals", f"{kind.name}, {size} steps", hits / count, LOW, HIGH, 0.95)
+        book.between(f"{kind.name}, {size} steps", hits / count, LOW, HIGH, 0.95)
     assert not book.failures()
 
 
@@ -22,7 +22,7 @@ def test_the_interval_of_correlated_steps_is_stated(book: Book) -> None:
     shares = {}
     for (kind, size, count, _), (hits, _) in zip(cases, in_processes(held, cases), strict=True):
         shares[kind.correlation, size] = hits / count
-        book.state("intervals", f"{kind.name}, {size} steps", hits / count, "share", 0.95)
+        book.state(f"{kind.name}, {size} steps", hits / count, "share", 0.95)
     assert shares[0.3, 100] > LOW and shares[0.6, 300] > LOW
 
 
@@ -35,7 +35,7 @@ def test_the_interval_after_stopping_by_the_suite_s_own_rule_is_stated(book: Boo
     ):
         name = f"{kind.name}, noise {100 * kind.noise:g} %, stopped at ±1 %"
         name += f" from {fewest} steps on ({steps:.0f} on average)"
-        book.state("intervals", name, hits / count, "share", 0.95)
+        book.state(name, hits / count, "share", 0.95)
         assert narrow / count > 0.9 or kind.correlation
 
 
@@ -48,10 +48,8 @@ def test_the_end_of_warm_up_leaves_no_bias(book: Book) -> None:
     ):
         shape = f"decay over {slow} steps" if decays else f"{slow} steps at twice the time"
         name = f"{kind.name}, noise {100 * kind.noise:g} %, {shape}"
-        book.check("warm-up", f"{name}: mean of the median", 100.0, 100.0 * (1 + error), "ms")
+        book.check(f"{name}: mean of the median", 100.0, 100.0 * (1 + error), "ms")
         if not decays:
-            book.state(
-                "warm-up", f"{name}: end found exactly ({left_out:.1f} left out on average)", exact / count, "share"
-            )
-        book.state("warm-up", f"{name}: interval holds the median", hits / count, "share", 0.95)
+            book.state(f"{name}: end found exactly ({left_out:.1f} left out on average)", exact / count, "share")
+        book.state(f"{name}: interval holds the median", hits / count, "share", 0.95)
     assert not book.failures()

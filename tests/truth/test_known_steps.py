@@ -73,7 +73,7 @@ def test_one_rank_of_known_parts(book: Book, tmp_path: Path) -> None:
     samples = BATCH * 1000 / times.mean()
 
     def check(quantity: str, true: float, name: str, unit: str) -> None:
-        book.check("steps", f"one rank: {quantity}", true, row[name], unit)
+        book.check(f"one rank: {quantity}", true, row[name], unit)
 
     check("step time, median", float(np.median(times)), "step_time_ms", "ms")
     check("step time, mean", float(times.mean()), "step_time_ms_mean", "ms")
@@ -88,14 +88,13 @@ def test_one_rank_of_known_parts(book: Book, tmp_path: Path) -> None:
     begin, end = truth.window_ns()
     used = joules(end) - joules(begin)
     book.check(
-        "energy",
         "CPU package of 100 + 40 sin(2πt/7 s) W, its counter read once a second",
         used,
         row["energy_joules"],
         "J",
     )
     per_sample = used / (BATCH * len(times))
-    book.check("energy", "the same per sample", per_sample, row["joules_per_sample"], "J")
+    book.check("the same per sample", per_sample, row["joules_per_sample"], "J")
     check_places(book, found, "one rank")
     assert not book.failures()
 
@@ -105,11 +104,9 @@ def test_two_ranks_of_which_one_is_known_to_be_late(book: Book, tmp_path: Path) 
     found = measure(tmp_path, plan, 2, "--start", "5", "--stop", "55")
     row, truth = found.row, found.truth
     times = np.array(truth.step_ms())
+    book.check("two ranks: step time, slowest rank's, median", float(np.median(times)), row["step_time_ms"], "ms")
     book.check(
-        "steps", "two ranks: step time, slowest rank's, median", float(np.median(times)), row["step_time_ms"], "ms"
-    )
-    book.check(
-        "steps", "two ranks: samples per second", 2 * BATCH * 1000 / float(times.mean()),
+        "two ranks: samples per second", 2 * BATCH * 1000 / float(times.mean()),
         row["samples_per_second"], "samples/s",
     )  # fmt: skip
     work = []
@@ -117,18 +114,16 @@ def test_two_ranks_of_which_one_is_known_to_be_late(book: Book, tmp_path: Path) 
         of_rank = row["per_rank"][rank]
         waits = np.array(truth.part_ms("data", rank)) + np.array(truth.part_ms("exposed", rank))
         work.append(float(np.median(np.array(truth.step_ms(rank)) - waits)))
-        book.check("steps", f"two ranks: own work of rank {rank}", work[-1], of_rank["work_ms"], "ms")
+        book.check(f"two ranks: own work of rank {rank}", work[-1], of_rank["work_ms"], "ms")
         book.check(
-            "steps", f"two ranks: data wait of rank {rank}", float(np.median(truth.part_ms("data", rank))),
+            f"two ranks: data wait of rank {rank}", float(np.median(truth.part_ms("data", rank))),
             of_rank["data_wait_ms"], "ms",
         )  # fmt: skip
     book.check(
-        "steps", "two ranks: exposed communication of the early rank", float(np.median(truth.part_ms("exposed", 0))),
+        "two ranks: exposed communication of the early rank", float(np.median(truth.part_ms("exposed", 0))),
         row["per_rank"][0]["communication_ms"], "ms",
     )  # fmt: skip
-    book.check(
-        "steps", "two ranks: own work of the late rank / the early one's", work[1] / work[0], 1 + row["rank_skew"]
-    )
+    book.check("two ranks: own work of the late rank / the early one's", work[1] / work[0], 1 + row["rank_skew"])
     assert [of_rank["straggler"] for of_rank in row["per_rank"]] == [False, True]
     check_places(book, found, "two ranks")
     assert not book.failures()
@@ -139,15 +134,13 @@ def test_known_flops(book: Book, tmp_path: Path) -> None:
     found = measure(tmp_path, plan, 1, "--start", "3", "--stop", "33", "--grad-accum", "2")
     row, truth = found.row, found.truth
     rate = 2 * plan.flops() / (float(np.mean(truth.step_ms())) / 1000)
-    book.check("steps", "known GEMMs: model FLOP/s", rate, row["model_flops_per_second"], "FLOP/s")
+    book.check("known GEMMs: model FLOP/s", rate, row["model_flops_per_second"], "FLOP/s")
     (path,) = found.run.glob("trials/*/rank-0.json")
     peak = json.loads(path.read_text())["measured_peak"]
     best = max(peak["before"], peak["after"])
-    book.check("steps", "known GEMMs: MFU", rate / best, row["mfu"])
+    book.check("known GEMMs: MFU", rate / best, row["mfu"])
     products = 2 * plan.flops() / (float(np.median(truth.part_ms("forward"))) / 1000)
-    book.state(
-        "steps", "known GEMMs: FLOP/s of the GEMMs alone, relative to the measured peak", products / best, "share"
-    )
+    book.state("known GEMMs: FLOP/s of the GEMMs alone, relative to the measured peak", products / best, "share")
     assert not book.failures()
 
 
@@ -158,10 +151,8 @@ def test_a_known_warm_up_is_left_out(book: Book, tmp_path: Path) -> None:
     found = measure(tmp_path, plan, 1, "--min-steps", "40", "--max-steps", "90", "--max-seconds", "20")
     row, truth = found.row, found.truth
     assert row["warmup_source"] == "detected"
-    book.check(
-        "steps", "six slow steps: median of the others", float(np.median(truth.step_ms())), row["step_time_ms"], "ms"
-    )
-    book.check("steps", "six slow steps: dropped", 6, row["steps_warmup"], "steps", within=0.0)
+    book.check("six slow steps: median of the others", float(np.median(truth.step_ms())), row["step_time_ms"], "ms")
+    book.check("six slow steps: dropped", 6, row["steps_warmup"], "steps", within=0.0)
     assert not book.failures()
 
 
@@ -178,10 +169,9 @@ def test_a_recording_shows_how_much_of_a_step_computes(book: Book, tmp_path: Pat
     # The profiled trial runs last, and its clock begins the file anew.
     truth = read_truth(tmp_path / "log", 1, 4, 12)
     begin, end = truth.window_ns()
-    book.check("traces", "torch profiler: window of the recorded steps", (end - begin) / 1e6, rank["window_ms"], "ms")
+    book.check("torch profiler: window of the recorded steps", (end - begin) / 1e6, rank["window_ms"], "ms")
     busy = sum(truth.part_ms("forward"))
     book.check(
-        "traces",
         "torch profiler: compute utilization of GEMMs and sleeps",
         busy * 1e6 / (end - begin),
         rank["compute_utilization"],

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ncu_report_file import DEVICE, Kernel, report
-from support.ncu_reports import CYCLES, GEMM, SOFTMAX, TIME, new_report, old_report
 from support.refusals import refused
 
 from analysis.diagnose.cores import rules
@@ -18,7 +16,12 @@ from analysis.open import open_sources
 from analysis.readers import ncu as reader
 from common.errors import MissingToolError
 
-PRINTED_BY_NCU = Path(__file__).resolve().parents[2] / "golden" / "ncu" / "raw.csv"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "ncu"
+PRINTED_BY_NCU = GOLDEN / "raw.csv"
+OLD, NEW = GOLDEN / "2022.ncu-rep", GOLDEN / "2026.ncu-rep"
+"""Processes 7, 8 and 7 again, with ranges and with rules without estimates; one process with estimates, 10 us long."""
+TIME, CYCLES = "gpu__time_duration.sum", "gpc__cycles_elapsed.max"
+GEMM, SOFTMAX = "void sm80_gemm<int>(float *, int)", "softmax_warp_forward(float *)"
 
 
 @pytest.fixture
@@ -36,8 +39,8 @@ def written(folder: Path, content: bytes, name: str = "x.ncu-rep") -> Path:
 # ---- the same as the CSV ----
 
 
-def test_a_report_gives_what_ncu_prints_of_it(tmp_path: Path, package: Any) -> None:
-    found, printed = reader.read(written(tmp_path, old_report())), reader.read(PRINTED_BY_NCU)
+def test_a_report_gives_what_ncu_prints_of_it(package: Any) -> None:
+    found, printed = reader.read(OLD), reader.read(PRINTED_BY_NCU)
     assert set(found.kernels.columns) == set(printed.kernels.columns)
     order = [0, 1, 3, 2]  # ncu prints process by process, which the package does not tell
     for column in printed.kernels.columns.drop(["process", "kernel_id"]):
@@ -50,18 +53,17 @@ def test_a_report_gives_what_ncu_prints_of_it(tmp_path: Path, package: Any) -> N
     assert found.problems == printed.problems == ()
 
 
-def test_times_are_known_on_a_gpu_that_the_package_does_not_know(tmp_path: Path, package: Any) -> None:
-    device = {name: value for name, value in DEVICE.items() if name.startswith("device__attribute_comp")}
-    found = reader.read(written(tmp_path, report([(7, [Kernel(GEMM, {TIME: 3000, CYCLES: 9})])], device)))
+def test_times_are_known_on_a_gpu_that_the_package_does_not_know(package: Any) -> None:
+    found = reader.read(GOLDEN / "unknown-gpu.ncu-rep")
     assert found.kernels["duration_ns"].tolist() == [3000.0] and found.kernels["cycles"].tolist() == [9.0]
 
 
 # ---- rules, stalls, caches ----
 
 
-def test_estimates_are_weighted_by_time_and_only_global_ones_save_time(tmp_path: Path, package: Any) -> None:
+def test_estimates_are_weighted_by_time_and_only_global_ones_save_time(package: Any) -> None:
     """GEMM: 2 us with 40 % and 6 us with 20 % of 10 us: 0.8 + 1.2 = 2 us of its 8, and of all 10."""
-    source = open_sources(written(tmp_path, new_report()))
+    source = open_sources(NEW)
     found = {finding.name: finding for finding in explain(source)}["kernel_rules"]
     first, second, third = plain_rows(found.table)
     assert (first["rule"], first["name"], first["launches"], first["estimate"]) == (
@@ -92,7 +94,7 @@ def test_the_details_page_gives_the_rules_of_the_report(tmp_path: Path, package:
     ):
         rows.append(f'"{kernel}","7","{name}","{section}","","","","{rule}","OPT","{text}","{estimate}","{speedup}"')
     printed = reader.read(written(tmp_path, "\n".join(rows).encode(), "details.csv"))
-    found = reader.read(written(tmp_path, new_report()))
+    found = reader.read(NEW)
     assert printed.rules == found.rules and len(found.rules) == 4
     assert plain_rows(rules(printed).table) == plain_rows(rules(found).table)
 
@@ -100,7 +102,7 @@ def test_the_details_page_gives_the_rules_of_the_report(tmp_path: Path, package:
 # ---- damage, and what is missing ----
 
 
-@pytest.mark.parametrize("content", [report([(7, [])]), old_report()[:-1], b"NVR\0junk"])
+@pytest.mark.parametrize("content", [(GOLDEN / "no-results.ncu-rep").read_bytes(), OLD.read_bytes()[:-1], b"NVR\0junk"])
 def test_a_report_without_results_or_cut_short_is_refused(tmp_path: Path, package: Any, content: bytes) -> None:
     with refused("trace-without-work", "x.ncu-rep"):
         open_sources(written(tmp_path, content))
@@ -112,14 +114,14 @@ def test_what_the_package_raises_is_one_error(tmp_path: Path, package: Any, monk
 
     monkeypatch.setattr(package, "load_report", fail)
     with refused("file-damaged", "x.ncu-rep", "no such protobuf"):
-        open_sources(written(tmp_path, old_report()))
+        open_sources(written(tmp_path, OLD.read_bytes()))
 
 
 def test_without_the_package_the_message_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ncu_report", None)
     with pytest.raises(ImportError):
         importlib.import_module("ncu_report")
-    path = written(tmp_path, old_report())
+    path = written(tmp_path, OLD.read_bytes())
     with pytest.raises(MissingToolError) as caught:
         open_sources(path)
     said = str(caught.value)

@@ -1,13 +1,12 @@
 """CUDA_VISIBLE_DEVICES in all its forms."""
 
-import os
 import types
 
 import pytest
 from support.refusals import refused
 
 from bench.machine import devices
-from bench.machine.devices import Devices, Gpu, core_groups, find_devices, physical_cores, select_gpus
+from bench.machine.devices import Devices, Gpu, find_devices, select_gpus
 from common.errors import Code
 
 PRESENT = [
@@ -77,12 +76,6 @@ def test_a_cpu_build_of_torch_on_a_gpu_machine_is_said_once(monkeypatch: pytest.
         find_devices("cuda")
     monkeypatch.setattr("bench.machine.devices._torch_version", lambda: "2.13.0+cu130")
     assert find_devices().kind == "cuda"
-
-
-def test_cores_are_shared_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = core_groups()
-    assert sorted(cpu for group in groups for cpu in group) == sorted(os.sched_getaffinity(0))
-    assert physical_cores() <= len(groups)
 
 
 @pytest.mark.parametrize(("container", "shared"), [(None, 800), (10**12, 800), (500, 400)])
