@@ -44,17 +44,10 @@ def measure_components(
     sample: Iterable[Batch],
     observer: Observer,
 ) -> dict[str, Any]:
-    """Measure on one rank; return its record. Times go to components-<rank>.csv, steps to `observer`.
+    """Measure on one rank of a trial of kind components; return its record.
 
-    Args:
-        directory: directory of the trial.
-        trial: of kind components: `min_steps` to `max_steps` rounds, no new round after `max_seconds`.
-        training: the training that makes the steps.
-        model: its model, not wrapped by a strategy.
-        task: the task.
-        step: description of the step.
-        sample: batches like those of the training; the parts have the shapes of a typical one.
-        observer: records the steps.
+    It makes `min_steps` to `max_steps` rounds, no new one after `max_seconds`. The parts have the shapes of a typical
+    batch of `sample`. Times go to components-<rank>.csv, steps to `observer`.
     """
     strategy = training.strategy
     device = strategy.device

@@ -7,6 +7,7 @@ backward in one call.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +28,7 @@ from records.kinds import Component
 
 _CLIPPING_NORM = 1.0
 _DIRECTIONS = ("forward", "input gradient", "weight gradient")
-# A forward pass with one or several results, and their gradients.
 Forward = Callable[[], Tensor | tuple[Tensor, ...]]
-Grad = Tensor | tuple[Tensor, ...]
 
 
 def make_parts(subject: Subject) -> list[Part]:
@@ -60,7 +59,7 @@ def _gemm_parts(subject: Subject, gemm: Gemm, extent: Extent, group: str) -> Ite
             computed_flops=2.0 * m * k * n,
             bytes=float(size * (rows * inner + inner * columns) + wide * rows * columns),
         )
-        yield Part(component, _without_gradients(run))
+        yield Part(component, torch.no_grad()(run))
 
 
 def _products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable[[], Tensor]]:
@@ -70,31 +69,18 @@ def _products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable[[],
     return lambda: F.linear(x, weight, bias), lambda: grad.mm(weight), lambda: grad.t().mm(x)
 
 
-def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    def without() -> Tensor:
-        with torch.no_grad():
-            return run()
-
-    return without
-
-
-def _both_ways(
-    subject: Subject, forward: Forward, inputs: Sequence[Tensor], grad: Grad | None = None
-) -> Callable[[], object]:
-    """Return a call that runs a forward pass under autocast and computes the gradients of `inputs` from `grad`."""
+def _both_ways(subject: Subject, component: Component, forward: Forward, inputs: Sequence[Tensor]) -> Part:
+    """Return a part that runs a forward pass under autocast and computes the gradients of `inputs`."""
+    with subject.precision.autocast(), torch.no_grad():
+        result = forward()
+    grad = torch.randn_like(result) if isinstance(result, Tensor) else tuple(map(torch.randn_like, result))
 
     def run() -> object:
         with subject.precision.autocast():
             result = forward()
         return torch.autograd.grad(result, inputs, grad)
 
-    return run
-
-
-def _grad_of(subject: Subject, forward: Forward) -> Grad:
-    with subject.precision.autocast(), torch.no_grad():
-        result = forward()
-    return torch.randn_like(result) if isinstance(result, Tensor) else tuple(map(torch.randn_like, result))
+    return Part(component, run)
 
 
 def _attention(subject: Subject) -> Part:
@@ -102,16 +88,11 @@ def _attention(subject: Subject) -> Part:
     placed, layer = subject.placed, subject.model.encoder.layers[0].attention
     where: Where = placed
     ids = batch.tensors["input_ids"]
-    if placed is None:
-        where = None if mask is None else mask.bool()[:, None, None, :]
-    else:
+    if placed is not None:
         ids = placed.take(ids)
+    elif mask is not None:
+        where = mask.bool()[:, None, None, :]
     qkv = subject.tensor(*ids.shape, 3 * step.config.hidden_size, grad=True)
-
-    def forward() -> Tensor:
-        found: Tensor = layer.context(qkv, where)
-        return found
-
     extent = subject.extent
     component = Component(
         name="attention",
@@ -122,7 +103,7 @@ def _attention(subject: Subject) -> Part:
         computed_flops=float(step.attention_flops(extent.squared_lengths)),
         bytes=float(step.attention_traffic(extent.tokens, subject.dtype.itemsize)),
     )
-    return Part(component, _both_ways(subject, forward, [qkv], _grad_of(subject, forward)))
+    return _both_ways(subject, component, lambda: layer.context(qkv, where), [qkv])
 
 
 def _elementwise(subject: Subject) -> Iterator[Part]:
@@ -159,14 +140,12 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     if placed is not None:
         ids, types, columns = placed.take(ids), placed.take(types), placed.position_ids
 
-    def embed() -> Tensor:
-        result: Tensor = embeddings(ids, types, None, columns)
-        return result
-
     words = embeddings.word.weight
     used = [p for p in embeddings.parameters() if p.requires_grad and not (p is words and has_low_gradients(words))]
     shape = f"{rows} x {config.hidden_size} of {config.padded_vocab_size} words"
-    part = _pass(subject, subject.step.embeddings, "elementwise", embed, used, shape)
+    part = _pass(
+        subject, subject.step.embeddings, "elementwise", lambda: embeddings(ids, types, None, columns), used, shape
+    )
     yield _adding_to(words, part) if has_low_gradients(words) else part
 
 
@@ -200,7 +179,7 @@ def _pass(
         calls_per_step=described.times,
         bytes=float(described.traffic(rows, subject.dtype.itemsize) + further_bytes),
     )
-    return Part(component, _both_ways(subject, forward, inputs, _grad_of(subject, forward)))
+    return _both_ways(subject, component, forward, inputs)
 
 
 def _head_passes(subject: Subject) -> Iterator[Part]:
@@ -272,20 +251,16 @@ def _copies(subject: Subject) -> Iterator[Part]:
         wide = [subject.tensor(gemm.columns, gemm.inner, dtype=torch.float32) for gemm in gemms]
         half = [weight.to(dtype) for weight in wide]
         count = sum(weight.numel() for weight in wide)
-        yield copies(
-            f"casts of weights, {name}", f"{count:,} weights{'' if copied else ' there'}, gradients back", calls,
-            _cast_both([] if copied else wide, half, dtype),
-        )  # fmt: skip
+        shape = f"{count:,} weights{'' if copied else ' there'}, gradients back"
+        yield copies(f"casts of weights, {name}", shape, calls, partial(_cast, [] if copied else wide, half))
 
 
-def _cast_both(wide: Sequence[Tensor], half: Sequence[Tensor], dtype: torch.dtype) -> Callable[[], object]:
-    def run() -> None:
-        for weight in wide:
-            weight.to(dtype)
-        for grad in half:
-            grad.float()
-
-    return run
+def _cast(wide: Sequence[Tensor], half: Sequence[Tensor]) -> None:
+    """Cast weights to the type of `half`, and gradients, which are as large, back."""
+    for weight in wide:
+        weight.to(half[0].dtype)
+    for grad in half:
+        grad.float()
 
 
 def _optimizer_parts(subject: Subject) -> Iterator[Part]:

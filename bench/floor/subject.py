@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,12 +19,10 @@ from bert.train.loop import Training
 from records.kinds import Component
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One part of a step."""
 
     component: Component
-    """Its description and its amount of work."""
     run: Callable[[], object]
 
 
