@@ -30,16 +30,9 @@ _PRIME = 2_654_435_761  # Knuth's multiplicative hash: adjacent numbers get diff
 
 
 def measure(directory: TrialDirectory, trial: Trial, strategy: Strategy, record: Mapping[str, Any]) -> None:
-    """Measure every size and placement of the trial; rank 0 writes collectives.csv and the records of all ranks.
+    """Measure every size and placement of the trial; rank 0, which alone has to reach the folder, writes all records.
 
-    Args:
-        directory: the trial's folder, which rank 0 alone has to reach.
-        trial: of kind comm.
-        strategy: has joined the process group.
-        record: further fields of a rank's record.
-
-    Raises:
-        StorageError: rank 0 cannot write.
+    `record` are further fields of a rank's record. Raises StorageError.
     """
     test = CollectiveTest.of(trial)
     device = strategy.device

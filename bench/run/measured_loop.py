@@ -50,18 +50,11 @@ def used_device() -> str:
 
 
 class MeasuredLoop:
-    """Measures a loop: a context manager whose `step` is called at the end of each step.
+    """Measures a loop as a trial: a context manager whose `step` is called at the end of each step.
 
     The trial ends as ok, or, with the steps made so far, as interrupted (KeyboardInterrupt) or crashed (any other
-    exception); exceptions are not held back. A block without a step ends as refused, with a warning.
-
-    Args:
-        run: run directory; it is locked while the block runs.
-        trial: of kind measure, with one device; its round becomes the next of the folder when the block begins.
-
-    Raises:
-        LockedError: another measurement uses the run directory.
-        StorageError: the run directory cannot be written.
+    exception); exceptions are not held back. A block without a step ends as refused, with a warning. The run directory
+    is locked while the block runs, and the trial's round becomes the next of the folder when it begins.
     """
 
     def __init__(self, run: RunDirectory, trial: Trial) -> None:
@@ -150,17 +143,13 @@ class MeasuredLoop:
             self._end(error, wall_seconds)
 
     def __repr__(self) -> str:
-        what = f"<measurement {self.trial.implementation}: "
-        if self.result is None:
-            return f"{what}{self.steps} steps so far>"
-        if self.result["status"] != "ok" or self.result.get("step_time_ms") is None:
-            return f"{what}{self.result['status']}, {self.result['reason'] or 'no step time'}>"
-        low, high = self.result["step_time_ms_low"], self.result["step_time_ms_high"]
-        span = "" if low is None else f" (95 % interval {low:.4g} to {high:.4g} ms)"
-        return (
-            f"{what}{self.result['step_time_ms']:.4g} ms per step{span}, median of {self.result['steps_measured']} "
-            f"steps after {self.result['steps_warmup']} of warm-up>"
-        )
+        result = self.result or {"status": f"{self.steps} steps so far", "reason": ""}
+        what = f"{result['status']} {result['reason']}"
+        if result.get("step_time_ms") is not None:
+            what = f"{result['step_time_ms']:.4g} ms per step"
+        if result.get("step_time_ms_low") is not None:
+            what += f" (95 % interval {result['step_time_ms_low']:.4g} to {result['step_time_ms_high']:.4g} ms)"
+        return f"<measurement {self.trial.implementation}: {what}>"
 
     def _write_steps(self) -> None:
         """Write the steps that the device has passed."""

@@ -75,10 +75,7 @@ def why_incomplete(trial: Trial, directory: TrialDirectory) -> str:
     if not present:
         return f"{NOTHING_STEPPED}: no Python loaded the hook; run it without -E, -I and -S, and keep PYTHONPATH"
     if any(name.startswith("second-") for name in names):
-        return (
-            f"further processes of rank {present[0]} also trained, and only the first was recorded: measure a command "
-            "that trains in one process per rank, without restarts"
-        )
+        return f"further processes of rank {present[0]} also trained: measure a command with one per rank"
     if missing:
         return f"rank {missing[0]} of {trial.world_size} recorded no step: every rank must train, on this node"
     if not all(directory.read_steps(rank) for rank in present):

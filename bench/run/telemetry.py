@@ -1,13 +1,7 @@
-"""Sensors of the machine while a trial runs, read from outside the training processes so as not to disturb them.
-
-GPUs are sampled about 20 times a second, all but PCIe throughput: NVML counts those bytes over 20 ms and blocks
-meanwhile (NVML reference, nvmlDeviceGetPcieThroughput), 40 ms per GPU for both directions. A thread reads it once a
-second; waiting in NVML it holds no interpreter lock, so that the quick sensors keep their rate.
-"""
+"""Sensors of the machine while a trial runs, read from outside the training processes so as not to disturb them."""
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +11,9 @@ from records.schema import TELEMETRY_COLUMNS
 
 _RAPL = Path("/sys/class/powercap")
 _NO_RAPL = "RAPL cannot be read here"
-_SLOW_SECONDS = 1.0
 _ALL_LINKS = 0xFFFFFFFF  # nvml.h: as scopeId it asks for the sum over all NVLinks
 
-Reading = tuple[int, str, str, float]  # time, device, quantity, value
+Reading = tuple[str, str, float]  # device, quantity, value
 Queries = Mapping[tuple[str, ...], Callable[[], tuple[float, ...]]]  # quantities that one call gives together
 
 
@@ -33,28 +26,22 @@ class Telemetry:
         self._gpus: list[Any] = []
         self._open_gpus(gpu_uuids)
         self._packages = sorted(_RAPL.glob("intel-rapl:[0-9]/energy_uj"))
-        if not self._package_energy(0):
+        if not self._package_energy():
             self.unavailable["cpu energy_joules"] = _NO_RAPL
         self._cpu_seconds: tuple[float, float, float] | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml") if self._gpus else None
-        self._slow: Future[list[Reading]] | None = None
-        self._next_slow = time.monotonic()
 
     def sample(self, writer: RowWriter, trial_pids: list[int]) -> None:
-        """Write one row per sensor. `trial_pids` are the processes of the trial: all others are foreign.
-
-        Slow sensors appear when they have answered, with the time at which they did.
-        """
+        """Write one row per sensor. `trial_pids` are the processes of the trial: all others are foreign."""
         now_ns = time.time_ns()
-        for row in [*self._cpu(trial_pids, now_ns), *self._ask(_quick_queries, now_ns), *self._answered()]:
-            writer.write(dict(zip(("time_ns", "device", "quantity", "value"), row, strict=True)))
+        for device, quantity, value in [*self._cpu(trial_pids), *self._gpu()]:
+            writer.write({"time_ns": now_ns, "device": device, "quantity": quantity, "value": value})
 
-    def _cpu(self, trial_pids: list[int], now_ns: int) -> list[Reading]:
+    def _cpu(self, trial_pids: list[int]) -> list[Reading]:
         import psutil
 
         readings: list[Reading] = [
-            (now_ns, "cpu", "memory_used_bytes", float(psutil.virtual_memory().used)),
-            (now_ns, "cpu", "load_average", float(psutil.getloadavg()[0])),
+            ("cpu", "memory_used_bytes", float(psutil.virtual_memory().used)),
+            ("cpu", "load_average", float(psutil.getloadavg()[0])),
         ]
         times = psutil.cpu_times()
         busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
@@ -72,16 +59,16 @@ class Telemetry:
             if available > 0 and own >= own_before:
                 used = 100 * (busy - busy_before) / available
                 foreign = max(0.0, used - 100 * (own - own_before) / available)
-                readings += [(now_ns, "cpu", "cpu_percent", used), (now_ns, "cpu", "foreign_cpu_percent", foreign)]
+                readings += [("cpu", "cpu_percent", used), ("cpu", "foreign_cpu_percent", foreign)]
         self._cpu_seconds = (now, busy, own)
-        return readings + self._package_energy(now_ns)
+        return readings + self._package_energy()
 
-    def _package_energy(self, now_ns: int) -> list[Reading]:
+    def _package_energy(self) -> list[Reading]:
         """Energy counter of each CPU package that may be read."""
         readings: list[Reading] = []
         for number, path in enumerate(self._packages):
             try:
-                readings.append((now_ns, f"cpu{number}", "energy_joules", float(path.read_text()) / 1e6))
+                readings.append((f"cpu{number}", "energy_joules", float(path.read_text()) / 1e6))
             except (OSError, ValueError) as error:
                 self.unavailable["cpu energy_joules"] = f"{_NO_RAPL} ({type(error).__name__})"
         return readings
@@ -96,32 +83,20 @@ class Telemetry:
         except Exception as error:  # NVML raises a class per code, and ImportError where it is absent
             self.unavailable["gpu"] = f"NVML: {error}"
 
-    def _ask(self, queries: Callable[[Any, Any], Queries], now_ns: int | None = None) -> list[Reading]:
+    def _gpu(self) -> list[Reading]:
         readings: list[Reading] = []
         for index, handle in enumerate(self._gpus):
-            for quantities, query in queries(self._nvml, handle).items():
+            for quantities, query in _queries(self._nvml, handle).items():
                 try:
-                    values = query()
-                    time_ns = now_ns or time.time_ns()
-                    for name, value in zip(quantities, values, strict=True):
-                        readings.append((time_ns, f"gpu{index}", name, float(value)))
+                    values = zip(quantities, query(), strict=True)
+                    readings += [(f"gpu{index}", name, float(value)) for name, value in values]
                 except Exception as error:  # not supported on this GPU, or lost: the rest is still read
                     for name in quantities:
                         self.unavailable.setdefault(f"gpu{index} {name}", str(error))
         return readings
 
-    def _answered(self) -> list[Reading]:
-        """Return what the slow sensors have answered since the last call, and ask them again once a second."""
-        readings: list[Reading] = []
-        if self._slow is not None and self._slow.done():
-            readings, self._slow = self._slow.result(), None
-        if self._thread is not None and self._slow is None and time.monotonic() >= self._next_slow:
-            self._next_slow = time.monotonic() + _SLOW_SECONDS
-            self._slow = self._thread.submit(self._ask, _slow_queries)
-        return readings
 
-
-def _quick_queries(nvml: Any, handle: Any) -> Queries:
+def _queries(nvml: Any, handle: Any) -> Queries:
     def utilization() -> tuple[float, ...]:
         rates = nvml.nvmlDeviceGetUtilizationRates(handle)
         return rates.gpu, rates.memory
@@ -146,18 +121,6 @@ def _quick_queries(nvml: Any, handle: Any) -> Queries:
         ("temperature_celsius",): lambda: (nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),),
         ("throttle_reasons",): lambda: (nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),),
         ("nvlink_rx_bytes", "nvlink_tx_bytes"): links,
-    }
-
-
-def _slow_queries(nvml: Any, handle: Any) -> Queries:
-    """Return what takes NVML 20 ms each; it answers in KB/s."""
-
-    def throughput(counter: int) -> tuple[float, ...]:
-        return (1000 * nvml.nvmlDeviceGetPcieThroughput(handle, counter),)
-
-    return {
-        ("pcie_rx_bytes_per_second",): lambda: throughput(nvml.NVML_PCIE_UTIL_RX_BYTES),
-        ("pcie_tx_bytes_per_second",): lambda: throughput(nvml.NVML_PCIE_UTIL_TX_BYTES),
     }
 
 

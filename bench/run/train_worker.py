@@ -39,22 +39,17 @@ RunTraining = Callable[[RunRequest], RunOutcome]
 def run_attempt(
     directory: TrialDirectory, trial: Trial, strategy: Strategy, should_stop: Callable[[], bool]
 ) -> dict[str, Any]:
-    """Train until the run is complete or a stop is asked for; return the rank's record.
+    """Train until the run is complete or `should_stop` asks for a stop; return the rank's record.
 
-    Args:
-        directory: where this attempt writes; checkpoints, curve and scalars go to the run that it lies in.
-        trial: its configuration.
-        strategy: set up.
-        should_stop: whether this rank was asked to stop.
+    This attempt writes into `directory`; checkpoints, curve and scalars go to the run that it lies in.
     """
     run = TrainRun(directory.path.parent.parent)
     settings = TrainSettings.from_json(dict(trial.training))
     model_flops, record = _counted(settings, trial.implementation)
     with ExitStack() as stack:
         writer = stack.enter_context(step_writer(directory.steps_csv(strategy.rank)))
-        recorder: TrainRecorder | None = None
-        if strategy.rank == 0:
-            recorder = TrainRecorder(run, directory, settings)
+        recorder = TrainRecorder(run, directory, settings) if strategy.rank == 0 else None
+        if recorder is not None:
             stack.callback(recorder.close)
 
         def on_row(row: dict[str, Any]) -> None:
@@ -62,10 +57,7 @@ def run_attempt(
             if recorder is not None:
                 recorder.row(row)
 
-        def report(event: Event) -> None:
-            if recorder is not None:
-                recorder.report(event)
-
+        report = recorder.report if recorder is not None else lambda event: None
         clock = StepClock(trial.device, model_flops, on_row)
         run_training: RunTraining = load(TRAININGS, trial.implementation, "implementation of training runs")
         outcome = run_training(RunRequest(settings, run.checkpoints, strategy, clock, should_stop, report))
@@ -78,11 +70,8 @@ def run_attempt(
         "outcome": {
             **recorder.summary,
             "best": best_checkpoint(outcome.best),
-            "finished": outcome.finished,
-            "applied_steps": outcome.applied_steps,
             "total_steps": settings.steps,
-            "skipped_steps": outcome.skipped_steps,
-            "samples_seen": outcome.samples_seen,
+            **{name: getattr(outcome, name) for name in ("finished", "applied_steps", "skipped_steps", "samples_seen")},
             "checkpoint": None if outcome.checkpoint is None else outcome.checkpoint.name,
         },
     }
@@ -108,11 +97,7 @@ class TrainRecorder:
     """Takes the events of a training, and the rows of its step clock, on rank 0; hands scalars to the loggers.
 
     Steps that were made before, by an attempt that ended without saving them, leave the curve and TensorBoard when the
-    first of them is made again.
-
-    Raises:
-        SchemaError: the curve so far is damaged.
-        StorageError: the disk is full or the folder cannot be written.
+    first of them is made again. Raises SchemaError where the curve so far is damaged, and StorageError.
     """
 
     def __init__(self, run: TrainRun, directory: TrialDirectory, settings: TrainSettings) -> None:

@@ -142,13 +142,6 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(device *one, unsigned long long *t
     return 0;
 }
 
-int nvmlDeviceGetPcieThroughput(device *one, unsigned counter, unsigned *to) {
-    TOLD;
-    OF_A_GPU_ONLY;
-    *to = 7 + counter;
-    return 0;
-}
-
 int nvmlDeviceGetFieldValues(device *one, int count, field_value *to) {
     TOLD;
     for (int place = 0; place < count; place++) {

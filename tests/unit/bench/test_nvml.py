@@ -1,6 +1,7 @@
 """What is asked of NVML, through its real binding for Python, of a small library of two GPUs (tests/support/nvml.c)."""
 
 import ctypes
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -23,7 +24,7 @@ SENSORS = {
     "gpu_utilization_percent": 97, "gpu_memory_utilization_percent": 41, "gpu_memory_used_bytes": GIB,
     "power_watts": 350, "energy_joules": 9e9, "sm_clock_mhz": 1001, "memory_clock_mhz": 1002,
     "temperature_celsius": 60, "throttle_reasons": 4, "nvlink_rx_bytes": (0x500000000 + 139) * KIB,
-    "nvlink_tx_bytes": (0x500000000 + 138) * KIB, "pcie_rx_bytes_per_second": 8000, "pcie_tx_bytes_per_second": 7000,
+    "nvlink_tx_bytes": (0x500000000 + 138) * KIB,
 }  # fmt: skip
 
 
@@ -120,11 +121,18 @@ def sampled(uuid: str, folder: Path) -> tuple[dict[str, float], dict[str, str]]:
     telemetry, directory = Telemetry([uuid]), TrialDirectory(folder)
     with telemetry_writer(directory.telemetry_csv(0)) as writer:
         telemetry.sample(writer, [])
-        if telemetry._slow is not None:
-            telemetry._slow.result()
-        telemetry.sample(writer, [])
     found = {row["quantity"]: row["value"] for row in directory.read_telemetry() if row["device"] == "gpu0"}
     return found, {name: why for name, why in telemetry.unavailable.items() if name.startswith("gpu")}
+
+
+def test_without_a_gpu_the_sensors_of_the_machine_are_read(tmp_path: Path) -> None:
+    telemetry, directory = Telemetry([]), TrialDirectory(tmp_path)
+    with telemetry_writer(directory.telemetry_csv(0)) as writer:
+        for _ in range(2):
+            telemetry.sample(writer, [os.getpid()])
+    assert telemetry.unavailable["gpu"] == "no GPU in this run"
+    quantities = {row["quantity"] for row in directory.read_telemetry()}
+    assert {"memory_used_bytes", "load_average", "cpu_percent", "foreign_cpu_percent"} <= quantities
 
 
 def test_every_sensor_is_read_in_its_unit(nvml: pytest.MonkeyPatch, tmp_path: Path) -> None:

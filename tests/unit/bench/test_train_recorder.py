@@ -12,7 +12,7 @@ import pytest
 from support.refusals import refused
 from support.training_runs import settings, shards
 
-from bench.cli.train_progress import TrainProgress, event_text, progress_text
+from bench.cli.train_progress import TrainProgress
 from bench.loggers import LOGGERS, VARIABLE
 from bench.run.processes import StopRequest, hold_stop_signals, listen_for_stop
 from bench.run.train_worker import TrainRecorder
@@ -123,7 +123,7 @@ def test_a_resumed_training_continues_the_runs_of_its_loggers(
         recorded(directory, data, made(number))
     assert known == [None, "own-run"]
     event = read_events(directory)[0]
-    assert event["event"] == "logging" and "tracker run own-run" in event_text(event)
+    assert event["event"] == "logging" and event["run_ids"] == {"tracker": "own-run"}
 
 
 def test_the_optimizations_are_in_the_summary_and_the_events(attempt: TrialDirectory, data: Path) -> None:
@@ -132,8 +132,6 @@ def test_the_optimizations_are_in_the_summary_and_the_events(attempt: TrialDirec
     assert recorder.summary["levers"] == "chunks+unpad" and recorder.summary["levers_left_out"] == left_out
     (event,) = read_events(attempt)
     assert (event["event"], event["levers"], event["left_out"]) == ("optimized", "chunks+unpad", left_out)
-    text = event_text(event)
-    assert "chunks+unpad" in text and "needs bf16, not fp32" in text
 
 
 def test_tensorboard_leaves_out_what_was_made_again(
@@ -171,7 +169,7 @@ def test_losses_that_are_not_finite_are_recorded_and_shown(attempt: TrialDirecto
     (row,) = TrainRun(attempt.path.parents[1]).read_curve()[1:]
     assert math.isnan(row["loss"])
     (event,) = [event for event in read_events(attempt) if event["event"] == "progress"]
-    assert event["loss"] is None and "not finite" in progress_text(event)
+    assert event["loss"] is None
 
 
 def test_events_survive_a_line_cut_short_but_no_damage(attempt: TrialDirectory, data: Path) -> None:
