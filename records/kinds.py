@@ -11,7 +11,6 @@ components, the parts of a step, what each has to do at least, and how long it t
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,100 +18,16 @@ from typing import Annotated, Any, TypedDict
 
 import msgspec
 
-from common.errors import SchemaError, UsageError
-from common.registry import lookup
+from common.errors import SchemaError
 from records.files import read_record, typed_rows, write_record
 from records.run import TrialDirectory
 from records.schema import COLLECTIVE_COLUMNS, COMPONENT_COLUMNS
-from records.trial import Trial
-
-# Placements that torch.distributed has: its all-reduce and its broadcast write where they read.
-COLLECTIVES: dict[str, tuple[str, ...]] = {
-    "all_reduce": ("in_place",),
-    "reduce_scatter": ("out_of_place", "in_place"),
-    "all_gather": ("out_of_place", "in_place"),
-    "broadcast": ("in_place",),
-}
-# precision -> (bytes of an element, what nccl-tests calls it)
-DTYPES = {"fp32": (4, "float"), "fp16": (2, "half"), "bf16": (2, "bfloat16")}
-
-_UNITS = {"K": 10, "M": 20, "G": 30}
 
 # What parts are of, in the order in which the waterfall shows what they lose.
 GROUPS = ("layers", "attention", "head", "elementwise", "copies", "optimizer")
 
 # Which whole steps were made when, in rank-<rank>.json as `series`: [first step, one past the last).
 SERIES = ("warmup", "before", "rounds", "after")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectiveTest:
-    """What one trial of kind comm measures: one collective over a range of sizes."""
-
-    name: str
-    min_bytes: int
-    max_bytes: int
-    """Largest size; it is reached only where the factor meets it."""
-    factor: float
-    repetitions: int
-    """Times each size is measured; their median counts, their spread is the interval."""
-    iterations: int | None
-    """Operations per repetition; None: as many as take 20 ms, at most 100."""
-    warmup: int
-    """Operations of each size before any that counts."""
-
-    def __post_init__(self) -> None:
-        """Refuse invalid tests."""
-        lookup(COLLECTIVES, self.name, "collective")
-        for option, value, valid, needed in (
-            ("--max-bytes", self.max_bytes, self.min_bytes <= self.max_bytes, f"--min-bytes {self.min_bytes} or more"),
-            ("--factor", self.factor, 1 < self.factor < math.inf, "above 1, such as 2"),
-            ("--repetitions", self.repetitions, self.repetitions >= 1, "at least 1"),
-            ("--iterations", self.iterations, self.iterations is None or self.iterations >= 1, "at least 1"),
-            ("--warmup", self.warmup, self.warmup >= 0, "at least 0"),
-        ):
-            if not valid:
-                raise UsageError("option-value", f"{option} {value} must be {needed}")
-
-    def sizes(self, ranks: int) -> list[int]:
-        """Return the sizes in bytes, each a multiple of what divides over the ranks in parts of 16 bytes.
-
-        Raises:
-            UsageError: not even the largest size gives every rank a part.
-        """
-        grain, size, sizes = 16 * ranks, float(self.min_bytes), dict[int, None]()
-        while size <= self.max_bytes * (1 + 1e-9):
-            sizes[int(size) // grain * grain] = None
-            size *= self.factor
-        sizes.pop(0, None)
-        if not sizes:
-            raise UsageError("option-value", f"--max-bytes {self.max_bytes} must be {grain} or more for {ranks} ranks")
-        return list(sizes)
-
-    def plain(self) -> tuple[tuple[str, Any], ...]:
-        """Return the fields as Trial.collective holds them."""
-        return tuple(sorted(dataclasses.asdict(self).items()))
-
-    @classmethod
-    def of(cls, trial: Trial) -> "CollectiveTest":
-        """Return what a trial measures. Raises UsageError if it holds no such test."""
-        try:
-            return msgspec.convert(dict(trial.collective), cls)
-        except msgspec.ValidationError as error:
-            raise UsageError("file-damaged", f"trial {trial.trial_id} is no collective benchmark: {error}") from error
-
-
-def parse_size(text: str, option: str) -> int:
-    """Return bytes of "1024", "64K", "1M" or "1G" (powers of 1024, as nccl-tests reads them). Raises UsageError."""
-    cleaned = text.strip().upper().removesuffix("IB").removesuffix("B")
-    unit = cleaned[-1:] if cleaned[-1:] in _UNITS else ""
-    try:
-        value = float(cleaned.removesuffix(unit)) * 2 ** _UNITS.get(unit, 0)
-    except ValueError:
-        value = math.nan
-    if not 1 <= value < 2**50:
-        raise UsageError("option-value", f"{option} {text}: give a number of bytes, such as 1024, 64K, 256M or 1G")
-    return int(value)
 
 
 def collectives_csv(directory: TrialDirectory) -> Path:

@@ -68,8 +68,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "padding": ("auto", "longest", "fixed"),
     "profiler": ("bench.profilers:PROFILERS",),
     "log_to": ("bench.loggers:LOGGERS", "none"),
-    "collective": ("records.kinds:COLLECTIVES",),
-    "dtype": ("records.kinds:DTYPES",),
+    "collective": ("bench.run.comm:COLLECTIVES",),
+    "dtype": ("bench.run.comm:DTYPES",),
     "tasks": ("bert.tasks.glue.tasks:TASKS",),
     "download": ("wikipedia", "pg19"),
 }

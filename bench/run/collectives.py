@@ -11,11 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.run.comm import COLLECTIVES, CollectiveTest
 from bench.run.recorder import RowWriter
 from bench.run.stopwatch import stopwatch
 from bert.parallel.base import Strategy
 from records.files import write_record
-from records.kinds import COLLECTIVES, CollectiveTest, collectives_csv
+from records.kinds import collectives_csv
 from records.run import TrialDirectory
 from records.schema import COLLECTIVE_COLUMNS
 from records.trial import Trial

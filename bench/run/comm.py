@@ -1,14 +1,83 @@
-"""The trials of `comm`."""
+"""The trials of `comm`: which collectives are measured, over which sizes."""
 
+import dataclasses
 import itertools
+import math
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from bench.launch.world import World
 from bench.machine.devices import Devices
 from common.errors import UsageError
+from common.flags import flag
 from common.registry import lookup
-from records.kinds import DTYPES, CollectiveTest, parse_size
 from records.trial import Trial
+
+# Placements that torch.distributed has: its all-reduce and its broadcast write where they read.
+COLLECTIVES: dict[str, tuple[str, ...]] = {
+    "all_reduce": ("in_place",),
+    "reduce_scatter": ("out_of_place", "in_place"),
+    "all_gather": ("out_of_place", "in_place"),
+    "broadcast": ("in_place",),
+}
+DTYPES = ("fp32", "fp16", "bf16")
+_UNITS = {"K": 10, "M": 20, "G": 30}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectiveTest:
+    """What one trial measures: one collective over a range of sizes."""
+
+    name: str
+    min_bytes: int
+    max_bytes: int
+    """Largest size; it is reached only where the factor meets it."""
+    factor: float
+    repetitions: int
+    """Times each size is measured; their median counts, their spread is the interval."""
+    iterations: int | None
+    """Operations per repetition; None: as many as take 20 ms, at most 100."""
+    warmup: int
+    """Operations of each size before any that counts."""
+
+    def sizes(self, ranks: int) -> list[int]:
+        """Return the sizes in bytes, each a multiple of what divides over the ranks in parts of 16 bytes.
+
+        Raises:
+            UsageError: not even the largest size gives every rank a part.
+        """
+        grain, size, sizes = 16 * ranks, float(self.min_bytes), dict[int, None]()
+        while size <= self.max_bytes * (1 + 1e-9):
+            sizes[int(size) // grain * grain] = None
+            size *= self.factor
+        sizes.pop(0, None)
+        if not sizes:
+            raise UsageError("option-value", f"--max-bytes {self.max_bytes} must be {grain} or more for {ranks} ranks")
+        return list(sizes)
+
+    def plain(self) -> tuple[tuple[str, Any], ...]:
+        """Return the fields as Trial.collective holds them."""
+        return tuple(sorted(dataclasses.asdict(self).items()))
+
+    @classmethod
+    def of(cls, trial: Trial) -> "CollectiveTest":
+        """Return what a trial measures."""
+        return msgspec.convert(dict(trial.collective), cls)
+
+
+def parse_size(text: str, option: str) -> int:
+    """Return bytes of "1024", "64K", "1M" or "1G" (powers of 1024, as nccl-tests reads them). Raises UsageError."""
+    cleaned = text.strip().upper().removesuffix("IB").removesuffix("B")
+    unit = cleaned[-1:] if cleaned[-1:] in _UNITS else ""
+    try:
+        value = float(cleaned.removesuffix(unit)) * 2 ** _UNITS.get(unit, 0)
+    except ValueError:
+        value = math.nan
+    if not 1 <= value < 2**50:
+        raise UsageError("option-value", f"{option} {text}: give a number of bytes, such as 1024, 64K, 256M or 1G")
+    return int(value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,16 +106,27 @@ class CommSweep:
     """Interleaved rounds of all sizes, each in new processes."""
 
     def __post_init__(self) -> None:
-        """Refuse names that do not exist, and values that none can have."""
-        for name in self.collectives:
-            self.test(name)
-        for dtype in self.dtypes:
-            lookup(dict.fromkeys(DTYPES), dtype, "dtype")
-        if self.rounds < 1 or min(self.devices, default=2) < 2:
-            raise UsageError("option-value", "--rounds must be at least 1, and --devices at least 2")
+        """Refuse names that do not exist, empty lists and numbers out of range."""
+        for option, known in (("collectives", COLLECTIVES), ("dtypes", DTYPES)):
+            for name in getattr(self, option):
+                lookup(dict.fromkeys(known), name, option[:-1])
+        for count in self.devices:
+            if count < 2:
+                raise UsageError("option-value", f"--devices {count}: a collective needs two ranks: give 2 or more")
+        test = self.test(self.collectives[0])
+        for option, valid, needed in (
+            ("max_bytes", test.min_bytes <= test.max_bytes, f"--min-bytes {self.min_bytes} or more"),
+            ("factor", 1 < self.factor < math.inf, "above 1, such as 2"),
+            ("repetitions", self.repetitions >= 1, "at least 1"),
+            ("iterations", self.iterations is None or self.iterations >= 1, "at least 1"),
+            ("warmup", self.warmup >= 0, "at least 0"),
+            ("rounds", self.rounds >= 1, "at least 1"),
+        ):
+            if not valid:
+                raise UsageError("option-value", f"{flag(option)} {getattr(self, option)} must be {needed}")
 
     def test(self, name: str) -> CollectiveTest:
-        """Return the test of one collective. Raises UsageError for a value that none can have."""
+        """Return the test of one collective. Raises UsageError for a size that is none."""
         return CollectiveTest(
             name=name,
             min_bytes=parse_size(self.min_bytes, "--min-bytes"),

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.run.comm import CollectiveTest
 from records.files import write_record
-from records.kinds import CollectiveTest, collectives_csv
+from records.kinds import collectives_csv
 from records.run import RunDirectory
 from records.schema import COLLECTIVE_COLUMNS
 from records.trial import Trial

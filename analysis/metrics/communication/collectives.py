@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from analysis.metrics.statistics import median_interval, percentile
 from analysis.names import bus_factor
-from records.kinds import CollectiveTest, read_measurements
+from records.kinds import read_measurements
 from records.run import TrialDirectory
 from records.trial import Trial
 
@@ -38,7 +38,7 @@ def by_size(trial: Trial, measurements: Sequence[Mapping[str, Any]]) -> list[dic
     Columns: collective, dtype, ranks, nodes, round, size_bytes, count, placement, repetitions, iterations, time_us,
     time_us_low, time_us_high, algbw_gb_s, busbw_gb_s, wrong.
     """
-    name = CollectiveTest.of(trial).name
+    name = str(dict(trial.collective)["name"])
     factor = bus_factor(name, trial.world_size) or 0.0
     about = {"collective": name, "dtype": trial.precision, "ranks": trial.world_size, "nodes": trial.nodes}
     groups: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
