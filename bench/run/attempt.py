@@ -106,21 +106,14 @@ def _state(run: TrainRun, plan: Plan) -> dict[str, Any]:
     An attempt that was refused changes nothing of what the run is: phase, steps and request stay those before it.
     """
     attempts = run.attempts()
-    checkpoint: str | None = None
-    evaluation: dict[str, Any] | None = None
-    best: dict[str, Any] | None = None
-    applied_steps = 0
-    for directory in attempts:
-        for event in read_events(directory):
-            if event["event"] in ("resumed", "saved"):
-                applied_steps = event["applied_steps"]
-            if event["event"] == "saved" or (event["event"] == "resumed" and not event["new_phase"]):
-                checkpoint = Path(event["path"]).name  # after a damaged one, an earlier one continues
-            if event["event"] == "saved":
-                named = {name: event.get(f"best_{name}") for name in ("checkpoint", "applied_steps", "score", "value")}
-                best = named if named["checkpoint"] is not None else None
-            elif event["event"] == "evaluated":
-                evaluation = event
+    events = [event for directory in attempts for event in read_events(directory)]
+    reached = [event for event in events if event["event"] in ("resumed", "saved")]
+    applied_steps = reached[-1]["applied_steps"] if reached else 0
+    # After a damaged checkpoint an earlier one continues.
+    checkpoints = [Path(event["path"]).name for event in reached if not event.get("new_phase")]
+    checkpoint = checkpoints[-1] if checkpoints else None
+    saved: dict[str, Any] = next((event for event in reversed(reached) if event["event"] == "saved"), {})
+    best = {name: saved.get(f"best_{name}") for name in ("checkpoint", "applied_steps", "score", "value")}
     result = (attempts[-1].read_result() if attempts else None) or {}
     options = check_task_options(plan.settings.task, plan.settings.task_options)
     own: dict[str, Any] = {"phase": plan.phase, "total_steps": plan.settings.steps, "request": plan.request}
@@ -138,7 +131,7 @@ def _state(run: TrainRun, plan: Plan) -> dict[str, Any]:
         "status": result.get("status", "interrupted"),
         "reason": result.get("reason", ""),
         "checkpoint": checkpoint,
-        "evaluation": evaluation,
-        "best": best,
+        "evaluation": next((event for event in reversed(events) if event["event"] == "evaluated"), None),
+        "best": best if best["checkpoint"] is not None else None,
         "attempts": [directory.path.name for directory in attempts],
     }

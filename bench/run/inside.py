@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -79,19 +78,13 @@ class Leader:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._is_done = world.world_size == 1
-        if not self._is_done and os.environ.get(AGENT_STORE_VARIABLE) != "True":
-            assert self._store  # hosts the store before this process starts a rank
-
-    @cached_property
-    def _store(self) -> Any:
-        return _store_of_ranks(self.world)
+        self._store = _store_of_ranks(world) if world.world_size > 1 else None
 
     def order(self, **content: Any) -> None:
         """Tell the others; only the first call has an effect."""
-        if not self._is_done:
-            self._is_done = True
+        if self._store is not None:
             self._store.set(_ORDER_KEY, json.dumps(content))
+            self._store = None
 
 
 @contextlib.contextmanager
@@ -104,13 +97,21 @@ def leading(world: World | None) -> Iterator[Leader | None]:
         code = 0
     finally:
         if leader is not None:
-            with contextlib.suppress(BertbenchError):  # an earlier error is more important
-                leader.order(end=code)
+            leader.order(end=code)
 
 
 def follow(world: World, devices: Devices, stop: StopRequest) -> int:
     """Train as a rank other than 0, as rank 0 directs; return the exit code of this rank."""
-    order = _received(_store_of_ranks(world, stop))
+    store, deadline = _store_of_ranks(world, stop), time.monotonic() + _ORDER_SECONDS
+    try:
+        while not store.check([_ORDER_KEY]):  # wait() would hold signals back
+            if time.monotonic() >= deadline:
+                message = f"rank 0 did not answer within {_ORDER_SECONDS:g} s: see its log"
+                raise BertbenchError("node-unreachable", message)
+            time.sleep(0.1)
+        order: dict[str, Any] = json.loads(store.get(_ORDER_KEY))
+    except RuntimeError as error:
+        raise BertbenchError("rank-failed", "rank 0 ended before it said what to train: see its log") from error
     if "directory" not in order:
         return int(order["end"])
     directory = TrialDirectory(Path(order["directory"]))
@@ -121,8 +122,7 @@ def follow(world: World, devices: Devices, stop: StopRequest) -> int:
             raise StorageError("folder-not-shared", f"{where}: give an --out in a folder that all nodes share")
         list(directory.path.parent.glob("*"))  # makes a network file system refresh its cache
         time.sleep(0.1)
-    threads = order["threads"] or world.threads(devices.cpu_cores)
-    os.environ |= {**rank_variables(threads, None), STOP_VARIABLE: "1"}
+    os.environ |= {**rank_variables(order["threads"] or world.threads(devices.cpu_cores), None), STOP_VARIABLE: "1"}
     path = directory.path / f"log-{world.rank}.txt"
     with storage_errors(path), path.open("ab") as log:  # output of libraries, too, so that rank 0 stays readable
         sys.stdout.flush()
@@ -130,20 +130,6 @@ def follow(world: World, devices: Devices, stop: StopRequest) -> int:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     return worker.main([str(directory.path)])
-
-
-def _received(store: Any) -> dict[str, Any]:
-    deadline = time.monotonic() + _ORDER_SECONDS
-    try:
-        while not store.check([_ORDER_KEY]):  # wait() would hold signals back
-            if time.monotonic() >= deadline:
-                message = f"rank 0 did not answer within {_ORDER_SECONDS:g} s: see its log"
-                raise BertbenchError("node-unreachable", message)
-            time.sleep(0.1)
-        order: dict[str, Any] = json.loads(store.get(_ORDER_KEY))
-    except RuntimeError as error:
-        raise BertbenchError("rank-failed", "rank 0 ended before it said what to train: see its log") from error
-    return order
 
 
 def _store_of_ranks(world: World, stop: StopRequest | None = None) -> Any:

@@ -57,14 +57,6 @@ def end_guarded(guard: "subprocess.Popen[bytes]") -> None:
     guard.wait()
 
 
-def hold_stop_signals() -> None:
-    """Have STOP_SIGNALS wait, in this process and in those it starts, until one of them calls `listen_for_stop`.
-
-    Batch systems send SIGTERM to every process of a job, also to ranks that still import and to their launcher.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-
-
 def listen_for_stop() -> Callable[[], bool]:
     """Take STOP_SIGNALS, those held so far too, as a request; return a function that says whether there was one."""
     requests: list[int] = []
@@ -160,8 +152,8 @@ def main(argv: list[str]) -> int:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # daemons and other orphans become children of this process
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: None)  # the parent decides
-    if STOP_VARIABLE in os.environ:
-        hold_stop_signals()
+    if STOP_VARIABLE in os.environ:  # batch systems send SIGTERM to all processes: it waits until a rank listens
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         die_with_parent(signal.SIGHUP, int(argv[0]))

@@ -1,5 +1,6 @@
 """How the end of a trial becomes a status and a reason, and that nothing of a guarded command is left."""
 
+import errno
 import json
 import os
 import resource
@@ -17,6 +18,7 @@ from bench.launch.torchrun import FAILED, KILLED, ONE_NODE, Ending
 from bench.launch.world import AGENT_STORE_VARIABLE, World
 from bench.machine.devices import find_devices
 from bench.machine.environment import capture
+from bench.run.out_of_memory import ran_out_of_memory
 from bench.run.processes import start_guarded
 from bench.run.supervise import ALONE, LaunchOptions, finish, outcome, rank_variables
 from bench.run.worker import _explain
@@ -194,3 +196,30 @@ def test_a_guarded_command_ends_with_its_parent_and_with_its_guard(ends: str, tm
             os.kill(process.pid if "parent" in ends else guard, signal.SIGKILL)
         wait_for(lambda: not lives(pid) and not lives(guard), "the end of the rank", seconds=10)
         process.kill()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "x"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("can't start new thread"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+    ],
+    ids=str,
+)
+def test_a_refusal_of_memory_is_known(error: Exception) -> None:
+    assert ran_out_of_memory(error)
+    try:
+        raise ValueError("cannot start") from error
+    except ValueError as raised:
+        assert ran_out_of_memory(raised)
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("libfoo.so: cannot open shared object file"), OSError(errno.ENOSPC, "x")]
+)
+def test_other_errors_are_no_lack_of_memory(error: Exception) -> None:
+    assert not ran_out_of_memory(error)

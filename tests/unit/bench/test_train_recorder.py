@@ -14,7 +14,7 @@ from support.training_runs import settings, shards
 
 from bench.cli.train_progress import TrainProgress
 from bench.loggers import LOGGERS, VARIABLE
-from bench.run.processes import StopRequest, hold_stop_signals, listen_for_stop
+from bench.run.processes import STOP_SIGNALS, StopRequest, listen_for_stop
 from bench.run.train_worker import TrainRecorder
 from bert.tasks.base import Evaluation
 from bert.train.events import Evaluated, Optimized, Progress, Resumed, Saved, Warned
@@ -63,7 +63,7 @@ def test_a_time_limit_asks_for_a_stop() -> None:
 def test_a_signal_that_comes_before_a_rank_listens_is_not_lost() -> None:
     child = os.fork()
     if child == 0:
-        hold_stop_signals()
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         os.kill(os.getpid(), signal.SIGTERM)
         asked = listen_for_stop()
         os._exit(17 if asked() else 1)
