@@ -1,6 +1,5 @@
 """`bertbench core-util`: what it prints, writes and refuses."""
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -27,13 +26,6 @@ def test_one_file_gives_four_lines_and_its_kernels_on_one_screen(tmp_path: Path,
     assert "fp16: 1 of 4 kernels have no value and are skipped" in found.problems
 
 
-def test_a_metric_that_is_not_in_the_file_is_told_and_never_0(tmp_path: Path) -> None:
-    lines = [line for line in ncu_csv.details().splitlines() if "pipe_tensor" not in line]
-    found = result("core-util", page(tmp_path, content="\n".join(lines)))
-    assert text(found.blocks).startswith(FOUR_LINES.replace("31.50 %", "not in this file", 1))
-    assert any("tensor: this GPU or version of ncu lacks the metric" in problem for problem in found.problems)
-
-
 def test_the_window_adds_the_share_with_idle_time(tmp_path: Path) -> None:
     assert text(result("core-util", page(tmp_path), "--window-ms", "0.01").blocks).splitlines()[:4] == [
         "fma 10.50 % (5.75 % of the window)",
@@ -43,24 +35,11 @@ def test_the_window_adds_the_share_with_idle_time(tmp_path: Path) -> None:
     ]
 
 
-def test_tables_with_a_window_hold_its_shares(tmp_path: Path) -> None:
-    rows = document("core-util", page(tmp_path), "--by", "family", "--window-ms", "0.01")["findings"][
-        "core_utilization_by_family"
-    ]["rows"]
-    shares = {row["family"]: row["tensor_window_utilization"] for row in rows}
-    assert shares == {"softmax and loss": 0.0, "GEMM": pytest.approx(0.145), "elementwise": 0.0}
-
-
 def test_files_of_one_run_are_a_block_each_and_one_of_all(tmp_path: Path) -> None:
     first, second = page(tmp_path, "rank0.csv"), page(tmp_path, "rank1.csv")
     blocks = text(result("core-util", first, second).blocks).split("\n\n")
     assert blocks[0] == f"{first}\n{FOUR_LINES}" and blocks[1].startswith(second)
     assert blocks[2].startswith(f"all 2 files\n{FOUR_LINES}")  # twice the same kernels: the same shares
-
-
-def test_files_of_different_batch_sizes_have_no_block_of_all(tmp_path: Path) -> None:
-    found = result("core-util", page(tmp_path, "batch_4.csv"), page(tmp_path, "batch_16.csv"))
-    assert "all 2 files" not in text(found.blocks)
 
 
 def test_batch_sizes_come_from_names(tmp_path: Path) -> None:
@@ -71,11 +50,6 @@ def test_batch_sizes_come_from_names(tmp_path: Path) -> None:
         result("core-util", page(tmp_path, "x.csv"), "--by", "batch")
 
 
-@pytest.mark.parametrize(("by", "word"), [("kernel", "sm90_gemm"), ("family", "GEMM"), ("batch", "by batch size")])
-def test_tables_are_printed_by_kernel_family_and_batch(tmp_path: Path, by: str, word: str) -> None:
-    assert word in text(result("core-util", page(tmp_path, "batch_8.csv"), "--by", by).blocks)
-
-
 def test_json_holds_every_pipe_and_every_table(tmp_path: Path) -> None:
     shown = document("core-util", page(tmp_path), "--window-ms", "0.01")["findings"]
     pipes = {row["pipe"]: row for row in shown["core_utilization"]["rows"]}
@@ -83,14 +57,6 @@ def test_json_holds_every_pipe_and_every_table(tmp_path: Path) -> None:
     assert pipes["fma"]["metric"] == "sm__inst_executed_pipe_fma"
     assert {"core_utilization_by_family", "kernels", "roofline"} <= set(shown)
     assert all(finding["sentence"] for finding in shown.values())
-
-
-def test_csv_writes_every_table(tmp_path: Path) -> None:
-    assert text(result("core-util", page(tmp_path), "--csv", tmp_path / "out").blocks).startswith(FOUR_LINES)
-    with (tmp_path / "out" / "core_utilization_by_family.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["family"] for row in rows] == ["softmax and loss", "GEMM", "elementwise"]
-    assert float(rows[1]["tensor_utilization"]) == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import dataclasses
 import heapq
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,8 @@ from records.kinds import collectives_csv
 from records.run import RunDirectory
 from records.schema import COLLECTIVE_COLUMNS
 from records.trial import Trial
+
+ENVIRONMENT = {"gpus": [{"name": "G"}] * 64, "cpu": {"physical_cores": 8}}
 
 
 def ring_all_reduce_us(ranks: int, size_bytes: float, alpha_us: float, bandwidth_gb_s: float) -> float:
@@ -62,26 +63,24 @@ def step_ms(
 
 def write_collectives(
     run: Path, ranks: int, alpha_us: float, bandwidth_gb_s: float, *, noise: float = 0.01, seed: int = 0,
-    sizes: tuple[int, int, float] = (1024, 256 << 20, 2.0), repetitions: int = 5, bias: float = 0.0, wrong: int = 0,
-    environment: dict[str, Any] | None = None, device: str = "cuda", name: str = "all_reduce", nodes: int = 1,
-    round_number: int = 0,
+    sizes: tuple[int, int, float] = (1024, 256 << 20, 2.0), wrong: int = 0, nodes: int = 1, round_number: int = 0,
 ) -> Trial:  # fmt: skip
-    """Write a trial of kind comm whose times are those of a ring, with noise per repetition and a bias per size."""
+    """Write a trial of kind comm whose times are those of a ring, with noise per repetition."""
     random = np.random.default_rng(seed)
-    test = CollectiveTest(name=name, min_bytes=sizes[0], max_bytes=sizes[1], factor=sizes[2], repetitions=repetitions,
+    test = CollectiveTest(name="all_reduce", min_bytes=sizes[0], max_bytes=sizes[1], factor=sizes[2], repetitions=5,
                           iterations=10, warmup=1)  # fmt: skip
     trial = Trial(kind="comm", task="comm", implementation="torch", strategy="ddp", preset="", data="",
-                  precision="fp32", world_size=ranks, nodes=nodes, device=device, round=round_number,
+                  precision="fp32", world_size=ranks, nodes=nodes, device="cuda", round=round_number,
                   collective=test.plain())  # fmt: skip
     directory = RunDirectory(run).trial(trial.trial_id)
     directory.path.mkdir(parents=True)
     write_record(directory.trial_json, trial.to_json())
     write_record(directory.result_json, {"status": "ok", "reason": ""})
-    write_record(directory.env_json, environment or {"gpus": [{"name": "G"}] * 64, "cpu": {"physical_cores": 8}})
+    write_record(directory.env_json, ENVIRONMENT)
     lines = [",".join(COLLECTIVE_COLUMNS)]
     for size in test.sizes(ranks):
-        true = ring_all_reduce_us(ranks, size, alpha_us, bandwidth_gb_s) * (1 + bias * random.standard_normal())
-        for number in range(repetitions):
+        true = ring_all_reduce_us(ranks, size, alpha_us, bandwidth_gb_s)
+        for number in range(5):
             time = true * float(np.exp(noise * random.standard_normal()))
             lines.append(f"{size},{size // 4},in_place,{number},10,{time:.6f},{wrong}")
     collectives_csv(directory).write_text("\n".join(lines) + "\n")
@@ -128,24 +127,22 @@ class Machine:
         return np.array(times), slow * (self.backward_ms + self.rest_ms)
 
     def write_steps(
-        self, run: Path, ranks: int, *, count: int = 60, seed: int = 0, batch: int = 8, round_number: int = 0,
-        timeline: bool = True, device: str = "cuda", nodes: int = 1, recomputing: bool = False,
-        threads: int | None = None,
-    ) -> Trial:  # fmt: skip
+        self, run: Path, ranks: int, *, seed: int = 0, round_number: int = 0, timeline: bool = True
+    ) -> Trial:
         """Write a throughput trial of this machine."""
         from records.schema import STEP_COLUMNS
 
+        count, batch = 60, 8
         trial = Trial(
-            strategy="ddp" if ranks > 1 else "single", world_size=ranks, nodes=nodes, device=device, precision="fp32",
+            strategy="ddp" if ranks > 1 else "single", world_size=ranks, device="cuda", precision="fp32",
             micro_batch_size=batch, start_iteration=0, stop_iteration=count, round=round_number,
-            activation_checkpointing=recomputing, threads_per_rank=threads,
             strategy_options=f'{{"bucket_mib":{self.bucket_mib}}}' if self.bucket_mib and ranks > 1 else "",
         )  # fmt: skip
         directory = RunDirectory(run).trial(trial.trial_id)
         directory.path.mkdir(parents=True)
         write_record(directory.trial_json, trial.to_json())
         write_record(directory.result_json, {"status": "ok", "reason": ""})
-        write_record(directory.env_json, {"gpus": [{"name": "G"}] * 64, "cpu": {"physical_cores": 8}})
+        write_record(directory.env_json, ENVIRONMENT)
         times, works = self.steps(ranks, count, seed)
         part = self.backward_ms / (self.backward_ms + self.rest_ms)
         for rank in range(ranks):
