@@ -3,7 +3,6 @@
 Importing it loads neither pandas nor PyTorch.
 """
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,16 +100,9 @@ def measure(name: str, out: str | Path = "runs/measure", device: str | None = No
     times, end of warm-up, median and interval are computed as for every trial. `device` is cpu or cuda; None takes cuda
     if this process uses PyTorch on a GPU. Raises UsageError.
     """
-    from bench.run.measured_loop import MeasuredLoop, used_device
-    from bench.sweep.script import plan_script
-    from common.registry import lookup
-    from records.run import RunDirectory
+    from bench.run.measured_loop import MeasuredLoop
 
-    kind = device or used_device()
-    lookup({"cpu": "", "cuda": ""}, kind, "device")
-    run = RunDirectory(Path(out))
-    trial = plan_script(run, ("bertbench.measure", name), name=name)
-    return MeasuredLoop(run, dataclasses.replace(trial, device=kind))
+    return MeasuredLoop(name, Path(out), device)
 
 
 def _frame(rows: Iterable[Mapping[str, Any]], columns: "Iterable[Column]") -> "pd.DataFrame":

@@ -43,7 +43,7 @@ def accelerate(recorder: Any, module: Any) -> None:
 def hugging_face(recorder: Any, module: Any) -> None:
     """Add a callback to every transformers.Trainer."""
 
-    class Callback(module.TrainerCallback):  # type: ignore[misc]
+    class BertbenchMeasure(module.TrainerCallback):  # type: ignore[misc]
         __reduce__ = _plain(module.TrainerCallback)
 
         def on_train_begin(self, args: Any, *rest: Any, **kwargs: Any) -> None:
@@ -60,13 +60,13 @@ def hugging_face(recorder: Any, module: Any) -> None:
         def on_step_end(self, *rest: Any, optimizer: Any = None, **kwargs: Any) -> None:
             _end_step(recorder, optimizer, self.ended)
 
-    module.DEFAULT_CALLBACKS = [*module.DEFAULT_CALLBACKS, Callback]
+    module.DEFAULT_CALLBACKS = [*module.DEFAULT_CALLBACKS, BertbenchMeasure]
 
 
 def lightning(recorder: Any, module: Any) -> None:
     """Add a callback to every Trainer of Lightning."""
 
-    class Callback(module.Callback):  # type: ignore[misc]
+    class BertbenchMeasure(module.Callback):  # type: ignore[misc]
         __reduce__ = _plain(module.Callback)
 
         def on_train_start(self, trainer: Any, *rest: Any) -> None:
@@ -88,7 +88,7 @@ def lightning(recorder: Any, module: Any) -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        self.callbacks.insert(0, Callback())
+        self.callbacks.insert(0, BertbenchMeasure())
 
     module.Trainer.__init__ = init
 

@@ -7,6 +7,7 @@ On a GPU the ends are CUDA events, which are read when the device has passed the
 """
 
 import contextlib
+import dataclasses
 import operator
 import os
 import sys
@@ -16,6 +17,7 @@ import warnings
 from collections import deque
 from contextlib import ExitStack
 from numbers import Real
+from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
@@ -26,13 +28,13 @@ from bench.run.resources import used_memory
 from bench.run.stopwatch import stopwatch
 from bench.run.supervise import LaunchOptions, finish
 from bench.run.telemetry import Telemetry, telemetry_writer
-from bench.sweep.script import in_next_round
+from bench.sweep.script import in_next_round, plan_script
 from bench.sweep.sweep import locked, record_request, tidy, write_results
 from common.errors import StorageError, UsageError
+from common.registry import lookup
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.schema import STEP_COLUMNS
-from records.trial import Trial
 
 # By device, s: as in trials, but a thread of this process must not take the loop's time.
 _SAMPLE_SECONDS = {"cpu": 1.0, "cuda": 0.1}
@@ -43,12 +45,6 @@ _UNKNOWN = {
 }
 
 
-def used_device() -> str:
-    """Return cuda if this process uses PyTorch on a GPU, else cpu."""
-    torch = sys.modules.get("torch")
-    return "cuda" if torch is not None and torch.cuda.is_initialized() else "cpu"
-
-
 class MeasuredLoop:
     """Measures a loop as a trial: a context manager whose `step` is called at the end of each step.
 
@@ -57,8 +53,13 @@ class MeasuredLoop:
     is locked while the block runs, and the trial's round becomes the next of the folder when it begins.
     """
 
-    def __init__(self, run: RunDirectory, trial: Trial) -> None:
-        self.run, self.trial = run, trial
+    def __init__(self, name: str, out: Path, device: str | None = None) -> None:
+        torch = sys.modules.get("torch")
+        used = "cuda" if torch is not None and torch.cuda.is_initialized() else "cpu"
+        lookup({"cpu": "", "cuda": ""}, device or used, "device")
+        self.run = RunDirectory(out)
+        planned = plan_script(self.run, ("bertbench.measure", name), name=name)
+        self.trial = dataclasses.replace(planned, device=device or used)
         self.result: dict[str, Any] | None = None
         """result.json, once the block has ended."""
         self.steps = 0

@@ -1,55 +1,36 @@
 """Instants on a device's own time line, and the time between them. Without torch on a CPU."""
 
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 
-class Stopwatch(Protocol):
-    """Marks instants on a device's own time line."""
+class Stopwatch:
+    """Marks instants on the time line of a CPU, where a call returns when its work is done: perf_counter."""
 
     def mark(self) -> Any:
         """Note the present instant without waiting for the device."""
+        return time.perf_counter_ns()
 
     def elapsed_ms(self, begin: Any, end: Any) -> float:
         """Milliseconds between two marks that have passed."""
+        return float((end - begin) / 1e6)
 
     def passed(self, mark: Any) -> bool:
         """Whether the device has reached `mark`."""
+        return True
 
     def synchronize(self) -> None:
         """Wait until the device has reached every mark."""
 
     def fetch(self, scalar: "torch.Tensor") -> "torch.Tensor":
         """Return `scalar` on the host; its value is there once a later mark has passed."""
-
-
-class CpuStopwatch:
-    """perf_counter: on a CPU a call returns when its work is done."""
-
-    def mark(self) -> int:
-        """Nanoseconds of the monotonic clock."""
-        return time.perf_counter_ns()
-
-    def elapsed_ms(self, begin: int, end: int) -> float:
-        """Difference in milliseconds."""
-        return (end - begin) / 1e6
-
-    def passed(self, mark: int) -> bool:
-        """Always."""
-        return True
-
-    def synchronize(self) -> None:
-        """Nothing is outstanding."""
-
-    def fetch(self, scalar: "torch.Tensor") -> "torch.Tensor":
-        """It is there."""
         return scalar
 
 
-class CudaStopwatch:
+class CudaStopwatch(Stopwatch):
     """CUDA events on the current stream: times of the device, read later, so that measuring never stalls it."""
 
     def __init__(self) -> None:
@@ -83,4 +64,4 @@ class CudaStopwatch:
 
 def stopwatch(device_type: str) -> Stopwatch:
     """Return the stopwatch of a device type."""
-    return CudaStopwatch() if device_type == "cuda" else CpuStopwatch()
+    return CudaStopwatch() if device_type == "cuda" else Stopwatch()

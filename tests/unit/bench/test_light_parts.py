@@ -17,7 +17,7 @@ from bench.floor.parts import make_parts
 from bench.floor.subject import Part, Subject
 from bench.machine.devices import find_devices
 from bench.run.recorder import RowWriter
-from bench.run.stopwatch import CpuStopwatch
+from bench.run.stopwatch import Stopwatch
 from bert.model.config import ModelConfig
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw
@@ -141,7 +141,7 @@ def test_the_bytes_of_the_optimizer_are_those_of_what_the_step_runs(
         assert calls == ["optimizer_prepare", "adamw_update", "optimizer_squares"]
 
 
-class Clock(CpuStopwatch):
+class Clock(Stopwatch):
     """A stopwatch of a time line that parts move on."""
 
     now = 0

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 
 from bench.run.clock import StepClock
-from bench.run.stopwatch import CpuStopwatch
+from bench.run.stopwatch import Stopwatch
 from bert.data.batch import BatchCounts
 from bert.train.observer import StepResult
 
 COUNTS = BatchCounts(4, 300, 512, 40, 30000)
 
 
-class Device(CpuStopwatch):
+class Device(Stopwatch):
     """A stopwatch on a time line of its own, moved by the work that is done."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ def test_gradients_that_are_ready_after_backward_expose_no_communication() -> No
 
 
 def test_the_cpu_stopwatch_counts_real_milliseconds() -> None:
-    watch = CpuStopwatch()
+    watch = Stopwatch()
     begin, before = watch.mark(), time.perf_counter()
     time.sleep(0.02)
     after, end = time.perf_counter(), watch.mark()
