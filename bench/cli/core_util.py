@@ -52,7 +52,7 @@ def run(options: CoreUtilOptions) -> Result:
 
     window_ns = None if options.window_ms is None else options.window_ms * 1e6
     by = "batch" if options.by is None and any(path.is_dir() for path in options.files) else options.by
-    view = core_utilization(_files(options.files), by, window_ns, lambda chip: metrics_of(chip or (8, 0))[0])
+    view = core_utilization(_files(options.files), by, window_ns, lambda chip: metrics_of(chip or (8, 0)))
     return of_view(view, options, "bertbench core-util", ALL_TABLES)
 
 

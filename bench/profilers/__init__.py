@@ -18,7 +18,6 @@ PROFILERS = {
 
 def load_profiler(name: str, options: tuple[str, ...] = ()) -> "Profiler":
     """Return the profiler `name` with its options ("name" or "name=value"). Raises UsageError if one is unknown."""
-    from bench.profilers.base import parse_options
-
-    profiler: Profiler = load(PROFILERS, name, "profiler")(parse_options(options))
+    values = {option: value for option, _, value in (word.partition("=") for word in options)}
+    profiler: Profiler = load(PROFILERS, name, "profiler")(values)
     return profiler

@@ -1,6 +1,6 @@
 """The interface of a profiler."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -20,16 +20,10 @@ class Scope:
     """Existing folder trials/<id>/profile."""
 
     @property
-    def start(self) -> int:
-        """First recorded iteration."""
-        assert self.trial.start_iteration is not None
-        return self.trial.start_iteration
-
-    @property
-    def stop(self) -> int:
-        """One past the last recorded iteration."""
-        assert self.trial.stop_iteration is not None
-        return self.trial.stop_iteration
+    def window(self) -> tuple[int, int]:
+        """First recorded iteration, and one past the last."""
+        assert self.trial.start_iteration is not None and self.trial.stop_iteration is not None
+        return self.trial.start_iteration, self.trial.stop_iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +45,30 @@ class Profiler:
     OPTIONS: ClassVar[Mapping[str, str]] = {}
     """Descriptions of the options of `--with`, by name. "name=value" sets a value."""
 
+    CHOICES: ClassVar[Mapping[str, Collection[str]]] = {}
+    """Values of options that have only a few."""
+
     LEAVES_FILES: ClassVar[bool] = True
     """Whether a profile consists of files, which a later call can reuse."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
-        """Store the options of `--with`. Raises UsageError if one is unknown."""
+        """Store the options of `--with`. Raises UsageError if one or its value is unknown."""
         self.options = dict(options or {})
-        for name in self.options:
+        for name, value in self.options.items():
             if name not in self.OPTIONS:
                 known = ", ".join(sorted(self.OPTIONS)) or "none"
                 raise UsageError(
                     "option-unknown", f"--with {name} is not an option of --profiler {self.NAME}: use one of {known}"
                 )
+            if value not in (choices := self.CHOICES.get(name, [value])):
+                raise UsageError("option-choice", f"--with {name}={value}: choose one of {', '.join(choices)}")
+
+    def whole_number(self, name: str, default: int, least: int = 0) -> int:
+        """Return the value of an option. Raises UsageError if it is no whole number, or smaller than `least`."""
+        text = self.options.get(name, str(default))
+        if not text.isdigit() or int(text) < least:
+            raise UsageError("option-value", f"--with {name}={text}: give a whole number, {least} or more")
+        return int(text)
 
     def check(self, trial: Trial) -> None:
         """Raise MissingToolError or UsageError, with the remedy, if this tool cannot profile `trial` here."""
@@ -88,29 +94,7 @@ class Profiler:
         return []
 
 
-def parse_options(words: tuple[str, ...]) -> dict[str, str]:
-    """Return "name" and "name=value" words as a mapping; a bare name has the value ""."""
-    return {name: value for name, _, value in (word.partition("=") for word in words)}
-
-
-def whole_number(options: Mapping[str, str], name: str, default: int) -> int:
-    """Return an option that must be a positive whole number. Raises UsageError."""
-    text = options.get(name, str(default))
-    if not text.isdigit() or int(text) < 1:
-        raise UsageError("option-value", f"--with {name}={text}: give a whole number above 0")
-    return int(text)
-
-
-def written(files: list[Path], what: str, directory: Path) -> list[Path]:
-    """Return `files`. Raises InputError if there are none, or one is empty."""
-    if not files:
-        raise InputError(
-            "run-incomplete",
-            f"{directory} has no {what}, since the run ended before the end of the window: see log.txt beside it",
-        )
-    for file in files:
-        if file.stat().st_size == 0:
-            raise InputError(
-                "file-empty", f"{file} is empty: the disk was full or the profiler was killed; record again"
-            )
-    return files
+def check_written(file: Path) -> None:
+    """Raise InputError if a file is empty or not there."""
+    if not file.exists() or file.stat().st_size == 0:
+        raise InputError("file-empty", f"{file} is empty: the disk was full or the profiler was killed; record again")

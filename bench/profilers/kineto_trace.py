@@ -1,6 +1,5 @@
 """Record Kineto traces of one or several cycles of steps on one rank."""
 
-import os
 import shutil
 import sys
 import time
@@ -13,6 +12,7 @@ from torch.profiler import profile, record_function
 
 from bench.hook import trace
 from bench.profilers.base import Cycle
+from bench.profilers.kineto import SCHEDULE
 from bert.train.observer import Observer, StepResult
 from common.atomic import atomic_path
 from common.errors import StorageError
@@ -27,39 +27,34 @@ class TraceObserver(Observer):
 
     def __init__(self, path: Path, rank: int, cycles: Sequence[Cycle], options: Collection[str] = ()) -> None:
         """Write the first cycle to `path`, the others only for TensorBoard; `options` are those of TorchProfiler."""
-        self._path = path
-        self._rank = rank
+        self._path, self._rank, self._options = path, rank, options
         self._cycles = list(cycles)
-        self._options = options
-        self._several = bool({"wait", "warmup", "active", "repeat"} & set(options))
         self._written = 0
-        self._warming: profile | None = None
         self._profile: profile | None = None
+        self._recording = False
         self._step: AbstractContextManager[object] | None = None
 
     def step_begin(self, step: int) -> None:
         """Start the profiler at the begin of a cycle, and mark every recorded step."""
-        cycle = self._cycles[0] if self._cycles else None
-        if cycle is not None and cycle.warm_up <= step < cycle.stop and self._warming is None and self._profile is None:
-            self._warming = trace.prepared(
-                self._rank,
-                torch.cuda.is_available(),
-                shapes="shapes" in self._options or _needs_sizes(),
-                stacks="stacks" in self._options,
-                memory="memory" in self._options,
-            )
-        if cycle is not None and step == cycle.start and self._warming is not None:
-            self._profile, self._warming = self._warming, None
-            self._profile.start_trace()
-        if self._profile is not None:
+        for cycle in self._cycles[:1]:
+            if self._profile is None and cycle.warm_up <= step < cycle.stop:
+                self._profile = trace.prepared(
+                    self._rank,
+                    torch.cuda.is_available(),
+                    shapes="shapes" in self._options or _needs_sizes(),
+                    stacks="stacks" in self._options,
+                    memory="memory" in self._options,
+                )
+            if self._profile is not None and step == cycle.start:
+                self._profile.start_trace()
+                self._recording = True
+        if self._recording:
             self._step = record_function(f"ProfilerStep#{step}")
             self._step.__enter__()
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Mark a part of a recorded step."""
-        if self._profile is None:
-            return super().phase(name)
-        return record_function(PHASE_PREFIX + name)
+        return record_function(PHASE_PREFIX + name) if self._recording else super().phase(name)
 
     def step_end(self, step: int, result: StepResult) -> None:
         """End the mark of the step; write the trace after the last step of a cycle."""
@@ -74,11 +69,10 @@ class TraceObserver(Observer):
 
     def run_end(self) -> None:
         """Write the records so far if the run ended early."""
-        if self._warming is not None:
-            self._profile, self._warming = self._warming, None
+        if self._profile is not None and not self._recording:  # nothing was recorded
             self._profile.start_trace()
             self._profile.stop_trace()
-            self._profile = None  # nothing was recorded
+            self._profile = None
         self._finish()
 
     def _finish(self) -> None:
@@ -86,7 +80,7 @@ class TraceObserver(Observer):
             return
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        recorded, self._profile = self._profile, None
+        recorded, self._profile, self._recording = self._profile, None, False
         recorded.stop_trace()
         try:
             self._write(recorded)
@@ -95,28 +89,19 @@ class TraceObserver(Observer):
 
     def _write(self, recorded: profile) -> None:
         first, self._written = self._written == 0, self._written + 1
-        folder = self._path.parent / "tensorboard"
         if first:
             _export(recorded, self._path)
-        if "tensorboard" in self._options or self._several:
+        several = SCHEDULE & set(self._options)
+        if several or "tensorboard" in self._options:
             # One level below the search for traces, so that a second cycle is not taken for a second rank.
-            folder = folder / "cycles" if self._several else folder
+            folder = self._path.parent / ("tensorboard/cycles" if several else "tensorboard")
             folder.mkdir(parents=True, exist_ok=True)
             # Name pattern of the plugin: <worker>.<time>.pt.trace.json.gz.
             place = folder / f"rank{self._rank}.{time.time_ns()}.pt.trace.json.gz"
             if first:
-                with atomic_path(place) as temporary:
-                    _link_or_copy(self._path, temporary)
+                shutil.copyfile(self._path, place)
             else:
                 _export(recorded, place)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _export(recorded: profile, path: Path) -> None:

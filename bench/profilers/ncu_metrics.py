@@ -6,22 +6,15 @@ Checked by `ncu --query-metrics` of Nsight Compute 2022.3 for every chip that it
 from collections.abc import Iterable, Mapping
 
 from common.errors import UsageError
-from common.tools import Version, dotted
+from common.tools import dotted
 
 Capability = tuple[int, int]
 
-# Lowest and highest compute capability of an architecture, its number, and the first ncu that supports it (NVIDIA's
-# release notes up to 2022.3; 2025.1 was released with CUDA 12.8, the first toolkit for Blackwell).
-_ARCHITECTURES: tuple[tuple[Capability, Capability, int, Version], ...] = (
-    ((7, 0), (7, 4), 70, (2020, 1)),
-    ((7, 5), (7, 9), 75, (2020, 1)),
-    ((8, 0), (8, 5), 80, (2020, 1)),
-    ((8, 6), (8, 8), 86, (2020, 2)),
-    ((8, 9), (8, 9), 89, (2022, 3)),
-    ((9, 0), (9, 9), 90, (2022, 3)),
-    ((10, 0), (11, 9), 100, (2025, 1)),
-    ((12, 0), (12, 9), 120, (2025, 1)),
-)
+# Lowest and highest compute capability of an architecture, and its number.
+_ARCHITECTURES: tuple[tuple[Capability, Capability, int], ...] = (
+    ((7, 0), (7, 4), 70), ((7, 5), (7, 9), 75), ((8, 0), (8, 5), 80), ((8, 6), (8, 8), 86), ((8, 9), (8, 9), 89),
+    ((9, 0), (9, 9), 90), ((10, 0), (11, 9), 100), ((12, 0), (12, 9), 120),
+)  # fmt: skip
 
 _ELAPSED = ".avg.pct_of_peak_sustained_elapsed"
 
@@ -66,20 +59,15 @@ NEWER: Mapping[str, tuple[int, ...]] = {
 """Metrics that Nsight Compute 2022.3 does not list, with the architectures that have them."""
 
 
-def metrics_of(capability: Capability) -> tuple[list[str], Version]:
-    """Return the metrics to collect on a GPU, and the first ncu that supports the GPU. Raises UsageError."""
-    for lowest, highest, number, version in _ARCHITECTURES:
-        if lowest <= capability <= highest:
-            own = [name for name, numbers in {**_BY_ARCHITECTURE, **NEWER}.items() if number in numbers]
-            return [*_EVERYWHERE, *own], version
-    shown = dotted(capability)
-    if capability < (7, 0):
-        raise UsageError(
-            "device-unsupported",
-            f"this GPU has compute capability {shown}, but ncu needs 7.0 or newer: use --profiler nvprof",
-        )
+def metrics_of(capability: Capability | str) -> list[str]:
+    """Return the metrics to collect on a GPU of a capability, or why it is unknown. Raises UsageError."""
+    for lowest, highest, number in _ARCHITECTURES:
+        if not isinstance(capability, str) and lowest <= capability <= highest:
+            further = {**_BY_ARCHITECTURE, **NEWER}
+            return [*_EVERYWHERE, *(name for name, numbers in further.items() if number in numbers)]
+    shown = capability if isinstance(capability, str) else dotted(capability)
     raise UsageError(
         "device-unsupported",
-        f"no metrics are known for compute capability {shown}: name them with --with metrics=a,b "
-        "(`ncu --query-metrics` lists them), or use --profiler nsys",
+        f"no metrics are known for this GPU's compute capability ({shown}): name them with --with metrics=a,b "
+        "(`ncu --query-metrics` lists them), or use --profiler nsys, below 7.0 nvprof",
     )

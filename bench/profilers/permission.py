@@ -26,18 +26,13 @@ def counters_denied() -> str | None:
     capabilities = int(effective[1], 16)
     if capabilities >> _CAP_SYS_ADMIN & 1:
         return None
+    if not capabilities >> _CAP_PERFMON & 1:
+        return "the driver restricts the counters to administrators (RmProfilingAdminOnly is 1)"
     driver = re.search(r"Kernel Module.*?\s(\d+)\.\d", _text(DRIVER_VERSION))
-    if capabilities >> _CAP_PERFMON & 1:
-        if driver is None or int(driver[1]) >= _PERFMON_DRIVER:
-            return None
-        return (
-            f"driver {driver[1]} needs CAP_SYS_ADMIN to read the counters; CAP_PERFMON needs {_PERFMON_DRIVER} or newer"
-        )
-    return "the driver restricts the counters to administrators (RmProfilingAdminOnly: 1)"
+    if driver is None or int(driver[1]) >= _PERFMON_DRIVER:
+        return None
+    return f"driver {driver[1]} needs CAP_SYS_ADMIN to read the counters; CAP_PERFMON needs {_PERFMON_DRIVER} or newer"
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

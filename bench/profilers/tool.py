@@ -1,70 +1,76 @@
-"""Profilers that are external tools: get their version, run them with a time limit."""
+"""Profilers that are programs of NVIDIA: find them, run them with a time limit, say why they left nothing."""
 
-from abc import abstractmethod
-from collections.abc import Sequence
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+from bench.profilers.base import Scope
+from bench.profilers.permission import ALLOW, DENIED
 from bench.profilers.ranges import RangeProfiler
-from common.errors import InputError, MissingToolError
+from common.errors import InputError, MissingToolError, UsageError
 from common.tools import Version, dotted, find_tool, run_program, version_in
+from records.trial import Trial
 
-
-def tool_version(path: Path) -> Version:
-    """Return the version of a tool, such as (2022, 4, 2). Raises MissingToolError if it is unknown."""
-    text = run_tool([str(path), "--version"], timeout_seconds=60)
-    version = version_in(text)
-    if version is None:
-        raise MissingToolError("tool-version", f"{path} --version prints no version ({text[:200]!r}): reinstall it")
-    return version
-
-
-def run_tool(argv: list[str], timeout_seconds: float, any_exit_code: bool = False) -> str:
-    """Run a tool and return its standard output.
-
-    Args:
-        argv: the command, the tool's path first.
-        timeout_seconds: time limit in s, after which it is killed.
-        any_exit_code: accept every exit code (`nsys stats --help-reports` exits with 1).
-    """
-    done = run_program(argv, timeout_seconds)
-    if done.exit_code != 0 and not any_exit_code:
-        output = (done.stderr.strip() or done.stdout.strip() or "nothing")[-800:]
-        raise InputError("tool-failed", f"{Path(argv[0]).name} {argv[1]} failed (exit code {done.exit_code}): {output}")
-    return done.stdout
+_COMPLAINT = re.compile(r"==ERROR==|==WARNING==|==\d+== (?:Error|Warning)|No space left|[Ii]mport(?:er|ation)")
 
 
 class ToolProfiler(RangeProfiler):
-    """An NVIDIA profiler whose switches are read from its --help output."""
+    """A program that wraps the launcher of a node."""
 
     REMEDY: ClassVar[str]
     """How to get the tool."""
-    HELP: ClassVar[tuple[str, ...]] = ("--help",)
-    """What prints its switches."""
+    OLDEST: ClassVar[Version | None] = None
+    GPU_ONLY: ClassVar[bool] = False
 
     @cached_property
-    def _path(self) -> Path:
-        return find_tool(self.NAME, self.REMEDY)
+    def path(self) -> str:
+        """Where it is. Raises MissingToolError."""
+        return str(find_tool(self.NAME, self.REMEDY))
 
     @cached_property
-    def _version(self) -> Version:
-        return tool_version(self._path)
+    def version(self) -> Version:
+        """Such as (2022, 4, 2). Raises MissingToolError if it is unknown."""
+        version = version_in(self.run("--version", timeout_seconds=60))
+        if version is None:
+            raise MissingToolError("tool-version", f"{self.path} --version prints no version: reinstall it")
+        return version
 
-    @cached_property
-    def _help(self) -> str:
-        return run_tool([str(self._path), *self.HELP], timeout_seconds=60, any_exit_code=True)
+    def check(self, trial: Trial) -> None:
+        """Raise MissingToolError or UsageError, with the remedy, if it cannot profile `trial` here."""
+        if self.GPU_ONLY and trial.device != "cuda":
+            raise UsageError(
+                "option-not-applicable",
+                f"--profiler {self.NAME} needs a GPU, but this trial runs on the CPU: use --profiler torch, or "
+                "--profiler nsys for NVTX ranges",
+            )
+        super().check(trial)
+        if self.OLDEST is not None and self.version < self.OLDEST:
+            raise MissingToolError(
+                "tool-version", f"{self.NAME} {dotted(self.version)} at {self.path} is too old: {self.REMEDY}"
+            )
 
-    @property
-    @abstractmethod
-    def _switches(self) -> frozenset[str]:
-        """Those that the help names."""
+    def run(self, *words: str, timeout_seconds: float) -> str:
+        """Run the tool and return its standard output. Raises InputError in its own words if it fails."""
+        done = run_program([self.path, *words], timeout_seconds)
+        if done.exit_code != 0:
+            raise InputError(
+                "tool-failed", f"{self.NAME} {words[0]} failed (exit code {done.exit_code}): {done.message}"
+            )
+        return done.stdout
 
-    def _check_version(self, oldest: Version, reason: str, needed: Sequence[str]) -> None:
-        """Raise MissingToolError if the tool is older, for this reason, or lacks one of the needed switches."""
-        found = f"{self.NAME} {dotted(self._version)} at {self._path}"
-        if self._version[:2] < oldest:
-            raise MissingToolError("tool-version", f"{found} is too old{reason}: {self.REMEDY}")
-        lacking = [name for name in needed if name not in self._switches]
-        if lacking:
-            raise MissingToolError("tool-version", f"{found} lacks {', '.join(lacking)}: {self.REMEDY}")
+
+def nothing_usable(scope: Scope, what: str, logs: tuple[Path, ...] = ()) -> InputError:
+    """Return why a tool left no `what`: the permission that it lacks, or its complaints in log.txt and `logs`."""
+    log = scope.directory.parent / "log.txt"
+    lines = [
+        line.strip()
+        for path in (log, *logs)
+        if path.exists()
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if _COMPLAINT.search(line)
+    ]
+    said = f" ({'; '.join(dict.fromkeys(lines[-3:]))})" if lines else ""
+    if any(DENIED in line for line in lines):
+        return InputError("permission-missing", f"{scope.directory} has no {what}{said}: {ALLOW}")
+    return InputError("run-incomplete", f"{scope.directory} has no {what}{said}: see {log}")

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from bench.profilers.base import Cycle
 from bench.profilers.kineto_trace import TraceObserver
-from bench.profilers.ranges import RangeObserver
+from bench.profilers.range_observer import RangeObserver
 from bert.train.observer import Observers
 
 torch.set_num_threads(1)

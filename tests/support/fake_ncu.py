@@ -1,57 +1,29 @@
-"""A stand-in for Nsight Compute: the command line of several versions, and ways to fail.
+"""A stand-in for Nsight Compute: enough of its command line to export a report, and ways to fail.
 
-What it does is set by FAKE_NCU: ok, hangs (the raw page never ends), bad-import (the report cannot be loaded), no-raw
-(only the details page can be exported), no-details (only the raw page can), no-query (--query-metrics finds no driver),
-no-kernels (an export without one).
+What it does is set by FAKE_NCU: ok, hangs (the raw page never ends), bad-import (the report cannot be loaded),
+no-details (only the raw page can be exported), no-query (--query-metrics finds no driver), no-kernels (an export
+without one).
 """
 
 import sys
 from pathlib import Path
 
-_COMMON = (
-    "--target-processes --profile-from-start --export --import --csv --page --nvtx --nvtx-include --launch-count "
-    "--launch-skip --section --metrics --force-overwrite --devices --query-metrics --apply-rules "
-    "--list-sections --cache-control --clock-control"
-)
-# The switches of three generations (names only), as each version's own help lists them.
-SWITCHES = {
-    "2020.1.0": f"{_COMMON} --kernel-regex --kernel-regex-base --units",
-    "2022.3.0.0": f"{_COMMON} --kernel-name --kernel-name-base --replay-mode --print-units --filter-mode",
-    "2025.3.1.0": f"{_COMMON} --kernel-name --kernel-name-base --replay-mode --print-units --graph-profiling",
-}
-REPLAY = {
-    "2020.1.0": (),
-    "2022.3.0.0": ("kernel (default)", "application", "range"),
-    "2025.3.1.0": ("kernel (default)", "application", "range", "app-range"),
-}
 HEADER = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Device","CC"'
 UNITS = ",".join(['""'] * 9)
 
 _SCRIPT = """#!{python}
 import os, sys, time
 
-VERSION, SWITCHES, REPLAY, METRICS = {version!r}, {switches!r}, {replay!r}, {metrics!r}
 words, mode = sys.argv[1:], os.environ.get("FAKE_NCU", "ok")
 if words == ["--version"]:
     print("NVIDIA (R) Nsight Compute Command Line Profiler\\nCopyright (c) 2018-2022 NVIDIA Corporation")
-    print("Version " + VERSION + " (build 31729285) (public-release)")
-elif words == ["--help"]:
-    print("usage: ncu [options] [program] [program-arguments]\\n\\nGeneral Options:")
-    for switch in SWITCHES.split():
-        if switch == "--replay-mode":
-            print("  --replay-mode arg (=kernel)           Mechanism used for replaying:")
-            for value in REPLAY:
-                print(" " * 42 + value + "\\n" + " " * 42 + "(What it does, several\\n" + " " * 43 + "lines of it.)")
-        elif switch == "--export":
-            print("  -o [ --export ] arg                   Set the output file.")
-        else:
-            print("  " + switch + " arg (=1)            Text that names --nothing else.")
+    print("Version {version} (build 31729285) (public-release)")
 elif words == ["--query-metrics"]:
     if mode == "no-query":
         print("==ERROR== Driver could not be loaded.")
         sys.exit(255)
     print("Device NVIDIA H200 (GH100)\\n---------- ----------\\nMetric Name  Metric Type\\n---------- ----------")
-    for name in METRICS:
+    for name in {metrics!r}:
         print(name.ljust(70) + " Counter         inst            # of things")
 elif words == ["--list-sections"]:
     print("Identifier   Display Name   Enabled Filename")
@@ -63,9 +35,6 @@ elif words[0] == "--import":
         time.sleep(60)
     if mode == "bad-import":
         print("==ERROR== Failed to load report file '" + words[1] + "'.")
-        sys.exit(1)
-    if mode == "no-raw" and page == "raw":
-        print("==ERROR== unknown page raw")
         sys.exit(1)
     if mode == "no-details" and page == "details":
         print("==ERROR== unknown page details")
@@ -93,15 +62,9 @@ def install(folder: Path, version: str = "2022.3.0.0", metrics: tuple[str, ...] 
     """Write the stand-in as `folder`/ncu, which knows these base names of metrics, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "ncu"
-    script = _SCRIPT.format(
-        python=sys.executable,
-        version=version,
-        switches=SWITCHES[version],
-        replay=REPLAY[version],
-        metrics=metrics,
-        header=HEADER,
-        units=UNITS,
+    path.write_text(
+        _SCRIPT.format(python=sys.executable, version=version, metrics=metrics, header=HEADER, units=UNITS),
+        encoding="utf-8",
     )
-    path.write_text(script, encoding="utf-8")
     path.chmod(0o755)
     return path

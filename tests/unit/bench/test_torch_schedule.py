@@ -9,7 +9,7 @@ import torch
 from support.refusals import refused
 
 from bench.profilers.base import Cycle
-from bench.profilers.kineto import TorchProfiler, _cycles
+from bench.profilers.kineto import TorchProfiler
 from bench.profilers.kineto_trace import TraceObserver
 from bert.data.batch import BatchCounts
 from bert.train.observer import StepResult
@@ -33,12 +33,19 @@ def run(observer: TraceObserver, steps: int) -> None:
     observer.run_end()
 
 
-def test_cycles_follow_each_other_as_the_schedule_says() -> None:
-    options = {"wait": "2", "warmup": "1", "active": "3", "repeat": "2"}
-    assert _cycles(options, 5, 20) == [Cycle(7, 8, 11), Cycle(13, 14, 17)]
-    assert _cycles({"active": "2"}, 0, 9) == [Cycle(1, 2, 4), Cycle(5, 6, 8)]
-    assert _cycles({"wait": "0", "warmup": "0", "active": "1"}, 3, 5) == [Cycle(3, 3, 4), Cycle(4, 4, 5)]
-    assert _cycles({"tensorboard": ""}, 3, 5) == [Cycle(3, 3, 5)]
+@pytest.mark.parametrize(
+    ("options", "window", "cycles"),
+    [
+        ({"wait": "2", "warmup": "1", "active": "3", "repeat": "2"}, (5, 20), [Cycle(7, 8, 11), Cycle(13, 14, 17)]),
+        ({"active": "2"}, (0, 9), [Cycle(1, 2, 4), Cycle(5, 6, 8)]),
+        ({"wait": "0", "warmup": "0", "active": "1"}, (3, 5), [Cycle(3, 3, 4), Cycle(4, 4, 5)]),
+        ({"tensorboard": ""}, (3, 5), [Cycle(3, 3, 5)]),
+    ],
+)
+def test_cycles_follow_each_other_as_the_schedule_says(
+    options: dict[str, str], window: tuple[int, int], cycles: list[Cycle]
+) -> None:
+    assert TorchProfiler(options).cycles(*window) == cycles
 
 
 @pytest.mark.parametrize(
@@ -55,32 +62,19 @@ def test_a_schedule_that_is_none_or_does_not_fit_is_refused(
     options: dict[str, str], code: Code, facts: tuple[str, ...]
 ) -> None:
     with refused(code, *facts):
-        _cycles(TorchProfiler(options).options, 0, 8)
+        TorchProfiler(options).cycles(0, 8)
 
 
 def test_each_cycle_leaves_a_trace_of_its_active_steps(tmp_path: Path) -> None:
     options = {"wait": "1", "warmup": "1", "active": "2"}
     path = tmp_path / "trace-rank0.json.gz"
-    run(TraceObserver(path, 0, _cycles(options, 1, 9), frozenset(options)), 10)
+    run(TraceObserver(path, 0, TorchProfiler(options).cycles(1, 9), frozenset(options)), 10)
     traces = sorted((tmp_path / "tensorboard" / "cycles").glob("rank0.*.pt.trace.json.gz"))
     assert [steps_in(trace) for trace in traces] == [
         {"ProfilerStep#3", "ProfilerStep#4"},
         {"ProfilerStep#7", "ProfilerStep#8"},
     ]
     assert path.read_bytes() == traces[0].read_bytes()
-
-
-def test_tensorboard_has_the_trace_where_the_file_system_has_no_hard_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def without_links(source: object, target: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr("os.link", without_links)
-    path = tmp_path / "trace-rank0.json.gz"
-    run(TraceObserver(path, 0, _cycles({"tensorboard": ""}, 1, 3), frozenset({"tensorboard"})), 4)
-    (shown,) = (tmp_path / "tensorboard").glob("rank0.*.pt.trace.json.gz")
-    assert shown.read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize(("steps", "recorded"), [(2, None), (3, {"ProfilerStep#2"})])
@@ -92,6 +86,6 @@ def test_a_run_that_ends_early_leaves_what_was_recorded(steps: int, recorded: se
 
 def test_without_a_schedule_the_window_is_one_trace(tmp_path: Path) -> None:
     path = tmp_path / "trace-rank0.json.gz"
-    run(TraceObserver(path, 0, _cycles({}, 1, 4)), 6)
+    run(TraceObserver(path, 0, [Cycle(1, 1, 4)]), 6)
     assert steps_in(path) == {f"ProfilerStep#{step}" for step in (1, 2, 3)}
     assert not (tmp_path / "tensorboard").exists()

@@ -18,7 +18,7 @@ from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from bench.implementations.ours import BertbenchImplementation
 from bench.profilers.base import Cycle
 from bench.profilers.kineto_trace import TraceObserver
-from bench.profilers.ranges import RangeObserver
+from bench.profilers.range_observer import RangeObserver
 from bench.run.clock import StepClock
 from bert.model.encoder import BertEncoder, Layer
 from bert.model.heads import lay_out
