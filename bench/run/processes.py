@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Seconds that daemons of a profiler have to end by themselves after its command.
 _GRACE_SECONDS = 5.0
+# Seconds that the kernel may take to end killed processes.
+_DEATH_SECONDS = 5.0
 # Environment variable: set where a stop signal asks the ranks to save and end, instead of ending the processes.
 STOP_VARIABLE = "BERTBENCH_STOPS_GRACEFULLY"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -41,7 +44,7 @@ def start_guarded(argv: Iterable[str], output: int, **options: Any) -> "subproce
     Its exit code is the command's, above 128 for a signal as in a shell. `end_guarded` ends it early.
     """
     return subprocess.Popen(
-        # -E and -P keep out of the guard what PYTHONPATH and this folder hold.
+        # -E and -P keep out of the guard, which needs the standard library alone, what PYTHONPATH and this folder hold.
         [sys.executable, "-E", "-P", __file__, str(os.getpid()), *argv],
         stdin=subprocess.DEVNULL,
         stdout=output,
@@ -134,15 +137,22 @@ class StopRequest:
         return f"the limit of {self._max_seconds:g} s" if is_late else ""
 
 
+def _children() -> Iterator[int]:
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid():
+                yield int(stat.parent.name)
+
+
 def _reap(grace_seconds: float) -> None:
     """Wait for all children and for their orphans, which become children too; kill those left after a while."""
     deadline = time.monotonic() + grace_seconds
     with contextlib.suppress(ChildProcessError):  # none is left
-        while True:
+        while time.monotonic() < deadline + _DEATH_SECONDS:
             if os.waitpid(-1, os.WNOHANG)[0]:
                 continue
             if time.monotonic() >= deadline:
-                send(descendants(os.getpid()), signal.SIGKILL)
+                send(_children(), signal.SIGKILL)
             time.sleep(0.02)
 
 

@@ -146,7 +146,6 @@ def _start(
         **os.environ,
         **(devices.environment(trial.world_size) if world is None else {}),
         **rank_variables(threads, options.timeout_seconds),
-        "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")])),
         **allocator_environment(trial.allocator, trial.device),
         **own_variables(trial.implementation),

@@ -50,7 +50,7 @@ CODES = {"ok": "", "oom": "out-of-memory", "refused": "vocabulary-mismatch", "cr
 
 @pytest.mark.parametrize(
     ("reports", "ending", "exit_code", "oom_killed", "status", "reason"),
-    [
+    [  # an ending is torchrun's, of two ranks; None with an exit code is a single rank
         ([], None, 0, False, "ok", ""),
         # Memory on any rank wins over what it caused, a refusal over an exception, the earlier of two exceptions.
         ([A, OOM], None, 1, False, "oom", "rank 1: can't allocate"),
@@ -62,7 +62,9 @@ CODES = {"ok": "", "oom": "out-of-memory", "refused": "vocabulary-mismatch", "cr
         ([], Ending(KILLED, "rank 1 died by SIGKILL"), 1, True, "oom", "rank 1 died by SIGKILL"),
         ([A], Ending(FAILED, "rank 1 ended with exit code 7"), 1, False, "crashed", "rank 0: a"),
         ([], Ending(FAILED, "rank 1 ended with exit code 7"), 1, False, "crashed", "rank 1 ended with exit code 7"),
-        ([], None, 137, False, "crashed", "the launcher died by SIGKILL"),
+        ([], None, 139, False, "crashed", "rank 0 died by SIGSEGV; log.txt ends: something | the last words"),
+        ([], None, 137, True, "oom", "rank 0 died by SIGKILL"),
+        ([], None, 7, False, "crashed", "rank 0 ended with exit code 7"),
         ([], None, -9, False, "crashed", "the launcher died by SIGKILL"),
     ],
 )
@@ -79,7 +81,7 @@ def test_the_cause_of_a_failure_is_status_reason_and_code(
         write_record(directory.failure_json(rank), one)
     if ending is not None:
         (directory.path / "torchrun.json").write_bytes(msgspec.json.encode(ending))
-    seen = outcome(TWO, directory, LaunchOptions(), exit_code, False, oom_killed)
+    seen = outcome(TWO if ending else Trial(), directory, LaunchOptions(), exit_code, False, oom_killed)
     assert (seen[0], seen[2]) == (status, CODES[status]) and seen[1].startswith(reason)
 
 
@@ -87,22 +89,6 @@ def test_a_failed_trial_has_a_result_without_metrics(directory: TrialDirectory) 
     result = finish(Trial(), directory, "oom", "why", LaunchOptions(), code="out-of-memory")
     assert directory.read_result() == {"schema_version": 1, **result} and result["code"] == "out-of-memory"
     assert "samples_per_second" not in result
-
-
-@pytest.mark.parametrize(
-    ("exit_code", "oom_killed", "status", "reason"),
-    [
-        (139, False, "crashed", "rank 0 died by SIGSEGV; log.txt ends: something | the last words"),
-        (137, True, "oom", "rank 0 died by SIGKILL"),
-        (7, False, "crashed", "rank 0 ended with exit code 7"),
-        (-9, False, "crashed", "the launcher died by SIGKILL"),
-    ],
-)
-def test_the_exit_code_of_a_single_rank_says_how_it_ended(
-    exit_code: int, oom_killed: bool, status: str, reason: str, directory: TrialDirectory
-) -> None:
-    seen = outcome(Trial(), directory, LaunchOptions(), exit_code, False, oom_killed)
-    assert seen[0] == status and seen[1].startswith(reason)
 
 
 def test_a_rank_of_a_launch_that_only_lost_another_leaves_the_cause_to_the_launcher(directory: TrialDirectory) -> None:
@@ -199,27 +185,21 @@ def test_a_guarded_command_ends_with_its_parent_and_with_its_guard(ends: str, tm
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "is_memory"),
     [
-        MemoryError(),
-        OSError(errno.ENOMEM, "x"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
-        RuntimeError("std::bad_alloc"),
-        RuntimeError("can't start new thread"),
-        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        (MemoryError(), True),
+        (OSError(errno.ENOMEM, "x"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("can't start new thread"), True),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), True),
+        (ImportError("libfoo.so: cannot open shared object file"), False),
+        (OSError(errno.ENOSPC, "x"), False),
     ],
-    ids=str,
 )
-def test_a_refusal_of_memory_is_known(error: Exception) -> None:
-    assert ran_out_of_memory(error)
+def test_an_error_that_says_or_comes_from_a_lack_of_memory_is_known(error: Exception, is_memory: bool) -> None:
+    assert ran_out_of_memory(error) is is_memory
     try:
         raise ValueError("cannot start") from error
     except ValueError as raised:
-        assert ran_out_of_memory(raised)
-
-
-@pytest.mark.parametrize(
-    "error", [ImportError("libfoo.so: cannot open shared object file"), OSError(errno.ENOSPC, "x")]
-)
-def test_other_errors_are_no_lack_of_memory(error: Exception) -> None:
-    assert not ran_out_of_memory(error)
+        assert ran_out_of_memory(raised) is is_memory
