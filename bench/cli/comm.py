@@ -6,8 +6,7 @@ from typing import Any
 
 from bench.cli.options import RetryOptions, run_folder
 from bench.cli.result import Result, of_view
-from bench.cli.session import session
-from bench.cli.sweep_progress import announce, tell_of_cpu
+from bench.cli.session import announce, session
 from bench.launch.world import joined_world
 from bench.machine.devices import find_devices
 from bench.run.comm import CommSweep, expand_collectives
@@ -48,9 +47,8 @@ def run(options: CommOptions) -> Result:
     if world is not None:
         results = run_inside(directory, trials, request, devices, world, LaunchOptions(timeout_seconds=None))
         return replace(Result() if world.rank else _measured(options, directory, trials, results), at_once=True)
-    tell_of_cpu(devices, options.device, options.json)
     with session(directory, request, devices, launch, retry_failed=options.retry_failed) as opened:
-        announce(opened, trials)
+        announce(opened, trials, "" if options.json else options.device)
         results = run_trials(opened, trials)
     return _measured(options, directory, trials, results)
 

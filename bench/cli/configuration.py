@@ -1,12 +1,18 @@
-"""Options of commands that measure one configuration: the flags that name it, and the sweep that has it alone."""
+"""Options of commands that measure one configuration, or the fastest one of a run."""
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from bench.cli.options import RetryOptions
+from bench.cli.progress import describe, note
+from bench.machine.devices import Devices
 from bench.sweep.options import AUTO, TaskFlags
 from bench.sweep.trials import Sweep
-from common.flags import Positional
+from common.errors import UsageError
+from common.flags import Positional, flag
+from records.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,3 +54,24 @@ class OneConfiguration(RetryOptions):
             threads=self.threads,
             **own,
         )
+
+
+def check_winner(options: Any, besides: Collection[str]) -> None:
+    """Refuse options other than `besides` with --winner-of. Raises UsageError."""
+    default = type(options)()
+    names = (item.name for item in fields(options) if item.name not in besides)
+    if other := [flag(name) for name in names if getattr(options, name) != getattr(default, name)]:
+        problem = f"--winner-of takes the configuration from the run: omit {' '.join(other)}"
+        raise UsageError("option-conflict", problem)
+
+
+def trial_of_winner(
+    folder: Path, task: str, devices: Devices, implementation: str | None = None, **changes: Any
+) -> Trial:
+    """Return the trial of another kind of the fastest configuration of a run; `changes` are its own fields."""
+    from bench.sweep.winner import fastest_trial
+
+    winner = fastest_trial(folder, task, devices, implementation)
+    trial = replace(winner, round=0, relative_half_width=Sweep().precision_target, **changes)
+    note(f"the fastest configuration of {folder}: {describe(trial)}")
+    return trial

@@ -2,13 +2,13 @@
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.render.tables import Plain
 from bench.cli.options import Printed
-from bench.cli.progress import note, show_download, size_of
+from bench.cli.progress import note, show_stages, size_of
 from bench.cli.result import Result
 from bert.data.remote.obtain import CONTACT_VARIABLE, RemoteOptions, base_of, named, obtain
 from bert.data.remote.sources import SOURCES, NamedSource
@@ -33,7 +33,7 @@ class DownloadOptions(Printed):
     """Data sets to download; --list describes them."""
     out: Path = Path("downloads")
     """Folder for all downloads; each data set gets its own folder in it."""
-    remote: RemoteOptions
+    remote: RemoteOptions = field(default_factory=RemoteOptions)
     list: bool = False
     """List the data sets with their terms of use, and how to get those that cannot be downloaded here."""
 
@@ -65,13 +65,7 @@ def run(options: DownloadOptions) -> Result:
             "Wikimedia may refuse programs without contact information: set "
             f"{CONTACT_VARIABLE} or --contact to an e-mail address or a web page"
         )
-    results = []
-    for name in names:
-        progress = show_download()
-        try:
-            results.append(obtain(name, options.out, options.remote, progress))
-        finally:
-            progress("", 0, None)
+    results = [obtain(name, options.out, options.remote, show_stages()) for name in names]
     return Result(
         document=[_plain(result) for result in results],
         blocks=[Plain("\n".join(line for result in results for line in _lines(result)))],

@@ -1,144 +1,90 @@
 """Find the command of a command line, parse its options and run it."""
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.cli.parser import parse
+from cyclopts import App
+
+from bench.cli.parser import application, parse
 from bench.cli.result import Result, show
 from common.errors import UsageError
 from common.registry import lookup
 
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A command with subcommands: a task, or another word."""
-
-    what: str
-    """Kind of the second word: kind or task."""
-    others: Mapping[str, tuple[str, str]]
-    """Further subcommands: module, and one line of help."""
-
-
-COMMANDS: dict[str, str | Group] = {
-    "doctor": "bench.cli.doctor",
-    "data": Group(
-        "kind",
-        {
-            "pretrain": ("bench.cli.data_pretrain", "dumps and text -> HDF5 shards of pretraining instances"),
-            "download": ("bench.cli.data_download", "download Wikipedia, SQuAD or books, by name"),
-            "check": ("bench.cli.data_check", "header, counts and ten decoded rows of prepared data"),
-        },
-    ),
-    "convert": "bench.cli.convert",
-    "train": "bench.cli.train",
-    "predict": Group("task", {}),
-    "eval": Group("task", {}),
-    "tune": "bench.cli.tune",
-    "throughput": "bench.cli.throughput",
-    "measure": "bench.cli.measure",
-    "speed-of-light": "bench.cli.speed_of_light",
-    "comm": "bench.cli.comm",
-    "profile": "bench.cli.profile",
-    "analyze": "bench.cli.analyze",
-    "core-util": "bench.cli.core_util",
-    "allreduce": "bench.cli.allreduce",
-    "launch": "bench.cli.launch",
-    "submit": "bench.cli.submit",
-    "report": "bench.cli.report",
-    "compare": "bench.cli.compare",
-}
-"""Commands by name; a module is imported when its command is called."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A command and the words after its name."""
-
-    program: str
-    """Its full name: "bertbench eval squad"."""
-    words: list[str]
-    read_words: Callable[[list[str], str], Any]
-    """Parses the words to options."""
-    run: Callable[[Any], Result]
+COMMANDS = (
+    "doctor", "data", "convert", "train", "predict", "eval", "tune", "throughput", "measure", "speed-of-light", "comm",
+    "profile", "analyze", "core-util", "allreduce", "launch", "submit", "report", "compare",
+)  # fmt: skip
+"""Commands; the module bench.cli.NAME of a command is imported when it is called."""
+SECOND_WORDS: dict[str, tuple[str, ...]] = {"data": ("pretrain", "download", "check"), "predict": (), "eval": ()}
+"""Commands whose second word is a task that has the command, or one of these."""
 
 
 def call(argv: Sequence[str]) -> int:
     """Run a command, print its result, return its exit code. Raises BertbenchError."""
-    found = find(argv)
-    if isinstance(found, Result):
-        return show(found, False)
-    options = found.read_words(found.words, found.program)
-    return show(found.run(options), bool(getattr(options, "json", False)))
+    run, options = read(argv)
+    return show(run(options), bool(getattr(options, "json", False)))
 
 
 def result_of(argv: Sequence[str]) -> Result:
     """Run a command and return its result, without printing it. Raises BertbenchError."""
-    found = find(argv)
-    return found if isinstance(found, Result) else found.run(found.read_words(found.words, found.program))
+    run, options = read(argv)
+    return run(options)
 
 
-def find(argv: Sequence[str]) -> Call | Result:
-    """Return the command of the first one or two words, or the help of a group.
+def module_of(command: str) -> Any:
+    """Import the module of a command that no task has, such as "data check"."""
+    return importlib.import_module(f"bench.cli.{command.replace(' ', '_').replace('-', '_')}")
 
-    Raises:
-        UsageError: unknown command, or a missing second word.
-    """
+
+def read(argv: Sequence[str]) -> tuple[Callable[[Any], Result], Any]:
+    """Return the function of a command and its options. Prints help and exits 0 on --help. Raises UsageError."""
     name, *words = argv
-    entry = lookup(COMMANDS, name, "command")
-    if isinstance(entry, Group):
-        return _in_group(name, entry, words)
-    return _of_module(entry, f"bertbench {name}", words)
+    lookup(dict.fromkeys(COMMANDS), name, "command")
+    if name in SECOND_WORDS:
+        from bench.cli.task_commands import TaskRun, commands
 
-
-def _of_module(module_name: str, program: str, words: list[str]) -> Call:
-    module = importlib.import_module(module_name)
-    return Call(program, words, getattr(module, "read_words", None) or _parser_of(module), module.run)
-
-
-def _parser_of(module: ModuleType) -> Callable[[list[str], str], Any]:
+        tasks = commands(name)
+        choices = dict.fromkeys((*tasks, *SECOND_WORDS[name]))
+        if not words or words[0].startswith("-"):
+            text = f"bertbench {name} {' | '.join(choices)} [OPTIONS]"
+            if words and words[0] in ("-h", "--help"):
+                print(f"Usage: {text}\n\nOptions and examples of each: bertbench {name} {next(iter(choices))} --help")
+                raise SystemExit(0)
+            raise UsageError("option-missing", f"{name} needs another word: {text}")
+        lookup(choices, words[0], f"word after {name}")
+        word = words.pop(0)
+        if word in tasks:
+            task = TaskRun(name, word, tasks[word])
+            return task.run, task.read_words(words, f"bertbench {name} {word}")
+        name += f" {word}"
+    module = module_of(name)
+    if hasattr(module, "read_words"):
+        return module.run, module.read_words(words, f"bertbench {name}")
     (options,) = module.OPTIONS.values()
-    return lambda words, program: parse(options, words, program)
-
-
-def _in_group(name: str, group: Group, words: list[str]) -> Call | Result:
-    program = f"bertbench {name}"
-    if words and words[0] in group.others:
-        return _of_module(group.others[words[0]][0], f"{program} {words[0]}", words[1:])
-    from bench.cli.task_commands import TaskRun, commands
-
-    choices = {**commands(name), **group.others}
-    if words and words[0] in ("-h", "--help"):
-        from analysis.render.tables import Plain
-
-        return Result(blocks=[Plain(_usage(program, group.what, choices))])
-    if not words or words[0].startswith("-"):
-        names = " | ".join(choices)
-        raise UsageError("option-missing", f"{program} needs a {group.what} first: {program} {names} [options]")
-    entry, _ = lookup(choices, words[0], f"{group.what} of {name}")
-    task = TaskRun(name, words[0], entry)
-    return Call(f"{program} {words[0]}", words[1:], task.read_words, task.run)
-
-
-def _usage(program: str, what: str, choices: Mapping[str, tuple[str, str]]) -> str:
-    width = max(map(len, choices))
-    lines = "\n".join(f"  {name:<{width}} {text}" for name, (_, text) in choices.items())
-    return (
-        f"usage: {program} {what.upper()} [options]\n\n{lines}\n\n"
-        f"  {program} {what.upper()} --help   options of a {what}"
-    )
+    return module.run, parse(options, words, f"bertbench {name}")
 
 
 def options_of(name: str) -> dict[str, type]:
-    """Return the options of a command, or of each subcommand, by its words, for the reference page."""
-    entry = COMMANDS[name]
-    if not isinstance(entry, Group):
-        return dict(importlib.import_module(entry).OPTIONS)
+    """Return the options of a command, or of each second word, by its words."""
+    if name not in SECOND_WORDS:
+        return dict(module_of(name).OPTIONS)
     from bench.cli.task_commands import options_of_tasks
 
-    found = options_of_tasks(name)
-    for module, _ in entry.others.values():
-        found |= importlib.import_module(module).OPTIONS
-    return found
+    others = [module_of(f"{name} {word}").OPTIONS for word in SECOND_WORDS[name]]
+    return {words: options for found in (options_of_tasks(name), *others) for words, options in found.items()}
+
+
+def completion(shell: str) -> str:
+    """Return the script that completes command lines in bash, zsh or fish. Raises UsageError for another shell."""
+    lookup(dict.fromkeys(("bash", "zsh", "fish")), shell, "shell")
+    root = App(name="bertbench")
+    for command in COMMANDS:
+        parent = App(name=command) if command in SECOND_WORDS else root
+        if parent is not root:
+            root.command(parent)
+        for words, options in options_of(command).items():
+            name = command if parent is root else words.split()[1]
+            if name not in parent:  # the first of several forms
+                parent.command(application(options, name), name=name)
+    return str(root.generate_completion(shell=shell))  # type: ignore[arg-type]  # nosec B604

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from bench.cli.options import WrappedCommand, parse_with_command
 from bench.cli.progress import terminal_text
 from bench.cli.result import Result
 from bench.launch import torchrun
@@ -23,7 +22,7 @@ from bench.launch.watch import Watch
 from bench.machine.devices import find_devices
 from bench.run.processes import StopRequest
 from common.errors import UsageError
-from common.flags import Groups
+from common.flags import Groups, Positional
 
 _LONGEST_WAIT = 86400
 
@@ -48,6 +47,8 @@ class LaunchOptions:
         "output": ("quiet",),
     }
 
+    command: Positional[tuple[str, ...]]
+    """Program and its arguments."""
     here_gpus: int | None = None
     """Processes on this node, one per GPU; default every GPU, without GPUs 1 CPU process."""
     other_gpus: tuple[str, ...] = ()
@@ -82,15 +83,9 @@ class LaunchOptions:
 OPTIONS = {"launch": LaunchOptions}
 
 
-def read_words(words: list[str], program: str) -> WrappedCommand[LaunchOptions]:
-    """Return the options before -- and the command after it. Raises UsageError if there is no command."""
-    return parse_with_command(LaunchOptions, words, program, "train.py --epochs 3")
-
-
-def run(launch: WrappedCommand[LaunchOptions]) -> Result:
+def run(options: LaunchOptions) -> Result:
     """Launch; return exit code 0 if all ranks of all nodes succeed, 3 if one fails, 130 after Ctrl-C on this node."""
-    options = launch.options
-    command = command_of_rank(launch.command, options.module, options.no_python)
+    command = command_of_rank(options.command, options.module, options.no_python)
     devices = find_devices()
     default = len(devices.gpus) if devices.kind == "cuda" else 1
     counts, rank = read_layout(options.here_gpus, options.other_gpus, options.node_rank, default)
@@ -111,7 +106,7 @@ def run(launch: WrappedCommand[LaunchOptions]) -> Result:
         counts=counts,
         device=devices.kind,
         command=hashlib.sha256(
-            "\0".join(map(str, (options.module, options.no_python, *launch.command))).encode(errors="surrogateescape")
+            "\0".join(map(str, (options.module, options.no_python, *options.command))).encode(errors="surrogateescape")
         ).hexdigest()[:8],
         host=socket.gethostname(),
         pid=os.getpid(),

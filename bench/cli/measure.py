@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.cli.options import Printed, WrappedCommand, parse_with_command, run_folder
+from bench.cli.options import Printed, run_folder
 from bench.cli.progress import terminal_text
 from bench.cli.result import Result, of_view
 from bench.machine.devices import find_devices
@@ -18,7 +18,7 @@ from bench.run.supervise import LaunchOptions
 from bench.sweep.script import check_program, measure_script, plan_script
 from bench.sweep.sweep import locked, result_rows
 from common.errors import UsageError
-from common.flags import request_of
+from common.flags import Positional, request_of
 from records.run import RunDirectory, TrialDirectory
 
 
@@ -36,6 +36,8 @@ class MeasureOptions(Printed):
         bertbench measure --out runs/mine -- torchrun --nproc-per-node 2 train.py
     """
 
+    command: Positional[tuple[str, ...]]
+    """Program and its arguments."""
     out: Path = Path("runs/measure")
     """Run directory. Every call adds a trial."""
     name: str | None = None
@@ -63,14 +65,9 @@ class MeasureOptions(Printed):
 OPTIONS = {"measure": MeasureOptions}
 
 
-def read_words(words: list[str], program: str) -> WrappedCommand[MeasureOptions]:
-    """Return the options before -- and the command after it. Raises UsageError if there is no command."""
-    return parse_with_command(MeasureOptions, words, program, "python train.py")
-
-
-def run(measure: WrappedCommand[MeasureOptions]) -> Result:
+def run(options: MeasureOptions) -> Result:
     """Measure; the exit code is that of a command that failed, 3 if the measurement itself did."""
-    options, command = measure.options, measure.command
+    command = options.command
     if "RANK" in os.environ:
         raise UsageError(
             "option-not-applicable",
@@ -92,7 +89,7 @@ def run(measure: WrappedCommand[MeasureOptions]) -> Result:
 
     with locked(directory):
         trial = plan_script(directory, command, options.name, options.start, options.stop, options.profile)
-        request = {"command": "measure", **request_of(options), "program": list(trial.command)}
+        request = {**request_of(options), "command": "measure", "program": list(trial.command)}
         measured = measure_script(directory, trial, request, devices, launch, begun)
     if measured.log not in first:  # the folder has the number of ranks in its name, known only now
         print(f"measured; output: {terminal_text(str(measured.log))}", file=sys.stderr, flush=True)

@@ -1,16 +1,50 @@
-"""Options that commands share, and the words of a command line around them."""
+"""Options that commands share, and the headings and choices of options in the help."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
 
-from bench.cli.parser import parse
 from bert.tasks import TASKS, known_tasks
 from common.errors import UsageError
+from common.flags import Groups
 from common.registry import lookup
 
-T = TypeVar("T")
+GROUPS: Groups = {
+    "model and data": (
+        "file", "phase", "data", "preset", "model", "trust_remote_code", "implementation",
+        "input", "vocab", "init", "checkpoint", "seq_len", "padding", "dropout", "seed", "eval_data",
+    ),
+    "execution": (
+        "batch_size", "strategy", "zero_stage", "deepspeed_config",
+        "lever", "levers", "allocator", "nodes", "device", "devices", "scaling", "grad_accum", "precision",
+        "activation_checkpointing", "bucket_mib", "threads", "rounds", "max_batch_search", "max_batch_limit",
+        "max_batch_step", "input_only", "global_batch_size", "micro_batch_size", "grad_accum_steps",
+    ),
+    "measuring": (
+        "start", "stop", "min_steps", "max_steps", "max_seconds", "precision_target", "memory_limit_gib",
+        "time_budget", "timeout_seconds", "retry_failed",
+    ),
+    "output": ("json", "out", "output", "full", "csv", "markdown", "price_per_hour", "log_to", "log_every"),
+}  # fmt: skip
+"""Headings in the help of every command. A dataclass of options can add its own as GROUPS."""
+CHOICES: dict[str, tuple[str, ...]] = {
+    "preset": ("bert.model.config:PRESETS",),
+    "allocator": ("bench.run.resources:ALLOCATORS",),
+    "strategy": ("auto", "bert.parallel:STRATEGIES"),
+    "precision": ("auto", "records.trial:PRECISIONS"),
+    "device": ("auto", "cpu", "cuda"),
+    "optimizer": ("lamb", "adamw"),
+    "schedule": ("poly", "linear", "constant", "cyclic"),
+    "scaling": ("weak", "strong"),
+    "padding": ("auto", "longest", "fixed"),
+    "profiler": ("bench.profilers:PROFILERS",),
+    "log_to": ("bench.loggers:LOGGERS", "none"),
+    "collective": ("bench.run.comm:COLLECTIVES",),
+    "dtype": ("bench.run.comm:DTYPES",),
+    "tasks": ("bert.tasks.glue.tasks:TASKS",),
+    "download": ("wikipedia", "pg19"),
+}
+"""Words that fields accept, by name; MODULE:NAME stands for the words of a registry, which is imported when needed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,19 +85,6 @@ class RetryOptions(TrialOptions):
     """Run failed trials again."""
 
 
-@dataclass(frozen=True, slots=True)
-class WrappedCommand(Generic[T]):
-    """The options of a command of ours, and the command of the user that follows them."""
-
-    options: T
-    command: tuple[str, ...]
-
-    @property
-    def json(self) -> bool:
-        """Whether the result is printed as JSON."""
-        return bool(getattr(self.options, "json", False))
-
-
 def given_names(argv: Sequence[str]) -> frozenset[str]:
     """Return the names of the options on a command line, with underscores and without -- and no-."""
     words = (word.partition("=")[0] for word in argv if word.startswith("--"))
@@ -77,38 +98,6 @@ def check_task(argv: Sequence[str], program: str) -> None:
         raise UsageError("option-missing", f"{program} needs a task: {program} {tasks} [options]; see {program} --help")
     if not argv[0].startswith("-"):
         lookup(dict.fromkeys(TASKS if argv[0] in TASKS else known_tasks()), argv[0], "task")
-
-
-def parse_task(options: type[T], argv: list[str], program: str) -> T:
-    """Like `parse`, for commands whose first word is a task."""
-    check_task(argv, program)
-    return parse(options, argv, program)
-
-
-def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words before and after the first --: options and command."""
-    words = list(argv)
-    place = words.index("--") if "--" in words else len(words)
-    return words[:place], words[place + 1 :]
-
-
-def parse_with_command(options: type[T], argv: Sequence[str], program: str, example: str) -> WrappedCommand[T]:
-    """Return the options before -- and the command after it.
-
-    Args:
-        options: a dataclass.
-        argv: the words of the command line.
-        program: what is called.
-        example: a command, for the message.
-    """
-    words, command = split_command(argv)
-    if not command and not {"-h", "--help"} & set(words):
-        name = program.rpartition(" ")[2]
-        raise UsageError(
-            "option-missing",
-            f"{name} needs a command after --: {program} [options] -- COMMAND, such as -- {example}",
-        )
-    return WrappedCommand(parse(options, words, program, after="-- COMMAND"), tuple(command))
 
 
 def run_folder(out: Path) -> Path:

@@ -6,21 +6,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bench.cli.options import TrialOptions, given_names, parse_task, run_folder
-from bench.cli.progress import note
+from bench.cli.configuration import check_winner, trial_of_winner
+from bench.cli.options import TrialOptions, run_folder
+from bench.cli.progress import describe, note
 from bench.cli.result import Result, of_view
-from bench.cli.session import session
-from bench.cli.sweep_progress import announce, describe
+from bench.cli.session import announce, session
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
-from bench.profilers import PROFILERS, load_profiler
+from bench.profilers import load_profiler
 from bench.profilers.ranges import KINDS
 from bench.run.profiling import Profiled, mark_unread, profile_trials, with_unprofiled
 from bench.run.supervise import LaunchOptions
 from bench.sweep.trials import Sweep, expand
 from common.errors import UsageError
-from common.flags import OneOf, flag, request_of
-from common.registry import lookup
+from common.flags import OneOf, request_of
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -34,9 +33,9 @@ class ProfileOptions(TrialOptions):
     recorded.
 
     Examples:
-        bertbench profile pretrain --batch-sizes 16
+        bertbench profile pretrain --batch-sizes 16 --start 20 --stop 25
         bertbench profile squad --profiler nsys --start 20 --stop 25
-        bertbench profile pretrain --winner-of runs/throughput  # profile the fastest configuration
+        bertbench profile pretrain --winner-of runs/throughput --start 20 --stop 25  # the fastest configuration
     """
 
     sweep: Sweep = field(default_factory=Sweep)
@@ -51,35 +50,28 @@ class ProfileOptions(TrialOptions):
     out: Path = Path("runs/profile")
     """Run directory. The same command resumes it."""
 
+    def __post_init__(self) -> None:
+        """Refuse another configuration beside --winner-of."""
+        if self.winner_of is not None:
+            check_winner(self.sweep, ("task", "start", "stop"))
+
 
 _MOST_FILES = 4
-
-OPTIONS = {"profile TASK": ProfileOptions}
-
-
-def read_words(words: list[str], program: str) -> ProfileOptions:
-    """Return the options. Raises UsageError where --winner-of answers what others ask too."""
-    options = parse_task(ProfileOptions, words, program)
-    own = {item.name for item in dataclasses.fields(ProfileOptions)} | {"start", "stop", "with"}
-    if options.winner_of is not None and (other := sorted(given_names(words) - own)):
-        raise UsageError(
-            "option-conflict",
-            f"--winner-of takes the configuration from the run: omit {' '.join(map(flag, other))}",
-        )
-    return options
+OPTIONS = {"profile [TASK]": ProfileOptions}
 
 
 def run(options: ProfileOptions) -> Result:
     """Profile; exit code 3 when a trial gave no profile."""
     from analysis.views import profiles
 
-    if options.sweep.start is None or options.sweep.stop is None:
+    if options.sweep.start is None:
         raise UsageError(
             "option-missing", "profile needs the iterations to record: give --start N --stop M for N to M-1"
         )
     devices = find_devices(options.device)
-    trials = _trials(options, devices)
-    profiler = load_profiler(options.profiler, profiler_words(options))
+    words = profiler_words(options)
+    trials = _trials(options, devices, words)
+    profiler = load_profiler(options.profiler, words)
     for trial in trials:
         profiler.check(trial)
     if any(trial.implementation != OURS for trial in trials):
@@ -87,9 +79,8 @@ def run(options: ProfileOptions) -> Result:
     directory = RunDirectory(run_folder(options.out))
     request = {"command": "profile", **request_of(options)}
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
-    pairs = with_unprofiled(trials)
     with session(directory, request, devices, launch) as call:
-        announce(call, pairs)
+        announce(call, with_unprofiled(trials))
         profiled = profile_trials(call, trials)
         views, tables = profiles(directory, [item.trial.trial_id for item in profiled])
         profiled = [
@@ -101,13 +92,29 @@ def run(options: ProfileOptions) -> Result:
     return _result(options, directory, profiled, views, tables)
 
 
-def _trials(options: ProfileOptions, devices: Devices) -> list[Trial]:
-    if options.winner_of is not None:
-        return [_winner(options, devices)]
-    sweep = dataclasses.replace(
-        options.sweep, devices=options.sweep.devices or (1,), rounds=options.sweep.rounds or 1
+def _trials(options: ProfileOptions, devices: Devices, words: tuple[str, ...]) -> list[Trial]:
+    sweep = options.sweep
+    if options.winner_of is None:
+        sweep = dataclasses.replace(sweep, devices=sweep.devices or (1,), rounds=sweep.rounds or 1)
+        return expand(sweep, devices, "profile", options.profiler, words)
+    # What decides on an automatic window is no part of a trial with a given one: the same trial has the same id.
+    trial = trial_of_winner(
+        options.winner_of, sweep.task, devices, kind="profile",
+        start_iteration=sweep.start, stop_iteration=sweep.stop,
+        profiler=options.profiler, profiler_options=words,
+        min_steps=sweep.min_steps, max_steps=sweep.max_steps, max_seconds=sweep.max_seconds,
     )  # fmt: skip
-    return expand(sweep, devices, "profile", options.profiler, profiler_words(options))
+    return [trial]
+
+
+def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
+    """Return --with and, for tools that take it, --nvtx, as the words that go into the trial. Raises UsageError."""
+    if options.nvtx == "bertbench":
+        return tuple(sorted(options.with_))
+    if "nvtx" not in load_profiler(options.profiler).OPTIONS:
+        problem = f"--nvtx {options.nvtx}: --profiler {options.profiler} makes no NVTX ranges: use nsys, ncu or nvprof"
+        raise UsageError("option-not-applicable", problem)
+    return tuple(sorted((*options.with_, f"nvtx={options.nvtx}")))
 
 
 def _result(
@@ -138,50 +145,9 @@ def _result(
     return of_view(shown, options, code=3 if any(item.problem for item in profiled) else 0)
 
 
-def _winner(options: ProfileOptions, devices: Devices) -> Trial:
-    """Return the trial that profiles the fastest configuration of a run."""
-    from bench.sweep.winner import fastest_trial
-
-    assert options.winner_of is not None
-    winner = fastest_trial(options.winner_of, options.sweep.task, devices)
-    # What decides on an automatic window is no part of a trial with a given one: the same trial has the same id.
-    rules = Sweep()
-    trial = dataclasses.replace(
-        winner,
-        kind="profile",
-        round=0,
-        start_iteration=options.sweep.start,
-        stop_iteration=options.sweep.stop,
-        profiler=options.profiler,
-        profiler_options=profiler_words(options),
-        min_steps=rules.min_steps,
-        max_steps=rules.max_steps,
-        max_seconds=rules.max_seconds,
-        relative_half_width=rules.precision_target,
-    )
-    note(f"the fastest of {options.winner_of} is profiled: {describe(trial)}")
-    return trial
-
-
-def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
-    """Return --with and, for tools that take it, --nvtx, as the words that go into the trial. Raises UsageError."""
-    words = list(options.with_)
-    lookup(PROFILERS, options.profiler, "profiler")
-    if options.nvtx != "bertbench":
-        if "nvtx" not in load_profiler(options.profiler).OPTIONS:
-            raise UsageError(
-                "option-not-applicable",
-                f"--nvtx {options.nvtx}: --profiler {options.profiler} makes no NVTX ranges; use nsys, ncu, nvprof or "
-                "nvtx",
-            )
-        words.append(f"nvtx={options.nvtx}")
-    return tuple(sorted(words))
-
-
 def _plain(item: Profiled, view: "View") -> dict[str, Any]:
-    trial: Trial = item.trial
     return {
-        "trial_id": trial.trial_id,
+        "trial_id": item.trial.trial_id,
         "status": item.result["status"],
         "reason": item.result["reason"],
         "problem": item.problem,

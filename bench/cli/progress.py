@@ -1,20 +1,21 @@
-"""What the user sees while data are prepared and fetched: notes, and a line that stays up to date, on stderr."""
+"""What the user sees on stderr while a command works: notes, stages of data, and trials."""
 
+import math
+import shutil
 import sys
 import time
-from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bert.data.pool import Progress as StageProgress
+    from records.run import TrialDirectory
+    from records.trial import Trial
 
-# Seconds over which the rate of a download is taken, and between two lines of it.
-_WINDOW_SECONDS = 20.0
-_TERMINAL_SECONDS = 0.2
-_LOG_SECONDS = 60.0
-# Time between two updates of the line of a stage.
-_LINE_SECONDS = 0.1
+# Seconds between two states of a line: drawing takes time of a core, which on a CPU-only machine is the trial's.
+_LINE_SECONDS, _LOG_SECONDS = 1.0, 60.0
+# More than a row of a CSV of steps has.
+_TAIL_BYTES = 4096
 
 
 def terminal_text(text: str) -> str:
@@ -25,33 +26,6 @@ def terminal_text(text: str) -> str:
 def note(text: str) -> None:
     """Tell the user something that needs no answer."""
     print(f"note: {terminal_text(text)}", file=sys.stderr, flush=True)
-
-
-def show_stages() -> "StageProgress":
-    """Return a callback that keeps one line up to date on stderr, or says nothing where that is no terminal."""
-    began: dict[str, float] = {}
-    last = [0.0]
-    show_bytes = show_download()
-
-    def progress(stage: str, done: int, total: int | None) -> None:
-        if stage.startswith("download "):
-            show_bytes(stage, done, total)
-            return
-        if not sys.stderr.isatty():
-            return
-        now = time.monotonic()
-        ended = total is not None and done >= total
-        if now - last[0] < _LINE_SECONDS and not ended:
-            return
-        last[0] = now
-        seconds = now - began.setdefault(stage, now)
-        amount = f"{done:,}" if total is None else f"{done:,}/{total:,}"
-        left = ""
-        if total is not None and not ended and done and seconds > 5:
-            left = f", about {duration(seconds / done * (total - done))} left"
-        print(f"\r{stage} {amount}{left}\033[K", end="\n" if ended else "", file=sys.stderr, flush=True)
-
-    return progress
 
 
 def duration(seconds: float) -> str:
@@ -65,58 +39,157 @@ def duration(seconds: float) -> str:
     return f"{hours}:{whole % 3600 // 60:02d} h" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
-def show_download(clock: Callable[[], float] = time.monotonic) -> "StageProgress":
-    """Return a callback that shows bytes, rate and time left on stderr: a line on a terminal, one a minute in a log.
-
-    A call with an empty stage ends the line.
-    """
-    terminal = sys.stderr.isatty()
-    marks: deque[tuple[float, int]] = deque()
-    shown = [float("-inf") if terminal else clock(), 0.0]
-
-    def progress(stage: str, done: int, total: int | None) -> None:
-        if not stage:
-            if terminal and shown[1]:
-                print(file=sys.stderr, flush=True)
-            return
-        now = clock()
-        if now - shown[0] < (_TERMINAL_SECONDS if terminal else _LOG_SECONDS) and done != total:
-            return
-        if done == total and not terminal:
-            return
-        shown[:] = [now, 1.0]
-        marks.append((now, done))
-        while len(marks) > 2 and now - marks[0][0] > max(_WINDOW_SECONDS, 2 * _LOG_SECONDS * (not terminal)):
-            marks.popleft()
-        line = f"{stage} {describe_bytes(done, total, marks[0], marks[-1])}"
-        print(f"\r{line}\033[K" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
-
-    return progress
-
-
-def describe_bytes(done: int, total: int | None, first: tuple[float, int], last: tuple[float, int]) -> str:
-    """Return bytes, rate and time left in words.
-
-    Args:
-        done: bytes there.
-        total: bytes in all.
-        first: an earlier time in seconds, and the bytes there then.
-        last: now, and the bytes there now.
-    """
-    words = size_of(done) if total is None else f"{size_of(done)} of {size_of(total)}"
-    seconds, moved = last[0] - first[0], last[1] - first[1]
-    if seconds <= 0 or moved <= 0:
-        return words
-    rate = moved / seconds
-    words += f", {size_of(rate)}/s"
-    if total is None or total <= done:
-        return words
-    return words + f", {duration((total - done) / rate)} left"
-
-
 def size_of(count: float) -> str:
     """Return bytes in the unit that fits: kB, MB, GB, as powers of ten."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:.1f} {unit}"
     return f"{count:.0f} bytes"
+
+
+def _draw(text: str) -> None:
+    """Replace the last line of the terminal."""
+    width = shutil.get_terminal_size().columns - 1
+    print(f"\r{terminal_text(text)[:width]}\033[K", end="", file=sys.stderr, flush=True)
+
+
+def show_stages(clock: Callable[[], float] = time.monotonic) -> Callable[[str, int, int | None], None]:
+    """Return a callback that shows how far a stage is, in bytes for a download, and the time left.
+
+    It keeps one line of a terminal up to date; in a log it writes a line a minute.
+    """
+    terminal = sys.stderr.isatty()
+    first: dict[str, tuple[float, int]] = {}
+    shown = clock()
+
+    def progress(stage: str, done: int, total: int | None) -> None:
+        nonlocal shown
+        now, ended = clock(), total is not None and done >= total
+        began, before = first.setdefault(stage, (now, done))
+        if now - shown < (_LINE_SECONDS if terminal else _LOG_SECONDS) and not (ended and terminal):
+            return
+        shown = now
+        amount = size_of if stage.startswith("download ") else "{:,}".format
+        text = f"{stage} {amount(done)}" + ("" if total is None else f" of {amount(total)}")
+        if done > before and now > began and not ended:
+            rate = (done - before) / (now - began)
+            text += f", {amount(round(rate))}/s" + (
+                "" if total is None else f", {duration((total - done) / rate)} left"
+            )
+        if terminal:
+            _draw(text)
+        if ended or not terminal:
+            print("" if terminal else text, file=sys.stderr, flush=True)
+
+    return progress
+
+
+class TrialDisplay:
+    """Shows how trials ended, a line each, and on a terminal how far the one that runs is, from its records."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._live = sys.stderr.isatty()
+        self._head = ""
+        self._next = 0.0
+        self._first: tuple[float, int] | None = None
+
+    def show(
+        self, number: int, count: int, trial: "Trial", result: Mapping[str, Any] | None, known: bool = False
+    ) -> None:
+        """Show that a trial begins or has ended; arguments as bench.sweep.sweep.Progress has them."""
+        self.clear()
+        self._head, self._first, self._next = f"[{number}/{count}] {describe(trial)}", None, 0.0
+        if result is not None:
+            ending = f"{terminal_text(_outcome(result))}{' (already done)' if known else ''}"
+            print(f"{self._head}: {ending}", file=sys.stderr, flush=True)
+
+    def look(self, trial: "Trial", directory: "TrialDirectory") -> None:
+        """Bring the line up to date; called while the trial runs, as often as one likes."""
+        from records.kinds import components_csv
+
+        now = self._clock()
+        if not self._live or now < self._next:
+            return
+        self._next = now + _LINE_SECONDS
+        in_rounds = trial.kind == "components"
+        done = last_row(components_csv(directory, 0) if in_rounds else directory.steps_csv(0))
+        if done is None:
+            _draw(f"starting {self._head}")
+            return
+        self._first = self._first or (now, done)
+        share, left = progress_of(trial, done, now - self._first[0], done - self._first[1])
+        time_left = "" if left is None else f", {duration(left)} left"
+        _draw(f"{'round' if in_rounds else 'step'} {done:,}, {share:.0%}{time_left}: {self._head}")
+
+    def clear(self) -> None:
+        """Take the line away: no trial runs any more."""
+        if self._live:
+            _draw("")
+
+
+def last_row(path: Path) -> int | None:
+    """Return how many rows of a growing CSV are whole, by the counter from 0 in its first column; None for none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            whole = file.read().split(b"\n")[:-1]
+    except OSError:
+        return None
+    first = whole[-1].partition(b",")[0] if whole else b""
+    return int(first) + 1 if first.isdigit() else None
+
+
+def progress_of(trial: "Trial", done: int, seconds: float, fresh: int) -> tuple[float, float | None]:
+    """Return the share of a trial that is done and the seconds left at most; None where that is not known.
+
+    Args:
+        trial: measures a given window, or until a limit of steps or time is reached; it may end earlier.
+        done: steps or rounds made.
+        seconds: time since the first of them was seen.
+        fresh: those made in that time.
+    """
+    each = seconds / fresh if fresh > 0 and seconds > 0 else None
+    last = trial.stop_iteration if trial.stop_iteration is not None else trial.max_steps
+    left = None if each is None else max(0, last - done) * each
+    share = min(1.0, done / last)
+    if trial.stop_iteration is None:
+        in_time = max(0.0, trial.max_seconds - seconds)
+        if done >= trial.min_steps or each is None or (trial.min_steps - done) * each < in_time:
+            left = min(in_time, math.inf if left is None else left)
+            share = max(share, min(1.0, seconds / trial.max_seconds))
+    return share, left
+
+
+def describe(trial: "Trial") -> str:
+    """Return a trial in a few words."""
+    from analysis.wording import strategy
+    from bench.sweep.options import AUTO, resolve_strategy
+
+    place = f"on {trial.world_size} {'GPU' if trial.device == 'cuda' else 'CPU rank'}{'s'[: trial.world_size > 1]}"
+    parallel = strategy(trial.row())
+    comm = trial.kind == "comm"
+    words = [str(dict(trial.collective)["name"]), trial.precision] if comm else [
+        trial.implementation, "input only" if trial.kind == "input" else "", trial.preset, trial.precision,
+        f"seq {trial.seq_len}", f"batch {trial.micro_batch_size}",
+        f"x {trial.grad_accum_steps}" if trial.grad_accum_steps > 1 else "",
+    ]  # fmt: skip
+    words += [
+        place,
+        f"under {trial.profiler}" if trial.profiler else "",
+        "" if comm or parallel == resolve_strategy(AUTO, trial.world_size) else f"by {parallel}",
+        "with synthetic data" if trial.data.startswith("synthetic:") and trial.data_fingerprint else "",
+        f"round {trial.round + 1}" if trial.round else "",
+    ]
+    return " ".join(filter(None, words))
+
+
+def _outcome(result: Mapping[str, Any]) -> str:
+    if result["status"] != "ok":
+        return f"{result['status']}: {result.get('reason', '')}"
+    if "peak_busbw_gb_s" in result:
+        wrong = f", {result['wrong']} elements WRONG" if result["wrong"] else ""
+        return f"{result['sizes']} sizes, busbw up to {result['peak_busbw_gb_s'] or 0:.3g} GB/s{wrong}"
+    rate = result.get("samples_per_second")
+    return "no step measured" if rate is None else f"{rate:.1f} samples/s"

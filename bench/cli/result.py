@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.cli.options import Printed, Tables
-from bench.cli.progress import terminal_text
+from bench.cli.progress import note, terminal_text
 from common.atomic import storage_errors
 from common.errors import BertbenchError, StorageError
 
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     from analysis.render.tables import Block
     from analysis.views import View
 
-_NARROWEST = 40
-_DEFAULT_WIDTH = 150
-"""Line width in characters without a terminal."""
+_NARROWEST, _WIDTH_WITHOUT_TERMINAL = 40, 150
 _MOST_PROBLEMS = 5
 _MOST_FILES = 4
 """Maximum files of a folder to list by name; more are only counted."""
+ALL_TABLES = "All tables: --full, --csv DIR, --markdown FILE or --json."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,15 +55,14 @@ def show(result: Result, as_json: bool) -> int:
     sys.stdout.write(result.raw)
     if not as_json:
         _show_blocks(result)
+        for text in dict.fromkeys(result.notes):
+            note(text)
     elif result.document is not None:
         print(json.dumps(result.document, indent=2, allow_nan=False))
-    for text in () if as_json else dict.fromkeys(result.notes):
-        print(f"note: {terminal_text(text)}", file=sys.stderr)
     problems = list(dict.fromkeys(result.problems))
-    for text in problems[:_MOST_PROBLEMS]:
+    more = [f"and {len(problems) - _MOST_PROBLEMS:,} more such lines: --json has all"]
+    for text in [*problems[:_MOST_PROBLEMS], *(more if len(problems) > _MOST_PROBLEMS else [])]:
         print(f"bertbench: {terminal_text(text)}", file=sys.stderr)
-    if len(problems) > _MOST_PROBLEMS:
-        print(f"bertbench: and {len(problems) - _MOST_PROBLEMS:,} more such lines: --json has all", file=sys.stderr)
     if result.failure is not None:
         raise result.failure
     if result.at_once:
@@ -84,15 +82,12 @@ def _show_blocks(result: Result) -> None:
     lines = [f"wrote {path}" for path in named]
     lines += [f"wrote {count} files into {folder}" for folder, count in folders.items() if count > _MOST_FILES]
     if lines:
-        print("\n".join(["", *map(printable, lines)] if result.blocks else map(printable, lines)))
+        print("\n".join([*[""][: len(result.blocks)], *map(printable, lines)]))
 
 
 def terminal_width() -> int:
     """Return the line width in characters: that of the terminal, or 150 without one."""
-    return max(_NARROWEST, shutil.get_terminal_size((_DEFAULT_WIDTH, 0)).columns)
-
-
-ALL_TABLES = "All tables: --full, --csv DIR, --markdown FILE or --json."
+    return max(_NARROWEST, shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 0)).columns)
 
 
 def of_view(
@@ -116,28 +111,24 @@ def of_view(
     from analysis.render.tables import Facts
 
     tables = options if isinstance(options, Tables) else Tables()
-    written, notes, failure = _write_tables(view, tables.csv)
-    if (path := tables.markdown) is not None:
-        failure = failure or when_writable(lambda: _append(path, f"### {title}\n\n{view.markdown()}"))[1]
-    lines = min(len(view.problems), _MOST_PROBLEMS)
+
+    def write() -> Sequence[Path]:
+        written = [] if tables.csv is None else view.write_tables(tables.csv)
+        if tables.markdown is not None:
+            with storage_errors(tables.markdown), tables.markdown.open("a", encoding="utf-8") as file:
+                file.write(f"### {title}\n\n{view.markdown()}")
+        return written
+
+    written, failure = when_writable(write)
+    shown = view.shown(terminal_width(), min(len(view.problems), _MOST_PROBLEMS), rest)
     return Result(
         document=view.document,
-        blocks=[
-            *(view.blocks if tables.full else view.shown(terminal_width(), lines, rest)),
-            *([Facts(facts)] if facts else []),
-        ],
+        blocks=[*(view.blocks if tables.full else shown), *([Facts(facts)] if facts else [])],
         written=written,
-        notes=notes,
         problems=view.problems,
         failure=failure,
         code=code,
     )
-
-
-def _append(path: Path, text: str) -> Sequence[Path]:
-    with storage_errors(path), path.open("a", encoding="utf-8") as file:
-        file.write(text)
-    return ()
 
 
 def when_writable(write: Callable[[], Sequence[Path]]) -> tuple[Sequence[Path], StorageError | None]:
@@ -146,15 +137,3 @@ def when_writable(write: Callable[[], Sequence[Path]]) -> tuple[Sequence[Path], 
         return write(), None
     except StorageError as error:
         return (), error
-
-
-def _write_tables(view: "View", folder: Path | None) -> tuple[Sequence[Path], Sequence[str], StorageError | None]:
-    """Write tables into the folder of --csv; return them, a note on others that are there, and why they cannot be."""
-    if folder is None:
-        return (), (), None
-    written, failure = when_writable(lambda: view.write_tables(folder))
-    others = [] if failure else sorted(path.name for path in set(folder.glob("*.csv")) - set(written))
-    if not others:
-        return written, (), failure
-    named = ", ".join(others[:_MOST_FILES]) + (" and others" if len(others) > _MOST_FILES else "")
-    return written, (f"{folder} also has tables that are not of this result: {named}",), None

@@ -4,12 +4,12 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.options import WrappedCommand, parse_with_command
 from bench.cli.result import Result
 from bench.submit.job import CLUSTERS, ClusterJob
 from bench.submit.render import render
 from common.atomic import write_text
 from common.errors import UsageError
+from common.flags import Positional
 from common.redact import redact_environment
 
 
@@ -27,6 +27,8 @@ class SubmitOptions:
     """
 
     job: ClusterJob
+    command: Positional[tuple[str, ...]]
+    """Program and its arguments."""
     out: Path | None = None
     """File to write; default the terminal."""
 
@@ -34,15 +36,10 @@ class SubmitOptions:
 OPTIONS = {"submit CLUSTER -- COMMAND": SubmitOptions}
 
 
-def read_words(words: list[str], program: str) -> WrappedCommand[SubmitOptions]:
-    """Return the options before -- and the command after it. Raises UsageError if there is no command."""
-    return parse_with_command(SubmitOptions, words, program, "bertbench train pretrain --data shards")
-
-
-def run(submission: WrappedCommand[SubmitOptions]) -> Result:
+def run(options: SubmitOptions) -> Result:
     """Print the file or write it; the notes say how to check and submit it."""
-    out, job = submission.options.out, submission.options.job
-    text = render(job, submission.command)
+    out, job = options.out, options.job
+    text = render(job, options.command)
     shown = redact_environment(job.variables)
     secrets = [name for name, value in job.variables.items() if shown[name] != value]
     notes = [f"--env {name} looks like a secret, and the file shows it: use the cluster's store" for name in secrets]

@@ -19,7 +19,7 @@ from bench.sweep.options import AUTO, resolve_precision
 from bert.tasks import TASKS, known_tasks, task_data
 from bert.tasks.base import Ready
 from bert.tasks.commands import Grid, Outcome, Shown, TaskCommand
-from common.errors import InputError, UsageError
+from common.errors import UsageError
 from common.registry import load
 from records.training import TrainRun, is_train_run
 from records.trial import Trial
@@ -47,11 +47,11 @@ class Computing:
             raise UsageError("option-value", f"--batch-size {self.batch_size} must be at least 1")
 
 
-def commands(verb: str, tasks: Mapping[str, str] | None = None) -> dict[str, tuple[str, str]]:
-    """Return the tasks with a command, and one line of help for each, among `tasks` or all known tasks."""
+def commands(verb: str, tasks: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return "module:class" of a command for each task that has it, among `tasks` or all known tasks."""
     found = {}
     for task in known_tasks() if tasks is None else tasks:
-        for words, entry in task_data(task).commands.items():
+        for words, (entry, _) in task_data(task).commands.items():
             called, _, name = words.partition(" ")
             if called == verb:
                 found[name or task] = entry
@@ -59,13 +59,12 @@ def commands(verb: str, tasks: Mapping[str, str] | None = None) -> dict[str, tup
 
 
 def options_of_tasks(verb: str) -> dict[str, type]:
-    """Return the options of the command of every built-in task, for the reference page."""
-    found = {name: load({name: entry}, name, "task")(name) for name, (entry, _) in commands(verb, TASKS).items()}
-    return {f"{verb} {name}": _options_class(command, name) for name, command in found.items()}
+    """Return the options of the command of every built-in task, by its words."""
+    return {f"{verb} {name}": TaskRun(verb, name, entry).options for name, entry in commands(verb, TASKS).items()}
 
 
 class TaskRun:
-    """A command of a task, with the interface that bench.cli.dispatch expects."""
+    """A command of a task."""
 
     def __init__(self, verb: str, task: str, entry: str) -> None:
         """Load the command.
@@ -77,45 +76,41 @@ class TaskRun:
         """
         self._verb, self._task = verb, task
         self._command: TaskCommand = load({task: entry}, task, "task")(task)
+        fields: list[Any] = [("own", self._command.options)]
+        if self._command.computes:
+            fields.append(("computing", Computing, dataclasses.field(default_factory=Computing)))
+        text = (inspect.getdoc(type(self._command)) or "").replace("TASK", task)
+        self.options = dataclasses.make_dataclass(
+            "TaskOptions", fields, bases=(Printed,), namespace={"__module__": __name__}, frozen=True, kw_only=True
+        )
+        self.options.__doc__ = text
 
     def read_words(self, words: list[str], program: str) -> Any:
         """Parse the words after the task. Raises UsageError."""
         if self._verb == "data" and words and not words[0].startswith("-"):
             words = ["--input", *words]
-        options = _options_class(self._command, self._task)
-        return parse(options, words, program)
-
-    @property
-    def _writes_folder(self) -> bool:
-        """Whether --out of a prediction is a folder; without a default it is a file beside the data."""
-        defaults = {item.name: item.default for item in dataclasses.fields(self._command.options)}
-        return defaults["out"] is not None
+        return parse(self.options, words, program)
 
     def run(self, options: Any) -> Result:
         """Run the command. Raises BertbenchError."""
         own = options.own
-        keeps_scores = self._verb == "eval" and hasattr(own, "out")
-        if self._verb == "predict" and self._writes_folder:
+        defaults = {item.name: item.default for item in dataclasses.fields(own)}
+        if self._verb == "predict" and defaults["out"] is not None:  # None: a file beside the data
             own = dataclasses.replace(own, out=run_folder(own.out))
-        if keeps_scores and own.out is not None:
-            _check_scores_folder(own.out, self._task)
+        scores: Path | None = getattr(own, "out", None) if self._verb == "eval" else None
+        if scores is not None:
+            _check_scores_folder(scores, self._task)
         outcome = self._command.run(own, _Terminal(options.computing if self._command.computes else None))
         blocks = list(map(_block, outcome.shown))
         if outcome.following is not None:
             blocks.append(Plain(f"next: {shlex.join(['bertbench', *outcome.following])}"))
         written: Sequence[Path] = ()
         failure, document = None, outcome.document
-        if keeps_scores:
-            if own.out is not None:
-                written, failure = when_writable(lambda: _write_scores(outcome, own.out))
+        if scores is not None:
+            written, failure = when_writable(lambda: _write_scores(outcome, scores))
+        if self._verb == "eval" and "out" in defaults:
             document = {**document, "written": [str(path) for path in written]}
-        return Result(
-            document=document,
-            blocks=blocks,
-            written=written,
-            notes=outcome.notes,
-            failure=failure,
-        )
+        return Result(document=document, blocks=blocks, written=written, notes=outcome.notes, failure=failure)
 
 
 def _block(shown: Shown) -> Block:
@@ -135,43 +130,18 @@ def _write_scores(outcome: Outcome, out: Path) -> list[Path]:
 
 
 def _check_scores_folder(out: Path, task: str) -> None:
-    """Refuse to overwrite the scores of another task; those of the same task are overwritten."""
+    """Refuse to overwrite a file that is not scores of the same task."""
     path = out / SCORES_FILE
     if not path.is_file():
         return
     try:
-        before = _task_of(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InputError("path-unreadable", f"cannot read {path}: {error.strerror}; give another --out") from error
+        document = json.loads(path.read_bytes())
     except ValueError:
-        before = None
-    if before is None:
+        document = None
+    if not isinstance(document, dict) or document.get("task") != task:
         raise UsageError(
-            "folder-occupied",
-            f"{path} was not written by `bertbench eval {task}` and would be overwritten: give another --out",
+            "folder-occupied", f"{path} is not of `bertbench eval {task}` and would be overwritten: give another --out"
         )
-    if before != task:
-        raise UsageError(
-            "folder-occupied",
-            f"{path} has the scores of {before} and would be overwritten with those of {task}: give another --out",
-        )
-
-
-def _task_of(document: Any) -> str | None:
-    if not isinstance(document, dict):
-        return None
-    return str(document["task"]) if "task" in document else None
-
-
-def _options_class(command: TaskCommand, task: str) -> type:
-    """Return a dataclass of the command's own options, those of its device, and --json; TASK in its help is `task`."""
-    fields: list[Any] = [("own", command.options)]
-    if command.computes:
-        default = dataclasses.field(default_factory=Computing)
-        fields.append(("computing", Computing, default))
-    made = dataclasses.make_dataclass("TaskOptions", fields, bases=(Printed,), frozen=True, kw_only=True)
-    made.__doc__ = (inspect.getdoc(type(command)) or "").replace("TASK", task)
-    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,52 +158,36 @@ class _Terminal:
         return show_stages()
 
     def checkpoint(self, path: Path) -> Path:
-        return _best_of_run(path)
+        if not is_train_run(path):
+            return path
+        run = TrainRun(path)
+        return run.best_checkpoint() or run.checkpoints
 
     def trained_on(self, checkpoint: Path) -> tuple[str, str] | None:
-        return _trained_on(checkpoint)
+        from bert.predict import settings_of
+
+        found = settings_of(checkpoint) or _trial_of(checkpoint)
+        return None if found is None else (found.task, found.data)
 
     def data_fingerprint(self, checkpoint: Path) -> str | None:
-        return _data_fingerprint(checkpoint)
+        from bert.predict import state_of
+
+        state = state_of(checkpoint)
+        if state is not None:
+            return state.data.fingerprint
+        trial = _trial_of(checkpoint)
+        return None if trial is None else trial.data_fingerprint or None
 
     def ready(self, opened: "Opened") -> Ready:
+        from bert.optim.precision import Precision
+        from bert.parallel.single import SingleStrategy
+
         assert self.computing is not None
-        return _make_ready(opened, self.computing)
-
-
-def _best_of_run(path: Path) -> Path:
-    if not is_train_run(path):
-        return path
-    run = TrainRun(path)
-    return run.best_checkpoint() or run.checkpoints
-
-
-def _trained_on(checkpoint: Path) -> tuple[str, str] | None:
-    """Return the task and data of a checkpoint's training, from the checkpoint or the run that contains it.
-
-    Raises InputError: its settings are damaged.
-    """
-    from bert.predict import settings_of
-
-    settings = settings_of(checkpoint)
-    if settings is not None:
-        return settings.task, settings.data
-    trial = _trial_of(checkpoint)
-    return None if trial is None else (trial.task, trial.data)
-
-
-def _data_fingerprint(checkpoint: Path) -> str | None:
-    """Return the fingerprint of the data of a checkpoint's training, from where _trained_on has them.
-
-    Raises InputError: its state is damaged.
-    """
-    from bert.predict import state_of
-
-    state = state_of(checkpoint)
-    if state is not None:
-        return state.data.fingerprint
-    trial = _trial_of(checkpoint)
-    return None if trial is None else trial.data_fingerprint or None
+        devices = find_devices(self.computing.device)
+        strategy = SingleStrategy()
+        strategy.setup(devices.kind)
+        precision = Precision(resolve_precision(self.computing.precision, devices), devices.kind)
+        return Ready(opened.model.to(strategy.device), strategy.device, precision, self.computing.batch_size)
 
 
 def _trial_of(checkpoint: Path) -> Trial | None:
@@ -241,16 +195,3 @@ def _trial_of(checkpoint: Path) -> Trial | None:
     run = next((folder for folder in (checkpoint.parent, checkpoint.parent.parent) if is_train_run(folder)), None)
     attempts = [] if run is None else TrainRun(run).attempts()
     return attempts[-1].read_trial() if attempts else None
-
-
-def _make_ready(opened: "Opened", computing: Computing) -> Ready:
-    """Move a model to a device. Raises UsageError: no such device, or it does not support the precision."""
-    from bert.optim.precision import Precision
-    from bert.parallel.single import SingleStrategy
-
-    devices = find_devices(computing.device)
-    strategy = SingleStrategy()
-    strategy.setup(devices.kind)
-    model = opened.model.to(strategy.device)
-    precision = Precision(resolve_precision(computing.precision, devices), devices.kind)
-    return Ready(model, strategy.device, precision, computing.batch_size)

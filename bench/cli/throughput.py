@@ -3,16 +3,15 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.cli.options import RetryOptions, parse_task, run_folder
+from bench.cli.options import RetryOptions, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result, of_view
-from bench.cli.session import session
-from bench.cli.sweep_progress import announce, tell_of_cpu
+from bench.cli.session import announce, session
 from bench.launch.world import World, joined_world
 from bench.machine.devices import Devices, find_devices, free_memory_share
 from bench.run.inside import run_inside
@@ -57,116 +56,85 @@ class ThroughputOptions(RetryOptions):
     """Measure the input pipeline alone, without training."""
 
     def __post_init__(self) -> None:
-        """Refuse options that exclude each other."""
+        """Refuse values out of range and options that exclude each other."""
         for name in ("max_batch_limit", "max_batch_step"):
             if getattr(self, name) < 1:
                 raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
-        if self.input_only and self.max_batch_search:
-            raise UsageError(
-                "option-conflict",
-                "--input-only does not train, but --max-batch-search does: use separate calls, which may share --out",
-            )
+        given = [name for name in ("input_only", "max_batch_search", "time_budget") if getattr(self, name)]
+        if len(given) > 1:
+            raise UsageError("option-conflict", f"{' and '.join(map(flag, given))} exclude each other: give one")
         if self.time_budget is not None:
-            self._check_budget(self.time_budget)
-
-    def _check_budget(self, seconds: float) -> None:
-        if not 0 < seconds < math.inf:
-            raise UsageError("option-value", f"--time-budget {seconds:g} must be above 0 and finite")
-        if self.input_only or self.max_batch_search:
-            other = "--input-only" if self.input_only else "--max-batch-search"
-            raise UsageError("option-conflict", f"--time-budget and {other} exclude each other: give one")
-        check_reference(self.sweep)
+            if not 0 < self.time_budget < math.inf:
+                raise UsageError("option-value", f"--time-budget {self.time_budget:g} must be above 0 and finite")
+            check_reference(self.sweep)
 
 
-OPTIONS = {"throughput TASK": ThroughputOptions}
-
-
-def read_words(words: list[str], program: str) -> ThroughputOptions:
-    """Return the options."""
-    return parse_task(ThroughputOptions, words, program)
+OPTIONS = {"throughput [TASK]": ThroughputOptions}
 
 
 def run(options: ThroughputOptions) -> Result:
     """Measure; exit code 3 when a trial is not ok."""
     devices = find_devices(options.device)
     world = joined_world()
-    directory = RunDirectory(run_folder(options.out))
-    if world is not None:
-        return dataclasses.replace(_inside(options, directory, devices, world), at_once=True)
-    launch = LaunchOptions(timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour)
-    if options.max_batch_search:
-        return _largest_batches(options, devices, directory, launch)
-    kind = "input" if options.input_only else "throughput"
-    sweep = options.sweep
-    if options.time_budget is not None:
-        sweep = dataclasses.replace(sweep, rounds=sweep.rounds or 1)
-    trials = expand(sweep, devices, kind)
+    run = RunDirectory(run_folder(options.out))
     request = {"command": "throughput", **request_of(options)}
-    tell_of_cpu(devices, options.device, options.json)
-    results: list[Mapping[str, Any]] = []
-    added: list[Trial] = []
+    launch = LaunchOptions(timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour)
+    if world is not None:
+        return dataclasses.replace(_inside(options, run, request, devices, world), at_once=True)
+    if options.max_batch_search:
+        return _largest_batches(options, run, request, devices, launch)
+    budget, sweep = options.time_budget, options.sweep
+    if budget is not None:
+        sweep = dataclasses.replace(sweep, rounds=sweep.rounds or 1)
+    trials = expand(sweep, devices, "input" if options.input_only else "throughput")
     verdicts: list[Verdict] = []
     notes: list[str] = []
-    with session(directory, request, devices, launch, retry_failed=options.retry_failed) as call:
-
-        def measure(
-            some: Sequence[Trial], enough: Callable[[int], bool] = lambda place: False
-        ) -> Sequence[Mapping[str, Any]]:
-            found = run_trials(call, some, enough)
-            results.extend(found)
-            return found
-
-        announce(call, trials, options.time_budget)
-        if options.time_budget is None:
-            measure(trials)
+    with session(run, request, devices, launch, retry_failed=options.retry_failed) as call:
+        announce(call, trials, "" if options.json else options.device, budget)
+        if budget is None:
+            results = run_trials(call, trials)
         else:
-            ends = time.monotonic() + options.time_budget
-            left_out = len(trials) - len(measure(trials, spends(trials, options.time_budget)))
-            if left_out:
-                notes.append(
-                    f"{left_out} of {len(trials)} trials were left out: the time budget of {options.time_budget:g} s "
-                    "is spent; run the same command again to measure them"
-                )
-            added, verdicts = add_rounds(directory, trials, measure, ends - time.monotonic())
-            record_request(directory, [*trials, *added], request)
-    code = 0 if all(result["status"] == "ok" for result in results) else 3
+            ends = time.monotonic() + budget
+            results = run_trials(call, trials, spends(trials, budget))
+            if len(results) < len(trials):
+                left_out = f"{len(trials) - len(results)} of {len(trials)} trials do not fit into {budget:g} s"
+                notes.append(f"{left_out}: run the same command again to measure them")
+
+            def measure(more: Sequence[Trial]) -> Sequence[Mapping[str, Any]]:
+                results.extend(found := run_trials(call, more))
+                return found
+
+            added, verdicts = add_rounds(run, trials, measure, ends - time.monotonic())
+            trials = [*trials, *added]
+            record_request(run, trials, request)
+    measured = _measured(options, run, trials)
     comparisons = {"comparisons": [verdict.to_json() for verdict in verdicts]} if verdicts else {}
-    measured = _measured(options, directory, [*trials, *added])
     return dataclasses.replace(
         measured,
         document=measured.document | comparisons,
-        code=code,
+        code=0 if all(result["status"] == "ok" for result in results) else 3,
         notes=[*notes, *(verdict.sentence for verdict in verdicts)],
     )
 
 
-def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, world: World) -> Result:
+def _inside(
+    options: ThroughputOptions, run: RunDirectory, request: Mapping[str, Any], devices: Devices, world: World
+) -> Result:
     """Measure in the world of ranks that this process was started in: one trial, since its ranks are here once."""
-    if options.time_budget is not None:
-        raise UsageError(
-            "option-not-applicable",
-            "--time-budget: in a world started by a launcher, every call measures one trial: omit the option",
-        )
-    if options.max_batch_search or options.input_only:
-        raise UsageError(
-            "option-not-applicable",
-            "--max-batch-search and --input-only start their ranks themselves: run this without the launcher",
-        )
     trials = expand(options.sweep, devices, world=world)
-    if len(trials) != 1:
+    if len(trials) != 1 or options.time_budget or options.max_batch_search or options.input_only:
         raise UsageError(
             "option-not-applicable",
-            f"{len(trials)} trials, but a world of {world.world_size} ranks measures one: give one value per "
-            "option and --rounds 1, and call the launcher once for each trial; the same --out collects them",
+            f"{world.world_size} ranks of a launcher measure one trial of training, not {len(trials)}: give one value "
+            "per option and --rounds 1, without --time-budget, --max-batch-search and --input-only",
         )
-    launch = LaunchOptions(price_per_hour=options.price_per_hour)
-    request = {"command": "throughput", **request_of(options)}
-    results = run_inside(run, trials, request, devices, world, launch)
+    results = run_inside(run, trials, request, devices, world, LaunchOptions(price_per_hour=options.price_per_hour))
     if world.rank:
         return Result()
     reasons = [result["unknown"]["samples_per_second"] for result in results if result["samples_per_second"] is None]
-    notes = [f"no throughput: {reason}" for reason in reasons]
-    return dataclasses.replace(_measured(options, run, trials), notes=notes)
+    return dataclasses.replace(
+        _measured(options, run, trials), notes=[f"no throughput: {reason}" for reason in reasons]
+    )
 
 
 def _measured(options: ThroughputOptions, run: RunDirectory, trials: Sequence[Trial]) -> Result:
@@ -178,13 +146,14 @@ def _measured(options: ThroughputOptions, run: RunDirectory, trials: Sequence[Tr
     return of_view(throughput(run, ids, rows, options.price_per_hour), options, facts=facts)
 
 
-def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirectory, launch: LaunchOptions) -> Result:
+def _largest_batches(
+    options: ThroughputOptions, run: RunDirectory, request: dict[str, Any], devices: Devices, launch: LaunchOptions
+) -> Result:
     from analysis import wording
     from bench.sweep.variants import largest_batch, measured_trials
 
     # One search per combination of everything but the batch size.
     sweep = dataclasses.replace(options.sweep, batch_sizes=options.sweep.batch_sizes[:1], rounds=1)
-    request = {"command": "throughput", **request_of(options)}
     if devices.kind == "cpu" and sweep.memory_limit_gib is None:
         # The limit is part of a trial: with another one than before nothing would be resumed.
         limit = _limit_before(run, request)
@@ -192,16 +161,15 @@ def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirec
             limit = round(free_memory_share(max(sweep.devices or devices.default_world_sizes())) / 2**30, 1)
         sweep = dataclasses.replace(sweep, memory_limit_gib=limit)
         request["memory_limit_gib"] = limit
+    rows: list[dict[str, Any]] = []
     starts = expand(sweep, devices)
-    tell_of_cpu(devices, options.device, options.json)
     if sweep.memory_limit_gib != options.sweep.memory_limit_gib:
         note(f"memory limit per rank: {sweep.memory_limit_gib:.1f} GiB (--memory-limit-gib)")
-    found: list[dict[str, Any]] = []
     with session(run, request, devices, launch) as call:
         measure = measured_trials(call)
         for start in starts:
             outcome = largest_batch(start, options.max_batch_limit, measure, options.max_batch_step)
-            found.append(
+            rows.append(
                 {
                     **{name: getattr(start, name) for name in (*SHAPE_COLUMNS, *OPTION_COLUMNS)},
                     "data": wording.data(start.row()),
@@ -209,22 +177,20 @@ def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirec
                     **outcome.to_json(),
                 }
             )
-            run.add_max_batches(found)
+            run.add_max_batches(rows)
     return Result(
-        document={"run": str(run.path), "max_batch": found},
-        blocks=[_largest(row) for row in found],
-        code=0 if all(row["proved"] for row in found) else 3,
+        document={"run": str(run.path), "max_batch": rows},
+        blocks=[_largest(row) for row in rows],
+        code=0 if all(row["proved"] for row in rows) else 3,
     )
 
 
 def _limit_before(run: RunDirectory, request: Mapping[str, Any]) -> float | None:
     """Return the memory limit in GiB that an earlier call of the same search chose; None if there was none."""
     notes = read_notes(run.sweep_json)
-    earlier = notes.get("earlier")
-    for before in (notes.get("request"), *reversed(earlier if isinstance(earlier, list) else [])):
-        same = isinstance(before, dict) and before.get("max_batch_search") and before.get("sweep") == request["sweep"]
-        if same and isinstance(limit := before.get("memory_limit_gib"), float) and limit > 0:
-            return limit
+    for before in (notes.get("request", {}), *reversed(notes.get("earlier", []))):
+        if before.get("sweep") == request["sweep"] and before.get("memory_limit_gib"):
+            return float(before["memory_limit_gib"])
     return None
 
 

@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 from analysis.metrics.comparison.trainings import NOT_BEGUN, NOT_REACHED, SCORE, STOPPED, WHOLE, Course
 from bench.cli.options import Printed, run_folder
 from bench.cli.parser import parse_known
-from bench.cli.progress import note
+from bench.cli.progress import TrialDisplay, note
 from bench.cli.result import Result, when_writable
-from bench.cli.sweep_progress import show_progress
 from bench.cli.train_progress import TrainProgress
 from bench.launch.world import joined_world
 from bench.machine.devices import find_devices
@@ -148,7 +147,7 @@ def run(call: SeveralCall) -> Result:
         if call.axes and options.profile_steps and all(map(plan.complete, plan.trainings)):
             session = Session(
                 run=place.profile, request={"command": "train", **request_of(options)}, devices=plan.devices,
-                options=LaunchOptions(), progress=show_progress, note=note,
+                options=LaunchOptions(), progress=TrialDisplay().show, note=note,
             )  # fmt: skip
             document, courses = _write(plan, profile_variants(plan, session, options.profile_steps))
     return _result(plan, document, courses, stop)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from bench.cli.configuration import OneConfiguration
-from bench.cli.options import Printed, check_task, parse_task, run_folder
-from bench.cli.parser import parse_known
+from bench.cli.options import Printed, check_task, run_folder
+from bench.cli.parser import parse, parse_known
 from bench.cli.result import Result
 from bench.cli.session import session
 from bench.cli.train import parse_trainings
@@ -160,7 +160,7 @@ def read_words(argv: list[str], program: str) -> ScoreCall | ThroughputOptions:
     """Parse the options; the first word names the task."""
     check_task(argv, program)
     if "--for=throughput" in argv or ("--for", "throughput") in itertools.pairwise(argv):
-        return parse_task(ThroughputOptions, argv, program)
+        return parse(ThroughputOptions, argv, program)
     options, words = parse_known(ScoreOptions, argv, program)
     base = parse_trainings(options.task, words)
     if base.best_by is not None:

@@ -10,7 +10,7 @@ from bert.tasks import TASKS, given_options, known_tasks, task_data
 from bert.tasks.base import TaskData
 from bert.tasks.options import TaskOption, read_options
 from common.errors import UsageError
-from common.flags import OneOf, flag
+from common.flags import OfTasks, OneOf, flag
 from common.registry import lookup
 
 AUTO = "auto"
@@ -63,9 +63,10 @@ def _fields() -> list[tuple[str, Any, Any]]:
         kind = kinds.pop()
         choices = {option.choices for _, option in pairs}
         words = OneOf(next(iter(choices)) if len(choices) == 1 else ())
-        about = {"flag": name, "help": " ".join(_help(*pair) for pair in pairs)}
+        about = {"help": " ".join(_help(*pair) for pair in pairs)}
         default = dataclasses.field(default=False if kind is bool else None, metadata=about)
-        found.append((_FIELDS.get(name, name), Annotated[kind if kind is bool else kind | None, words], default))
+        owned = OfTasks(tuple(task for task, _ in pairs))
+        found.append((_FIELDS.get(name, name), Annotated[kind if kind is bool else kind | None, words, owned], default))
     return found
 
 
@@ -107,7 +108,9 @@ if TYPE_CHECKING:
         def __init__(self, **options: Any) -> None: ...
 
 else:
-    TaskFlags = dataclasses.make_dataclass("TaskFlags", _fields(), bases=(_Given,), frozen=True, kw_only=True)
+    TaskFlags = dataclasses.make_dataclass(
+        "TaskFlags", _fields(), bases=(_Given,), namespace={"__module__": __name__}, frozen=True, kw_only=True
+    )
 
 
 def of_our_tasks(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_an_interrupt_ends_the_children_and_keeps_what_was_measured(cli: Cli, nu
     wait_for(lambda: cli.steps_written() > 2 and len(cli.workers()) == 1, "steps")
     sweep.send_signal(number)
     _, errors = sweep.communicate(timeout=30)
-    assert sweep.returncode == 130
+    assert sweep.returncode == 128 + number
     assert "interrupted" in errors and "Traceback" not in errors
     assert not cli.processes()
     (result,) = cli.results()

@@ -10,7 +10,7 @@ from typing import Any
 
 from analysis.render.tables import Block, Facts
 from analysis.render.terminal import DEFAULT_WIDTH, blocks_text
-from bench.cli.dispatch import Call, find, result_of
+from bench.cli.dispatch import read, result_of
 from bench.cli.main import run
 from bench.cli.result import Result
 
@@ -64,6 +64,5 @@ def facts(blocks: Sequence[Block]) -> list[tuple[str, str]]:
 def parses(command: str) -> None:
     """Fail for a command that `bertbench` would refuse to parse."""
     program, *words = shlex.split(command)
-    found = find(words)
-    assert program == "bertbench" and isinstance(found, Call)
-    found.read_words(found.words, found.program)
+    assert program == "bertbench"
+    read(words)

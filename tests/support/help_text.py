@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.cli.parser import application
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -19,3 +21,13 @@ def light_help(*words: str, heavy: tuple[str, ...]) -> str:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def option_texts(options: type) -> dict[str, str]:
+    """Return what the help says of each field of a dataclass of options, its default after "; default "."""
+    arguments = application(options, "bertbench").assemble_argument_collection(parse_docstring=True)
+    shown = {one.field_info.name: one.parameter for one in arguments}
+    return {
+        name: f"{one.help}; default {one.show_default(None) if callable(one.show_default) else ''}"
+        for name, one in shown.items()
+    }

@@ -15,7 +15,6 @@ from support.refusals import refused
 from test_obtain import LARGE, QUICK, ROOT, SMALL, add_dump
 
 from bench.cli.dispatch import call
-from bench.cli.progress import describe_bytes, show_download
 from bert.data.remote.obtain import RemoteOptions, obtain
 from bert.data.remote.sources import SOURCES
 from common.errors import Code
@@ -75,30 +74,6 @@ def test_help_names_every_option_and_loads_no_heavy_library() -> None:
     found = light_help("data", "download", heavy=("torch", "h5py", "tokenizers", "pandas", "transformers"))
     for option in ("out", "language", "date", "books-limit", "mirror", "contact", "list", "json"):
         assert f"--{option}" in found
-
-
-def test_rate_and_time_left_are_of_the_last_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert describe_bytes(5, None, (0, 0), (0, 5)) == "5 bytes"
-    assert describe_bytes(10**9, 3 * 10**9, (0, 0), (10, 10**9)) == "1.0 GB of 3.0 GB, 100.0 MB/s, 20 s left"
-    assert describe_bytes(10**6, 10**12, (0, 0), (1, 10**6)).endswith("11 d 13 h left")
-    times = iter([0.0, 30.0, 61.0, 90.0, 200.0])
-    progress = show_download(lambda: next(times))
-    for done in (100, 2000, 5000, 9000):
-        progress("download x", done, 10_000)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2 and lines[0] == "download x 2.0 kB of 10.0 kB" and "left" in lines[1]
-
-
-def test_a_terminal_gets_one_line_that_is_ended(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    progress = show_download()
-    progress("download x", 1, 2)
-    progress("download x", 2, 2)
-    progress("", 0, None)
-    shown = capsys.readouterr().err
-    assert shown.count("\r") == 2 and shown.endswith("\n") and shown.count("\n") == 1
 
 
 def test_a_killed_command_continues_with_the_rest_only(site: Site, tmp_path: Path) -> None:

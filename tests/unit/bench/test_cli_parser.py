@@ -1,29 +1,26 @@
 """The help of every command: groups, choices, defaults; and that the form gives back the options it was made of."""
 
 import contextlib
-import dataclasses
 import io
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 from support.refusals import refused
 
-from bench.cli.completion import completion
-from bench.cli.dispatch import COMMANDS, find, options_of
+from bench.cli.dispatch import COMMANDS, completion, options_of, read
 from bench.cli.main import run
-from bench.cli.options import parse_task
-from bench.cli.parser import GROUPS, examples_of, parse, parse_known
-from bench.cli.result import Result
+from bench.cli.measure import MeasureOptions
+from bench.cli.options import GROUPS
+from bench.cli.parser import examples_of, parse, parse_known
+from bench.cli.report import ReportOptions
 from bench.cli.throughput import ThroughputOptions
 from bench.cli.train_variants import SeveralOptions
 from bench.sweep.training import TrainOptions
 from bench.sweep.trials import Sweep
-from common.flags import OfTasks
 
 OPTIONS = {words: options for name in COMMANDS for words, options in options_of(name).items()}
 
@@ -51,37 +48,33 @@ def test_the_help_of_a_sweep_is_in_groups_with_the_options_of_its_task_alone() -
     assert "--phase" in help_of(TrainOptions, "pretrain") and "--phase" not in help_of(TrainOptions, "glue")
 
 
-EXAMPLES = [(words, example) for words, options in OPTIONS.items() for example, _ in examples_of(options)]
+EXAMPLES = [(words, example) for words, options in OPTIONS.items() for example in examples_of(options)]
 
 
 @pytest.mark.parametrize("words", OPTIONS)
 def test_every_help_ends_with_one_to_three_examples(words: str) -> None:
     shown = examples_of(OPTIONS[words])
     assert 1 <= len(shown) <= 3
-    for example, _ in shown:
+    for example in shown:
         assert " ".join(example.split()) in help_of(OPTIONS[words]).partition("Examples:")[2]
 
 
 @pytest.mark.parametrize(("words", "example"), EXAMPLES)
 def test_examples_can_be_run_as_they_are(words: str, example: str) -> None:
-    program, *argv = shlex.split(example.partition(" > ")[0])
+    program, *argv = shlex.split(example.partition(" > ")[0], comments=True)
     assert program == "bertbench"
     called = [word for word in words.split() if word.islower() and word.isascii() and not word.startswith("-")]
     assert argv[: len(called)] == called
-    found = find(argv)
-    assert not isinstance(found, Result)
-    found.read_words(found.words, found.program)
+    read(argv)
 
 
 def test_words_become_the_dataclass_with_its_own_refusals() -> None:
-    given = parse_task(
-        ThroughputOptions, ["squad", "--preset", "mini", "tiny", "--rounds", "2", "--json"], "throughput"
-    )
+    given = parse(ThroughputOptions, ["squad", "--preset", "mini", "tiny", "--rounds", "2", "--json"], "throughput")
     assert given == ThroughputOptions(sweep=Sweep(task="squad", presets=("mini", "tiny"), rounds=2), json=True)
     with refused("option-choice", "hugo", "tiny"):
-        parse_task(ThroughputOptions, ["pretrain", "--presets", "hugo"], "throughput")
+        parse(ThroughputOptions, ["pretrain", "--presets", "hugo"], "throughput")
     with refused("option-not-applicable", "--head", "gap"):
-        parse_task(ThroughputOptions, ["pretrain", "--head", "mul"], "throughput")
+        parse(ThroughputOptions, ["pretrain", "--head", "mul"], "throughput")
 
 
 def test_v_is_version() -> None:
@@ -109,6 +102,20 @@ def test_wrong_words_are_refused_with_what_is_near(words: list[str], code: str, 
         parse(ThroughputOptions, ["pretrain", *words], "bertbench throughput")
 
 
+def test_a_word_after_a_list_of_numbers_is_the_path() -> None:
+    given = parse(ReportOptions, ["--project", "8", "16", "RUN"], "bertbench report")
+    assert (given.project, given.path) == ((8, 16), Path("RUN"))
+    with refused("option-missing", "PATH"):
+        parse(ReportOptions, ["--project", "8", "16"], "bertbench report")
+
+
+def test_what_follows_two_hyphens_is_the_command() -> None:
+    given = parse(MeasureOptions, ["--out", "x", "--", "python", "a.py", "--help", "--", "1"], "bertbench measure")
+    assert given.command == ("python", "a.py", "--help", "--", "1") and given.out == Path("x")
+    with refused("option-missing", "COMMAND"):
+        parse(MeasureOptions, ["--out", "x"], "bertbench measure")
+
+
 def test_the_last_of_an_option_counts() -> None:
     words = ["pretrain", "--batch-sizes", "4", "8", "--rounds", "1", "--batch-size", "16", "--rounds=2"]
     sweep = parse(ThroughputOptions, words, "bertbench throughput").sweep
@@ -123,7 +130,7 @@ def test_bash_completes_commands_tasks_and_options(tmp_path: Path, capsys: pytes
         shown = subprocess.check_output(["bash", "-c", asked.format(words)], cwd=tmp_path, text=True)
         assert set(shown.split()) == completed
     with refused("option-choice", "bash"):
-        completion(["tcsh"])
+        completion("tcsh")
 
 
 def test_unknown_words_are_handed_on_in_their_order() -> None:
@@ -131,17 +138,3 @@ def test_unknown_words_are_handed_on_in_their_order() -> None:
     options, rest = parse_known(SeveralOptions, words, "bertbench train")
     assert (options.vary, options.seeds) == (("devices=1,2", "head=mul"), 3)
     assert rest == ["--steps", "20", "--dropout=0"]
-
-
-def test_options_of_two_dataclasses_must_differ() -> None:
-    @dataclasses.dataclass(frozen=True)
-    class OfTask:
-        dropout: Annotated[float | None, OfTasks(("toy",))] = None
-
-    @dataclasses.dataclass(frozen=True)
-    class Options:
-        dropout: float = 0.1
-        of_task: OfTask = OfTask()
-
-    with refused("option-conflict", "--dropout", "toy"):
-        parse(Options, [], "bertbench")

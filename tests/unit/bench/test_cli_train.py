@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from support import squad_runs
 from support.commands import result
+from support.help_text import option_texts
 from support.page import report_page
 from support.refusals import check_refusal, refused
 from support.training_runs import settings, shards
 
 from bench.cli import train as command
 from bench.cli.main import run
-from bench.cli.parser import field_docstrings
 from bench.cli.train import _facts
 from bench.cli.train_progress import TrainProgress, event_text
 from bench.machine.devices import Devices
@@ -330,7 +330,7 @@ def test_the_configuration_of_an_attempt_is_kept_whole_and_names_it(data: Path) 
 
 
 def test_the_defaults_that_the_help_names_are_those_of_the_phases_and_of_every_task() -> None:
-    meanings = field_docstrings(command.TrainOptions)
+    meanings = option_texts(command.TrainOptions)
     fields = {field.name: field for field in dataclasses.fields(TrainSettings)}
     for name, meaning in meanings.items():
         told = [word.rstrip(",;.") for word in meaning.partition("default ")[2].split()]

@@ -8,8 +8,6 @@ from support.csv_files import colours_and_animals, prepared, write_rows
 from support.refusals import check_refusal, refused
 
 from bench.cli.main import run
-from bench.cli.sweep_progress import tell_of_cpu
-from bench.machine.devices import Devices
 from bench.profilers import PROFILERS, load_profiler
 from bert.tasks.classify.store import add_run
 from common.errors import Code
@@ -85,18 +83,6 @@ def test_a_column_that_is_not_there_is_said_before_results_that_would_be_lost(
     check_refusal(capsys.readouterr().err, "columns-missing", "'v9'", "--label", "'text', 'label'")
     assert run(words) == 2
     check_refusal(capsys.readouterr().err, "folder-occupied", "1 training", "max_seq_length 64", 128)
-
-
-@pytest.mark.parametrize(
-    ("note", "choice", "quiet", "shown"),
-    [("no driver", "auto", False, True), ("no driver", "cpu", False, False), ("no driver", "auto", True, False),
-     ("", "auto", False, False)],
-)  # fmt: skip
-def test_why_a_run_is_on_the_cpu_is_said_where_nobody_asked_for_it(
-    note: str, choice: str, quiet: bool, shown: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tell_of_cpu(Devices("cpu", (), 2, note=note), choice, quiet)
-    assert capsys.readouterr().err == ("measuring on the CPU: no driver\n" if shown else "")
 
 
 @pytest.mark.parametrize("name", PROFILERS)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from bench.cli.sweep_progress import announce
+from bench.cli.session import announce
 from bench.machine.devices import Devices
 from bench.run.supervise import LaunchOptions
 from bench.sweep.sweep import (

@@ -8,7 +8,6 @@ from support.refusals import refused
 from support.row_task import NAME, VOCAB, made_rows, write_rows
 
 from analysis import wording
-from bench.cli.options import parse_task
 from bench.cli.parser import parse
 from bench.cli.throughput import ThroughputOptions
 from bench.cli.tune import ThroughputOptions as SearchOptions
@@ -60,9 +59,9 @@ def test_every_command_takes_them_beside_the_task_and_its_data():
     )  # fmt: skip
     with refused("option-conflict", "a", "--data b"):
         parse(TrainOptions, [NAME, "a", "--data", "b"], "train")
-    sweep = parse_task(ThroughputOptions, [NAME, "--head", "mul", "--sample-limit", "7"], "throughput").sweep
+    sweep = parse(ThroughputOptions, [NAME, "--head", "mul", "--sample-limit", "7"], "throughput").sweep
     assert (sweep.task_flags.head, sweep.task_flags.sample_limit) == ("mul", 7)
-    tuned = parse_task(SearchOptions, [NAME, "--train-on-all"], "tune")
+    tuned = parse(SearchOptions, [NAME, "--train-on-all"], "tune")
     assert tuned.task_flags.train_on_all
 
 

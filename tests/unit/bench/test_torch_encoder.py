@@ -162,9 +162,9 @@ def test_tasks_without_a_model_are_refused_by_name() -> None:
 def test_help_and_scripts_name_every_implementation() -> None:
     from pathlib import Path
 
-    from bench.cli.parser import field_docstrings
+    from support.help_text import option_texts
 
-    shown = field_docstrings(Sweep)["implementations"]
+    shown = option_texts(Sweep)["implementations"]
     assert all(name in shown for name in IMPLEMENTATIONS)
     root = Path(__file__).resolve().parents[3]
     for task in ("pretrain", "squad"):
