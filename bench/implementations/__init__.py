@@ -9,8 +9,8 @@ OURS = "bertbench"
 IMPLEMENTATIONS = {
     OURS: "bench.implementations.ours:BertbenchImplementation",
     "hf": "bench.implementations.hugging_face:HuggingFaceImplementation",
-    "hf-trainer": "bench.implementations.hugging_face:TrainerImplementation",
-    "hf-unpadded": "bench.implementations.unpadded:UnpaddedImplementation",
+    "hf-trainer": "bench.implementations.hugging_face:HuggingFaceImplementation",
+    "hf-unpadded": "bench.implementations.hugging_face:HuggingFaceImplementation",
     "hf-compiled": "bench.implementations.hugging_face:HuggingFaceImplementation",
     "torch-encoder": "bench.implementations.torch_encoder:TorchEncoderImplementation",
 }

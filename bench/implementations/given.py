@@ -1,7 +1,6 @@
 """The model that `--model` names, as the classes AutoModelFor... of transformers build it for a task."""
 
 import copy
-import inspect
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -57,18 +56,16 @@ class GivenModel:
         self.config = load_config(spec.model, spec.trust_remote_code)
         if isinstance(task, ClassificationTask):
             self.config.update(class_fields(task))
+        # Our batches have two segments; an embedding of one, as RoBERTa's, has no row for the second.
+        self.two_segments = int(getattr(self.config, "type_vocab_size", 0) or 0) > 1
+        self.inputs = ["input_ids", "attention_mask", *["token_type_ids"] * self.two_segments]
         self.not_loaded: tuple[str, ...] = ()
         """Weights that the folder lacks, after `module`: they begin with random values."""
-        self._names: list[str] = []
 
     @property
     def parameters(self) -> int:
         """Number of parameters, shared ones once."""
-        return sum(weight.numel() for weight in self._shape.parameters())
-
-    @cached_property
-    def _shape(self) -> Any:
-        return self._make("meta")
+        return sum(weight.numel() for weight in self._make("meta").parameters())
 
     @cached_property
     def traced(self) -> TrainingFlops | str:
@@ -85,7 +82,7 @@ class GivenModel:
 
     def record(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return what a rank records of its model: class, attention, weights, and why columns are unknown."""
-        model = self._shape if model is None else model
+        model = self._make("meta") if model is None else model
         attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
         described = {"class": type(model).__name__, "weights": self.spec.model_weights, "attention": attention}
         unknown = {"unknown": dict.fromkeys(("model_flops_per_second", "mfu"), self.traced)}
@@ -94,12 +91,10 @@ class GivenModel:
     def adapt(self, batch: Batch) -> Batch:
         """Return a batch with labels at every position, and the model's own padding."""
         padding = getattr(self.config, "pad_token_id", None)
-        labelled = with_labels(batch)
-        if not padding:
-            return labelled
-        tensors = dict(labelled.tensors)
-        tensors["input_ids"] = tensors["input_ids"].masked_fill(tensors["attention_mask"] == 0, padding)
-        return Batch(tensors, labelled.counts)
+        tensors = dict(with_labels(batch).tensors)
+        if padding:
+            tensors["input_ids"] = tensors["input_ids"].masked_fill(tensors["attention_mask"] == 0, padding)
+        return Batch(tensors, batch.counts)
 
     def module(self) -> Any:
         """Build the model with its own dropout. Raises InputError: transformers cannot, or its weights do not fit."""
@@ -107,7 +102,6 @@ class GivenModel:
         model = self._make(weights=self.spec.model_weights, dtype=torch.float32, **attention)
         if self.spec.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        self._names = self._arguments(model)
         return model
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
@@ -116,8 +110,12 @@ class GivenModel:
         return loss
 
     def output(self, model: torch.nn.Module, batch: Batch, *further: str) -> Any:
-        """Return what the module computes of a batch that `adapt` returned; `further` are tensors of it to hand on."""
-        return model(**{name: batch.tensors[name] for name in (*self._names, *further)})
+        """Return what the module computes of a batch that `adapt` returned, with `further` tensors of it."""
+        return model(**self.tensors(batch, *further))
+
+    def tensors(self, batch: Batch, *further: str) -> dict[str, torch.Tensor]:
+        """Return the inputs of the module and `further` tensors of a batch."""
+        return {name: batch.tensors[name] for name in (*self.inputs, *further)}
 
     def scored(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return what evaluators call; it shares the weights of a module."""
@@ -128,15 +126,6 @@ class GivenModel:
         with storage_errors(folder), safetensors_errors():
             model.save_pretrained(folder)
         sync_files(folder)
-
-    def _arguments(self, model: Any) -> list[str]:
-        takes = "token_type_ids" in inspect.signature(model.forward).parameters
-        return ["input_ids", "attention_mask", *["token_type_ids"] * (takes and self._two_segments)]
-
-    @property
-    def _two_segments(self) -> bool:
-        """Our batches have two segments; an embedding of one, as RoBERTa's, has no row for the second."""
-        return int(getattr(self.config, "type_vocab_size", 0) or 0) > 1
 
     def _make(self, device: str = "cpu", weights: str = RANDOM, **options: Any) -> Any:
         import transformers

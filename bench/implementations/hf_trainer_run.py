@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bench.implementations.given import GivenModel
-from bench.implementations.hugging_face import TrainerImplementation, model_loss, task_model, with_labels
+from bench.implementations.hugging_face import HuggingFaceImplementation, model_loss, task_model, with_labels
 from bert.checkpoints.folder import new_folder
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
 from bert.checkpoints.ours import save_model
@@ -37,16 +37,13 @@ from records.trial import Trial
 def run_training(asked: RunRequest) -> RunOutcome:
     """Train from the first update to `settings.steps`."""
     settings, strategy = asked.settings, asked.strategy
-    TrainerImplementation().check(Trial.of(settings, implementation="hf-trainer"))
+    HuggingFaceImplementation().check(Trial.of(settings, implementation="hf-trainer"))
     final = checkpoint_path(asked.folder, settings.steps)
     if not any_rank(strategy, strategy.rank == 0 and final.is_dir()):
         return _Run(asked).go()
     if strategy.rank == 0:
-        message = (
-            f"this run has finished its {settings.steps} updates, so nothing was trained: give another --out to train "
-            "again"
-        )
-        asked.report(Warned(message=message))
+        done = f"this run has finished its {settings.steps} updates"
+        asked.report(Warned(message=f"{done}, so nothing was trained: give another --out to train again"))
     return RunOutcome(
         finished=True,
         applied_steps=settings.steps,
@@ -72,20 +69,15 @@ class _Run(BaseRun):
         self.model: Any = together(strategy, self.trained.module).to(strategy.device)
         if isinstance(self.trained, GivenModel) and (names := self.trained.not_loaded):
             self.warn(f"{len(names)} weights begin with random values: {', '.join(names)}")
-        pinned = strategy.device.type == "cuda"
-        return self.make_training(
-            self.model,
-            make_optimizer(settings, self.model),
-            self.trained.loss,
-            Feed(self.task.batches(self.spec), pinned, self.trained.adapt),
-        )
+        batches = Feed(self.task.batches(self.spec), strategy.device.type == "cuda", self.trained.adapt)
+        return self.make_training(self.model, make_optimizer(settings, self.model), self.trained.loss, batches)
 
     def _port(self) -> "_Port":
         settings, config = self.settings, model_config(self.settings)
         ours = self.task.build_model(config)
         if settings.init is not None:
-            whole = not self.task.begins_from_encoder
             initial = initial_on_all(settings, self.data, self.strategy, self.warn)
+            whole = not self.task.begins_from_encoder
             together(self.strategy, lambda: load_initial(initial, ours, config, whole=whole))
         return _Port(self.task, config, ours, settings.activation_checkpointing)
 

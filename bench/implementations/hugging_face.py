@@ -1,7 +1,7 @@
 """Hugging Face models in their usual configuration: SDPA, autocast, fused AdamW, label -100 for ignored positions."""
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -30,19 +30,22 @@ _MODELS = {
 
 
 class HuggingFaceImplementation(Implementation):
-    """`transformers` in eager mode, or compiled."""
-
-    PACKAGES: ClassVar[tuple[str, ...]] = ("transformers",)
+    """`transformers` in eager mode, compiled, without padding, or with its own Trainer."""
 
     def check(self, trial: Trial) -> None:
-        """Raise MissingToolError without transformers, UsageError for tasks without a model."""
-        check_packages(f"implementation {trial.implementation!r}", *self.PACKAGES)
+        """Raise MissingToolError without its packages, UsageError for trials that it cannot run."""
+        name, words = trial.implementation, task_data(trial.task).heads == "masked words"
+        check_packages(f"implementation {name!r}", "transformers", *["accelerate"] * (name == "hf-trainer"))
         super().check(trial)
-        if trial.preset == "distilbert" and task_data(trial.task).heads == "masked words":
-            raise UsageError(
-                "unsupported-combination",
-                "Hugging Face has no DistilBERT with a next-sentence head for pretraining: use another preset",
-            )
+        problem = ""
+        if words and trial.preset == "distilbert":
+            problem = "has no DistilBERT with a next-sentence head for pretraining: use another preset"
+        elif name == "hf-trainer" and trial.strategy not in TRAINER_STRATEGIES:
+            problem = f"does not support strategy {trial.strategy!r}: use {' or '.join(TRAINER_STRATEGIES)}"
+        elif name == "hf-unpadded" and not (words and trial.model):
+            problem = f"trains only masked words of a --model, not task {trial.task}: use --implementations hf"
+        if problem:
+            raise UsageError("unsupported-combination", f"implementation {name!r} {problem}")
 
     def adapter(self, trial: Trial) -> Adapt:
         """Return what converts masked labels to labels at every position, as Hugging Face's loss needs them."""
@@ -52,22 +55,6 @@ class HuggingFaceImplementation(Implementation):
         """Build the task's model and its loss."""
         model = task_model(task, config, trial.activation_checkpointing)
         return built(trial, model, model_loss(task.name, config))
-
-
-class TrainerImplementation(HuggingFaceImplementation):
-    """`transformers.Trainer` with `transformers` models and our batches and optimizer."""
-
-    PACKAGES: ClassVar[tuple[str, ...]] = ("transformers", "accelerate")
-
-    def check(self, trial: Trial) -> None:
-        """Raise MissingToolError without transformers or accelerate, UsageError for unsupported trials."""
-        super().check(trial)
-        if trial.strategy not in TRAINER_STRATEGIES:
-            raise UsageError(
-                "unsupported-combination",
-                f"implementation {trial.implementation!r} does not support strategy {trial.strategy!r}: use "
-                f"{' or '.join(TRAINER_STRATEGIES)}",
-            )
 
 
 def built(trial: Trial, model: Any, compute_loss: ComputeLoss) -> Built:

@@ -100,8 +100,7 @@ def check_data(model: ModelFolder, seq_len: int, source: DataSource, real: Path 
     if model.positions is not None and seq_len > model.positions:
         raise UsageError(
             "option-value",
-            f"sequences of {seq_len} tokens are longer than the {model.positions} positions of {folder}: use at most "
-            f"{model.positions}",
+            f"sequences of {seq_len} tokens are longer than the {model.positions} positions of {folder}: shorten them",
         )
     if real is not None and (source.vocab_size > model.vocab_size or not _same_tokenizer(Path(folder), real, source)):
         raise InputError(
@@ -113,17 +112,12 @@ def check_data(model: ModelFolder, seq_len: int, source: DataSource, real: Path 
 
 def check_options(model: str, task: str, others: Sequence[str]) -> None:
     """Refuse a task for which no given model is built, and `others`, the options that mean nothing to one."""
-    if not model:
-        return
-    if task_data(task).heads not in _HEADS:
+    if model and task_data(task).heads not in _HEADS:
         known = ", ".join(name for name in known_tasks() if task_data(name).heads in _HEADS)
         raise UsageError("option-not-applicable", f"--model does not apply to task {task}: give one of {known}")
-    if others:
-        raise UsageError(
-            "option-conflict",
-            "--model has its own weights, shape and dropout, and no optimizations of bertbench: leave out "
-            f"{' '.join(map(flag, others))}",
-        )
+    if model and others:
+        given = " ".join(map(flag, others))
+        raise UsageError("option-conflict", f"--model has its own weights, shape and dropout: leave out {given}")
 
 
 def positions_after_padding(config: Any) -> bool:
@@ -159,17 +153,15 @@ def _downloaded(given: str) -> Path:
         raise InputError(
             "download-failed",
             f"--model {given} is no file or folder here, and the hub of Hugging Face did not deliver it "
-            f"({type(error).__name__}: {first_line(error)}): give an existing folder, or check the id and the network",
+            f"({first_line(error)}): give an existing folder, or check the id and the network",
         ) from error
 
 
 def _fingerprint(path: Path, file: Path, trust_remote_code: bool) -> str:
     """Speed follows from the shape: of weights, names and sizes count, of code its text."""
     digest = hashlib.blake2b(file.read_bytes(), digest_size=8)
-    if path.is_dir():
-        for each in sorted(path.glob("*.safetensors")):
-            digest.update(f"{each.name} {each.stat().st_size}".encode())
-    if trust_remote_code:
-        for each in sorted(file.parent.glob("*.py")):
-            digest.update(each.read_bytes())
+    for each in sorted(path.glob("*.safetensors")):
+        digest.update(f"{each.name} {each.stat().st_size}".encode())
+    for each in sorted(file.parent.glob("*.py")) if trust_remote_code else []:
+        digest.update(each.read_bytes())
     return digest.hexdigest()

@@ -36,10 +36,9 @@ def make_implementation(name: str) -> "Implementation":
         made = getattr(importlib.import_module(module), attribute)()
         _ = made.check, made.adapter, made.build
     except (Exception, SystemExit) as error:
+        problem = f"implementation {name!r} cannot be made in {folder} ({type(error).__name__}: {error})"
         raise UsageError(
-            "option-value",
-            f"implementation {name!r} cannot be made in {folder} ({type(error).__name__}: {error}): give "
-            "module:Class as in docs/how-to/own-implementation.md",
+            "option-value", f"{problem}: give module:Class as in docs/how-to/own-implementation.md"
         ) from error
     return cast("Implementation", made)
 

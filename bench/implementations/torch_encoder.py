@@ -76,7 +76,7 @@ class PlainEncoder(nn.Module):
         hidden = self.dropout(self.norm(summed))
         full = batch.counts.real_tokens == batch.counts.padded_tokens
         padding = None if full else batch.tensors["attention_mask"] == 0
-        if self.recompute and torch.is_grad_enabled():
+        if self.recompute:
             for layer in self.transformer.layers:
                 hidden = checkpoint(layer, hidden, None, padding, use_reentrant=False)
         else:

@@ -14,28 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.implementations.given import GivenModel
-from bench.implementations.hugging_face import HuggingFaceImplementation
 from bench.implementations.model_folder import positions_after_padding
 from bert.data.batch import Batch
 from bert.model.attention import attend
 from bert.model.packing import Unpadded
-from bert.tasks import task_data
 from common.errors import UsageError
-from records.trial import Trial
-
-
-class UnpaddedImplementation(HuggingFaceImplementation):
-    """The model that --model names, on input without padding."""
-
-    def check(self, trial: Trial) -> None:
-        """Refuse presets and other heads, which look at the first token of each row. Raises UsageError."""
-        super().check(trial)
-        if not trial.model or task_data(trial.task).heads != "masked words":
-            raise UsageError(
-                "unsupported-combination",
-                f"implementation {trial.implementation} trains masked words of models that --model names, not task "
-                f"{trial.task}{'' if trial.model else ' of a preset'}: use --implementations hf or bertbench",
-            )
 
 
 class UnpaddedModel(GivenModel):
@@ -48,7 +31,16 @@ class UnpaddedModel(GivenModel):
         from transformers import AttentionInterface
 
         AttentionInterface.register(self.ATTENTION, _attend)
-        return super().module()
+        model = super().module()
+        takes = inspect.signature(model.forward).parameters
+        if not getattr(model, "_supports_attention_backend", False) or "position_ids" not in takes:
+            raise UsageError(
+                "unsupported-combination",
+                f"{type(model).__name__} has attention of its own or no position_ids, so its input needs padding: use "
+                "--implementations hf",
+            )
+        self.inputs = ["input_ids", "position_ids", *["token_type_ids"] * ("token_type_ids" in takes)]
+        return model
 
     def adapt(self, batch: Batch) -> Batch:
         """Return a batch with one row of T tokens: input_ids, position_ids, labels and segments [1, T]."""
@@ -62,24 +54,13 @@ class UnpaddedModel(GivenModel):
         first = int(self.config.pad_token_id or 0) + 1 if positions_after_padding(self.config) else 0
         names = ("input_ids", "labels", "token_type_ids")
         row = {name: laid.tensors[name].flatten()[layout.places][None] for name in names}
-        if not self._two_segments:
+        if not self.two_segments:
             row["token_type_ids"] = torch.zeros_like(row["token_type_ids"])
         return Batch({**row, "position_ids": layout.position_ids[None] + first}, batch.counts, layout)
 
     def output(self, model: torch.nn.Module, batch: Batch, *further: str) -> Any:
-        """Return what the module computes of a batch that `adapt` returned; `further` are tensors of it to hand on."""
-        tensors = {name: batch.tensors[name] for name in (*self._names, *further)}
-        return model(**tensors, bertbench_layout=batch.layout)
-
-    def _arguments(self, model: Any) -> list[str]:
-        takes = inspect.signature(model.forward).parameters
-        if not getattr(model, "_supports_attention_backend", False) or "position_ids" not in takes:
-            raise UsageError(
-                "unsupported-combination",
-                f"{type(model).__name__} has attention of its own or no position_ids, so its input needs padding: use "
-                "--implementations hf",
-            )
-        return ["input_ids", "position_ids", *["token_type_ids"] * ("token_type_ids" in takes)]
+        """Return what the module computes of a batch that `adapt` returned, with `further` tensors of it."""
+        return model(**self.tensors(batch, *further), bertbench_layout=batch.layout)
 
 
 def _attend(

@@ -50,10 +50,16 @@ def by_hand(kind: str) -> int:
     return forward + LAYERS * 4 * HIDDEN * COUNTS.squared_lengths
 
 
+@pytest.mark.parametrize("task", ["pretrain", "classify"])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_flops_of_the_module_are_those_counted_by_hand(kind: str, tmp_path: Path) -> None:
-    given = given_model(trial_of(write_config(tmp_path / kind, kind)))
-    assert given.model_flops(COUNTS) == 3 * by_hand(kind)
+def test_flops_of_the_module_are_those_counted_by_hand(kind: str, task: str, tmp_path: Path) -> None:
+    expected = by_hand(kind)
+    if task == "classify":  # pooler or dense layer, and two classes; BERT's pooler is part of its encoder
+        of_words = (HIDDEN**2 + HIDDEN * VOCAB) if kind != "electra" else HIDDEN * 16 + 16 * VOCAB
+        expected -= 2 * COUNTS.predicted_positions * of_words
+        expected += 2 * COUNTS.samples * (HIDDEN**2 + HIDDEN * 2)
+    given = given_model(trial_of(write_config(tmp_path / kind, kind), task=task))
+    assert given.model_flops(COUNTS) == 3 * expected
 
 
 class Encoder(nn.Module):
@@ -82,40 +88,18 @@ class Body(nn.Module):
         return hidden + (hidden @ near.transpose(1, 2)) @ near
 
 
-# Multiplications for each sequence: pooler or dense layer, and two classes. BERT's pooler is part of its encoder.
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_flops_of_a_classifier_are_those_counted_by_hand(kind: str, tmp_path: Path) -> None:
-    of_words = (HIDDEN**2 + HIDDEN * VOCAB) if kind != "electra" else HIDDEN * 16 + 16 * VOCAB
-    encoder = by_hand(kind) - 2 * COUNTS.predicted_positions * of_words
-    given = given_model(trial_of(write_config(tmp_path / kind, kind), task="classify"))
-    assert given.model_flops(COUNTS) == 3 * (encoder + 2 * COUNTS.samples * (HIDDEN**2 + HIDDEN * 2))
-
-
-@pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta-v2"])
-def test_the_loss_of_a_classifier_is_the_cross_entropy_of_its_classes(kind: str, tmp_path: Path) -> None:
-    trial = trial_of(write_config(tmp_path / kind, kind), task="classify")
-    built = build_given(given_model(trial), trial)
-    model: Any = built.model.eval()
-    ids = torch.randint(5, VOCAB, (3, 16), generator=torch.Generator().manual_seed(1))
-    labels = torch.tensor([1, 0, 1])
-    tensors = {
-        "input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids),
-        "labels": labels,
-    }  # fmt: skip
-    logits = model(input_ids=ids, attention_mask=tensors["attention_mask"]).logits
-    assert logits.shape == (3, 2)
-    torch.testing.assert_close(built.compute_loss(model, Batch(tensors, COUNTS)), F.cross_entropy(logits, labels))
-
-
 @pytest.mark.parametrize("reads", [True, False])
 def test_flops_are_unknown_where_the_form_does_not_hold_or_values_are_needed(reads: bool) -> None:
     with pytest.raises(NotTracedError, match="meta" if reads else "quadratic"):
         training_flops(Encoder(Body(reads)), LONGEST)
 
 
-@pytest.mark.parametrize("kind", ["roberta", "modernbert"])
-def test_the_loss_is_the_cross_entropy_at_the_masked_positions(kind: str, tmp_path: Path) -> None:
-    trial = trial_of(write_config(tmp_path / kind, kind))
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [("roberta", "pretrain"), ("modernbert", "pretrain"), *((kind, "classify") for kind in ("bert", "deberta-v2"))],
+)
+def test_the_loss_is_the_cross_entropy_of_masked_words_or_classes(kind: str, task: str, tmp_path: Path) -> None:
+    trial = trial_of(write_config(tmp_path / kind, kind), task=task)
     given = given_model(trial)
     built = build_given(given, trial)
     model: Any = built.model.eval()
@@ -123,16 +107,15 @@ def test_the_loss_is_the_cross_entropy_at_the_masked_positions(kind: str, tmp_pa
     mask = torch.ones_like(ids)
     ids[1, 40:], mask[1, 40:] = 0, 0
     positions, labels = torch.tensor([3, 9, LONGEST + 7]), torch.tensor([11, 12, 13])
-    tensors = {
-        "input_ids": ids, "attention_mask": mask, "token_type_ids": torch.ones_like(ids),
-        "masked_positions": positions, "masked_labels": labels, "next_sentence_labels": torch.zeros(2).long(),
-    }  # fmt: skip
+    tensors = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+    tensors |= (
+        {"masked_positions": positions, "masked_labels": labels} if task == "pretrain" else {"labels": labels[:2] % 2}
+    )
     adapted = given.adapt(Batch(tensors, COUNTS))
-    padding = CONFIGS[kind]["pad_token_id"]
-    assert (adapted.tensors["input_ids"][1, 40:] == padding).all() and (ids[1, 40:] == 0).all()
+    assert (adapted.tensors["input_ids"][1, 40:] == CONFIGS[kind]["pad_token_id"]).all() and (ids[1, 40:] == 0).all()
     logits = model(input_ids=adapted.tensors["input_ids"], attention_mask=mask).logits
-    expected = F.cross_entropy(logits.flatten(0, 1)[positions], labels)
-    torch.testing.assert_close(built.compute_loss(model, adapted), expected)
+    wanted = (logits.flatten(0, 1)[positions], labels) if task == "pretrain" else (logits, labels[:2] % 2)
+    torch.testing.assert_close(built.compute_loss(model, adapted), F.cross_entropy(*wanted))
     assert given.record(model)["model"]["weights"] == RANDOM
 
 

@@ -32,12 +32,6 @@ def test_the_unprofiled_twin_is_the_same_run_and_no_throughput_result() -> None:
     assert twin.trial_id != item.trial_id
 
 
-def test_options_of_a_profiler_make_another_trial_and_none_keep_the_old_id() -> None:
-    plain = trial("torch")
-    assert plain.trial_id != Trial(**{**plain_fields(plain), "profiler_options": ("shapes",)}).trial_id
-    assert Trial.from_json(plain.to_json()) == plain
-
-
 @pytest.mark.parametrize(("ratio", "doubted"), [(1.3, False), (0.95, False), (0.5, True)])
 def test_a_profile_quicker_than_the_run_without_it_is_doubted(ratio: float, doubted: bool, tmp_path: Path) -> None:
     cost = {"step_time_ratio": ratio, "unprofiled_step_time_ms": 10.0}
@@ -89,7 +83,3 @@ def test_a_finished_profile_is_not_measured_again_unless_it_is_useless(
     (found,) = document("profile", *words)["profiles"]
     assert (len(ran), found["unprofiled_step_time_ms"], found["step_time_ms"]) == (runs, 11.0, 10.0 + runs)
     assert Path(found["files"][0]).read_text() == str(runs)
-
-
-def plain_fields(item: Trial) -> dict[str, object]:
-    return {name: getattr(item, name) for name in item.__dataclass_fields__}
