@@ -183,6 +183,6 @@ def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float |
             row["profile"] = result.get("profile")
     except NewerSchemaError:
         raise
-    except (InputError, UsageError, OSError, ValueError) as error:
+    except (InputError, UsageError, OSError, ValueError, TypeError, LookupError) as error:
         row |= {"status": DAMAGED, "reason": str(error)}
     return LoadedTrial(trial, directory, row, combine(steps), environment, ranks)

@@ -379,7 +379,7 @@ def _page_of_classification(path: Path, out: Path | None) -> View:
     document = {
         "file": str(path),
         "run": dict(result.run),
-        "label_distribution": result.distribution,
+        "label_distribution": result.label_distribution,
         **scored.to_json(),
         "curve": [list(point) for point in result.curve],
         "evaluations": [dict(one) for one in result.evaluations],

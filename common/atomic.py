@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,14 +38,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        temporary.touch(exist_ok=False)
         try:
             yield temporary
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-            temporary.chmod(0o666 & ~umask())
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)

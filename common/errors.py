@@ -3,68 +3,35 @@
 import errno
 from typing import Literal
 
+_Options = Literal["option-unknown", "option-choice", "option-value", "option-missing", "option-conflict"]
+_Settings = Literal["option-not-applicable", "batch-size-mismatch", "settings-changed", "unsupported-combination"]
+_Paths = Literal["path-missing", "path-kind", "path-unreadable", "file-empty", "file-limit"]
+_Files = Literal["file-truncated", "file-damaged", "file-format", "file-encoding", "file-unsafe", "file-changed"]
+_Records = Literal["record-version", "record-foreign", "run-incomplete", "run-mismatch", "checkpoint-missing"]
+_Rows = Literal["columns-missing", "rows-invalid", "labels-invalid", "answers-invalid"]
+_Data = Literal["data-missing", "data-unprepared", "data-mismatch", "data-ambiguous", "data-too-small"]
+_Models = Literal["vocabulary-mismatch", "weights-mismatch", "model-unsupported"]
+_Traces = Literal["trace-without-work", "trace-unsupported", "metrics-missing"]
+_Storage = Literal["disk-full", "write-failed", "folder-occupied", "folder-locked", "folder-not-shared"]
+_Tools = Literal["tool-missing", "tool-failed", "tool-version", "package-missing"]
+_Devices = Literal["permission-missing", "device-missing", "device-unsupported", "out-of-memory"]
+_Network = Literal["download-failed", "download-mismatch", "nodes-disagree", "node-unreachable"]
+_Training = Literal["rank-failed", "worker-lost", "training-diverged", "logits-not-finite"]
 Code = Literal[
-    "option-unknown",
-    "option-choice",
-    "option-value",
-    "option-missing",
-    "option-conflict",
-    "option-not-applicable",
-    "batch-size-mismatch",
-    "settings-changed",
-    "path-missing",
-    "path-kind",
-    "path-unreadable",
-    "file-empty",
-    "file-truncated",
-    "file-damaged",
-    "file-format",
-    "file-encoding",
-    "file-limit",
-    "file-unsafe",
-    "file-changed",
-    "record-version",
-    "record-foreign",
-    "columns-missing",
-    "rows-invalid",
-    "labels-invalid",
-    "answers-invalid",
-    "data-missing",
-    "data-unprepared",
-    "data-mismatch",
-    "data-ambiguous",
-    "data-too-small",
-    "vocabulary-mismatch",
-    "weights-mismatch",
-    "model-unsupported",
-    "checkpoint-missing",
-    "run-incomplete",
-    "run-mismatch",
-    "trace-without-work",
-    "trace-unsupported",
-    "metrics-missing",
-    "disk-full",
-    "write-failed",
-    "folder-occupied",
-    "folder-locked",
-    "folder-not-shared",
-    "tool-missing",
-    "tool-failed",
-    "tool-version",
-    "package-missing",
-    "permission-missing",
-    "device-missing",
-    "device-unsupported",
-    "out-of-memory",
-    "download-failed",
-    "download-mismatch",
-    "nodes-disagree",
-    "node-unreachable",
-    "rank-failed",
-    "worker-lost",
-    "training-diverged",
-    "logits-not-finite",
-    "unsupported-combination",
+    _Options,
+    _Settings,
+    _Paths,
+    _Files,
+    _Records,
+    _Rows,
+    _Data,
+    _Models,
+    _Traces,
+    _Storage,
+    _Tools,
+    _Devices,
+    _Network,
+    _Training,
 ]
 """Stable code of an error, for scripts and tests; docs/reference/errors.md has what each means."""
 

@@ -17,7 +17,7 @@ Positional = Annotated[T, POSITIONAL]
 """Type of an option that is a word without a name."""
 
 Groups = Mapping[str, tuple[str, ...]]
-"""Heading in the help -> names of the fields below it; a dataclass of options has its own as GROUPS."""
+"""Heading in the help -> names of the fields below it: GROUPS of a dataclass of options."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,16 +22,10 @@ def locked(
     name: str = LOCK_FILE,
     remove: bool = False,
 ) -> Iterator[None]:
-    """Hold `folder`, made where it is missing, for this process.
+    """Hold `folder`, made where it is missing, or its file `name` alone, for this process.
 
-    Args:
-        folder: what nobody else may use meanwhile.
-        holder: what uses it, in words: "another sweep".
-        remedy: what to do when it is in use.
-        shared: others may hold it too, if they also ask for a share.
-        wait: until it is free, instead of failing.
-        name: of the file in it that is locked, where only a part of the folder is meant.
-        remove: the file is gone afterwards; to be given by all who lock it.
+    `holder` (what else may use it, in words) and `remedy` are for messages; `shared` lets others hold a share too;
+    `wait` waits instead of failing; `remove` removes the file afterwards, and is given by all who lock it.
 
     Raises:
         LockedError: another process holds it.

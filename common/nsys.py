@@ -43,7 +43,7 @@ def exported(report: Path, given: Path) -> Iterator[Path]:
         help_text = run_program([nsys, "export", "--help"], 60).stdout
         done = run_program([nsys, *export_arguments(help_text, report, database)], EXPORT_SECONDS)
         # nsys 2022.4 exits with 0 after an export that a full disk has cut short.
-        if _FULL.search(done.stderr + done.stdout):
+        if _FULL.search(done.message):
             raise StorageError("disk-full", f"cannot export {given}: {folder} is full; set TMPDIR to another folder")
         if done.exit_code != 0 or not database.is_file():
             raise InputError(

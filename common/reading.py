@@ -39,17 +39,11 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 
 
 def read_content(path: Path, what: str, remedy: str, most_bytes: int, packed: bool = False) -> bytes:
-    """Return the content of a file that a user names.
-
-    Args:
-        path: the file.
-        what: what it must be, for the messages: "SQuAD dataset".
-        remedy: what the user can do where it is none.
-        most_bytes: size beyond which it is refused.
-        packed: whether it may be gzip, recognized by its first bytes; it is then decompressed.
+    """Return the content of a file that a user names, decompressed where it is gzip and may be (`packed`).
 
     Raises:
-        InputError: it cannot be read, is truncated or damaged, or larger.
+        InputError: it cannot be read, is truncated or damaged, or has more than `most_bytes`; `what` it must be and the
+            `remedy` are for the message.
     """
     with read_errors(path, f"{remedy}, or download it again"), path.open("rb") as file:
         is_gzip = packed and file.peek(2)[:2] == _GZIP

@@ -4,8 +4,8 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from common.errors import InputError, MissingToolError
 from common.redact import without_secrets
@@ -32,8 +32,7 @@ def dotted(version: Version) -> str:
     return ".".join(map(str, version))
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """What a program left."""
 
     exit_code: int
@@ -42,8 +41,8 @@ class Output:
 
     @property
     def message(self) -> str:
-        """The last 300 characters that it printed, stderr first."""
-        return " ".join((self.stderr.strip() or self.stdout.strip() or "nothing").split())[-300:]
+        """The first 300 characters that it printed, stderr first."""
+        return " ".join(f"{self.stderr} {self.stdout}".split())[:300]
 
 
 def run_program(argv: list[str], timeout_seconds: float) -> Output:

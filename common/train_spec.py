@@ -7,11 +7,7 @@ from typing import Any, Self
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSpec:
-    """Model, batch, precision, strategy, data and seed of a training. The one declaration of these settings.
-
-    records.trial.Trial adds how it is measured, bert.train.settings.TrainSettings how it is optimized, bert.tasks.base.
-    DataSpec which rank draws its batches.
-    """
+    """Model, batch, precision, strategy, data and seed of a training; Trial, TrainSettings and DataSpec add to them."""
 
     task: str = "pretrain"
     """Name in bert.tasks."""
@@ -22,8 +18,7 @@ class TrainSpec:
     shape: str = ""
     """Model shape where it is not a preset's, as bert.model.config.shape_from_words takes it; empty if it is one."""
     model: str = ""
-    """Folder or configuration of Hugging Face whose model is trained, with its own dropout; empty for a preset. Then
-    `preset` is its label."""
+    """Folder or configuration of Hugging Face whose model is trained; empty for a preset, which else is its label."""
     model_fingerprint: str = ""
     """Hash of the configuration and of the names and sizes of the weights; empty for a preset."""
     model_weights: str = ""
@@ -35,13 +30,11 @@ class TrainSpec:
     activation_checkpointing: bool = False
     """Whether layers keep only their input and recompute the rest in the backward pass."""
     levers: str = ""
-    """How bertbench's own model computes a step: names joined by "+", "none" or "auto" (bert.speed.registry); empty
-    where it is as the device has it."""
+    """Optimizations of bertbench's own model (bert.speed.registry), joined by "+"; empty for those of its device."""
     data: str = "synthetic"
-    """'synthetic', 'synthetic:<distribution>', a path that the task reads, or 'synthetic:<path>': synthetic batches
-    with the lengths of its samples."""
+    """'synthetic', 'synthetic:<distribution>', a path that the task reads, or 'synthetic:<path>': with its lengths."""
     vocab_size: int = 30522
-    """Word pieces of the vocabulary the data was made with, before padding."""
+    """Word pieces of the vocabulary that the data was made with, before padding."""
     seq_len: int = 128
     """Maximum tokens per sequence; with padding 'longest' batches may be shorter."""
     max_predictions: int = 20
@@ -65,12 +58,7 @@ class TrainSpec:
 
     @classmethod
     def of(cls, spec: "TrainSpec", **own: Any) -> Self:
-        """Return the same training as an instance of this class.
-
-        Args:
-            spec: the training.
-            own: fields that this class adds, and those that are to differ from `spec`.
-        """
+        """Return the same training as an instance of this class; `own` fields are added, or differ from `spec`."""
         return cls(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(TrainSpec)} | own)
 
     @property

@@ -6,21 +6,15 @@
 <root>.sqlite                       the data; the document of each run, in the table runs
 """
 
-import csv
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from common.errors import InputError
-from common.reading import read_errors, read_regular
+from common.reading import read_regular
 from records.files import check_version, record_errors
 
-Pairs = Mapping[tuple[str, str], int]
-"""(true label, predicted label) -> how often."""
 FORMAT = "bertbench classification result"
 SCHEMA_VERSION = 1
 STATISTICS_ENDING = "_train_test_stats.json"
@@ -29,52 +23,46 @@ MODEL_ENDING = "_trained_model"
 _ENDINGS = (STATISTICS_ENDING, PREDICTIONS_ENDING, MODEL_ENDING)
 RESULTS_FILE = "results.json"
 PREDICTION_COLUMNS = ("prediction", "true_label")
-_SQLITE = b"SQLite format 3\0"
 DATABASE_ID = 0x62627463
 """Application id of databases of texts (bert.tasks.classify.store)."""
 _MOST_BYTES = 1 << 30
-_OTHERS = "train again, or give another file of the training"
-_NEEDED = "give a file of `bertbench train classify`: *_train_test_stats.json, *_testset_predictions.csv, "
-_NEEDED += "*_trained_model or *.sqlite"
+_NEEDED = "give a file of `bertbench train classify` beside its *_train_test_stats.json, or *_trained_model"
+
+Pairs = dict[tuple[str, str], int]
+"""(true label, predicted label) -> how often."""
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class ClassificationResult:
+class _Test(msgspec.Struct):
+    confusion: Annotated[list[tuple[str, str, _Count]], msgspec.Meta(min_length=1)]
+    """True label, prediction, texts of the test split."""
+
+
+class ClassificationResult(msgspec.Struct):
     """Results of a training."""
 
-    path: Path
-    pairs: Pairs
-    """(true label, prediction) -> texts of the test split."""
-    labels: tuple[str, ...] = ()
-    """Labels in the order of their codes; empty if the file does not say."""
-    distribution: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    curve: Sequence[tuple[int, float]] = ()
+    test: _Test
+    labels: tuple[str, ...]
+    """Labels in the order of their codes."""
+    label_distribution: dict[str, dict[str, _Count]]
+    """Texts by split and label."""
+    curve: list[tuple[int, float]]
     """(updates applied, training loss)."""
-    evaluations: Sequence[Mapping[str, Any]] = ()
+    evaluations: list[dict[str, Any]]
     """Scores on the validation split, with `applied_steps`."""
-    run: Mapping[str, Any] = field(default_factory=dict)
+    run: dict[str, Any]
     """How it was trained, by name."""
+    path: Path
 
     @property
     def root(self) -> Path:
         """What the names of the files begin with."""
         return root_of(self.path)
 
-
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class _Test(msgspec.Struct):
-    confusion: Annotated[list[tuple[str, str, _Count]], msgspec.Meta(min_length=1)]
-
-
-class _Document(msgspec.Struct):
-    test: _Test
-    labels: tuple[str, ...]
-    label_distribution: dict[str, dict[str, _Count]]
-    curve: list[tuple[int, float]]
-    evaluations: list[dict[str, Any]]
-    run: dict[str, Any]
+    @property
+    def pairs(self) -> Pairs:
+        """Predictions of the test split."""
+        return {(true, predicted): count for true, predicted, count in self.test.confusion}
 
 
 def root_of(path: Path) -> Path:
@@ -95,75 +83,19 @@ def is_classification(path: Path) -> bool:
 
 
 def read_result(path: Path) -> ClassificationResult:
-    """Read the results of a training by any one of its files.
-
-    A database is read by the statistics beside it; so is what a file of predictions lacks, where they agree with it.
+    """Read the results of a training by any one of its files; of predictions and a database by the statistics beside.
 
     Raises:
         InputError: it is missing, damaged, or none of them.
         SchemaError: another version wrote it.
     """
-    if path.is_dir():
-        return replace(_of_document(path / RESULTS_FILE), path=path)
-    with read_errors(path, _NEEDED), path.open("rb") as file:
-        head = file.read(16)
-    if not head:
-        raise InputError("file-empty", f"{path} is empty, 0 bytes: {_NEEDED}")
-    if head == _SQLITE:
-        return replace(_of_document(_statistics(path)), path=path)
-    if path.suffix == ".json":
-        return _of_document(path)
-    if path.suffix == ".csv":
-        return _of_predictions(path)
-    raise InputError("file-format", f"{path} is not a classification result: {_NEEDED}")
-
-
-def _of_document(path: Path, text: str | bytes | None = None) -> ClassificationResult:
-    with record_errors(path, _OTHERS):
-        document = msgspec.json.decode(read_regular(path, _MOST_BYTES) if text is None else text)
+    root = root_of(path)
+    source = root.with_name(root.name + STATISTICS_ENDING)
+    source = path / RESULTS_FILE if path.is_dir() else path if path.suffix == ".json" else source
+    with record_errors(source, _NEEDED):
+        document = msgspec.json.decode(read_regular(source, _MOST_BYTES))
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise InputError("record-foreign", f"{path} is not a classification result: {_NEEDED}")
-    check_version(path, document.get("schema_version"), SCHEMA_VERSION)
-    with record_errors(path, _OTHERS):
-        content = msgspec.convert(document, _Document)
-    return ClassificationResult(
-        path=path,
-        pairs={(true, predicted): count for true, predicted, count in content.test.confusion},
-        labels=content.labels,
-        distribution=content.label_distribution,
-        curve=content.curve,
-        evaluations=[
-            {name: value for name, value in one.items() if name == "applied_steps" or isinstance(value, float)}
-            for one in content.evaluations
-        ],
-        run=content.run,
-    )
-
-
-def _statistics(path: Path) -> Path:
-    return root_of(path).with_name(f"{root_of(path).name}{STATISTICS_ENDING}")
-
-
-def _of_predictions(path: Path) -> ClassificationResult:
-    pairs = read_predictions(path)
-    try:
-        beside = _of_document(_statistics(path))
-    except InputError:
-        return ClassificationResult(path, pairs)
-    return replace(beside, path=path) if beside.pairs == pairs else ClassificationResult(path, pairs)
-
-
-def read_predictions(path: Path) -> Pairs:
-    """Read a file of predictions. Raises InputError if it is none; the message has the line."""
-    pairs: Counter[tuple[str, str]] = Counter()
-    with record_errors(path, _OTHERS), path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file)
-        if not set(PREDICTION_COLUMNS) <= set(rows.fieldnames or ()):
-            raise InputError("columns-missing", f"{path} lacks a column of {', '.join(PREDICTION_COLUMNS)}: {_NEEDED}")
-        for row in rows:
-            if None in (row["true_label"], row["prediction"]):
-                raise InputError("rows-invalid", f"{path} line {rows.line_num} is cut short: remove that line")
-            pairs[row["true_label"], row["prediction"]] += 1
-    if not pairs:
-        raise InputError("file-empty", f"{path} holds no predictions: {_OTHERS}")
-    return dict(pairs)
+        raise InputError("record-foreign", f"{source} is not a classification result: {_NEEDED}")
+    check_version(source, document.get("schema_version"), SCHEMA_VERSION)
+    with record_errors(source, _NEEDED):
+        return msgspec.convert({**document, "path": path}, ClassificationResult)

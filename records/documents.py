@@ -1,20 +1,12 @@
-"""The JSON documents of a trial and of a run: the types of their fields, by which msgspec checks them.
+"""JSON documents of a trial and of a training: the fields that are computed with, whose types msgspec checks."""
 
-A declared field is used as its type; other fields of a document are shown, or not read.
-"""
-
-from typing import Annotated, Any, Required, TypedDict
-
-import msgspec
-
-_Count = Annotated[int, msgspec.Meta(ge=0)]
+from typing import Any, Required, TypedDict
 
 
 class _Cpu(TypedDict, total=False):
     model: str | None
     physical_cores: int | None
     logical_cores: int | None
-    usable_cores: int | None
 
 
 class _Gpu(TypedDict, total=False):
@@ -22,39 +14,27 @@ class _Gpu(TypedDict, total=False):
 
 
 class Environment(TypedDict, total=False):
-    """env.json, as bench.machine.environment.capture makes it."""
+    """env.json: bench.machine.environment.capture."""
 
-    device_name: str | None
-    system: str | None
-    python: str | None
     cpu: _Cpu | None
     memory_bytes: int | None
     gpus: list[_Gpu] | None
-    driver: str | None
     native_bf16: bool | None
     libraries: dict[str, str | None] | None
-    git_commit: str | None
     load_average: list[float] | None
-    variables: dict[str, str] | None
     telemetry_unavailable: dict[str, str] | None
+    """Reasons by quantity."""
 
 
 class _Peak(TypedDict, total=False):
-    # Before and after a trial: of GEMMs in FLOP/s, of memory in bytes/s.
     before: float | None
     after: float | None
     dtype: str | None
-    shape: list[int] | None
     products: str | None
-
-
-class _ShardsRead(TypedDict):
-    samples: int
-    seconds: float
+    """Type of the GEMMs that were measured, where it is not dtype."""
 
 
 class _Backward(TypedDict):
-    # When the gradients of a backward pass were ready (bench.run.measure.backward_of).
     bytes: list[int]
     ready_ms: list[float]
     backward_ms: float
@@ -63,25 +43,26 @@ class _Backward(TypedDict):
 class RankRecord(TypedDict, total=False):
     """rank-<rank>.json: what a rank measured once, as the kinds of trials write it."""
 
-    steps: int
     threads: int | None
     peak_memory_bytes: int | None
-    peak_memory_kind: str | None
-    parameters: int | None
     measured_peak: _Peak | None
+    """FLOP/s of large GEMMs before and after the trial."""
     measured_bandwidth: _Peak | None
-    shards_read: _ShardsRead | None
-    """Of compressed shards, in an input trial."""
+    """Bytes/s of the memory."""
+    shards_read: dict[str, float] | None
+    """Compressed shards of an input trial: samples, seconds."""
     backward: _Backward | None
+    """When the gradients of a backward pass were ready (bench.run.measure.backward_of)."""
     levers: str | None
+    """Optimizations that were on."""
     levers_left_out: dict[str, str] | None
     """Reasons by optimization of the default set that has no effect in this trial."""
     unknown: dict[str, str] | None
-    seconds: dict[str, float] | None
+    """Reasons by column."""
     series: dict[str, list[int]] | None
-    place: dict[str, Any] | None
-    framework: dict[str, Any] | str | None
+    """records.kinds.SERIES."""
     outcome: dict[str, Any] | None
+    """Of a training: bench.run.train_worker."""
 
 
 class _Caution(TypedDict):
@@ -92,7 +73,6 @@ class _Caution(TypedDict):
 
 class _Profile(TypedDict, total=False):
     problem: str | None
-    profiled_step_time_ms: float | None
     unprofiled_step_time_ms: float | None
     step_time_ratio: float | None
 
@@ -108,35 +88,8 @@ class Result(TypedDict, total=False):
     step_time_ms: float | None
     steps_measured: int | None
     steps_warmup: int | None
-    peak_memory_bytes: int | None
     cautions: list[_Caution] | None
     profile: _Profile | None
-    outcome: dict[str, Any] | None
-
-
-class Request(TypedDict, total=False):
-    """sweep.json."""
-
-    request: Required[dict[str, Any]]
-    trials: list[str]
-    earlier: list[dict[str, Any]]
-
-
-class _MaxBatch(TypedDict, total=False):
-    implementation: Required[str]
-    preset: Required[str]
-    precision: Required[str]
-    seq_len: Required[_Count]
-    world_size: Required[_Count]
-    micro_batch_size: Required[_Count]
-    """Largest that fits, 0 for none."""
-    fails_at: _Count | None
-
-
-class MaxBatches(TypedDict):
-    """max_batch.json: a row per search, with its settings, `failure`, `proved` and `tried` ([size, status])."""
-
-    found: list[_MaxBatch]
 
 
 class TrainState(TypedDict, total=False):
@@ -145,32 +98,10 @@ class TrainState(TypedDict, total=False):
     finished: bool
     applied_steps: int
     total_steps: int
-    phase: int | None
     status: str
     reason: str | None
     checkpoint: str | None
     loss: str | None
-    evaluation: dict[str, Any] | None
+    """What the training loss is made of."""
     best: dict[str, Any] | None
-
-
-class _Target(TypedDict):
-    score: str
-    value: float
-
-
-class _Training(TypedDict, total=False):
-    folder: Required[str]
-    variant: Required[str]
-    seed: int | None
-
-
-class TrainingsRecord(TypedDict, total=False):
-    """trainings.json: several trainings; their other columns are records.schema.TRAININGS."""
-
-    target: _Target | None
-    data: dict[str, Any]
-    machine: dict[str, str]
-    price_per_hour: float | None
-    notes: list[str]
-    rows: list[_Training]
+    """checkpoint, applied_steps, score, value."""

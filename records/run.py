@@ -23,7 +23,7 @@ from typing import Any
 
 from common.atomic import atomic_path
 from common.errors import Code, InputError, SchemaError, UsageError
-from records.documents import Environment, MaxBatches, RankRecord, Result
+from records.documents import Environment, RankRecord, Result
 from records.files import PathInFolder, read_record, typed_rows, write_record
 from records.schema import OPTION_COLUMNS, RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
 from records.trial import Trial
@@ -86,7 +86,7 @@ class TrialDirectory:
         return self._numbers("steps-*.csv")
 
     def read_steps(self, rank: int) -> list[dict[str, Any]]:
-        """Return one rank's step rows with typed values (None where empty); a last line cut short is dropped."""
+        """Return one rank's rows of STEPS, typed (None where empty)."""
         return list(typed_rows(self.steps_csv(rank), STEP_COLUMNS))
 
     def read_ranks(self) -> dict[int, dict[str, Any]]:
@@ -119,7 +119,8 @@ class RunDirectory:
     results_csv = PathInFolder("results.csv")
     """One row per trial."""
     max_batch_json = PathInFolder("max_batch.json")
-    """Largest batches of all searches in this folder (records.documents.MaxBatches)."""
+    """Largest batches of all searches in this folder: in `found` a row per search, with its settings, micro_batch_size
+    (0 if none fits), fails_at, failure, proved and tried ([size, status])."""
     report = PathInFolder("report")
     """Folder of the HTML page, figures and tables."""
 
@@ -143,7 +144,7 @@ class RunDirectory:
     def read_max_batches(self) -> list[dict[str, Any]]:
         """Return the rows of max_batch.json, none where no search was made. Raises SchemaError when it is damaged."""
         path = self.max_batch_json
-        return list(read_record(path, MaxBatches)["found"]) if path.exists() else []
+        return list(read_record(path)["found"]) if path.exists() else []
 
     def add_max_batches(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add results to max_batch.json, in place of those of the same configurations. Raises StorageError."""

@@ -1,8 +1,4 @@
-"""The columns of the tables in a run directory, each declared once. Standard library only.
-
-`bench` writes by them, `analysis` reads by them, and tables take headings and forms of numbers from them.
-docs/reference/columns.md is made of this file.
-"""
+"""The columns of the tables in a run directory, each declared once; docs/reference/columns.md is made of this file."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -52,20 +48,18 @@ STEPS = (
     Column("learning_rate", float, "", "learning rate", "learning rate"),
 )
 
+_QUANTITIES = (
+    "cpu_percent, foreign_cpu_percent (used by other processes), memory_used_bytes, load_average, "
+    "gpu_utilization_percent, gpu_memory_utilization_percent (of the time, not of the bytes), gpu_memory_used_bytes, "
+    "power_watts, energy_joules (a counter), sm_clock_mhz, memory_clock_mhz, temperature_celsius, throttle_reasons "
+    "(NVML's bit mask), nvlink_rx_bytes and nvlink_tx_bytes (counters, all links of a GPU), pcie_rx_bytes_per_second "
+    "and pcie_tx_bytes_per_second (means over 20 ms, read once a second)"
+)
 # telemetry-<node>.csv: long form, one row per reading, so that any machine's sensors fit.
 TELEMETRY = (
     Column("time_ns", int, "ns", "Unix time of the reading"),
     Column("device", str, "", "source: cpu, cpuN (a package) or gpuN"),
-    Column(
-        "quantity",
-        str,
-        "",
-        "cpu_percent, foreign_cpu_percent (used by other processes), memory_used_bytes, load_average, "
-        "gpu_utilization_percent, gpu_memory_utilization_percent (of the time, not of the bytes), "
-        "gpu_memory_used_bytes, power_watts, energy_joules (a counter), sm_clock_mhz, memory_clock_mhz, "
-        "temperature_celsius, throttle_reasons (NVML's bit mask), nvlink_rx_bytes and nvlink_tx_bytes (counters, "
-        "all links of a GPU)",
-    ),
+    Column("quantity", str, "", _QUANTITIES),
     Column("value", float, "", "the reading, in the unit given by the quantity"),
 )
 

@@ -26,31 +26,17 @@ from records.files import PathInFolder, read_lines, read_record, record_errors, 
 from records.run import RunDirectory, TrialDirectory
 from records.schema import CURVE_COLUMNS
 
-_Measured = float | None  # None if it was not finite
-
-
-def _event(name: str, *fields: Any) -> type[msgspec.Struct]:
-    return msgspec.defstruct(name, fields)
-
-
 _EVENTS: dict[str, Any] = {
-    "resumed": _event("Resumed", ("path", str), ("applied_steps", int), ("new_phase", bool)),
-    "progress": _event("Progress", ("step", int), ("applied_steps", int), ("total_steps", int), ("loss", _Measured)),
-    "evaluated": _event("Evaluated", ("applied_steps", int), ("samples", int)),  # and the scores of the task
-    "saved": _event(
-        "Saved",
-        ("path", str),
-        ("applied_steps", int),
-        ("best_checkpoint", str | None, None),  # the best so far, where the run has been evaluated
-        ("best_applied_steps", int | None, None),
-        ("best_score", str | None, None),
-        ("best_value", _Measured, None),
-    ),
-    "warned": _event("Warned", ("message", str)),
-    "optimized": _event("Optimized", ("levers", str), ("left_out", dict[str, Any])),
-    "logging": _event("Logging", ("run_ids", dict[str, str])),  # id of the run of each logger that has runs
+    "resumed": {"path": str, "applied_steps": int, "new_phase": bool},
+    "progress": {"step": int, "applied_steps": int, "total_steps": int, "loss": float | None},
+    "evaluated": {"applied_steps": int, "samples": int},  # and the scores of the task, None if not finite
+    "saved": {"path": str, "applied_steps": int},  # and best_NAME of the best so far, where there are evaluations
+    "warned": {"message": str},
+    "optimized": {"levers": str, "left_out": dict[str, Any]},
+    "logging": {"run_ids": dict[str, str]},  # id of the run of each logger that has runs
 }
 """Kinds of events, the value of "event", and the fields that readers rely on; "time_ns" is in every one."""
+_KINDS = {name: msgspec.defstruct(name.title(), fields.items()) for name, fields in _EVENTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +51,7 @@ class TrainRun:
         return RunDirectory(self.path)
 
     state_json = PathInFolder("train.json")
-    """State of the run: finished, applied_steps, total_steps, phase, status, checkpoint, evaluation, best, attempts."""
+    """records.documents.TrainState."""
     curve_csv = PathInFolder("curve.csv")
     """The loss curve over all attempts."""
     checkpoints = PathInFolder("checkpoints")
@@ -109,6 +95,30 @@ class TrainRun:
         return list(typed_rows(self.curve_csv, CURVE_COLUMNS))
 
 
+@dataclass(frozen=True, slots=True)
+class Trainings:
+    """The files of several trainings, each in a folder <variant>/ that is a training run."""
+
+    path: Path
+
+    document = PathInFolder("trainings.json")
+    """Target, seeds, settings, data, machine, a row per training, a summary per variant; renewed after every one."""
+    csv = PathInFolder("trainings.csv")
+    """The rows as a table, by records.schema.TRAININGS."""
+
+    @property
+    def profile(self) -> RunDirectory:
+        """Profiles of the variants on several devices."""
+        return RunDirectory(self.path / "profile")
+
+
+def read_trainings(folder: Path) -> dict[str, Any]:
+    """Return trainings.json of a folder; without one a record of no rows and settings. Raises SchemaError."""
+    path = Trainings(folder).document
+    record = read_record(path) if path.is_file() else {}
+    return {"target": None, "data": {}, "machine": {}, "price_per_hour": None, "notes": [], "rows": [], **record}
+
+
 def is_train_run(path: Path) -> bool:
     """Return whether a folder is a run of kind train."""
     return TrainRun(path).curve_csv.is_file() or TrainRun(path).state_json.is_file()
@@ -126,7 +136,7 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
     for number, line in enumerate(read_lines(path), start=1):
         with record_errors(f"{path} line {number}", "remove that line"):
             event = msgspec.json.decode(line, type=dict[str, Any])
-            kind = _EVENTS.get(event.get("event", ""))
+            kind = _KINDS.get(event.get("event", ""))
             if kind is not None:
                 msgspec.convert(event, kind)
                 events.append(event)

@@ -24,8 +24,8 @@ class Trial(TrainSpec):
     """All settings of one measured training run. Hashable; equal trials have equal ids."""
 
     kind: str = "throughput"
-    """throughput, input (batches alone, no training), probe (a short one of the max-batch search), profile, train,
-    comm (collectives alone, no training), components (the parts of a step alone), or measure (any training script)."""
+    """One of KINDS: input are batches alone, comm collectives alone, components the parts of a step alone; probe is a
+    short trial of the max-batch search, measure any training script."""
     implementation: str = "bertbench"
     """Whose code trains: a name in bench.implementations, or "module:Class" of the user's own."""
     nodes: int = 1
@@ -43,7 +43,7 @@ class Trial(TrainSpec):
     stop_iteration: int | None = None
     """One past the last measured step; None measures until `relative_half_width` or `max_seconds`."""
     min_steps: int = 10
-    """Fewest measured steps when the window is found automatically; of kind components fewest rounds."""
+    """Fewest measured steps of a window found automatically; of kind components fewest rounds."""
     max_steps: int = 1000
     """Most steps, warm-up included, when the window is found automatically; of kind components most rounds."""
     max_seconds: float = 30.0
@@ -63,10 +63,9 @@ class Trial(TrainSpec):
     training: tuple[tuple[str, Any], ...] = ()
     """Of kind train: every setting of the training, (name, plain value), sorted; `round` is then the attempt."""
     command: tuple[str, ...] = ()
-    """Of kind measure: the words of the command, without secrets; the fields of the model are then without meaning, and
-    `implementation` is the name of the measurement."""
+    """Of kind measure: the words of the command, without secrets; `implementation` then is its name."""
     collective: tuple[tuple[str, Any], ...] = ()
-    """Of kind comm: the fields of records.kinds.CollectiveTest, (name, plain value), sorted."""
+    """Of kind comm: the fields of bench.run.comm.CollectiveTest, (name, plain value), sorted."""
 
     def __post_init__(self) -> None:
         """Refuse invalid trials, with the remedy."""

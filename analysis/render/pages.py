@@ -46,8 +46,7 @@ from analysis.wording import Row, percent
 from records.classification import ClassificationResult
 from records.run import RunDirectory
 from records.schema import PROFILED_TRAINING_COLUMNS, RESULT_COLUMNS, TRAINING_COLUMNS
-from records.training import TrainRun, is_train_run
-from records.trainings import read_trainings
+from records.training import TrainRun, is_train_run, read_trainings
 
 _MOST_ANSWERS = 3
 _PRETRAINING = (
@@ -375,5 +374,5 @@ def _scores(scores: Classification) -> list[tuple[str, str]]:
 
 
 def _inputs(result: ClassificationResult) -> list[tuple[str, str]]:
-    splits = ", ".join(f"{split} {sum(counts.values()):,}" for split, counts in result.distribution.items())
+    splits = ", ".join(f"{split} {sum(counts.values()):,}" for split, counts in result.label_distribution.items())
     return [("source", result.path.name), *([("texts", splits)] if splits else [])]

@@ -51,7 +51,7 @@ def precision_recall_figure(curves: Mapping[str, tuple[Sequence[float], Sequence
 
 def classification_figures(result: ClassificationResult, scored: Classification) -> list[Figure]:
     """Return the figures of a classification: texts per label, confusion matrices, losses and scores."""
-    distribution, source = result.distribution, "Texts per label and split."
+    distribution, source = result.label_distribution, "Texts per label and split."
     if not any(distribution.values()):
         distribution = {"test": {row["label"]: row["support"] for row in scored.report}}
         source = "Texts per label, test split."

@@ -25,7 +25,7 @@ from bench.sweep.trainings import TrainingsPlan, plan_trainings, profile_variant
 from common import locks
 from common.errors import UsageError
 from common.flags import LARGEST_SEED, Groups, Positional, request_of
-from records.trainings import Trainings
+from records.training import Trainings
 
 # Options that are no part of what is compared, or that have to be the same.
 _NOT_VARIED = (

@@ -15,7 +15,6 @@ from bench.run.supervise import LaunchOptions, run_trial
 from common import locks
 from common.atomic import remove_left_overs, storage_errors
 from common.errors import SchemaError
-from records.documents import Request
 from records.files import read_record, write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
@@ -186,7 +185,7 @@ def record_request(run: RunDirectory, trials: Sequence[Trial], request: Mapping[
     """Write sweep.json: the latest request, and those before it that used the same folder."""
     earlier: list[dict[str, Any]] = []
     if run.sweep_json.exists():
-        before = read_record(run.sweep_json, Request)
+        before = read_record(run.sweep_json)
         earlier = list(before.get("earlier", []))
         if before.get("request") != dict(request):
             earlier.append(before["request"])

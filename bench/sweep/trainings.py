@@ -31,7 +31,7 @@ from bert.speed.registry import Setup, effective, levers_text, resolve_levers
 from bert.tasks import task_data
 from bert.train.settings import DEFAULT_SEED, task_defaults
 from common.errors import UsageError
-from records.trainings import Trainings
+from records.training import Trainings
 from records.trial import Trial
 
 EVALUATIONS = 50

@@ -347,7 +347,7 @@ def test_finished_features_are_kept_in_a_folder_that_cannot_be_written(
         return opened(path, flags, *rest, **named)
 
     first = case.make()
-    monkeypatch.setattr("tempfile.mkstemp", failing)
+    monkeypatch.setattr("secrets.token_hex", failing)
     monkeypatch.setattr("common.locks.os.open", unwritable)
     monkeypatch.setattr("os.access", lambda *_: False)
     again = case.make()

@@ -10,8 +10,7 @@ from analysis.metrics.comparison.trainings import Training, courses_of, summarie
 from records.files import write_record
 from records.run import TrialDirectory
 from records.schema import STEP_COLUMNS, TELEMETRY_COLUMNS
-from records.training import TrainRun, write_curve
-from records.trainings import Trainings
+from records.training import Trainings, TrainRun, write_curve
 from records.trial import Trial
 
 BATCH, TOKENS = 8, 100

@@ -274,7 +274,7 @@ def _build(config: CsvConfig, vocabulary: Vocabulary, progress: Progress) -> Non
     settings = _settings(config, form, vocabulary)
     with (
         atomic_path(path) as temporary,
-        database_errors(path, f"remove it, then {remake(path)}", write=True),
+        database_errors(path, f"remove it, then {remake(path)}"),
         closing(sqlite3.connect(temporary)) as connection,
     ):
         # Nobody else sees the file before it is whole and has its name.

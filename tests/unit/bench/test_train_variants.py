@@ -30,8 +30,7 @@ from bert.speed.registry import check_precision
 from bert.tasks import check_task_options
 from common.errors import Code
 from records.files import write_record
-from records.training import TrainRun
-from records.trainings import Trainings, read_trainings
+from records.training import Trainings, TrainRun, read_trainings
 from records.trial import Trial
 
 CPU = Devices("cpu", (), 4)
