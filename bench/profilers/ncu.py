@@ -31,8 +31,7 @@ RULE_SECTIONS = (
     "SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "SchedulerStats", "WarpStateStats",
     "LaunchStats", "Occupancy",
 )  # fmt: skip
-"""Sections of ncu that are collected for their rules: a rule needs the counters of its section. The larger ones, of
-tables and of source lines, are left out: they take the most replays."""
+"""Sections that are collected for their rules; the larger ones, of tables and source lines, take the most replays."""
 # Name pattern of kernels that communicate with other GPUs.
 COLLECTIVES = (
     "[Nn][Cc][Cc][Ll]|nvshmem|multimem|AllReduce|AllGather|ReduceScatter|(^|_)all_?(reduce|gather)|reduce_scatter"
@@ -127,12 +126,9 @@ class NsightCompute(ToolProfiler):
         return [*words, *(word for name in sections for word in ("--section", name))]
 
     def collect(self, scope: Scope) -> list[Path]:
-        """Export the report; return it, its CSV files and collected.json (counted and missing metrics).
+        """Export the report; return it, a CSV with a row per kernel, one with what rules say, and collected.json.
 
-        One has a row per kernel, and one beside it the messages of ncu's rules, if there are any.
-
-        Raises:
-            InputError: there is no permission, no report or no kernel in it, or the report is truncated.
+        Raises InputError: there is no permission, no report or no kernel in it, or the report is truncated.
         """
         from analysis.readers.ncu import read
 

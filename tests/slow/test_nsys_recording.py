@@ -14,7 +14,7 @@ from analysis.timeline import Timeline
 
 pytestmark = pytest.mark.timeout(300)
 
-# As a run makes them (bench/profilers/ranges.py): two processes, steps 0 to 7, the capture is [3, 6).
+# As a run makes them (bench/profilers/range_observer.py): two processes, steps 0 to 7, the capture is [3, 6).
 PROGRAM = """
 import multiprocessing, threading, time, nvtx
 

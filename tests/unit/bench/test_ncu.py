@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -97,14 +96,6 @@ def test_metrics_are_those_of_the_gpu_that_this_ncu_knows(machine: Path) -> None
     assert of_range == [name for name in HOPPER if "__sass_" not in name]
 
 
-def test_where_the_chip_cannot_be_asked_the_words_of_ncu_are_shown(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_NCU", "no-query")
-    with refused("tool-failed", "--query-metrics", "Driver could not be loaded"):
-        switches(machine)
-
-
 def test_rules_come_with_the_sections_of_this_ncu_that_they_need(machine: Path) -> None:
     command = profiler().wrap(["app"], scope(machine))
     assert [after for word, after in itertools.pairwise(command) if word == "--section"] == [
@@ -132,15 +123,11 @@ def test_options_change_what_is_recorded(machine: Path) -> None:
 )  # fmt: skip
 def test_every_architecture_has_its_own_names(capability: tuple[int, int], number: int) -> None:
     names = metrics_of(capability)
-    assert len(names) == len(set(names))
+    assert len(names) == len(set(names)) and {"gpc__cycles_elapsed.max", "gpu__time_duration.sum"} <= set(names)
+    bases = {name.partition(".")[0] for name in names}
     fp16 = "fp16" if number <= 80 else "fma_type_fp16"
     tensor = "sm__pipe_tc_cycles_active" if number == 100 else "sm__inst_executed_pipe_tensor"
-    bases = {name.partition(".")[0] for name in names}
     assert {f"sm__inst_executed_pipe_{pipe}" for pipe in ("fma", fp16, "xu")} | {tensor} <= bases
-    assert {"gpc__cycles_elapsed.max", "gpu__time_duration.sum", "dram__bytes.sum"} <= set(names)
-    levels = {"l1tex__throughput", "lts__throughput", "dram__throughput", "gpu__compute_memory_throughput"}
-    assert {f"{unit}__t_bytes.sum{end}" for unit in ("l1tex", "lts") for end in ("", ".peak_sustained")} <= set(names)
-    assert levels | {"sm__throughput", "sm__warps_active", "sm__pipe_fp64_cycles_active"} <= bases
     assert ("sm__pipe_tensor_cycles_active_v2" in bases) == (number == 89)
 
 
@@ -278,16 +265,11 @@ def test_what_rules_say_stands_in_a_file_beside_the_kernels(
     assert found.kernels["duration_ns"].tolist() == [1000, 2000, 3000]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_rules_are_read_with_their_table_and_a_report_beside_it_is_not(machine: Path, packed: bool) -> None:
-    report, table, rules, _ = profiler().collect(reported(machine))
-    if packed:
-        with tarfile.open(machine / "ncu.tar", "w") as tar:
-            tar.add(report.parent, "trial/ncu")
-    found = open_sources(machine / "ncu.tar" if packed else report.parent)
+def test_rules_are_read_with_their_table_and_a_report_beside_it_is_not(machine: Path) -> None:
+    report, *_ = profiler().collect(reported(machine))
+    found = open_sources(report.parent)
     assert [file.name for file in found.counter_files] == ["batch_16.csv"]
     assert [(len(one.kernels), len(one.rules)) for one in found.counters] == [(3, 3)]
-    assert [file.name for file in open_sources(rules, table).counter_files] == ["batch_16.csv"]
 
 
 @pytest.mark.parametrize(

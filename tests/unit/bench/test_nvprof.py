@@ -22,14 +22,7 @@ def scope(tmp_path: Path) -> Scope:
 
 def scope_of(directory: Path, world_size: int, device: str = "cuda") -> Scope:
     directory.mkdir(exist_ok=True)
-    trial = Trial(
-        kind="profile",
-        device=device,
-        profiler="nvprof",
-        start_iteration=3,
-        stop_iteration=5,
-        world_size=world_size,
-    )
+    trial = Trial(kind="profile", device=device, start_iteration=3, stop_iteration=5, world_size=world_size)
     return Scope(trial=trial, directory=directory)
 
 
@@ -88,20 +81,8 @@ def test_without_nvprof_or_a_gpu_it_is_refused(
 def test_the_launcher_is_followed_and_recording_waits_for_the_range(nvprof: Path, tmp_path: Path) -> None:
     argv = Nvprof().wrap(["python", "-m", "bench.launch.torchrun"], scope_of(tmp_path / "p", 1))
     assert argv[0] == str(nvprof) and argv[-3:] == ["python", "-m", "bench.launch.torchrun"]
-    text = " ".join(argv)
-    for part in (
-        "--profile-child-processes",
-        "--profile-from-start off",
-        f"--export-profile {tmp_path}/p/nvprof-%p.nvvp",
-        f"--log-file {tmp_path}/p/nvprof-%p.log",
-    ):
-        assert part in text
-
-
-def test_it_makes_the_ranges_that_open_and_close_the_recording(scope: Scope) -> None:
-    observer = Nvprof({"nvtx": "off"}).observer(scope, 1)
-    assert isinstance(observer, RangeObserver) and not observer.model_phases
-    assert Nvprof().observer(scope, 0).model_phases
+    files = f"--export-profile {tmp_path}/p/nvprof-%p.nvvp --log-file {tmp_path}/p/nvprof-%p.log"
+    assert all(part in " ".join(argv) for part in ("--profile-child-processes", "--profile-from-start off", files))
 
 
 def test_files_of_processes_without_gpu_work_are_left_out(scope: Scope) -> None:
@@ -137,7 +118,8 @@ def test_missing_permission_is_reported_with_the_ways_to_get_it(scope: Scope) ->
 def test_ranges_alone_start_no_tool_and_collect_nothing(scope: Scope) -> None:
     profiler = NvtxOnly({"nvtx": "bertbench"})
     assert profiler.wrap(["run"], scope) == ["run"] and profiler.collect(scope) == []
-    assert isinstance(profiler.observer(scope, 0), RangeObserver)
+    assert isinstance(profiler.observer(scope, 0), RangeObserver) and profiler.observer(scope, 0).model_phases
+    assert not NvtxOnly({"nvtx": "off"}).observer(scope, 0).model_phases
     assert profiler.environment(scope) == {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 
 

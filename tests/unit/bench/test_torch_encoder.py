@@ -6,7 +6,7 @@ from support.refusals import refused
 from torch import nn
 
 from bench.implementations import IMPLEMENTATIONS
-from bench.implementations.torch_encoder import MODELS, PlainModel, TorchEncoderImplementation
+from bench.implementations.torch_encoder import MODELS, PlainEncoder, PlainModel, TorchEncoderImplementation
 from bench.sweep.trials import Sweep
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
@@ -133,6 +133,24 @@ def test_recomputed_activations_change_no_gradient() -> None:
         model(batch).backward()
         found.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
     torch.testing.assert_close(found[0], found[1])
+
+
+def test_dropout_is_where_the_configuration_has_it() -> None:
+    model = PlainEncoder(SHAPE.replace(hidden_dropout=0.25, attention_dropout=0.125))
+    probabilities = [part.p for part in model.modules() if isinstance(part, nn.Dropout)]
+    assert probabilities == [0.25] * (1 + 2 * SHAPE.num_layers)
+    attention = [part.dropout for part in model.modules() if isinstance(part, nn.MultiheadAttention)]
+    assert attention == [0.125] * SHAPE.num_layers
+
+
+def test_every_layer_has_weights_of_its_own_of_the_wanted_spread() -> None:
+    torch.manual_seed(0)
+    config = SHAPE.replace(hidden_size=128, intermediate_size=512)
+    layers = PlainEncoder(config).transformer.layers
+    for name in ("self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight", "linear2.weight"):
+        first, second = (layer.get_parameter(name) for layer in layers)
+        assert not torch.equal(first, second)
+        assert float(first.detach().std()) == pytest.approx(config.initializer_range, rel=0.1)
 
 
 def test_tasks_without_a_model_are_refused_by_name() -> None:
