@@ -1,6 +1,6 @@
 """The profile of some steps of a script: one Chrome trace per rank, like those of `bertbench profile`.
 
-`prepared` and `write` serve the latter too. A process has one PyTorch profiler: a second one fails, ends the first one
+`describe` and `write` serve the latter too. A process has one PyTorch profiler: a second one fails, ends the first one
 or crashes the process. One of the script's own goes first: where it begins before the end of ours, there is no profile.
 """
 
@@ -12,20 +12,15 @@ import json
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 
-def prepared(rank: int, gpu: bool, shapes: bool, stacks: bool = False, memory: bool = False) -> Any:
-    """Return a profiler that is on, whose records count from `start_trace` on; its trace names rank and host."""
-    from torch.profiler import ProfilerActivity, profile
-
-    kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if gpu else [ProfilerActivity.CPU]
-    made = profile(activities=kinds, record_shapes=shapes, with_stack=stacks, profile_memory=memory)
-    made.prepare_trace()
-    made.add_metadata_json("bertbench", json.dumps({"rank": rank, "host": socket.gethostname()}))
-    return made
+def describe(profiler: Any, rank: int) -> None:
+    """Have the trace of a profiler that is on name its rank and host."""
+    profiler.add_metadata_json("bertbench", json.dumps({"rank": rank, "host": socket.gethostname()}))
 
 
 def write(recorded: Any, path: Path) -> None:
@@ -46,7 +41,6 @@ class Profile:
         self._start, self._stop = start, stop
         self._folder, self._note = folder, note
         self._profile: Any = None
-        self._mark: Any = None
         self._over = False
         self._busy = False  # whether it is our own profiler that begins or ends
 
@@ -59,13 +53,12 @@ class Profile:
             return False
         self._busy = True
         try:
+            if device is not None:  # the mark of a step ends when its kernels do
+                sys.modules["torch"].cuda.synchronize(device)
             if number == self._start:
-                # NCCL's kernels record the sizes of messages, gloo's spans do not: there, shapes are needed.
-                self._profile = prepared(rank, device is not None, shapes=ranks > 1 and device is None)
-                self._profile.start_trace()
-            self._end_mark(device)
-            if number < self._stop:
-                self._begin_mark(number)
+                self._begin(rank, device is not None, ranks)
+            elif number < self._stop:
+                self._profile.step()
             else:
                 self._end(self._folder / f"trace-rank{rank}.json.gz")
         except Exception as error:  # such as of a full disk
@@ -82,27 +75,24 @@ class Profile:
         self._note("profile", f"{why}\n")
         if self._profile is not None:
             with contextlib.suppress(Exception):
-                self._end_mark(None)
-                self._profile.stop_trace()
+                self._profile.stop()
 
-    def _begin_mark(self, number: int) -> None:
-        from torch.profiler import record_function
+    def _begin(self, rank: int, gpu: bool, ranks: int) -> None:
+        from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-        self._mark = record_function(f"ProfilerStep#{number}")
-        self._mark.__enter__()
-
-    def _end_mark(self, device: Any) -> None:
-        if device is not None:  # the mark of a step ends when its kernels do
-            import torch
-
-            torch.cuda.synchronize(device)
-        if self._mark is not None:
-            self._mark.__exit__(None, None, None)
-            self._mark = None
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * gpu],
+            schedule=lambda step: ProfilerAction.RECORD,  # marks each step as a range ProfilerStep#<number>
+            # NCCL's kernels record the sizes of messages, gloo's spans do not: there, shapes are needed.
+            record_shapes=ranks > 1 and not gpu,
+        )
+        self._profile.step_num = self._start
+        self._profile.start()
+        describe(self._profile, rank)
 
     def _end(self, path: Path) -> None:
         self._over = True
-        self._profile.stop_trace()
+        self._profile.stop()
         temporary = path.with_suffix(f".{os.getpid()}")
         write(self._profile, temporary)
         temporary.replace(path)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
-from torch.profiler import profile, record_function
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.hook import trace
 from bench.profilers.base import Cycle
@@ -38,13 +38,14 @@ class TraceObserver(Observer):
         """Start the profiler at the begin of a cycle, and mark every recorded step."""
         for cycle in self._cycles[:1]:
             if self._profile is None and cycle.warm_up <= step < cycle.stop:
-                self._profile = trace.prepared(
-                    self._rank,
-                    torch.cuda.is_available(),
-                    shapes="shapes" in self._options or _needs_sizes(),
-                    stacks="stacks" in self._options,
-                    memory="memory" in self._options,
+                self._profile = profile(
+                    activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * torch.cuda.is_available()],
+                    record_shapes="shapes" in self._options or _needs_sizes(),
+                    with_stack="stacks" in self._options,
+                    profile_memory="memory" in self._options,
                 )
+                self._profile.prepare_trace()
+                trace.describe(self._profile, self._rank)
             if self._profile is not None and step == cycle.start:
                 self._profile.start_trace()
                 self._recording = True

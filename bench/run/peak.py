@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bench.run.stopwatch import stopwatch
+from bench.run.stopwatch import Stopwatch, stopwatch
 from bert.speed.fp8 import products_dtype
 
 # Sizes that fill a device without long runs; the largest that fits the time limit is used.
@@ -64,21 +64,26 @@ def matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.4) 
         multiply()
         watch.synchronize()
         batch = 10 if device.type == "cuda" else 1
-        times: list[float] = []
-        until = min(deadline, time.perf_counter() + share)
-        while len(times) < 3 or time.perf_counter() < until:
-            begin = watch.mark()
-            for _ in range(batch):
-                multiply()
-            end = watch.mark()
-            watch.synchronize()
-            times.append(watch.elapsed_ms(begin, end) / 1000 / batch)
-        best_rate, best_size = max((best_rate, best_size), (2 * size**3 / min(times), size))
+        least = _least_seconds(watch, multiply, min(deadline, time.perf_counter() + share), batch)
+        best_rate, best_size = max((best_rate, best_size), (2 * size**3 / least, size))
         # The next size takes eight times as long; it is run four times, the first of them to warm up.
-        if time.perf_counter() + 8 * (1 + 3 * batch) * min(times) > deadline:
+        if time.perf_counter() + 8 * (1 + 3 * batch) * least > deadline:
             break
     name = str(dtype).removeprefix("torch.")
     return {"flops_per_second": best_rate, "dtype": name, "shape": [best_size] * 3}
+
+
+def _least_seconds(watch: Stopwatch, run: Callable[[], object], until: float, batch: int = 1) -> float:
+    """Return the least time of one of `batch` runs one after another, of three batches or all until `until`."""
+    times: list[float] = []
+    while len(times) < 3 or time.perf_counter() < until:
+        begin = watch.mark()
+        for _ in range(batch):
+            run()
+        end = watch.mark()
+        watch.synchronize()
+        times.append(watch.elapsed_ms(begin, end) / 1000 / batch)
+    return min(times)
 
 
 def _quickest_layout(device: torch.device, dtype: torch.dtype) -> tuple[bool, bool]:
@@ -133,13 +138,6 @@ def memory_bandwidth(device: torch.device, seconds: float = 0.4, array_bytes: in
     for name, (arrays, run) in kernels.items():
         run()
         watch.synchronize()
-        times: list[float] = []
-        until = time.perf_counter() + seconds / len(kernels)
-        while len(times) < 3 or time.perf_counter() < until:
-            begin = watch.mark()
-            run()
-            end = watch.mark()
-            watch.synchronize()
-            times.append(watch.elapsed_ms(begin, end) / 1000)
-        best_rate, best_kernel = max((best_rate, best_kernel), (arrays * left.nbytes / min(times), name))
+        least = _least_seconds(watch, run, time.perf_counter() + seconds / len(kernels))
+        best_rate, best_kernel = max((best_rate, best_kernel), (arrays * left.nbytes / least, name))
     return {"bytes_per_second": best_rate, "kernel": best_kernel, "array_bytes": left.nbytes}
