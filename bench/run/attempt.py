@@ -116,17 +116,17 @@ def _state(run: TrainRun, plan: Plan) -> dict[str, Any]:
     best = {name: saved.get(f"best_{name}") for name in ("checkpoint", "applied_steps", "score", "value")}
     result = (attempts[-1].read_result() if attempts else None) or {}
     options = check_task_options(plan.settings.task, plan.settings.task_options)
-    own: dict[str, Any] = {"phase": plan.phase, "total_steps": plan.settings.steps, "request": plan.request}
-    known = result.get("status") != "refused"
-    if not known and checkpoint is not None:
+    goal: dict[str, Any] = {"phase": plan.phase, "total_steps": plan.settings.steps, "request": plan.request}
+    is_known = result.get("status") != "refused"
+    if not is_known and checkpoint is not None:
         with contextlib.suppress(SchemaError):
             before = run.read_state() or {}
-            known = own.keys() <= before.keys()
-            own |= {name: before[name] for name in own if known}
+            is_known = goal.keys() <= before.keys()
+            goal |= {name: before[name] for name in goal if is_known}
     return {
-        **own,
+        **goal,
         "loss": task_data(plan.settings.task).loss_label(options),
-        "finished": known and checkpoint is not None and applied_steps >= own["total_steps"],
+        "finished": is_known and checkpoint is not None and applied_steps >= goal["total_steps"],
         "applied_steps": applied_steps,
         "status": result.get("status", "interrupted"),
         "reason": result.get("reason", ""),

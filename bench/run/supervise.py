@@ -251,9 +251,7 @@ def outcome(
     if trial.profiler and not options.program and not reports and len(directory.read_ranks()) == trial.ranks:
         return "ok", "", ""  # what the tool does after the ranks is not part of the measurement
     if timed_out:
-        reached = (
-            ", ".join(f"rank {rank} made {count} steps" for rank, count in steps.items()) or "no step was recorded"
-        )
+        reached = ", ".join(f"rank {rank} made {count} steps" for rank, count in steps.items()) or "no step recorded"
         reason = f"timeout after {options.timeout_seconds:g} s ({reached}): see log.txt, or raise --timeout-seconds"
         return "timeout", reason, "rank-failed"
     if options.program and exit_code == 0:
@@ -298,8 +296,11 @@ def _exits(
         ending = msgspec.json.decode(torchrun_json(directory).read_bytes(), type=torchrun.Ending)
         text, killed = ending.text, ending.kind == torchrun.KILLED
     else:
-        is_rank = exit_code > 0 and (trial.ranks == 1 or options.world is not None)
-        who = "the command" if options.program else trial.profiler or ("rank 0" if is_rank else "the launcher")
+        who = "the launcher"
+        if options.program:
+            who = "it"
+        elif exit_code > 0 and (trial.ranks == 1 or options.world is not None):
+            who = f"rank 0 under {trial.profiler}" if trial.profiler else "rank 0"
         number = exit_code - 128 if exit_code > 128 else -exit_code
         text = f"{who} {death_in_words(number) if number > 0 else f'ended with exit code {exit_code}'}"
         killed = number > 0 and number != signal.SIGTERM
