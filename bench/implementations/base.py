@@ -20,11 +20,6 @@ LEARNING_RATE = 1e-4
 Loop = Callable[[Training, Observer, Callable[[int], bool]], int]
 
 
-def usual_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return PyTorch's fused AdamW for a wrapped model."""
-    return adamw(model, learning_rate=LEARNING_RATE)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
     """One implementation, built for one trial."""
@@ -33,7 +28,7 @@ class Built:
     """Model on the CPU, in float32, not wrapped by a strategy."""
     compute_loss: ComputeLoss
     """(wrapped model, batch) -> scalar."""
-    make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer] = usual_optimizer
+    make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer] = lambda model: adamw(model, LEARNING_RATE)
     """Takes the wrapped model on its device."""
     levers: frozenset[str] = frozenset()
     """Enabled optimizations, names in bert.speed.registry.LEVERS; only our own implementation has any."""

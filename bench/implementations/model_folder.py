@@ -43,12 +43,9 @@ class ModelFolder:
 
 
 def find_model(given: str, trust_remote_code: bool = False) -> ModelFolder:
-    """Inspect a model.
+    """Inspect a folder with config.json, a configuration file, or an id on the hub, which is downloaded.
 
-    Args:
-        given: folder with config.json, file of a configuration, or id on the hub, whose files are downloaded; an id
-            may end with @ and a commit, tag or branch.
-        trust_remote_code: whether code in the folder may run.
+    An id may end with @ and a commit, tag or branch. Code in the folder runs only with `trust_remote_code`.
     """
     check_packages(f"--model {given}", "transformers")
     here = Path(given).exists()
@@ -134,11 +131,10 @@ def _same_tokenizer(folder: Path, data: Path, source: DataSource) -> bool:
     if not words.is_file():
         kind = (read_json(tokenizer).get("model") or {}).get("type") if tokenizer.is_file() else None
         return kind in (None, "WordPiece")
-    fingerprint = source.vocabulary
-    if fingerprint is None and data.is_dir():  # shards, which only the ranks open
-        beside = [*data.glob(METADATA_FILE), *sorted(data.glob(f"*/{METADATA_FILE}"))]
-        fingerprint = next((read_json(file).get("vocab") for file in beside), None)
-    return fingerprint is None or fingerprint in either_fingerprint(words)
+    # Of shards, which only the ranks open, the metadata beside them name the vocabulary.
+    beside = [read_json(file).get("vocab") for pattern in ("", "*/") for file in data.glob(pattern + METADATA_FILE)]
+    known = [fingerprint for fingerprint in (source.vocabulary, *beside) if fingerprint]
+    return not known or known[0] in either_fingerprint(words)
 
 
 def _downloaded(given: str) -> Path:

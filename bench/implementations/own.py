@@ -22,10 +22,7 @@ def own_variables(name: str) -> dict[str, str]:
 
 
 def make_implementation(name: str) -> "Implementation":
-    """Return the implementation of this name: one of IMPLEMENTATIONS, or "module:Class".
-
-    The module is imported from the Python path, then from the folder in which the command was started.
-    """
+    """Return one of IMPLEMENTATIONS, or "module:Class" of the Python path or the folder of the command."""
     if ":" not in name:
         return cast("Implementation", load(IMPLEMENTATIONS, name, "implementation")())
     folder, (module, _, attribute) = own_variables(name)[_FOLDER], name.partition(":")

@@ -48,14 +48,9 @@ class PlainEncoder(nn.Module):
         self.token_type = nn.Embedding(config.type_vocab_size, hidden) if config.type_vocab_size else None
         self.norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout)
+        sizes = (hidden, config.num_heads, config.intermediate_size)
         layer = nn.TransformerEncoderLayer(
-            hidden,
-            config.num_heads,
-            config.intermediate_size,
-            config.hidden_dropout,
-            activation="gelu",
-            layer_norm_eps=config.layer_norm_eps,
-            batch_first=True,
+            *sizes, config.hidden_dropout, "gelu", layer_norm_eps=config.layer_norm_eps, batch_first=True
         )
         layer.dropout = nn.Identity()  # type: ignore[assignment]
         layer.self_attn.dropout = config.attention_dropout

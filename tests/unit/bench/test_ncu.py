@@ -98,10 +98,8 @@ def test_metrics_are_those_of_the_gpu_that_this_ncu_knows(machine: Path) -> None
 
 def test_rules_come_with_the_sections_of_this_ncu_that_they_need(machine: Path) -> None:
     command = profiler().wrap(["app"], scope(machine))
-    assert [after for word, after in itertools.pairwise(command) if word == "--section"] == [
-        "SpeedOfLight", "LaunchStats", "Occupancy",
-    ]  # fmt: skip
-    assert switches(machine)["--apply-rules"] == "yes"
+    sections = [after for word, after in itertools.pairwise(command) if word == "--section"]
+    assert sections == ["SpeedOfLight", "LaunchStats", "Occupancy"] and switches(machine)["--apply-rules"] == "yes"
 
 
 def test_options_change_what_is_recorded(machine: Path) -> None:

@@ -56,12 +56,6 @@ def test_options_change_what_is_recorded(tmp_path: Path) -> None:
     assert (given["--trace"], given["--sample"], given["--cpuctxsw"]) == ("nvtx", "process-tree", "process-tree")
 
 
-@pytest.mark.parametrize("kind", ["emit", "dlprof"])
-def test_cuda_annotations_are_refused_on_a_cpu(kind: str) -> None:
-    with refused("option-not-applicable", f"--nvtx {kind}", "CPU", "--nvtx bertbench"):
-        load_profiler("nsys", (f"nvtx={kind}",)).check(CPU)
-
-
 @pytest.mark.parametrize(
     ("nsys", "nvtx", "facts"),
     [
