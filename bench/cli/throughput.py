@@ -16,8 +16,8 @@ from bench.launch.world import World, joined_world
 from bench.machine.devices import Devices, find_devices, free_memory_share
 from bench.run.inside import run_inside
 from bench.run.supervise import LaunchOptions
-from bench.sweep.rounds import Verdict, add_rounds, check_reference, spends
-from bench.sweep.sweep import record_request, result_rows, run_trials
+from bench.sweep.rounds import add_rounds, check_reference, spends
+from bench.sweep.sweep import measured_trials, record_request, result_rows, run_trials
 from bench.sweep.trials import Sweep, expand
 from common.errors import UsageError
 from common.flags import flag, request_of
@@ -87,7 +87,7 @@ def run(options: ThroughputOptions) -> Result:
     if budget is not None:
         sweep = dataclasses.replace(sweep, rounds=sweep.rounds or 1)
     trials = expand(sweep, devices, "input" if options.input_only else "throughput")
-    verdicts: list[Verdict] = []
+    comparisons: list[dict[str, Any]] = []
     notes: list[str] = []
     with session(run, request, devices, launch, retry_failed=options.retry_failed) as call:
         announce(call, trials, "" if options.json else options.device, budget)
@@ -104,16 +104,15 @@ def run(options: ThroughputOptions) -> Result:
                 results.extend(found := run_trials(call, more))
                 return found
 
-            added, verdicts = add_rounds(run, trials, measure, ends - time.monotonic())
+            added, comparisons = add_rounds(run, trials, measure, ends - time.monotonic())
             trials = [*trials, *added]
             record_request(run, trials, request)
     measured = _measured(options, run, trials)
-    comparisons = {"comparisons": [verdict.to_json() for verdict in verdicts]} if verdicts else {}
     return dataclasses.replace(
         measured,
-        document=measured.document | comparisons,
+        document=measured.document | ({"comparisons": comparisons} if comparisons else {}),
         code=0 if all(result["status"] == "ok" for result in results) else 3,
-        notes=[*notes, *(verdict.sentence for verdict in verdicts)],
+        notes=[*notes, *(one["sentence"] for one in comparisons)],
     )
 
 
@@ -150,7 +149,7 @@ def _largest_batches(
     options: ThroughputOptions, run: RunDirectory, request: dict[str, Any], devices: Devices, launch: LaunchOptions
 ) -> Result:
     from analysis import wording
-    from bench.sweep.variants import largest_batch, measured_trials
+    from bench.sweep.max_batch import largest_batch
 
     # One search per combination of everything but the batch size.
     sweep = dataclasses.replace(options.sweep, batch_sizes=options.sweep.batch_sizes[:1], rounds=1)

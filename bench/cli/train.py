@@ -20,13 +20,11 @@ from bench.machine.devices import Devices, find_devices
 from bench.run.attempt import train_once
 from bench.run.inside import follow, leading
 from bench.run.processes import StopRequest
-from bench.sweep.options import AUTO
 from bench.sweep.training import Plan, TrainOptions, check_continues, check_space, plan_training
 from bert.tasks import check_task_options, task_data
 from bert.tasks.base import Trained
 from common import locks
-from common.errors import BertbenchError, InputError, StorageError
-from common.flags import flag
+from common.errors import BertbenchError, InputError
 from common.scores import evaluation_text, in_words, parts_text
 from records.run import TrialDirectory
 from records.training import TrainRun
@@ -34,7 +32,6 @@ from records.training import TrainRun
 if TYPE_CHECKING:
     from bench.cli.train_classify import TrainClassifyOptions
     from bench.cli.train_variants import SeveralCall
-
 
 SEVERAL_OPTIONS = frozenset({"vary", "seeds", "until"})
 """Options that make several trainings of one command."""
@@ -54,59 +51,6 @@ class TrainCall:
         return self.options.json
 
 
-def next_command(options: TrainOptions, words: list[str], run: TrainRun, plan: Plan, finished: bool) -> str:
-    """Return the next command: the same for an unfinished run, phase 2 after phase 1, a conversion after phase 2,
-    otherwise a prediction, or the report for tasks without prediction.
-    """
-    if not finished:
-        return shlex.join(["bertbench", "train", *words])
-    state = run.read_state() or {}
-    checkpoint = state.get("checkpoint")
-    if plan.phase == 1:
-        out = run.path.with_name(f"{run.path.name}-phase2")
-        own = ["--phase", "2", "--data", _data_of_phase_2(options.data or options.file)]
-        begun = ["--init", str(run.path)]
-        if options.model:
-            trust = ["--trust-remote-code"] * options.trust_remote_code
-            begun = ["--model", str(run.checkpoints / str(checkpoint)), *trust]
-        return shlex.join(["bertbench", "train", "pretrain", *_kept_options(options), *own, *begun, "--out", str(out)])
-    if options.model:  # no command predicts with models of other architectures
-        return shlex.join(["bertbench", "report", str(run.path)])
-    if plan.phase is None:
-        checkpoint = (state.get("best") or {}).get("checkpoint") or checkpoint
-    source = run.checkpoints / checkpoint if checkpoint else run.checkpoints
-    settings = plan.settings
-    known = check_task_options(settings.task, settings.task_options)
-    trained = Trained(source, run.path, settings.data, settings.eval_data, known)
-    found = task_data(settings.task).next_command(trained)
-    return shlex.join(found or ["bertbench", "report", str(run.path)])
-
-
-# Options of phase 1 that phase 2 inherits, with the value that means "not given". Phase 2 has its own run length and
-# warm-up. It inherits a given learning rate; otherwise it uses its own default (LAMB's for large batches).
-_KEPT = {
-    **dict.fromkeys(
-        ("preset", "global_batch_size", "micro_batch_size", "optimizer", "learning_rate", "schedule", "weight_decay",
-         "dropout", "seed")
-    ),
-    "strategy": AUTO, "zero_stage": None, "implementation": None, "devices": None, "threads": None, "precision": AUTO,
-}  # fmt: skip
-
-
-def _kept_options(options: TrainOptions) -> list[str]:
-    given = ((name, getattr(options, name), absent) for name, absent in _KEPT.items())
-    return [word for name, value, absent in given if value != absent for word in (flag(name), str(value))]
-
-
-def _data_of_phase_2(data: str | None) -> str:
-    """Return the data of phase 2: the same folder if it also holds samples of 512 tokens."""
-    try:
-        fits = task_data("pretrain").inspect(str(data), 512).seq_len in (None, 512)
-    except InputError:
-        fits = False
-    return str(data) if fits else "FOLDER_OF_512_TOKENS"
-
-
 def read_words(words: list[str], program: str) -> "TrainCall | SeveralCall":
     """Parse the command line; the first word names the task."""
     check_task(words, program)
@@ -114,8 +58,7 @@ def read_words(words: list[str], program: str) -> "TrainCall | SeveralCall":
         from bench.cli import train_variants
 
         return train_variants.read_words(words, program)
-    options = _options_class(words[0])
-    return TrainCall(parse(options, words, program), words)
+    return TrainCall(parse(_options_class(words[0]), words, program), words)
 
 
 def parse_trainings(task: str, words: list[str]) -> TrainOptions:
@@ -133,15 +76,14 @@ def run(call: "TrainCall | SeveralCall") -> Result:
         from bench.cli import train_variants
 
         return train_variants.run(call)
-    options = call.options
-    world = joined_world()
+    options, world = call.options, joined_world()
     if world is not None and world.rank:
         _follow(options, world)
     with StopRequest() as stop, leading(world) as leader:  # signals count from here on, also while data are checked
-        classifies = _classifies(options)
-        if classifies is not None:
-            options = classifies = classifies.prepared(call.words)
-            if classifies.prep_only:
+        classify = _of_classify(options)
+        if classify is not None:
+            options = classify = classify.prepared(call.words)
+            if classify.prep_only:
                 return Result()
         stop.limit(options.max_seconds)
         devices = find_devices(options.device)
@@ -153,23 +95,11 @@ def run(call: "TrainCall | SeveralCall") -> Result:
         with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
             check_continues(place, plan)
             if devices.note and options.device == "auto" and not options.json:
-                print(f"training on the CPU: {devices.note}", file=sys.stderr)
-                append_log(_log_of(options), f"training on the CPU: {devices.note}")
-            weights = plan.settings.init or plan.settings.model_weights not in ("", RANDOM)
-            if (plan.phase or 1) > 1 and not weights and not place.attempts():
-                run = "--model CHECKPOINT" if plan.settings.model else "--init RUN"
-                note(f"phase {plan.phase} starts from random weights: give {run} to start from a finished run")
-            if stop.wanted():
-                said = f"stopped by {stop.why()} before the training began"
-                return Result(problems=[said], code=130 if stop.signal == signal.SIGINT else 0)
+                note(f"training on the CPU: {devices.note}")
+            if plan.phase == 2 and not plan.settings.init and plan.settings.model_weights in ("", RANDOM):
+                note("phase 2 starts from random weights, unless it is resumed: give --init RUN or --model CHECKPOINT")
             try:
-                directory, result = train_once(
-                    place, plan, devices, progress, leader, keep_refused=leader is not None
-                )  # fmt: skip
-            except StorageError as error:
-                raise StorageError(
-                    error.code, f"{error}; see the logs of the ranks in {place.path}/trials/*/log.txt"
-                ) from error
+                directory, result = train_once(place, plan, devices, progress, leader, keep_refused=leader is not None)
             finally:
                 progress.end()
         if is_new and result["status"] == "refused":
@@ -177,7 +107,7 @@ def run(call: "TrainCall | SeveralCall") -> Result:
             locks.discard(place.path)
         if result["status"] != "ok":
             return _failed(options, place, directory, result)
-        return _ended(TrainCall(options, call.words), place, plan, directory, result, stop, devices, world)
+        return _ended(TrainCall(options, call.words), place, plan, directory, result, stop, devices)
 
 
 def _follow(options: TrainOptions, world: World) -> NoReturn:
@@ -193,7 +123,7 @@ def _follow(options: TrainOptions, world: World) -> NoReturn:
     os._exit(code)  # threads of a broken process group must not keep the process alive
 
 
-def _options_class(task: str) -> "type[TrainOptions]":
+def _options_class(task: str) -> type[TrainOptions]:
     if task != "classify":
         return TrainOptions
     from bench.cli.train_classify import TrainClassifyOptions
@@ -201,10 +131,46 @@ def _options_class(task: str) -> "type[TrainOptions]":
     return TrainClassifyOptions
 
 
-def _classifies(options: TrainOptions) -> "TrainClassifyOptions | None":
+def _of_classify(options: TrainOptions) -> "TrainClassifyOptions | None":
     from bench.cli.train_classify import TrainClassifyOptions
 
     return options if isinstance(options, TrainClassifyOptions) else None
+
+
+def _log_of(options: TrainOptions) -> Path | None:
+    classify = _of_classify(options)
+    return None if classify is None else classify.logfile
+
+
+def next_command(options: TrainOptions, words: list[str], run: TrainRun, plan: Plan, finished: bool) -> str:
+    """Return the next command: the same for an unfinished run, phase 2 after phase 1, a conversion after phase 2,
+    otherwise a prediction, or the report for tasks without prediction.
+    """
+    if not finished:
+        return shlex.join(["bertbench", "train", *words])
+    state, settings = run.read_state() or {}, plan.settings
+    checkpoint = state.get("checkpoint")
+    if plan.phase == 1 and not options.model:
+        out = run.path.with_name(f"{run.path.name}-phase2")
+        data = ["--data", _data_of_phase_2(settings.data), "--init", str(run.path), "--out", str(out)]
+        return shlex.join(["bertbench", "train", "pretrain", "--phase", "2", *data])
+    if plan.phase is None:
+        checkpoint = (state.get("best") or {}).get("checkpoint") or checkpoint
+    source = run.checkpoints / checkpoint if checkpoint else run.checkpoints
+    known = check_task_options(settings.task, settings.task_options)
+    trained = Trained(source, run.path, settings.data, settings.eval_data, known)
+    # No command predicts with models of other architectures.
+    following = None if options.model else task_data(settings.task).next_command(trained)
+    return shlex.join(following or ["bertbench", "report", str(run.path)])
+
+
+def _data_of_phase_2(data: str) -> str:
+    """Return the data of phase 2: the same folder if it also holds samples of 512 tokens."""
+    try:
+        fits = task_data("pretrain").inspect(data, 512).seq_len in (None, 512)
+    except InputError:
+        fits = False
+    return data if fits else "FOLDER_OF_512_TOKENS"
 
 
 def _ended(
@@ -215,28 +181,27 @@ def _ended(
     result: Mapping[str, Any],
     stop: StopRequest,
     devices: Devices,
-    world: World | None,
 ) -> Result:
     from analysis.render.tables import Facts, Plain
 
-    options, found = call.options, dict(result["outcome"])
-    following = next_command(options, call.words, place, plan, bool(found["finished"]))
-    launched = world is not None and following.startswith("bertbench train ")
-    ending = _ending(found, stop, f"{following}, with the same launcher" if launched else following)
-    facts = _facts(place, result, found)
-    failure: BertbenchError | None = None
-    classifies = _classifies(options)
-    if classifies is not None and found["finished"]:
+    outcome, classify = result["outcome"], _of_classify(call.options)
+    following = next_command(call.options, call.words, place, plan, outcome["finished"])
+    facts, failure = _facts(place, result, outcome), None
+    if outcome["finished"]:
+        ending = f"finished; next: {following}"
         try:
-            facts += classifies.leave(place, plan, devices)
+            facts += [] if classify is None else classify.leave(place, plan, devices)
         except BertbenchError as error:
             failure = error
-    append_log(_log_of(options), "\n".join([*(f"{name:<11} {value}" for name, value in facts), ending]))
+    else:
+        reached = f"after step {outcome['applied_steps']:,} of {outcome['total_steps']:,}"
+        ending = f"stopped by {stop.why() or 'a signal to the ranks'} {reached}; to resume: {following}"
+    append_log(_log_of(call.options), "\n".join([*(f"{name:<11} {value}" for name, value in facts), ending]))
     return Result(
-        document=None if failure else _document(place, directory, result, next=following),
+        document=None if failure else _document(place, directory, result, following),
         blocks=[Facts(facts), Plain(ending)],
         failure=failure,
-        code=130 if stop.signal == signal.SIGINT and not found["finished"] else 0,
+        code=130 if stop.signal == signal.SIGINT and not outcome["finished"] else 0,
     )
 
 
@@ -244,72 +209,54 @@ def _failed(options: TrainOptions, place: TrainRun, directory: TrialDirectory, r
     from bert.train.events import LAST_GOOD_CHECKPOINT
 
     status = str(result["status"])
-    message = str(result.get("reason") or status)
+    problem = str(result.get("reason") or status)
+    resumable = status != "refused" and LAST_GOOD_CHECKPOINT not in problem  # a diverged run would diverge again
     if directory.log.exists():
-        message += f"\n  log of this attempt: {directory.log}"
-    resumable = status != "refused" and LAST_GOOD_CHECKPOINT not in message  # a diverged run would diverge again
+        problem += f"\n  log of this attempt: {directory.log}"
     if resumable and (place.read_state() or {}).get("checkpoint"):
-        message += "\n  run the same command to resume from the last checkpoint"
+        problem += "\n  run the same command to resume from the last checkpoint"
     code = f" [{result['code']}]" if result.get("code") else ""
-    said = f"{'' if status == 'refused' else f'{status}: '}{message}{code}"
-    append_log(_log_of(options), f"bertbench: {said}")
-    document = _document(place, directory, result, next=None)
-    return Result(document=document, problems=[said], code=2 if status == "refused" else 3)
+    problem = f"{'' if status == 'refused' else f'{status}: '}{problem}{code}"
+    append_log(_log_of(options), f"bertbench: {problem}")
+    document = _document(place, directory, result, None)
+    return Result(document=document, problems=[problem], code=2 if status == "refused" else 3)
 
 
-def _log_of(options: TrainOptions) -> Path | None:
-    classifies = _classifies(options)
-    return None if classifies is None else classifies.logfile
-
-
-def _document(run: TrainRun, directory: TrialDirectory, result: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def _document(
+    run: TrainRun, directory: TrialDirectory, result: Mapping[str, Any], following: str | None
+) -> dict[str, Any]:
     log = str(directory.log) if directory.log.exists() else None
-    return {"run": str(run.path), "state": run.read_state(), "result": dict(result), "log": log, **more}
+    return {"run": str(run.path), "state": run.read_state(), "result": dict(result), "log": log, "next": following}
 
 
-def _facts(run: TrainRun, result: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(run: TrainRun, result: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[tuple[str, str]]:
     from analysis.metrics.cautions import disturbance
 
-    rate = result.get("samples_per_second")
-    skipped = f", {found['skipped_steps']:,} skipped after overflows" if found["skipped_steps"] else ""
+    rate, best = result.get("samples_per_second"), outcome["best"]
+    steps = f"{outcome['applied_steps']:,} of {outcome['total_steps']:,}, {outcome['steps_made']:,} in this call"
+    skipped = f", {outcome['skipped_steps']:,} skipped after overflows" if outcome["skipped_steps"] else ""
     rows = [
-        (
-            "steps",
-            f"{found['applied_steps']:,} of {found['total_steps']:,}, {found['steps_made']:,} in this call{skipped}",
-        ),
-        ("samples", f"{found['samples_seen']:,}, {found['samples']:,} in this call"),
+        ("steps", f"{steps}{skipped}"),
+        ("samples", f"{outcome['samples_seen']:,}, {outcome['samples']:,} in this call"),
         ("time", duration(float(result.get("wall_seconds") or 0.0))),
         ("samples/s", "not measured" if rate is None else f"{rate:,.1f} after warm-up"),
     ]
-    if found["loss"] is not None:
-        parts = parts_text(found["loss_parts"])
-        rows.append(("loss", f"{found['loss']:.4f} {f'({parts}) ' if parts else ''}in the last step"))
-    if found["evaluation"] is not None:
-        after = found["evaluation"]["applied_steps"]
+    if outcome["loss"] is not None:
+        parts = parts_text(outcome["loss_parts"])
+        rows.append(("loss", f"{outcome['loss']:.4f} {f'({parts}) ' if parts else ''}in the last step"))
+    if outcome["evaluation"] is not None:
+        after = outcome["evaluation"]["applied_steps"]
         when = "earlier" if after is None else f"after step {after:,}"
-        rows.append(("evaluation", f"{evaluation_text(found['evaluation'])}, {when}"))
-    if found["checkpoint"] is not None:
-        rows.append(("checkpoint", str(run.checkpoints / found["checkpoint"])))
-    if found["best"] is not None:
-        best = found["best"]
+        rows.append(("evaluation", f"{evaluation_text(outcome['evaluation'])}, {when}"))
+    if outcome["checkpoint"] is not None:
+        rows.append(("checkpoint", str(run.checkpoints / outcome["checkpoint"])))
+    if best is not None:
         reached = f"{in_words(best['score'], best['value'])} after step {best['applied_steps']:,}"
         rows.append(("best", f"{run.checkpoints / best['checkpoint']} ({reached})"))
     rows.append(("curve", str(run.curve_csv)))
     if message := disturbance(result.get("cautions") or []):
         rows.append(("caution", f"machine disturbed: {message}"))
     return rows
-
-
-def _ending(found: Mapping[str, Any], stop: StopRequest, following: str) -> str:
-    if found["finished"]:
-        return f"finished; next: {following}"
-    why = stop.why() or "a signal to the ranks"
-    if found["checkpoint"] is None:
-        return f"stopped by {why} before the first step; to start: {following}"
-    return (
-        f"stopped by {why} after step {found['applied_steps']:,} of {found['total_steps']:,}; checkpoint saved; "
-        f"to resume: {following}"
-    )
 
 
 def __getattr__(name: str) -> Any:

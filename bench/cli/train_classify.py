@@ -2,9 +2,8 @@
 
 import dataclasses
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary
 from bert.tasks.classify.config import SUFFIX, CsvConfig, CsvForm
 from common.errors import BertbenchError, UsageError
 from common.flags import flag
-from common.scores import in_words
 from records.training import TrainRun
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 _OUT = Path("runs/classify-NAME")
 _FORM_OPTIONS = tuple(item.name for item in dataclasses.fields(CsvForm))
 _OWN_OPTIONS = (*_FORM_OPTIONS, "lower_case", "validation", "test")
-_DATA_OPTIONS = (*_OWN_OPTIONS, "vocab", "seq_len")
 _SHARES: dict[str, Any] = {item.name: item.default for item in dataclasses.fields(CsvConfig)}
 
 
@@ -61,137 +58,97 @@ class TrainClassifyOptions(TrainOptions):
     """Rebuild the database even if it was made from another CSV or contains results of trainings."""
 
     def prepared(self, argv: Sequence[str]) -> "TrainClassifyOptions":
-        """Prepare the database and return the options to train with, as prepare_data does."""
-        return prepare_data(self, given_names(argv))
+        """Make the database of a CSV, or check an existing one; return the options to train with.
+
+        Args:
+            argv: the command line; options that are not on it keep the values of an existing database.
+        """
+        given = self.data or self.file
+        if given is None:
+            raise UsageError("option-missing", "train classify needs data: give FILE.csv or FILE.sqlite")
+        if is_synthetic(given):
+            return dataclasses.replace(self, out=self._out("synthetic"))
+        from bert.tasks.classify.reading import check_file
+        from bert.tasks.classify.store import check_whole, is_database
+        from bert.tasks.classify.summary import notes, summary_facts
+
+        path = Path(given)
+        check_file(path)
+        names = [name for name in (*_OWN_OPTIONS, "vocab") if name in given_names(argv)]
+        is_prepared = is_database(path) or path.suffix == SUFFIX
+        summary = self._opened(path, names) if is_prepared else self._made(path, names)
+        source = summary.source
+        check_whole(source)  # now rather than when the results are written to it
+        lines = "\n".join(f"{name:<11} {printable(value)}" for name, value in summary_facts(summary))
+        append_log(self.logfile, lines)
+        if not self.json:
+            print(lines, file=sys.stderr)
+        for text in notes(summary):
+            self.note(printable(text))
+        if not self.prep_only and not summary.sizes["test"]["texts"]:
+            raise UsageError("data-missing", f"{source.path} has no texts in its test split: give a larger --test")
+        out, seq_len = self._out(source.path.stem), self.seq_len or source.max_seq_length
+        return dataclasses.replace(self, data=str(source.path), file=None, out=out, seq_len=seq_len)
 
     def leave(self, run: TrainRun, plan: Plan, devices: Devices) -> list[tuple[str, str]]:
-        """Write the results of a finished run as bench.classify.leave_results does; return the facts to report."""
-        return leave(self, run, plan, devices)
+        """Test the model of a finished run and write its results; return the facts to report."""
+        if is_synthetic(plan.settings.data):
+            return []
+        if plan.settings.model:
+            self.note("no results are written beside the data: only models of bertbench predict, not those of --model")
+            return []
+        from bench.classify import leave_results
 
+        try:
+            return leave_results(run, plan.settings, devices, self.threads, self.note)
+        except BertbenchError as error:
+            problem = f"{error}\n  the training itself is finished: run the same command to write its results"
+            raise type(error)(error.code, problem) from error
 
-def prepare_data(options: TrainClassifyOptions, given_options: Set[str]) -> TrainClassifyOptions:
-    """Make the database of a CSV, or check an existing one; return the options to train with.
+    def note(self, text: str) -> None:
+        """Print a note and append it to the log."""
+        note(text)
+        append_log(self.logfile, f"note: {text}")
 
-    This check fails now rather than at the end of the training, when the results are written to the database.
+    def _out(self, name: str) -> Path:
+        return Path("runs") / f"classify-{name}" if self.out == _OUT else self.out
 
-    Args:
-        options: options of the command.
-        given_options: names of the options that were given; the others keep the values of an existing database.
-    """
-    given = options.data or options.file
-    if given is None:
-        raise UsageError("option-missing", "train classify needs data: give FILE.csv or FILE.sqlite")
-    if is_synthetic(given):
-        return dataclasses.replace(options, out=_out(options, Path("synthetic")))
-    from bert.tasks.classify.reading import check_file
-    from bert.tasks.classify.store import check_whole, is_database
+    def _opened(self, path: Path, given: Sequence[str]) -> "CsvSummary":
+        from bert.tasks.classify.store import open_source, split_sizes
+        from bert.tasks.classify.summary import CsvSummary
 
-    path = Path(given)
-    check_file(path)
-    names = [name for name in _DATA_OPTIONS if name in given_options]
-    prepare = _given_database if is_database(path) or path.suffix == SUFFIX else _prepared
-    summary = prepare(options, path, names)
-    source = summary.source
-    check_whole(source)
-    _say(options, summary)
-    if not options.prep_only and not summary.sizes["test"]["texts"]:
-        raise UsageError(
-            "data-missing", f"{source.path} has no texts in its test split: prepare it with a larger --test"
-        )
-    return dataclasses.replace(
-        options,
-        data=str(source.path),
-        file=None,
-        out=_out(options, source.path),
-        seq_len=options.seq_len or source.max_seq_length,
-    )
+        if given:
+            problem = f"{path} is already prepared, without {', '.join(map(flag, given))}"
+            raise UsageError("option-not-applicable", f"{problem}: give the CSV instead")
+        source = open_source(path.resolve())
+        return CsvSummary(source, split_sizes(source.path), True, 0.0)
 
+    def _made(self, path: Path, given: Sequence[str]) -> "CsvSummary":
+        from bert.tasks.classify.prepare import current, prepare
 
-def leave(options: TrainClassifyOptions, run: TrainRun, plan: Plan, devices: Devices) -> list[tuple[str, str]]:
-    """Test the model of a finished run and write its results; return the facts. Raises as leave_results does."""
-    if is_synthetic(plan.settings.data):
-        return []
-    if plan.settings.model:
-        told(options, "no results are written beside the data: only models of bertbench predict, not those of --model")
-        return []
-    from bench.classify import leave_results
+        database = path.resolve().with_suffix(SUFFIX)
+        before = current(path, database)
+        saved: dict[str, Any] = {} if before is None else dict(before.origin.get("options") or {})
+        values = {name: saved[name] for name in (*_OWN_OPTIONS, "max_seq_length", "seed") if name in saved}
+        for name in _OWN_OPTIONS:
+            if name in given or name not in values:
+                values[name] = getattr(self.form if name in _FORM_OPTIONS else self, name)
+        if self.seq_len is not None:
+            values["max_seq_length"] = self.seq_len
+        vocab, vocabulary = self.vocab, None
+        if vocab is None and before is not None:
+            vocab, vocabulary = database, Vocabulary(before.vocabulary.pieces, bool(values["lower_case"]))
+        vocab = vocab or self._vocabulary_beside()
+        config = CsvConfig(input=path.resolve(), vocab=vocab, replace=self.replace, **values)
+        summary = prepare(config, show_stages(), vocabulary)
+        if before is not None and summary.kept:
+            parts = ", ".join(f"{name} {values[name]:g}" for name in ("validation", "test", "seed") if name in values)
+            self.note(f"reusing {database}, which was made from this CSV, with its splits: {parts}")
+        return summary
 
-    try:
-        left = leave_results(run, plan.settings, devices, options.threads, partial(told, options))
-    except BertbenchError as error:
-        raise type(error)(
-            error.code,
-            f"{error}\n  the training itself is finished: fix this and run the same command to write its results",
-        ) from error
-    said = ", ".join(in_words(name, value) for name, value in left.scores.items())
-    return [("test", f"{said}, on {left.texts:,} texts"), *(("wrote", str(path)) for path in left.paths)]
-
-
-def told(options: TrainClassifyOptions, text: str) -> None:
-    """Print a note and append it to the log."""
-    note(text)
-    append_log(options.logfile, f"note: {text}")
-
-
-def _out(options: TrainClassifyOptions, data: Path) -> Path:
-    return Path("runs") / f"classify-{data.stem}" if options.out == _OUT else options.out
-
-
-def _given_database(options: TrainClassifyOptions, path: Path, given: Sequence[str]) -> "CsvSummary":
-    from bert.tasks.classify.store import open_source, split_sizes
-    from bert.tasks.classify.summary import CsvSummary
-
-    foreign = [flag(name) for name in given if name != "seq_len"]
-    if foreign:
-        raise UsageError(
-            "option-not-applicable",
-            f"{path} is already prepared and {', '.join(foreign)} would change it: give the CSV instead",
-        )
-    source = open_source(path.resolve())
-    return CsvSummary(source, split_sizes(source.path), True, 0.0)
-
-
-def _prepared(options: TrainClassifyOptions, path: Path, given: Sequence[str]) -> "CsvSummary":
-    from bert.tasks.classify.prepare import current, prepare
-
-    database = path.resolve().with_suffix(SUFFIX)
-    found = current(path, database)
-    before: dict[str, Any] = {} if found is None else dict(found.origin.get("options") or {})
-    values = {name: before[name] for name in (*_OWN_OPTIONS, "max_seq_length", "seed") if name in before}
-    for name in _OWN_OPTIONS:
-        if name in given or name not in values:
-            values[name] = getattr(options.form if name in _FORM_OPTIONS else options, name)
-    if options.seq_len is not None:
-        values["max_seq_length"] = options.seq_len
-    vocabulary = None
-    if found is not None and options.vocab is None:
-        vocabulary = Vocabulary(found.vocabulary.pieces, bool(values["lower_case"]))
-    vocab = options.vocab or (database if vocabulary else _vocabulary_beside(options))
-    config = CsvConfig(input=path.resolve(), vocab=vocab, replace=options.replace, **values)
-    summary = prepare(config, show_stages(), vocabulary)
-    if found is not None and summary.kept:
-        parts = ", ".join(f"{name} {values[name]:g}" for name in ("validation", "test", "seed") if name in values)
-        told(options, f"reusing {database}, which was made from this CSV, with its splits: {parts}")
-    return summary
-
-
-def _say(options: TrainClassifyOptions, summary: "CsvSummary") -> None:
-    from bert.tasks.classify.summary import notes, summary_facts
-
-    lines = "\n".join(f"{name:<11} {printable(value)}" for name, value in summary_facts(summary))
-    append_log(options.logfile, lines)
-    if not options.json:
-        print(lines, file=sys.stderr)
-    for text in notes(summary):
-        told(options, printable(text))
-
-
-def _vocabulary_beside(options: TrainClassifyOptions) -> Path:
-    weights = Path(options.model) if options.model else options.init
-    for folder in () if weights is None else (weights, weights.parent):
-        if (folder / VOCABULARY_FILE).is_file():
-            return folder / VOCABULARY_FILE
-    beside = "" if weights is None else f", and there is none beside {weights}"
-    raise UsageError(
-        "option-missing", f"texts need a vocabulary{beside}: give --vocab VOCAB.txt of the pretrained model"
-    )
+    def _vocabulary_beside(self) -> Path:
+        weights = Path(self.model) if self.model else self.init
+        for folder in () if weights is None else (weights, weights.parent):
+            if (folder / VOCABULARY_FILE).is_file():
+                return folder / VOCABULARY_FILE
+        raise UsageError("option-missing", "texts need a vocabulary: give --vocab VOCAB.txt of the pretrained model")

@@ -1,6 +1,7 @@
 """Progress of a training: one updated line on a terminal, one line per event in a log."""
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -22,10 +23,17 @@ _MOST_NAMES = 4
 class TrainProgress:
     """Watches a launch and shows the events of its events.jsonl on stderr."""
 
-    def __init__(self, stop: StopRequest, log: Path | None = None) -> None:
-        """Show events on stderr and append them with timestamps to the file `log`."""
-        self._stop = stop
-        self._log = log
+    def __init__(self, stop: StopRequest, log: Path | None = None, until: tuple[str, float] | None = None) -> None:
+        """Show events on stderr.
+
+        Args:
+            stop: has the ranks save and exit.
+            log: file to append events to, with timestamps.
+            until: name of a score, and the value at or below which an evaluation ends the training.
+        """
+        self._stop, self._log = stop, log
+        self._score, self._target = until or ("", math.nan)
+        self._reached = False
         self._directory: TrialDirectory | None = None
         self._next_look = 0.0
         self._position = 0
@@ -38,27 +46,22 @@ class TrainProgress:
 
     def stop_wanted(self) -> bool:
         """Return whether the ranks should save and exit."""
-        return self._stop.wanted()
+        return self._reached or self._stop.wanted()
 
     def look(self) -> None:
         """Show new events."""
         if self._stop.wanted() and not self._stop_shown:
             self._stop_shown = True
             self._line(f"{self._stop.why()}: saving a checkpoint before exit (a second signal exits at once)")
-        if time.monotonic() < self._next_look:
-            return
-        self._next_look = time.monotonic() + _LOOK_SECONDS
-        self._show_new()
-
-    def heard(self, event: Mapping[str, Any]) -> None:
-        """Take an event; subclasses decide by it."""
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            self._show_new()
 
     def end(self) -> None:
         """Show the remaining events and end the line."""
         self._show_new()
         if self._open_line:
-            print(file=sys.stderr)
-        self._open_line = False
+            self._line("")
 
     def _show_new(self) -> None:
         if self._directory is None or not (path := events_jsonl(self._directory)).exists():
@@ -66,30 +69,21 @@ class TrainProgress:
         with path.open("rb") as file:
             file.seek(self._position)
             whole, _, _ = file.read().rpartition(b"\n")
-        if not whole:
-            return
-        self._position += len(whole) + 1
-        progress: dict[str, Any] | None = None
+        self._position += len(whole) + 1 if whole else 0
         for line in whole.splitlines():
             event = json.loads(line)
-            self.heard(event)
-            append_log(self._log, progress_text(event) if event["event"] == "progress" else event_text(event))
-            if event["event"] != "progress":
-                self._event(event)
-            elif sys.stderr.isatty():
-                progress = event  # only the newest is drawn
+            text = progress_text(event) if event["event"] == "progress" else event_text(event)
+            append_log(self._log, text)
+            loss = event.get(self._score) if event["event"] == "evaluated" else None
+            self._reached = self._reached or (loss is not None and loss <= self._target)
+            if event["event"] == "warned":
+                self._line("", end="")
+                note(event["message"])
+            elif event["event"] == "progress" and sys.stderr.isatty():
+                self._line(f"{text}\033[K", end="")
+                self._open_line = True
             else:
-                self._line(progress_text(event))
-        if progress is not None:
-            print(f"\r{progress_text(progress)}\033[K", end="", file=sys.stderr, flush=True)
-            self._open_line = True
-
-    def _event(self, event: dict[str, Any]) -> None:
-        if event["event"] == "warned":
-            self._line("", end="")
-            note(event["message"])
-        else:
-            self._line(event_text(event))
+                self._line(text)
 
     def _line(self, text: str, end: str = "\n") -> None:
         clear = "\r\033[K" if self._open_line else ""
@@ -108,7 +102,7 @@ def append_log(log: Path | None, text: str) -> None:
             file.writelines(f"{now} {line}\n" for line in text.splitlines() if line)
 
 
-def progress_text(event: dict[str, Any]) -> str:
+def progress_text(event: Mapping[str, Any]) -> str:
     """Return a progress event as one line: step, loss, learning rate, samples/s, time left."""
     loss, rate, left = event["loss"], event["samples_per_second"], event["seconds_left"]
     parts = [
@@ -116,16 +110,13 @@ def progress_text(event: dict[str, Any]) -> str:
         "loss not finite" if loss is None else f"loss {loss:.4f}",
         f"learning rate {event['learning_rate']:.3g}",
     ]
-    if event["loss_scale"] is not None:
-        parts.append(f"loss scale {event['loss_scale']:g}")
-    if rate is not None:
-        parts.append(f"{rate:,.1f} samples/s")
-    if left:
-        parts.append(f"{duration(left)} left")
+    parts += [f"loss scale {event['loss_scale']:g}"] if event["loss_scale"] is not None else []
+    parts += [f"{rate:,.1f} samples/s"] if rate is not None else []
+    parts += [f"{duration(left)} left"] if left else []
     return ", ".join(parts)
 
 
-def event_text(event: dict[str, Any]) -> str:
+def event_text(event: Mapping[str, Any]) -> str:
     """Return any other event as text."""
     if event["event"] == "evaluated":
         best = ", best so far" if event.get("best") else ""
@@ -140,9 +131,9 @@ def event_text(event: dict[str, Any]) -> str:
     if event["event"] == "logging":
         return f"logging to {', '.join(f'{name} run {run_id}' for name, run_id in event['run_ids'].items())}"
     what = "starts from" if event["new_phase"] else f"resumes after step {event['applied_steps']:,} from"
-    found = f"{what} {event['path']}" + ("" if event["moments"] else ", without optimizer state")
+    lines = [f"{what} {event['path']}" + ("" if event["moments"] else ", without optimizer state")]
     for names, side in ((event.get("missing"), "start with random values"), (event.get("unused"), "are not used")):
         if names:
-            found += f"\n  {len(names)} weights {side}: {', '.join(names[:_MOST_NAMES])}"
-            found += ", ..." if len(names) > _MOST_NAMES else ""
-    return found
+            more = ", ..." if len(names) > _MOST_NAMES else ""
+            lines.append(f"  {len(names)} weights {side}: {', '.join(names[:_MOST_NAMES])}{more}")
+    return "\n".join(lines)

@@ -1,6 +1,5 @@
 """`bertbench train TASK --vary NAME=V,V --seeds N --until mlm_loss=X`: several trainings and their comparison."""
 
-import math
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,11 +15,13 @@ from bench.cli.result import Result, when_writable
 from bench.cli.train_progress import TrainProgress
 from bench.launch.world import joined_world
 from bench.machine.devices import find_devices
+from bench.run.attempt import train_once
 from bench.run.processes import StopRequest
 from bench.run.supervise import LaunchOptions
 from bench.search.space import read_choices
+from bench.sweep.options import ABOVE_0, AT_LEAST_1, check_ranges
 from bench.sweep.sweep import Session
-from bench.sweep.training import TrainOptions, option_kinds
+from bench.sweep.training import TrainOptions, Value, option_kinds
 from bench.sweep.trainings import TrainingsPlan, plan_trainings, profile_variants
 from common import locks
 from common.errors import UsageError
@@ -71,12 +72,8 @@ class SeveralOptions(Printed):
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        if self.seeds < 1:
-            raise UsageError("option-value", f"--seeds {self.seeds} must be at least 1: the number of seeds")
-        if self.profile_steps < 0:
-            raise UsageError("option-value", f"--profile-steps {self.profile_steps} must be at least 0")
-        if self.price_per_hour is not None and not 0 < self.price_per_hour < math.inf:
-            raise UsageError("option-value", f"--price-per-hour {self.price_per_hour:g} must be above 0")
+        steps = (lambda value: value >= 0, "at least 0")
+        check_ranges(self, seeds=AT_LEAST_1, profile_steps=steps, price_per_hour=ABOVE_0)
         if self.until is not None and self.target is None:
             raise UsageError("option-value", f"--until {self.until}: give {SCORE}=X, such as {SCORE}=6.5")
         if self.until is not None and self.task != "pretrain":
@@ -87,10 +84,9 @@ class SeveralOptions(Printed):
         """The held-out loss of --until; None without one."""
         name, _, value = (self.until or "").partition("=")
         try:
-            target = float(value)
+            return float(value) if name == SCORE and ABOVE_0[0](float(value)) else None
         except ValueError:
             return None
-        return target if name == SCORE and 0 < target < math.inf else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,7 @@ class SeveralCall:
     options: SeveralOptions
     base: TrainOptions
     """Options common to all trainings."""
-    axes: Mapping[str, Sequence[Any]]
+    axes: Mapping[str, Sequence[Value]]
 
     @property
     def json(self) -> bool:
@@ -115,12 +111,14 @@ def read_words(words: list[str], program: str) -> SeveralCall:
     if "--help" in words:  # it needs no values
         words = [words[0], "--help"]
     options, rest = parse_known(SeveralOptions, words, program)
+    for word in options.vary:
+        if "=" not in word:
+            raise UsageError(
+                "option-value", f"--vary {word} is not NAME=VALUE,VALUE: if {word} is the data, give it by --data"
+            )
     axes = read_choices(options.vary, option_kinds(_NOT_VARIED))
     if joined_world() is not None:
-        raise UsageError(
-            "option-not-applicable",
-            "train with --vary, --seeds or --until starts the processes itself: run it without torchrun",
-        )
+        raise UsageError("option-not-applicable", "several trainings start their processes: run this without torchrun")
     base = parse_trainings(options.task, rest)
     if (base.seed or 0) + options.seeds > LARGEST_SEED:
         raise UsageError("option-value", f"--seed {base.seed} leaves no {options.seeds} seeds up to {LARGEST_SEED}")
@@ -142,53 +140,38 @@ def run(call: SeveralCall) -> Result:
         with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
             _write(plan, {})  # `report` of a killed command knows its variants
             _train_all(plan, stop)
-    with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
-        document, courses = _write(plan, {})
-        if call.axes and options.profile_steps and all(map(plan.complete, plan.trainings)):
-            session = Session(
-                run=place.profile, request={"command": "train", **request_of(options)}, devices=plan.devices,
-                options=LaunchOptions(), progress=TrialDisplay().show, note=note,
-            )  # fmt: skip
+            document, courses = _write(plan, {})
+    if call.axes and options.profile_steps and all(map(plan.complete, plan.trainings)):
+        session = Session(
+            run=place.profile, request={"command": "train", **request_of(options)}, devices=plan.devices,
+            options=LaunchOptions(), progress=TrialDisplay().show, note=note,
+        )  # fmt: skip
+        with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
             document, courses = _write(plan, profile_variants(plan, session, options.profile_steps))
     return _result(plan, document, courses, stop)
 
 
-class _TargetProgress(TrainProgress):
-    """Shows a training, and has it stop when an evaluation reaches the target."""
-
-    def __init__(self, stop: StopRequest, target: float | None) -> None:
-        super().__init__(stop)
-        self._target = target
-        self._reached = False
-
-    def heard(self, event: Mapping[str, Any]) -> None:
-        """Compare an evaluation with the target."""
-        loss = event.get(SCORE) if event["event"] == "evaluated" else None
-        self._reached = self._reached or (loss is not None and self._target is not None and loss <= self._target)
-
-    def stop_wanted(self) -> bool:
-        """Whether the ranks should save and exit."""
-        return self._reached or super().stop_wanted()
-
-
 def _train_all(plan: TrainingsPlan, stop: StopRequest) -> None:
     """Train until all are complete or a stop request came, of this process or of the ranks."""
+    until = None if plan.target is None else (SCORE, plan.target)
     for number, one in enumerate(plan.trainings, start=1):
         if stop.wanted():
             return
-        head = f"[{number}/{len(plan.trainings)}] {one.item.name}"
+        head = f"[{number}/{len(plan.trainings)}] {one.name}"
         if plan.complete(one):
-            again = f"refused earlier; delete {one.item.run.path} to try again"
-            print(f"{head}: {again if one.item.refused else 'already trained'}", file=sys.stderr, flush=True)
+            refused = one.state.get("status") == "refused"
+            again = f"refused earlier; delete {one.run.path} to try again" if refused else "already trained"
+            print(f"{head}: {again}", file=sys.stderr, flush=True)
             continue
-        print(f"{head}: {one.item.run.path}", file=sys.stderr, flush=True)
-        progress = _TargetProgress(stop, plan.target)
+        print(f"{head}: {one.run.path}", file=sys.stderr, flush=True)
+        progress = TrainProgress(stop, until=until)
         try:
-            one.item.train(plan.devices, progress)
+            with locks.locked(one.run.path, "another call", "wait for it, or choose another --out"):
+                train_once(one.run, one.plan, plan.devices, progress)
         finally:
             progress.end()
         _write(plan, {})
-        if not plan.complete(one) and (one.item.run.read_state() or {}).get("status") == "ok":
+        if not plan.complete(one) and one.state.get("status") == "ok":
             return  # its ranks were told to stop
 
 
@@ -222,11 +205,10 @@ def _result(plan: TrainingsPlan, document: Mapping[str, Any], courses: Sequence[
         problems.append(f"refused: {refused}")
     if stopped:
         problems = [f"stopped by {stop.why() or 'a signal to the ranks'}; run the same command to resume"]
-    unprofiled = {row["variant"]: row["profile_problem"] for row in rows if row["profile_problem"]}
-    problems += [f"no profile of {by_reason(unprofiled)}"] if unprofiled else []
-    profiled = any(row["all_reduce_share"] is not None for row in rows)
-    more = [f"bertbench report {place.path}", *([f"bertbench analyze {place.profile.path}"] * profiled)]
-    code = 130 if failed and stop.signal == signal.SIGINT else 3 if unprofiled or (failed and not stopped) else 0
+    if unprofiled := by_reason({row["variant"]: row["profile_problem"] for row in rows if row["profile_problem"]}):
+        problems.append(f"no profile of {unprofiled}")
+    more = [f"bertbench report {place.path}"]
+    more += [f"bertbench analyze {place.profile.path}"] if any(row["all_reduce_share"] for row in rows) else []
     drawn, failure = when_writable(lambda: [] if figure is None else [write_png(figure, place.path)])
     return Result(
         document={"trainings": str(place.path), **document},
@@ -234,7 +216,7 @@ def _result(plan: TrainingsPlan, document: Mapping[str, Any], courses: Sequence[
         written=[place.document, place.csv, *drawn],
         problems=problems,
         failure=failure,
-        code=code,
+        code=130 if failed and stop.signal == signal.SIGINT else 3 if unprofiled or (failed and not stopped) else 0,
     )
 
 

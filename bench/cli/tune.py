@@ -22,15 +22,14 @@ from bench.machine.devices import find_devices, free_memory_share
 from bench.run.processes import StopRequest
 from bench.run.supervise import LaunchOptions
 from bench.search.objective import make_objective
-from bench.search.request import check_same_request
 from bench.search.score import Worker, plan_trial
 from bench.search.space import Parameter, read_space
 from bench.search.study import open_study, write_results
 from bench.search.throughput import Search, best_of, lanes, row_of
-from bench.sweep.options import AUTO, of_our_tasks
-from bench.sweep.sweep import record_request
-from bench.sweep.training import TrainOptions, option_kinds
-from bench.sweep.variants import Value, measured_trials
+from bench.sweep.options import AUTO
+from bench.sweep.request import check_same_request
+from bench.sweep.sweep import measured_trials, record_request
+from bench.sweep.training import TrainOptions, Value, option_kinds
 from common.errors import UsageError
 from common.flags import Groups, OneOf, Positional, request_of
 from common.reading import read_notes
@@ -191,7 +190,7 @@ def _search_score(call: ScoreCall) -> Result:
             plan, _ = plan_trial(base, _values(space, -1), out, devices)
         objective = make_objective(plan.settings, options.objective)
         given = {**request_of(base), "data": base.data or base.file}
-        given |= of_our_tasks(given.pop("task_flags"))
+        given |= given.pop("task_flags")
         training = {name: value for name, value in given.items() if name not in (*FREE, *space)}
         about = {"task": options.task, "space": {name: one.text for name, one in space.items()}, "training": training}
         request = {"objective": objective.name, "search": sorted(options.search), **training}

@@ -13,8 +13,7 @@ from bench.run.processes import StopRequest
 from bench.search.objective import Follower, Objective
 from bench.search.space import Parameter, option_words
 from bench.search.study import GRACE_SECONDS, HEARTBEAT_SECONDS, import_optuna, put_back, trial_run, trials_of
-from bench.sweep.training import Plan, TrainOptions, plan_training
-from bench.sweep.variants import Values
+from bench.sweep.training import Plan, TrainOptions, Values, plan_training
 from common import locks
 from common.errors import BertbenchError, StorageError
 from common.scores import in_words

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.sweep.training import Kind
-from bench.sweep.variants import Value, Values
+from bench.sweep.training import Kind, Value, Values
 from common.errors import UsageError
 from common.flags import flag
 from common.registry import lookup

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.search.objective import Objective
-from bench.search.request import check_same_request
+from bench.sweep.request import check_same_request
 from common import locks
 from common.atomic import write_text
 from common.errors import MissingToolError, StorageError, UsageError, first_line

@@ -19,8 +19,8 @@ from analysis.metrics.comparison.ratio import Candidate, choose, decided
 from bench.implementations import OURS, TRAININGS
 from bench.machine.devices import Devices
 from bench.sweep.options import AUTO, task_words
+from bench.sweep.sweep import Measure
 from bench.sweep.trials import Sweep, expand
-from bench.sweep.variants import Measure
 from bert.model.memory import predict_memory
 from bert.parallel.options import OPTIONS, ZERO_STAGES, options_text, read_options
 from common.flags import flag

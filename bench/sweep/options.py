@@ -1,12 +1,13 @@
-"""Options shared by sweeps and training runs: the meaning of `auto`, and the options of each task."""
+"""Options shared by sweeps and training runs: their ranges, the meaning of `auto`, and the options of each task."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bench.machine.devices import Devices
 from bench.machine.environment import native_bf16
-from bert.tasks import TASKS, given_options, known_tasks, task_data
+from bert.tasks import given_options, known_tasks, task_data
 from bert.tasks.base import TaskData
 from bert.tasks.options import TaskOption, read_options
 from common.errors import UsageError
@@ -14,6 +15,19 @@ from common.flags import OfTasks, OneOf, flag
 from common.registry import lookup
 
 AUTO = "auto"
+Range = tuple[Callable[[float], bool], str]
+"""Whether a value is allowed, and which ones are, in words."""
+AT_LEAST_1: Range = (lambda value: value >= 1, "at least 1")
+ABOVE_0: Range = (lambda value: 0 < value < math.inf, "above 0 and finite")
+
+
+def check_ranges(options: Any, **ranges: Range) -> None:
+    """Refuse values out of range, by field; None and empty lists are not given. Raises UsageError."""
+    for name, (allowed, required) in ranges.items():
+        given = getattr(options, name)
+        values = given if isinstance(given, tuple) else (given,)
+        if not all(value is None or allowed(value) for value in values):
+            raise UsageError("option-value", f"{flag(name)} {' '.join(map(str, values))} must be {required}")
 
 
 def resolve_strategy(name: str, world_size: int) -> str:
@@ -54,20 +68,17 @@ def _fields() -> list[tuple[str, Any, Any]]:
         for option in task_data(task).options:
             if not option.from_data:
                 owners.setdefault(option.name, []).append((task, option))
-    found: list[tuple[str, Any, Any]] = []
+    fields: list[tuple[str, Any, Any]] = []
     for name, pairs in owners.items():
-        kinds = {option.kind for _, option in pairs}
-        if len(kinds) > 1:
-            tasks = " and ".join(task for task, _ in pairs)
-            raise UsageError("option-conflict", f"{flag(name)} has different types in the tasks {tasks}: rename one")
-        kind = kinds.pop()
-        choices = {option.choices for _, option in pairs}
-        words = OneOf(next(iter(choices)) if len(choices) == 1 else ())
+        kind, choices = pairs[0][1].kind, {option.choices for _, option in pairs}
+        words = OneOf(choices.pop() if len(choices) == 1 else ())
         about = {"help": " ".join(_help(*pair) for pair in pairs)}
         default = dataclasses.field(default=False if kind is bool else None, metadata=about)
-        owned = OfTasks(tuple(task for task, _ in pairs))
-        found.append((_FIELDS.get(name, name), Annotated[kind if kind is bool else kind | None, words, owned], default))
-    return found
+        tasks = OfTasks(tuple(task for task, _ in pairs))
+        fields.append(
+            (_FIELDS.get(name, name), Annotated[kind if kind is bool else kind | None, words, tasks], default)
+        )
+    return fields
 
 
 def _help(task: str, option: TaskOption) -> str:
@@ -86,15 +97,14 @@ class _Given:
         """
         names = {field: name for name, field in _FIELDS.items()}
         given = {names.get(field, field): value for field, value in vars(self).items() if value not in (None, False)}
-        own = {option.name for option in task_data(task).options}
+        accepted = [option.name for option in task_data(task).options if not option.from_data]
         for name in given:
-            if name not in own:
+            if name not in accepted:
                 owners = [other for other in known_tasks() if name in {one.name for one in task_data(other).options}]
-                applies = f"applies only to {' and '.join(owners)}" if owners else "applies to no installed task"
-                accepted = [flag(option.name) for option in task_data(task).options if not option.from_data]
                 raise UsageError(
                     "option-not-applicable",
-                    f"{flag(name)} {applies}, not to {task} (options: {', '.join(accepted) or 'none'}): omit it",
+                    f"{flag(name)} applies to {' and '.join(owners)}, not to {task} "
+                    f"(options: {', '.join(map(flag, accepted)) or 'none'}): omit it",
                 )
         return given_options(task, given)
 
@@ -111,12 +121,6 @@ else:
     TaskFlags = dataclasses.make_dataclass(
         "TaskFlags", _fields(), bases=(_Given,), namespace={"__module__": __name__}, frozen=True, kw_only=True
     )
-
-
-def of_our_tasks(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of TaskFlags, except options that only other packages' tasks have and that were not given."""
-    ours = {_FIELDS.get(option.name, option.name) for task in TASKS for option in task_data(task).options}
-    return {name: value for name, value in flags.items() if name in ours or value not in (None, False)}
 
 
 def task_words(task: str, task_options: str) -> list[str]:

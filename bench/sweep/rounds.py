@@ -8,7 +8,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from analysis.load import LoadedTrial, load_run
@@ -22,58 +21,35 @@ REFERENCE = "hf"
 _OPEN = "cannot decide"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """The result of the comparison at the fastest configuration of one model."""
-
-    row: Mapping[str, Any]
-    """Of runs.ratios_of."""
-    sentence: str
-    """The ratio with its interval and, if it is not conclusive, the reason and the remedy."""
-
-    @property
-    def decided(self) -> bool:
-        """Whether more rounds would not change the result."""
-        return bool(self.row["decided"] != _OPEN)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the sentence and the row as plain JSON values."""
-        return {"sentence": self.sentence, **self.row}
-
-
 def check_reference(sweep: Sweep) -> None:
     """Refuse a sweep that has nothing to compare with the reference. Raises UsageError."""
-    names = set(sweep.implementations)
-    if REFERENCE not in names or len(names) < 2:
+    if REFERENCE not in sweep.implementations or len(set(sweep.implementations)) < 2:
         raise UsageError(
             "option-not-applicable",
-            f"--time-budget needs a comparison with {REFERENCE}, but this sweep runs "
-            f"{' '.join(sweep.implementations)}: use --implementations bertbench {REFERENCE}",
+            f"--time-budget needs a comparison with {REFERENCE}, not {' '.join(sweep.implementations)} alone: use "
+            f"--implementations bertbench {REFERENCE}",
         )
 
 
-def spends(
-    trials: Sequence[Trial], seconds: float, clock: Callable[[], float] = lambda: time.monotonic()
-) -> Callable[[int], bool]:
+def spends(trials: Sequence[Trial], seconds: float) -> Callable[[int], bool]:
     """Return a function that tells whether to skip the trial at a position and the rest of its configuration.
 
     A configuration is skipped if, by the time of the trials so far, it would not end within `seconds` from now. The
     first configuration is always measured: without it there is nothing to compare.
     """
     groups = [dataclasses.replace(trial, implementation="", levers="") for trial in trials]
-    began = clock()
-    ran: list[int] = []
-    left_out: set[Trial] = set()
+    began, ran = time.monotonic(), 0
+    skipped: set[Trial] = set()
 
     def enough(place: int) -> bool:
+        nonlocal ran
         group = groups[place]
         if place and group != groups[place - 1] and ran:
-            spent = clock() - began
-            if spent + groups.count(group) * spent / len(ran) > seconds:
-                left_out.add(group)
-        if group not in left_out:
-            ran.append(place)
-        return group in left_out
+            spent = time.monotonic() - began
+            if spent + groups.count(group) * spent / ran > seconds:
+                skipped.add(group)
+        ran += group not in skipped
+        return group in skipped
 
     return enough
 
@@ -83,8 +59,7 @@ def add_rounds(
     trials: Sequence[Trial],
     measure: Callable[[Sequence[Trial]], Sequence[Mapping[str, Any]]],
     seconds: float,
-    clock: Callable[[], float] = lambda: time.monotonic(),
-) -> tuple[list[Trial], list[Verdict]]:
+) -> tuple[list[Trial], list[dict[str, Any]]]:
     """Measure more rounds until the comparison of every model is conclusive or no round fits into the time left.
 
     Used inside `locked(run)` once `trials` are finished.
@@ -94,59 +69,52 @@ def add_rounds(
         trials: trials of the sweep, with at least one round of every configuration.
         measure: runs trials and returns their results, in order.
         seconds: time left in s; the time of a round is estimated from earlier ones.
-        clock: returns the time in s.
 
     Returns:
-        The trials of rounds beyond those of the sweep, and a verdict per model.
+        The trials of rounds beyond those of the sweep, and per model the comparison at its fastest configuration: the
+        columns of runs.ratios_of, and `sentence`, with the reason why it stays open.
     """
     from analysis.run_views import decisions
 
-    ends = clock() + seconds
-    family = {_first_round(trial) for trial in trials}
-    asked = {trial.trial_id for trial in trials}
-    stopped: dict[str, str] = {}
+    ends = time.monotonic() + seconds
+    family, planned = {_first_round(trial) for trial in trials}, {trial.trial_id for trial in trials}
+    stopped: dict[Trial, str] = {}
     while True:
         measured = [trial for trial in load_run(run) if _first_round(trial.trial) in family]
-        compared = [
-            (row, sentence, _first_round(one.trial), _first_round(other.trial))
-            for row, sentence, one, other in decisions(measured, REFERENCE)
-        ]
-        undecided = [
-            (one, other)
+        compared = list(decisions(measured, REFERENCE))
+        undecided = (
+            (_first_round(one.trial), _first_round(other.trial))
             for row, _, one, other in compared
-            if row["decided"] == _OPEN and row["throughput_ratio"] is not None and one.trial_id not in stopped
-        ]
-        if not undecided:
+            if row["decided"] == _OPEN and row["throughput_ratio"] is not None
+            and _first_round(one.trial) not in stopped
+        )  # fmt: skip
+        pair = next(undecided, None)
+        if pair is None:
             break
-        pair = undecided[0]
-        due = _next_round(run, pair, asked)
-        cost = sum(_wall_seconds(measured, trial) for trial in pair)
-        if cost > ends - clock():
-            stopped[pair[0].trial_id] = "The time budget is spent; run the same command again to add rounds"
+        if sum(_wall_seconds(measured, trial) for trial in pair) > ends - time.monotonic():
+            stopped[pair[0]] = "The time budget is spent; run the same command again to add rounds"
             continue
-        failed = [result for result in measure(due) if result["status"] != "ok"]
-        if failed:
-            reason = f"An added round ended as {failed[0]['status']}: {failed[0].get('reason', '')}"
-            stopped[pair[0].trial_id] = reason
-    added = [one.trial for one in measured if one.trial.trial_id not in asked]
-    verdicts = []
+        for result in measure(_next_round(run, pair, planned)):
+            if result["status"] != "ok":
+                stopped[pair[0]] = f"An added round ended as {result['status']}: {result.get('reason', '')}"
+    comparisons = []
     for row, sentence, one, _ in compared:
-        why = stopped.get(one.trial_id) if row["decided"] == _OPEN else None
-        verdicts.append(Verdict(row=row, sentence=f"{sentence}. {why}" if why else sentence))
-    return added, verdicts
+        why = stopped.get(_first_round(one.trial)) if row["decided"] == _OPEN else None
+        comparisons.append({"sentence": f"{sentence}. {why}" if why else sentence, **row})
+    return [one.trial for one in measured if one.trial.trial_id not in planned], comparisons
 
 
 def _first_round(trial: Trial) -> Trial:
     return dataclasses.replace(trial, round=0)
 
 
-def _next_round(run: RunDirectory, pair: tuple[Trial, Trial], asked: set[str]) -> list[Trial]:
+def _next_round(run: RunDirectory, pair: tuple[Trial, Trial], planned: set[str]) -> list[Trial]:
     """Return the first round that at least one side has not finished, in alternating order of the sides."""
     number = 0
     while True:
         sides = [dataclasses.replace(trial, round=number) for trial in pair]
         due = [side for side in sides if finished_result(run.trial(side.trial_id)) is None]
-        if due and not any(side.trial_id in asked for side in due):
+        if due and not any(side.trial_id in planned for side in due):
             return due[:: -1 if number % 2 else 1]
         number += 1
 

@@ -25,49 +25,34 @@ _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.c
 
 def check_program(command: Sequence[str]) -> None:
     """Refuse a command that cannot be started. Raises UsageError."""
-    if shutil.which(command[0]) is not None:
-        return
-    if Path(command[0]).suffix == ".py" and Path(command[0]).is_file():
-        raise UsageError("option-value", f"{command[0]} is a Python script: measure -- python {command[0]}")
-    raise UsageError("tool-missing", f"program {command[0]!r} was not found: give its path, or install it")
+    if shutil.which(command[0]) is None:
+        if Path(command[0]).suffix == ".py" and Path(command[0]).is_file():
+            raise UsageError("option-value", f"{command[0]} is a Python script: measure -- python {command[0]}")
+        raise UsageError("tool-missing", f"program {command[0]!r} was not found: give its path, or install it")
 
 
 def name_of(command: Sequence[str]) -> str:
     """Return a name for a command: that of its first Python script, of the module after -m, or of its program."""
     program = Path(command[0]).name
-    for place, word in enumerate(command):
+    for word, following in itertools.zip_longest(command, command[1:], fillvalue=""):
         if word.endswith(".py"):
             return Path(word).name
-        module = command[place + 1] if word == "-m" and place + 1 < len(command) else None
-        if module is not None and module not in _LAUNCHERS and program.startswith(_INTERPRETERS):
-            return module
+        if word == "-m" and following and following not in _LAUNCHERS and program.startswith(_INTERPRETERS):
+            return following
     return program
 
 
-def script_folder(command: Sequence[str]) -> str | None:
-    """Return the name of the folder of a command's first Python script; None for a command without one."""
-    scripts = [word for word in command if word.endswith(".py")]
-    return Path(scripts[0]).resolve().parent.name if scripts else None
-
-
 def script_sha256(command: Sequence[str]) -> str | None:
-    """Return the SHA-256 of the scripts of a command: its Python files, or that of the module after -m.
+    """Return the SHA-256 of the Python files of a command, that of the module after -m below this folder included.
 
-    A module is sought below the current folder, as Python does. None where no file is found: a module that is
-    installed, a program of another kind. What a script imports is not part of it.
+    None where no file is found. What a script imports is not part of it.
     """
     paths = [Path(word) for word in command if word.endswith(".py")]
-    for before, name in itertools.pairwise(command):
-        if before == "-m":
-            place = Path(*name.split("."))
-            paths += [place.with_name(f"{place.name}.py"), place / "__main__.py"]
-    contents = []
-    for path in paths:
-        with contextlib.suppress(OSError):
-            contents.append(path.read_bytes())
-    if not contents:
-        return None
-    return hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in contents)).hexdigest()
+    for place in (Path(*name.split(".")) for before, name in itertools.pairwise(command) if before == "-m"):
+        paths += [place.with_name(f"{place.name}.py"), place / "__main__.py"]
+    contents = [path.read_bytes() for path in paths if path.is_file()]
+    digests = b"".join(hashlib.sha256(content).digest() for content in contents)
+    return hashlib.sha256(digests).hexdigest() if contents else None
 
 
 def plan_script(
@@ -89,25 +74,18 @@ def plan_script(
         profile: profile [start, stop) and measure the other steps.
 
     Raises:
-        UsageError: the name or the window is empty, one end of the window is missing, or there is none to profile, or
-            it begins with the first step.
+        UsageError: the name or the window is empty, or there is none to profile, or it begins with the first step.
     """
     if name is not None and not name.strip():
         raise UsageError("option-value", "the name of a measurement is empty: give one word or more")
     if profile and (start is None or stop is None):
         raise UsageError("option-missing", "--profile needs the steps to profile: give --start and --stop")
-    if (start is None) != (stop is None):
-        raise UsageError("option-missing", "--start and --stop go together: give both or neither")
     if profile and start == 0:
-        raise UsageError(
-            "option-value", "--profile with --start 0: when the first step begins is not known; give --start 1 or more"
-        )
-    named = name or name_of(command)
-    words = tuple(redact_text(" ".join(command)).split(" "))
+        raise UsageError("option-value", "--profile with --start 0: the start of the first step is unknown; give 1")
     first = Trial(
         kind="measure",
-        implementation=named,
-        command=words,
+        implementation=name or name_of(command),
+        command=tuple(redact_text(" ".join(command)).split(" ")),
         start_iteration=start,
         stop_iteration=stop,
         profiler="torch" if profile else None,
@@ -116,27 +94,26 @@ def plan_script(
     return in_next_round(run, first)
 
 
-def in_next_round(run: RunDirectory, trial: Trial) -> Trial:
-    """Return a trial of kind measure in the round after the last one of its name and command in the run directory."""
-    # A damaged trial may be a round of this command: nothing is measured into its folder.
-    folder = re.compile(re.escape(trial.trial_id.rsplit("-n", 1)[0]) + r"-n\d+-r(\d+)-[0-9a-f]{8}")
-    rounds = []
-    for directory in run.trials():
-        try:
-            other = directory.read_trial()
-        except SchemaError:
-            found = folder.fullmatch(directory.path.name)
-            rounds += [int(found[1])] if found else []
-            continue
-        if (other.kind, other.implementation, other.command) == ("measure", trial.implementation, trial.command):
-            rounds.append(other.round)
-    return dataclasses.replace(trial, round=max(rounds, default=-1) + 1)
-
-
 # Fields of a model, which a script does not tell.
 _WITHOUT_MODEL: dict[str, Any] = {
     "task": "measure", "strategy": "", "preset": "", "precision": "", "data": "", "seq_len": 1, "micro_batch_size": 1,
 }  # fmt: skip
+
+
+def in_next_round(run: RunDirectory, trial: Trial) -> Trial:
+    """Return a trial of kind measure in the round after the last one of its name and command in the run directory."""
+    # A damaged trial may be a round of this command: nothing is measured into its folder.
+    folder = re.compile(re.escape(trial.trial_id.rsplit("-n", 1)[0]) + r"-n\d+-r(\d+)-[0-9a-f]{8}")
+    rounds = [-1]
+    for directory in run.trials():
+        try:
+            other = directory.read_trial()
+        except SchemaError:
+            rounds += [int(match[1]) for match in [folder.fullmatch(directory.path.name)] if match]
+            continue
+        if (other.kind, other.implementation, other.command) == ("measure", trial.implementation, trial.command):
+            rounds.append(other.round)
+    return dataclasses.replace(trial, round=max(rounds) + 1)
 
 
 def measure_script(
@@ -158,10 +135,13 @@ def measure_script(
     record_request(run, [trial], request)
     directory = run.trial(trial.trial_id)
     begun(directory)
+    scripts = [Path(word).resolve() for word in options.program if word.endswith(".py")]
+    about = {
+        "script_sha256": script_sha256(options.program),
+        "script_folder": scripts[0].parent.name if scripts else None,
+    }
     try:
-        about = {"script_sha256": script_sha256(options.program), "script_folder": script_folder(options.program)}
-        environment = {**capture(devices), **about}
-        result = run_trial(trial, directory, devices, environment, options)
+        result = run_trial(trial, directory, devices, {**capture(devices), **about}, options)
     finally:
         write_results(run)
     measured = run.trial(str(result["trial_id"]))

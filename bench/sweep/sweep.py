@@ -1,5 +1,7 @@
 """Run the trials of a sweep in a run directory that a later call can resume."""
 
+import dataclasses
+import itertools
 import math
 import shutil
 import statistics
@@ -12,6 +14,7 @@ from analysis.metrics.throughput import at_price
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
 from bench.run.supervise import LaunchOptions, run_trial
+from bench.sweep.request import first_difference
 from common import locks
 from common.atomic import remove_left_overs, storage_errors
 from common.errors import SchemaError
@@ -21,8 +24,10 @@ from records.trial import Trial
 
 # Time of a trial besides its steps: imports, the first step, the end.
 _START_SECONDS = 8.0
-# Called with (number from 1, count, trial, its result or None at the start, whether it was already finished).
 Progress = Callable[[int, int, Trial, Mapping[str, Any] | None, bool], None]
+"""Called with (number from 1, count, trial, its result or None at the start, whether it was already finished)."""
+Measure = Callable[[Trial], Mapping[str, Any]]
+"""Runs a trial, or reads its result."""
 
 
 def locked(run: RunDirectory) -> AbstractContextManager[None]:
@@ -60,26 +65,43 @@ def run_trials(
     tidy(run)
     environment = capture(devices)
     record_request(run, trials, session.request)
-    note_differences(run, trials, environment, session.note)
+    _note_differences(session, trials, environment)
     results = []
     for number, trial in enumerate(trials, start=1):
         directory = run.trial(trial.trial_id)
-        done = finished_result(directory, session.retry_failed, options.timeout_seconds or math.inf)
-        if done is not None and options.price_per_hour is not None:
-            done = _at_price(directory, done, options.price_per_hour)
-        if done is None and enough(number - 1):
+        result = finished_result(directory, session.retry_failed, options.timeout_seconds or math.inf)
+        if result is not None:
+            if options.price_per_hour is not None and (priced := at_price(result, options.price_per_hour)) != result:
+                result = priced
+                write_record(directory.result_json, result)
+            session.progress(number, len(trials), trial, result, True)
+        elif enough(number - 1):
             continue
-        session.progress(number, len(trials), trial, done, done is not None)
-        if done is None:
+        else:
+            session.progress(number, len(trials), trial, None, False)
             try:
-                result = _run_one(trial, directory, devices, environment, options)
+                if directory.path.exists():
+                    with storage_errors(directory.path):
+                        shutil.rmtree(directory.path)
+                result = run_trial(trial, directory, devices, environment, options)
             finally:
                 write_results(run)
             session.progress(number, len(trials), trial, result, False)
-            done = result
-        results.append(done)
+        results.append(result)
     write_results(run)
     return results
+
+
+def measured_trials(session: Session) -> Measure:
+    """Return a function that runs a trial, or reads its result if it is finished. Other hardware is noted once."""
+    quiet = dataclasses.replace(session, note=lambda text: None)
+    sessions = itertools.chain([session], itertools.repeat(quiet))
+
+    def measure(trial: Trial) -> dict[str, Any]:
+        (result,) = run_trials(next(sessions), [trial])
+        return result
+
+    return measure
 
 
 def tidy(run: RunDirectory) -> None:
@@ -88,21 +110,23 @@ def tidy(run: RunDirectory) -> None:
         remove_left_overs(folder)
 
 
-def note_differences(
-    run: RunDirectory, trials: Sequence[Trial], environment: Mapping[str, Any], note: Callable[[str], None]
-) -> None:
+def _note_differences(session: Session, trials: Sequence[Trial], environment: Mapping[str, Any]) -> None:
     """Note if finished trials were measured with other hardware or software than now."""
-    seen: set[str] = set()
-    for trial in trials:
-        directory = run.trial(trial.trial_id)
-        if finished_result(directory) is None or not directory.env_json.exists():
-            continue
-        before, now = (_provenance(found) for found in (directory.read_environment(), environment))
-        seen |= {f"{name} {before[name]}, now {now[name]}" for name in now if before[name] != now[name]}
-    if seen:
-        note(
-            f"finished trials in {run.path} were measured with other software or hardware ({'; '.join(sorted(seen))}): "
-            "they are kept; to repeat all, use another --out"
+
+    def versions(about: Mapping[str, Any]) -> dict[str, Any]:
+        libraries = about.get("libraries") or {}
+        named = {name: libraries.get(name) for name in ("torch", "transformers")}
+        return {"device": about.get("device_name"), **named, "bertbench commit": about.get("git_commit")}
+
+    differences = {
+        first_difference(versions(directory.read_environment()), versions(environment))
+        for directory in (session.run.trial(trial.trial_id) for trial in trials)
+        if finished_result(directory) is not None and directory.env_json.exists()
+    } - {""}
+    if differences:
+        session.note(
+            f"finished trials in {session.run.path} were measured with other software or hardware "
+            f"({'; '.join(sorted(differences))}): to repeat them, use another --out"
         )
 
 
@@ -115,27 +139,12 @@ def expected_seconds(run: RunDirectory, trials: Sequence[Trial]) -> float | None
     rows = [row for row in result_rows(run) if row["status"] == "ok" and row.get("wall_seconds")]
     total = 0.0
     for trial in trials:
-        like = [row for row in rows if (row["preset"], row["device"]) == (trial.preset, trial.device)]
-        walls = [float(row["wall_seconds"]) for row in like if row["kind"] == trial.kind]
-        if walls:
-            total += statistics.median(walls)
-        elif trial.stop_iteration is None:
-            total += _START_SECONDS + trial.max_seconds
-        elif steps := [float(row["step_time_ms"]) for row in like if row.get("step_time_ms")]:
-            total += _START_SECONDS + trial.stop_iteration * statistics.median(steps) / 1000
-        else:
+        alike = (trial.preset, trial.device, trial.kind)
+        walls = [float(row["wall_seconds"]) for row in rows if (row["preset"], row["device"], row["kind"]) == alike]
+        if not walls and trial.stop_iteration is not None:
             return None
+        total += statistics.median(walls) if walls else _START_SECONDS + trial.max_seconds
     return total
-
-
-def _provenance(environment: Mapping[str, Any]) -> dict[str, Any]:
-    libraries = environment.get("libraries") or {}
-    return {
-        "device": environment.get("device_name"),
-        "torch": libraries.get("torch"),
-        "transformers": libraries.get("transformers"),
-        "bertbench commit": environment.get("git_commit"),
-    }
 
 
 def finished_result(
@@ -155,30 +164,7 @@ def finished_result(
         return None
     if result["status"] == "timeout" and timeout_seconds > float(result.get("timeout_seconds") or 0.0):
         return None
-    if retry_failed and result["status"] != "ok":
-        return None
-    return result
-
-
-def _at_price(directory: TrialDirectory, result: dict[str, Any], price_per_hour: float) -> dict[str, Any]:
-    """Return the result of a finished trial with its cost at the price of this call, which is no part of the trial."""
-    found = at_price(result, price_per_hour)
-    if found != result:
-        write_record(directory.result_json, found)
-    return found
-
-
-def _run_one(
-    trial: Trial,
-    directory: TrialDirectory,
-    devices: Devices,
-    environment: Mapping[str, Any],
-    options: LaunchOptions,
-) -> dict[str, Any]:
-    if directory.path.exists():
-        with storage_errors(directory.path):
-            shutil.rmtree(directory.path)
-    return run_trial(trial, directory, devices, environment, options)
+    return None if retry_failed and result["status"] != "ok" else result
 
 
 def record_request(run: RunDirectory, trials: Sequence[Trial], request: Mapping[str, Any]) -> None:
@@ -189,10 +175,8 @@ def record_request(run: RunDirectory, trials: Sequence[Trial], request: Mapping[
         earlier = list(before.get("earlier", []))
         if before.get("request") != dict(request):
             earlier.append(before["request"])
-    write_record(
-        run.sweep_json,
-        {"request": dict(request), "trials": [trial.trial_id for trial in trials], "earlier": earlier},
-    )
+    ids = [trial.trial_id for trial in trials]
+    write_record(run.sweep_json, {"request": dict(request), "trials": ids, "earlier": earlier})
 
 
 def write_results(run: RunDirectory) -> None:

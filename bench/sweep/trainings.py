@@ -1,7 +1,6 @@
 """Several trainings of one task: every combination of some options, each with several seeds, and what they show."""
 
 import dataclasses
-import hashlib
 import itertools
 import math
 import re
@@ -11,27 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from analysis.metrics.comparison.runs import environment_of
-from analysis.metrics.comparison.trainings import (
-    SCORE,
-    Course,
-    Training,
-    courses_of,
-    has_reached,
-    summaries,
-)
+from analysis.metrics.comparison.trainings import SCORE, Course, Training, courses_of, has_reached, summaries
 from bench.implementations import OURS, TRAINER_STRATEGIES
 from bench.machine.devices import Devices
 from bench.run.profiling import profile_trials
 from bench.sweep.options import AUTO
+from bench.sweep.request import check_same_request
 from bench.sweep.sweep import Session, locked
-from bench.sweep.training import TrainOptions
-from bench.sweep.variants import PlannedVariant, Values, check_comparable, plan_variant
+from bench.sweep.training import Plan, TrainOptions, Value, Values, plan_training
 from bert.data.lengths import is_synthetic
 from bert.speed.registry import Setup, effective, levers_text, resolve_levers
 from bert.tasks import task_data
-from bert.train.settings import DEFAULT_SEED, task_defaults
+from bert.train.settings import DEFAULT_SEED, TrainSettings, task_defaults
 from common.errors import UsageError
-from records.training import Trainings
+from records.training import Trainings, TrainRun, is_train_run
 from records.trial import Trial
 
 EVALUATIONS = 50
@@ -41,6 +33,8 @@ _PROFILER = "torch"
 _WARM_UP_STEPS = 2
 # Settings that differ between the trainings, or that are no part of the question.
 _LEFT_OUT = ("seed", "data", "eval_data", "log_every", "save_every", "keep")
+# Settings that do not change the result of a training, nor its time significantly.
+_FREE = ("log_every", "save_every", "keep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +44,18 @@ class PlannedTraining:
     variant: str
     """Its values of the varied options in one word; the task where none is varied."""
     seed: int
-    item: PlannedVariant
+    plan: Plan
+    run: TrainRun
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.run.path.name
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """Where it stands, as train.json says; empty before it began."""
+        return self.run.read_state() or {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,33 +66,34 @@ class TrainingsPlan:
     target: float | None
     """Held-out MLM loss in nats at which a training ends; None for all steps."""
     price_per_hour: float | None
-    axes: Mapping[str, Sequence[Any]]
+    axes: Mapping[str, Sequence[Value]]
     """The values of each varied option."""
     trainings: Sequence[PlannedTraining]
     skipped: Mapping[str, str]
     """Variants that cannot run, with the reason."""
     devices: Devices
-    data: Mapping[str, Any]
-    """What is trained and evaluated on, by its content."""
 
     def complete(self, one: PlannedTraining) -> bool:
         """Return whether a training needs no more steps: it made all, reached the target, or cannot run here."""
-        reached = self.target is not None and has_reached(one.item.run, self.target)
-        return reached or one.item.finished or one.item.refused
+        reached = self.target is not None and has_reached(one.run, self.target)
+        return bool(reached or one.state.get("finished") or one.state.get("status") == "refused")
 
     def courses(self, profiles: Mapping[str, Mapping[str, Any]]) -> list[Course]:
         """Return what each training needed so far. Raises SchemaError: a record is damaged."""
-        found = [
-            Training(run=one.item.run, variant=one.variant, seed=one.seed, profile=profiles.get(one.variant, {}))
+        trainings = [
+            Training(run=one.run, variant=one.variant, seed=one.seed, profile=profiles.get(one.variant, {}))
             for one in self.trainings
         ]
-        return courses_of(found, self.target, self.price_per_hour, self.data["samples"])
+        return courses_of(trainings, self.target, self.price_per_hour, self.trainings[0].plan.source.samples)
 
     def document(self, courses: Sequence[Course]) -> dict[str, Any]:
         """Return trainings.json."""
         rows = [course.row for course in courses]
-        first = self.trainings[0].item.plan
+        first = self.trainings[0].plan
         settings = {"implementation": first.implementation, **first.settings.to_json()}
+        data = {name: getattr(first.source, name) for name in ("fingerprint", "samples", "seq_len", "vocab_size")}
+        if self.target is not None:
+            data["held_out_samples"] = _held_out_samples(first.settings)
         left_out = (*_LEFT_OUT, *self.axes)
         return {
             "task": first.settings.task,
@@ -95,12 +101,12 @@ class TrainingsPlan:
             "varied": {name: list(values) for name, values in self.axes.items()},
             "seeds": list(dict.fromkeys(one.seed for one in self.trainings)),
             "settings": {name: value for name, value in settings.items() if name not in left_out},
-            "data": dict(self.data),
+            "data": data,
             "machine": environment_of(
-                attempt.read_environment() for one in self.trainings for attempt in one.item.run.attempts()
+                attempt.read_environment() for one in self.trainings for attempt in one.run.attempts()
             ),
             "price_per_hour": self.price_per_hour,
-            "notes": remarks(self),
+            "notes": _remarks(self),
             "skipped": dict(self.skipped),
             "rows": rows,
             "variants": summaries(rows, self.target),
@@ -112,7 +118,7 @@ def plan_trainings(
     place: Trainings,
     devices: Devices,
     *,
-    axes: Mapping[str, Sequence[Any]],
+    axes: Mapping[str, Sequence[Value]],
     seeds: int = 1,
     target: float | None = None,
     price_per_hour: float | None = None,
@@ -130,34 +136,27 @@ def plan_trainings(
     for combination in itertools.product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         variant = variant_name(values) or base.task
-        if reason := _impossible(base, values):
+        if reason := _impossible(base.having(values)):
             skipped[variant] = reason
             continue
         for seed in range(first, first + seeds):
-            folder = "-".join(filter(None, (variant * bool(axes), f"seed-{seed}" * (seeds > 1 or not axes))))
-            own = base.having({**values, "seed": seed}, out=place.path / folder)
-            item = plan_variant(own, values, devices)
-            trainings.append(PlannedTraining(variant, seed, _with_same_batches(item, devices) if axes else item))
+            name = "-".join([variant] * bool(axes) + [f"seed-{seed}"] * (seeds > 1 or not axes))
+            plan = plan_training(base.having({**values, "seed": seed}, out=place.path / name), devices)
+            plan = _with_same_batches(plan, devices) if axes else plan
+            trainings.append(PlannedTraining(variant, seed, plan, TrainRun(place.path / name)))
     if axes and len({one.variant for one in trainings}) < 2:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
-        raise UsageError(
-            "option-missing",
-            f"a comparison needs at least two variants{f' ({reasons})' if reasons else ''}: give --vary with two "
-            "values, such as --vary devices=1,2",
-        )
-    check_comparable([one.item for one in trainings], devices)
-    source = trainings[0].item.plan.source
-    data = {name: getattr(source, name) for name in ("fingerprint", "samples", "seq_len", "vocab_size")}
+        problem = f"a comparison needs at least two variants{f' ({reasons})' if reasons else ''}"
+        raise UsageError("option-missing", f"{problem}: give --vary with two values, such as --vary devices=1,2")
+    if is_train_run(place.path):
+        raise UsageError("folder-occupied", f"--out {place.path} is a training run: give another folder")
+    check_comparable(trainings, devices.kind)
+    if target is not None:
+        _held_out_samples(trainings[0].plan.settings)  # refuses data that cannot be evaluated on
     return TrainingsPlan(
-        place=place,
-        target=target,
-        price_per_hour=price_per_hour,
-        axes=axes,
-        trainings=trainings,
-        skipped=skipped,
+        place=place, target=target, price_per_hour=price_per_hour, axes=axes, trainings=trainings, skipped=skipped,
         devices=devices,
-        data=data if target is None else data | _held_out(trainings[0].item),
-    )
+    )  # fmt: skip
 
 
 def variant_name(values: Values) -> str:
@@ -168,81 +167,85 @@ def variant_name(values: Values) -> str:
 
 def _until(base: TrainOptions) -> TrainOptions:
     """Return options of a training to a held-out loss: without an interval it is evaluated EVALUATIONS times."""
-    if base.eval_every == 0:
-        raise UsageError(
-            "option-not-applicable", "--eval-every 0: --until ends at an evaluation; give the updates between two"
-        )
     data = base.data or base.file
-    if data is not None and is_synthetic(data):
-        raise UsageError(
-            "option-not-applicable",
-            f"--data {data} has no held-out shards to evaluate on: give a folder that `bertbench data pretrain` wrote",
-        )
+    if base.eval_every == 0 or (data is not None and is_synthetic(data)):
+        given = "--eval-every 0" if base.eval_every == 0 else f"--data {data}"
+        problem = f"--until ends at an evaluation, and {given} has none"
+        raise UsageError("option-not-applicable", f"{problem}: give real data, and the updates between evaluations")
     steps = base.steps or task_defaults(base.task, base.phase or 1)["steps"]
     return base if base.eval_every else dataclasses.replace(base, eval_every=math.ceil(steps / EVALUATIONS))
 
 
-def _impossible(base: TrainOptions, values: Values) -> str:
+def _impossible(options: TrainOptions) -> str:
     """Return why a combination cannot run at all; "" if it can."""
-    chosen = base.having(values)
-    implementation = chosen.implementation or OURS
-    if chosen.strategy == "single" and (chosen.devices or 1) > 1:
+    implementation = options.implementation or OURS
+    if options.strategy == "single" and (options.devices or 1) > 1:
         return "strategy single runs on one device"
-    if implementation != OURS and chosen.strategy not in (AUTO, *TRAINER_STRATEGIES):
+    if implementation != OURS and options.strategy not in (AUTO, *TRAINER_STRATEGIES):
         return f"implementation {implementation} trains by strategies {' and '.join(TRAINER_STRATEGIES)}"
-    if implementation != OURS and (chosen.levers or AUTO) != AUTO:
+    if implementation != OURS and (options.levers or AUTO) != AUTO:
         return f"implementation {implementation} has no --levers"
     return ""
 
 
-def _with_same_batches(item: PlannedVariant, devices: Devices) -> PlannedVariant:
-    """Return the variant with batches that do not depend on the number of ranks, if it has the default optimizations.
+def _with_same_batches(plan: Plan, devices: Devices) -> Plan:
+    """Return a plan with batches that do not depend on the number of ranks, if it has the default optimizations.
 
     `balance` divides a global batch between ranks by work. A micro batch then has other sequences than with one
     process, and a loss that is a mean over the predicted positions of a micro batch differs.
     """
-    settings, implementation = item.plan.settings, item.plan.implementation
-    if implementation != OURS or settings.levers != AUTO or settings.world_size == 1:
-        return item
+    settings = plan.settings
+    if plan.implementation != OURS or settings.levers != AUTO or settings.world_size == 1:
+        return plan
     names = effective(resolve_levers(AUTO, devices.kind) - {"balance"}, Setup.of(settings, devices.kind))[0]
-    settings = dataclasses.replace(settings, levers=levers_text(names))
-    return dataclasses.replace(item, plan=dataclasses.replace(item.plan, settings=settings))
+    return dataclasses.replace(plan, settings=dataclasses.replace(settings, levers=levers_text(names)))
 
 
-def _held_out(item: PlannedVariant) -> dict[str, Any]:
-    """Identify what the trainings are evaluated on, by its content. Raises InputError: it cannot be read."""
-    from bert.tasks.pretrain.shards import read_shard
+def check_comparable(trainings: Sequence[PlannedTraining], device: str) -> None:
+    """Refuse trainings with different settings, among each other or from those in their folders."""
+    sizes = {one.name: one.plan.settings.global_batch_size for one in trainings}
+    if len(set(sizes.values())) > 1:
+        problem = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise UsageError(
+            "batch-size-mismatch", f"the global batch sizes would differ ({problem}): give --global-batch-size"
+        )
+    for one in trainings:
+        for attempt in one.run.attempts()[-1:]:
+            trial, plan = attempt.read_trial(), one.plan
+            content = bool(trial.data_fingerprint and plan.source.fingerprint)
+            before = {
+                **dict(trial.training), "implementation": trial.implementation, "device": trial.device,
+                "threads": trial.threads_per_rank, "data": trial.data_fingerprint if content else trial.data,
+            }  # fmt: skip
+            now = {
+                **plan.settings.to_json(), "implementation": plan.implementation, "device": device,
+                "threads": plan.options.threads, "data": plan.source.fingerprint if content else plan.settings.data,
+            }  # fmt: skip
+            check_same_request(one.run.path, {**before, **dict.fromkeys(_FREE)}, {**now, **dict.fromkeys(_FREE)})
+
+
+def _held_out_samples(settings: TrainSettings) -> int:
+    """Return the samples of an evaluation. Raises InputError: there are no test shards, or they are damaged."""
     from bert.tasks.pretrain.source import open_test_shards
 
-    settings = item.plan.settings
-    info = open_test_shards(Path(settings.data), settings.seq_len)
-    digest = hashlib.blake2b(digest_size=16)
-    for path in info.paths:
-        instances = read_shard(path)
-        for field in dataclasses.fields(instances):
-            array = getattr(instances, field.name)
-            digest.update(f"{field.name} {array.shape}".encode())
-            digest.update(array.astype("<i4").tobytes())
-    samples = min(settings.eval_samples or info.samples, info.samples)
-    return {"held_out_fingerprint": digest.hexdigest(), "held_out_samples": samples}
+    samples = open_test_shards(Path(settings.data), settings.seq_len).samples
+    return min(settings.eval_samples or samples, samples)
 
 
-def remarks(plan: TrainingsPlan) -> list[str]:
+def _remarks(plan: TrainingsPlan) -> list[str]:
     """Return notes on a comparison: shared cores, and why losses may differ."""
-    plans = [one.item.plan for one in plan.trainings]
-    settings = plans[0].settings
-    counts = sorted({one.settings.world_size for one in plans})
+    plans = [one.plan for one in plan.trainings]
+    settings, cores = plans[0].settings, plan.devices.cpu_cores
+    threads = {
+        one.settings.world_size: one.options.threads or max(1, cores // one.settings.world_size) for one in plans
+    }
     notes = []
-    if plan.devices.kind == "cpu" and counts[-1] > 1:
-        cores = plan.devices.cpu_cores
-        shares = {one.settings.world_size: one.options.threads or max(1, cores // one.settings.world_size)
-                  for one in plans}  # fmt: skip
-        each = ", ".join(f"{threads} with {count}" for count, threads in shares.items())
+    if plan.devices.kind == "cpu" and max(threads) > 1:
+        each = ", ".join(f"{number} with {count}" for count, number in sorted(threads.items()))
         notes.append(f"the processes share {cores} CPU cores; threads per process: {each}")
-    if len(counts) > 1 and is_synthetic(settings.data):
+    if len(threads) > 1 and is_synthetic(settings.data):
         notes.append("every process draws its own synthetic data: losses of different numbers of processes differ")
-    several = len(counts) > 1 or len({one.implementation for one in plans}) > 1
-    if several and settings.dropout > 0:
+    if settings.dropout > 0 and (len(threads) > 1 or len({one.implementation for one in plans}) > 1):
         notes.append(f"every process draws its own dropout ({settings.dropout:g}): with --dropout 0 the losses agree")
     return notes
 
@@ -262,27 +265,32 @@ def profile_variants(plan: TrainingsPlan, session: Session, steps: int) -> dict[
     from analysis.diagnose.profiles import open_profile
     from analysis.metrics.communication.exposure import all_reduce
 
-    several = {one.variant: one.item for one in plan.trainings
-               if one.item.plan.settings.world_size > 1 and plan.complete(one) and not one.item.refused}  # fmt: skip
-    if not several:
+    trials = {
+        one.variant: profile_trial(one.plan, steps, plan.devices)
+        for one in plan.trainings
+        if one.plan.settings.world_size > 1 and plan.complete(one) and one.state.get("status") != "refused"
+    }
+    if not trials:
         return {}
-    found: dict[str, dict[str, Any]] = {}
     with locked(session.run):
-        profiled = profile_trials(session, [profile_trial(item, steps, plan.devices) for item in several.values()])
-    for variant, profile in zip(several, profiled, strict=True):
-        if profile.problem:
-            found[variant] = {"profile_problem": profile.problem}
-            continue
-        source = open_profile(session.run.trial(profile.trial.trial_id)).source
-        missing = "; ".join(source.problems) or "the profile holds no trace"
-        found[variant] = all_reduce(source.timelines) if source.timelines else {"profile_problem": missing}
-    return found
+        profiled = profile_trials(session, [*trials.values()])
+    profiles: dict[str, dict[str, Any]] = {}
+    for variant, profile in zip(trials, profiled, strict=True):
+        problem = profile.problem
+        if not problem:
+            source = open_profile(session.run.trial(profile.trial.trial_id)).source
+            if source.timelines:
+                profiles[variant] = all_reduce(source.timelines)
+                continue
+            problem = "; ".join(source.problems) or "the profile holds no trace"
+        profiles[variant] = {"profile_problem": problem}
+    return profiles
 
 
-def profile_trial(item: PlannedVariant, steps: int, devices: Devices) -> Trial:
+def profile_trial(plan: Plan, steps: int, devices: Devices) -> Trial:
     """Return a trial that profiles so many steps of a training, after its warm-up."""
-    settings = item.plan.settings
-    return item.plan.trial(
+    settings = plan.settings
+    return plan.trial(
         kind="profile",
         levers="" if settings.levers == AUTO else levers_text(resolve_levers(settings.levers, devices.kind)),
         shape=settings.shape,
@@ -290,6 +298,6 @@ def profile_trial(item: PlannedVariant, steps: int, devices: Devices) -> Trial:
         padding=settings.padding if task_data(settings.task).paddings else "",
         start_iteration=_WARM_UP_STEPS,
         stop_iteration=_WARM_UP_STEPS + steps,
-        threads_per_rank=item.plan.options.threads,
+        threads_per_rank=plan.options.threads,
         profiler=_PROFILER,
     )

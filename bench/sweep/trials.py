@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,27 @@ from bench.implementations.model_folder import ModelFolder, check_data, check_op
 from bench.implementations.own import check_implementation
 from bench.launch.world import World
 from bench.machine.devices import Devices
-from bench.run.resources import ALLOCATORS, DEFAULT, allocator_environment
-from bench.sweep.options import AUTO, TaskFlags, resolve_padding, resolve_precision, resolve_strategy
+from bench.run.resources import DEFAULT, allocator_environment
+from bench.sweep.options import (
+    ABOVE_0,
+    AT_LEAST_1,
+    AUTO,
+    TaskFlags,
+    check_ranges,
+    resolve_padding,
+    resolve_precision,
+    resolve_strategy,
+)
 from bert.data.lengths import is_synthetic
 from bert.model.config import PRESETS
-from bert.parallel import STRATEGIES, devices_per_rank
+from bert.parallel import devices_per_rank
 from bert.parallel.deepspeed_config import read_deepspeed_config
 from bert.parallel.options import OPTIONS, options_text
 from bert.speed.registry import check_levers, recorded_levers
 from bert.tasks import resolve_options, task_data
-from bert.tasks.base import DataSource, TaskData
 from common.errors import UsageError
-from common.flags import Positional, check_seed, flag
-from common.registry import lookup
-from records.trial import PRECISIONS, Trial
+from common.flags import Positional, check_seed
+from records.trial import Trial
 
 # Fewer rounds do not show the variation between processes.
 ROUNDS_THAT_DECIDE = 3
@@ -44,8 +51,7 @@ class Sweep:
     presets: tuple[str, ...] = ("base",)
     """Model size."""
     model: str = ""
-    """Train this Hugging Face model with implementations hf, hf-compiled, hf-unpadded and hf-trainer: folder,
-    config.json or hub id; default a preset."""
+    """Train this Hugging Face model with implementations hf*: folder, config.json or hub id; default a preset."""
     trust_remote_code: bool = False
     """Run the Python code that comes with --model."""
     implementations: tuple[str, ...] = ("bertbench",)
@@ -111,113 +117,40 @@ class Sweep:
         return self.rounds or (ROUNDS_THAT_DECIDE if compete else 1)
 
     def __post_init__(self) -> None:
-        """Refuse unknown names, empty lists and values out of range."""
+        """Refuse what no trial can have; a Trial checks its own numbers."""
         self.task_flags.options(self.task)
-        for name in self.presets:
-            lookup(PRESETS, name, "preset")
         for name in self.implementations:
             check_implementation(name)
-        for name in self.strategies:
-            lookup({AUTO: "", **STRATEGIES}, name, "strategy")
-        self._check_strategy_options()
-        for name in self.allocators:
-            lookup(ALLOCATORS, name, "allocator")
         for name in self.levers:
             check_levers(name)
+        check_ranges(
+            self, devices=AT_LEAST_1, rounds=AT_LEAST_1, memory_limit_gib=ABOVE_0,
+            precision_target=(lambda value: 0 < value < 1, "between 0 and 1, such as 0.01"),
+        )  # fmt: skip
+        check_seed(self.seed)
+        if set(self.strategies) == {"single"} and min(self.devices, default=1) > 1:
+            given = " ".join(map(str, self.devices))
+            raise UsageError("option-conflict", f"--strategies single with --devices {given}: use --strategies ddp")
         if self.levers != (AUTO,) and OURS not in self.implementations:
             raise UsageError(
                 "option-not-applicable",
-                f"--levers {' '.join(self.levers)} applies only to {OURS}, but this sweep runs "
-                f"{' '.join(self.implementations)}: add --implementations {OURS}",
+                f"--levers {' '.join(self.levers)} applies to {OURS}, not to {' '.join(self.implementations)}",
             )
-        for name in self.precisions:
-            lookup(dict.fromkeys((AUTO, *PRECISIONS)), name, "precision")
-        if set(self.strategies) == {"single"} and min(self.devices, default=1) > 1:
-            given = " ".join(map(str, self.devices))
-            raise UsageError(
-                "option-conflict",
-                f"--strategies single runs on one device, not on --devices {given}: use --strategies ddp",
-            )
-        lookup(dict.fromkeys((WEAK, STRONG)), self.scaling, "scaling")
-        self._check_model()
-        self._check_numbers()
-        if self.memory_limit_gib is not None and not 0 < self.memory_limit_gib < math.inf:
-            raise UsageError("option-value", f"--memory-limit-gib {self.memory_limit_gib} must be above 0 and finite")
-        if not 0 < self.precision_target < 1:
-            raise UsageError(
-                "option-value", f"--precision-target {self.precision_target} must be between 0 and 1, such as 0.01"
-            )
-        if self.min_steps > self.max_steps:
-            raise UsageError("option-conflict", f"--min-steps {self.min_steps} is above --max-steps {self.max_steps}")
-        for name in () if self.model else self.presets:
-            longest = PRESETS[name].max_positions
-            if max(self.seq_lens, default=0) > longest:
-                raise UsageError(
-                    "option-value",
-                    f"--seq-lens {max(self.seq_lens)} is above the {longest} positions of {name}: use {longest} or "
-                    "less",
-                )
-
-    def _check_model(self) -> None:
-        usual = {field.name: field.default for field in dataclasses.fields(Sweep)}
-        changed = [name for name in ("presets", "dropout") if getattr(self, name) != usual[name]]
+        defaults = {field.name: field.default for field in dataclasses.fields(Sweep)}
+        changed = [name for name in ("presets", "dropout") if getattr(self, name) != defaults[name]]
         check_options(self.model, self.task, changed)
         others = [name for name in self.implementations if name not in GIVEN_MODEL]
         if self.model and others:
             raise UsageError(
                 "unsupported-combination",
-                f"--model does not apply to implementation {' '.join(others)}: use --implementations "
-                f"{' '.join(GIVEN_MODEL)}, and measure {others[0]} by another call, which may share --out",
+                f"--model does not apply to {' '.join(others)}: use --implementations {' '.join(GIVEN_MODEL)}",
             )
-
-    def _check_numbers(self) -> None:
-        for option in ("devices", "batch_sizes", "grad_accum", "rounds", "min_steps", "max_steps"):
-            given = getattr(self, option)
-            numbers = given if isinstance(given, tuple) else (given,)
-            if any(number is not None and number < 1 for number in numbers):
-                each = ": each" if isinstance(given, tuple) else ""
+        for name in () if self.model else self.presets:
+            longest = PRESETS[name].max_positions
+            if max(self.seq_lens, default=0) > longest:
                 raise UsageError(
-                    "option-value", f"{flag(option)} {' '.join(map(str, numbers))}{each} must be at least 1"
+                    "option-value", f"--seq-lens {max(self.seq_lens)} is above the {longest} positions of {name}"
                 )
-        check_seed(self.seed)
-        if not 0 < self.max_seconds < math.inf:
-            raise UsageError("option-value", f"--max-seconds {self.max_seconds:g} must be above 0 and finite")
-        if not 0 <= self.dropout < 1:
-            raise UsageError("option-value", f"--dropout {self.dropout:g} must be at least 0 and less than 1")
-        if (self.start is None) != (self.stop is None):
-            raise UsageError("option-missing", "--start and --stop go together: give both or neither")
-        if self.start is not None and self.stop is not None and not 0 <= self.start < self.stop:
-            window = f"the window of --start {self.start} --stop {self.stop}"
-            raise UsageError("option-conflict", f"{window} is empty: start must be at least 0 and below stop")
-
-    def strategy_options(self, names: Iterable[str] = ()) -> dict[str, list[str]]:
-        """Return the sets of options of each strategy by name; each set is a trial of its own.
-
-        Raises:
-            UsageError: no strategy of the sweep has a given option, or not with this value.
-            InputError: the DeepSpeed configuration cannot be read.
-        """
-        config = None if self.deepspeed_config is None else read_deepspeed_config(self.deepspeed_config)
-        variants: list[dict[str, Any]] = [
-            {"zero_stage": stage, "config": config, "bucket_mib": self.bucket_mib}
-            for stage in self.zero_stages or (None,)
-        ]
-        found = {}
-        for name in names or self.strategies:
-            own = [{key: variant[key] for key in OPTIONS.get(name, ())} for variant in variants]
-            found[name] = list(dict.fromkeys(options_text(name, options) for options in own))
-        return found
-
-    def _check_strategy_options(self) -> None:
-        given = {"zero_stage": self.zero_stages, "config": self.deepspeed_config}
-        for option, value in given.items():
-            if value and not any(option in OPTIONS.get(name, ()) for name in self.strategies):
-                raise UsageError(
-                    "option-not-applicable",
-                    f"--{'zero-stages' if option == 'zero_stage' else 'deepspeed-config'} applies only to the strategy "
-                    f"deepspeed, but this sweep runs {' '.join(self.strategies)}: add --strategies deepspeed",
-                )
-        self.strategy_options()
 
 
 def expand(
@@ -245,111 +178,96 @@ def expand(
     for name in sweep.allocators:
         allocator_environment(name, devices.kind)
     world_sizes = _world_sizes(sweep, devices, world)
-    data = task_data(sweep.task)
-    _check_buckets(sweep, world_sizes)
-    seq_lens = sweep.seq_lens or (data.seq_len,)
-    given = sweep.task_flags.options(sweep.task)
-    sources = {seq_len: _source(data, sweep.data, seq_len, given) for seq_len in seq_lens}
-    base = dataclasses.replace(
-        _base(sweep, devices),
-        kind=kind,
-        profiler=profiler,
-        profiler_options=profiler_options,
-        nodes=1 if world is None else world.nodes,
-    )
-    names = {resolve_strategy(*pair) for pair in itertools.product(sweep.strategies, world_sizes)}
-    options = sweep.strategy_options(names)
     model = find_model(sweep.model, sweep.trust_remote_code) if sweep.model else None
-    if model is not None:
-        base = _with_model(base, model, sources, sweep.trust_remote_code)
-    labels = sweep.presets if model is None else (model.settings["preset"],)
-    trials = []
-    for round_number, preset, seq_len, precision, world_size, strategy, batch, accumulated, memory in itertools.product(
-        range(sweep.repetitions), labels, seq_lens, sweep.precisions, world_sizes, sweep.strategies,
-        sweep.batch_sizes, sweep.grad_accum, sweep.allocators,
+    lengths = [_of_length(sweep, seq_len, model) for seq_len in sweep.seq_lens or (task_data(sweep.task).seq_len,)]
+    nodes = 1 if world is None else world.nodes
+    base = _base(sweep, devices, model, kind=kind, profiler=profiler, profiler_options=profiler_options, nodes=nodes)
+    options = _strategy_options(
+        sweep, {resolve_strategy(*pair) for pair in itertools.product(sweep.strategies, world_sizes)}
+    )
+    # Each implementation with its `levers`; "" is the default, and only our own has others.
+    texts = [recorded_levers(text, devices.kind) for text in sweep.levers]
+    implementations = [(name, text) for name in sweep.implementations for text in (texts if name == OURS else [""])]
+    presets, trials = sweep.presets if model is None else (model.settings["preset"],), []
+    for round_number, preset, length, precision, world_size, name, batch, accumulated, allocator in itertools.product(
+        range(sweep.repetitions), presets, lengths, sweep.precisions,
+        world_sizes, sweep.strategies, sweep.batch_sizes, sweep.grad_accum, sweep.allocators,
     ):  # fmt: skip
-        # Rotate the order of competing trials in each round, so that none is always first.
-        own = resolve_strategy(strategy, world_size)
-        competitors = [*itertools.product(_implementations(sweep, devices), options[own])]
-        shift, source = round_number % len(competitors), sources[seq_len]
-        for (implementation, levers), chosen in competitors[shift:] + competitors[:shift]:
+        strategy = resolve_strategy(name, world_size)
+        competitors = [*itertools.product(implementations, options[strategy])]
+        shift = round_number % len(competitors)  # none is first in every round
+        for (implementation, levers), strategy_options in competitors[shift:] + competitors[:shift]:
             trials.append(
                 dataclasses.replace(
                     base,
-                    task_options=resolve_options(sweep.task, given, source),
-                    implementation=implementation,
-                    allocator="" if memory == DEFAULT else memory,
-                    levers=levers,
-                    strategy=own,
-                    strategy_options=chosen,
-                    devices_per_rank=devices_per_rank(own, world_size),
+                    **length,
+                    round=round_number,
                     preset=preset,
+                    implementation=implementation,
+                    levers=levers,
+                    allocator="" if allocator == DEFAULT else allocator,
+                    strategy=strategy,
+                    strategy_options=strategy_options,
+                    devices_per_rank=devices_per_rank(strategy, world_size),
                     precision=resolve_precision(precision, devices),
-                    seq_len=seq_len,
                     micro_batch_size=_share(sweep, batch, world_size, min(world_sizes)),
                     grad_accum_steps=accumulated,
                     world_size=world_size,
-                    data=source.source,
-                    data_fingerprint=source.fingerprint,
-                    max_predictions=source.max_predictions or data.max_predictions(seq_len),
-                    vocab_size=_vocabulary(source, model),
-                    round=round_number,
                 )
             )
     return list(dict.fromkeys(trials))
 
 
-def _vocabulary(source: DataSource, model: ModelFolder | None) -> int:
-    """Word pieces: those of the data, or of a given model where ids are drawn."""
-    return source.vocab_size if model is None or not is_synthetic(source.source) else model.vocab_size
-
-
-def _with_model(base: Trial, model: ModelFolder, sources: Mapping[int, DataSource], trust_remote_code: bool) -> Trial:
-    for seq_len, source in sources.items():
-        real = None if is_synthetic(source.source) else Path(source.source)
-        check_data(model, seq_len, source, real)
-    return dataclasses.replace(base, trust_remote_code=trust_remote_code, **model.settings)
-
-
-def _implementations(sweep: Sweep, devices: Devices) -> list[tuple[str, str]]:
-    """Return each implementation with the `levers` of its trials; "" is the default, and only our own has others."""
-    texts = [recorded_levers(text, devices.kind) for text in sweep.levers]
-    return [(name, text) for name in sweep.implementations for text in (texts if name == OURS else [""])]
-
-
-def _world_sizes(sweep: Sweep, devices: Devices, world: World | None) -> tuple[int, ...]:
-    if world is None:
-        sizes = sweep.devices or devices.default_world_sizes()
-        for size in sizes:
-            devices.environment(size)
-        _check_threads(sweep, devices, max(sizes))
-        return sizes
-    return (world.check_devices(*sweep.devices),)
-
-
-def _share(sweep: Sweep, batch: int, world_size: int, fewest: int) -> int:
-    """Return the micro batch size; with strong scaling the global batch is that of the fewest devices."""
-    if sweep.scaling == WEAK:
-        return batch
-    share, left = divmod(batch * fewest, world_size)
-    if left or not share:
+def _world_sizes(sweep: Sweep, devices: Devices, world: World | None) -> Sequence[int]:
+    if world is not None:
+        return (world.check_devices(*sweep.devices),)
+    sizes = sweep.devices or devices.default_world_sizes()
+    for size in sizes:
+        devices.environment(size)
+    share = max(1, devices.cpu_cores // max(sizes))
+    if sweep.threads is not None and not 1 <= sweep.threads <= share:
         raise UsageError(
-            "batch-size-mismatch",
-            f"--scaling strong: the {batch * fewest} sequences of batch size {batch} on {fewest} "
-            f"device{'s'[: fewest != 1]} cannot be divided equally among {world_size} devices: give another "
-            f"--batch-sizes, such as {math.lcm(batch * fewest, world_size) // fewest}",
+            "option-value",
+            f"--threads {sweep.threads} is not between 1 and {share}, the share of each of {max(sizes)} ranks in "
+            f"{devices.cpu_cores} cores",
         )
-    return share
+    return sizes
 
 
-def _base(sweep: Sweep, devices: Devices) -> Trial:
+def _of_length(sweep: Sweep, seq_len: int, model: ModelFolder | None) -> dict[str, Any]:
+    """Return the fields of a trial that follow from the length of its sequences and from its data."""
+    data, given = task_data(sweep.task), sweep.task_flags.options(sweep.task)
+    source = data.inspect(sweep.data, seq_len, given)
+    if source.seq_len not in (None, seq_len):
+        raise UsageError(
+            "data-mismatch",
+            f"--seq-lens {seq_len} does not match {source.source}: use --seq-lens {source.seq_len}, or prepare data "
+            f"with `{data.prepare_command(seq_len)}`",
+        )
+    vocab_size, synthetic = source.vocab_size, is_synthetic(source.source)
+    if model is not None:
+        check_data(model, seq_len, source, None if synthetic else Path(source.source))
+        vocab_size = model.vocab_size if synthetic else vocab_size
+    return {
+        "task_options": resolve_options(sweep.task, given, source),
+        "seq_len": seq_len,
+        "data": source.source,
+        "data_fingerprint": source.fingerprint,
+        "max_predictions": source.max_predictions or data.max_predictions(seq_len),
+        "vocab_size": vocab_size,
+    }
+
+
+def _base(sweep: Sweep, devices: Devices, model: ModelFolder | None, **fields: Any) -> Trial:
+    """Return what all trials have in common."""
     # --start and --stop replace the automatic window, so its options must not change the trial id.
     rules = Sweep() if sweep.start is not None else sweep
+    if model is not None:
+        fields |= {**model.settings, "trust_remote_code": sweep.trust_remote_code}
     return Trial(
         task=sweep.task,
         device=devices.kind,
         padding=resolve_padding(sweep.padding, task_data(sweep.task), sweep.task),
-        dropout=sweep.dropout,
         seed=sweep.seed,
         start_iteration=sweep.start,
         stop_iteration=sweep.stop,
@@ -360,35 +278,40 @@ def _base(sweep: Sweep, devices: Devices) -> Trial:
         memory_limit_bytes=None if sweep.memory_limit_gib is None else int(sweep.memory_limit_gib * 2**30),
         threads_per_rank=sweep.threads,
         activation_checkpointing=sweep.activation_checkpointing,
+        **{"dropout": sweep.dropout, **fields},
     )
 
 
-def _source(data: TaskData, given: str, seq_len: int, options: dict[str, Any]) -> DataSource:
-    source = data.inspect(given, seq_len, options)
-    if source.seq_len not in (None, seq_len):
-        raise UsageError(
-            "data-mismatch",
-            f"--seq-lens {seq_len} does not match {source.source}, whose samples have {source.seq_len} tokens: "
-            f"use --seq-lens {source.seq_len}, or prepare data with `{data.prepare_command(seq_len)}`",
-        )
-    return source
-
-
-def _check_buckets(sweep: Sweep, world_sizes: Sequence[int]) -> None:
-    found = {resolve_strategy(name, count) for name in sweep.strategies for count in world_sizes}
-    if sweep.bucket_mib is not None and not any("bucket_mib" in OPTIONS.get(name, ()) for name in found):
+def _strategy_options(sweep: Sweep, strategies: Collection[str]) -> dict[str, list[str]]:
+    """Return the sets of options of each strategy by name; each set is a trial of its own."""
+    config = None if sweep.deepspeed_config is None else read_deepspeed_config(sweep.deepspeed_config)
+    stages = sweep.zero_stages or (None,)
+    variants = [{"zero_stage": stage, "config": config, "bucket_mib": sweep.bucket_mib} for stage in stages]
+    accepted = {option for name in strategies for option in OPTIONS.get(name, ())}
+    for option in (name for name, value in variants[-1].items() if value is not None and name not in accepted):
+        name = {"zero_stage": "--zero-stages", "config": "--deepspeed-config"}.get(option, "--bucket-mib")
+        owner = next(strategy for strategy, options in OPTIONS.items() if option in options)
         raise UsageError(
             "option-not-applicable",
-            f"--bucket-mib {sweep.bucket_mib} does not apply to {' '.join(sorted(found))}, whose gradient buckets have "
-            "no size to set: use --strategies ddp",
+            f"{name} does not apply to {' '.join(sorted(strategies))}: use --strategies {owner}",
         )
+    return {
+        name: list(
+            dict.fromkeys(options_text(name, {key: one[key] for key in OPTIONS.get(name, ())}) for one in variants)
+        )
+        for name in strategies
+    }
 
 
-def _check_threads(sweep: Sweep, devices: Devices, world_size: int) -> None:
-    share = max(1, devices.cpu_cores // world_size)
-    if sweep.threads is not None and not 1 <= sweep.threads <= share:
+def _share(sweep: Sweep, batch: int, world_size: int, fewest: int) -> int:
+    """Return the micro batch size; with strong scaling the global batch is that of the fewest devices."""
+    if sweep.scaling == WEAK:
+        return batch
+    share, left = divmod(batch * fewest, world_size)
+    if left or not share:
         raise UsageError(
-            "option-value",
-            f"--threads {sweep.threads} is not between 1 and {share}, the share of each of {world_size} ranks in "
-            f"{devices.cpu_cores} cores: give a value in that range, or fewer --devices",
+            "batch-size-mismatch",
+            f"--scaling strong: {batch * fewest} sequences cannot be divided equally among {world_size} devices: give "
+            f"another --batch-sizes, such as {math.lcm(batch * fewest, world_size) // fewest}",
         )
+    return share

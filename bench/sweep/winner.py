@@ -14,27 +14,31 @@ from common.errors import BertbenchError, InputError, UsageError
 from records.run import RunDirectory
 from records.trial import Trial
 
-# What reading records of another form than they should have raises; OverflowError: an infinite time.
-_DAMAGED = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
+# What damaged records raise; OverflowError: an infinite time.
+_DAMAGED = (
+    BertbenchError,
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 def fastest_trial(folder: Path, task: str, devices: Devices, implementation: str | None = None) -> Trial:
-    """Return a trial of the fastest configuration.
+    """Return a trial of the fastest configuration of a task; `implementation` restricts it to one.
 
-    Args:
-        folder: a run directory.
-        task: its task.
-        devices: devices to run the configuration on.
-        implementation: consider only its trials; None for all.
+    Raises:
+        InputError: nothing was measured.
+        UsageError: it ran on devices that this machine does not have.
     """
     trials = [trial for trial in load_run(RunDirectory(folder)) if trial.trial.task == task]
     rounds = fastest([one for one in trials if implementation in (None, one.trial.implementation)])
     if not rounds:
-        whose = "" if implementation is None else f" with {implementation}"
-        raise InputError(
-            "run-incomplete",
-            f"{folder} has no throughput of {task}{whose}: measure it with `bertbench throughput {task}`",
-        )
+        problem = f"{folder} has no throughput of {implementation or task}"
+        raise InputError("run-incomplete", f"{problem}: measure it with `bertbench throughput {task}`")
     winner = rounds[0].trial
     if winner.device != devices.kind or winner.nodes > 1:
         where = f"{winner.nodes} nodes" if winner.nodes > 1 else winner.device
@@ -48,7 +52,7 @@ def seconds_of_fastest(folder: Path) -> int:
     try:
         rounds = fastest(load_run(RunDirectory(folder)))
         return max(0, math.ceil(max((float(trial.row.get("wall_seconds") or 0.0) for trial in rounds), default=0.0)))
-    except (BertbenchError, OSError, *_DAMAGED):  # nothing was measured, or it is damaged; the next commands report it
+    except _DAMAGED:  # the next commands report it
         return 0
 
 

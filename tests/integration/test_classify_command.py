@@ -67,16 +67,16 @@ def test_a_finished_training_that_is_called_again_adds_no_time_and_no_result(tra
 
 
 def test_a_model_is_not_tested_with_texts_that_were_divided_anew(trained: Path, tmp_path: Path) -> None:
-    from bench.classify import _check_trained_on
+    from bench.classify import check_trained_on
     from bert.tasks.classify.store import open_source
     from records.training import TrainRun
 
     run = TrainRun(trained / "run")
-    _check_trained_on(run, open_source(trained / "things.sqlite"), print)
+    check_trained_on(run, open_source(trained / "things.sqlite"), print)
     called("data", "csv", trained / "things.csv", "--text", "what", "--label", "kind", "--vocab", trained / "vocab.txt",
          "--max-seq-length", "24", "--seed", "7", "--output", tmp_path / "other.sqlite")  # fmt: skip
     with refused("data-mismatch"):
-        _check_trained_on(run, open_source(tmp_path / "other.sqlite"), print)
+        check_trained_on(run, open_source(tmp_path / "other.sqlite"), print)
 
 
 def test_results_are_printed_from_a_file_and_a_page_is_written(trained: Path, tmp_path: Path) -> None:

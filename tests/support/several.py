@@ -18,7 +18,7 @@ STEP_MS, EVALUATION_MS = 100, 500
 START_UP_MS = 2000
 """From the start of the processes to the first step."""
 WATTS = 50
-DATA = {"fingerprint": "aa", "held_out_fingerprint": "bb", "held_out_samples": 64}
+DATA = {"fingerprint": "aa", "held_out_samples": 64}
 MILLISECOND = 1_000_000
 
 

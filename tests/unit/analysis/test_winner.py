@@ -15,7 +15,7 @@ from analysis.load import load_run
 from analysis.metrics.comparison.ratio import Candidate, choose
 from bench.cli import profile
 from bench.machine.devices import Devices
-from bench.sweep import variants
+from bench.sweep import sweep
 from bench.sweep.sweep import Session
 from bench.sweep.trials import Sweep, expand
 from records.files import write_record
@@ -84,7 +84,7 @@ def test_terminal_file_and_page_name_one_winner_and_what_is_close_to_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(variants, "run_trials", measured_as(RATES))
+    monkeypatch.setattr(sweep, "run_trials", measured_as(RATES))
     out = tmp_path / "tuned"
     words = ["pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precision", "fp32"]
     words += ["--last-batch", "4", "--memory-limit-gib", "64", "--rounds", str(rounds), "--out", str(out)]

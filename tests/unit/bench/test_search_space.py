@@ -7,8 +7,7 @@ from support.refusals import refused
 
 from bench.cli.tune import FIXED, FREE
 from bench.search.space import option_words, read_choices, read_space
-from bench.sweep.training import Kind, option_kinds
-from bench.sweep.variants import Value
+from bench.sweep.training import Kind, Value, option_kinds
 from common.errors import Code
 
 KINDS: dict[str, Kind] = {
@@ -50,7 +49,7 @@ def test_the_kind_of_an_option_says_how_it_is_drawn() -> None:
         ("learning_rate", "option-value", "learning_rate"),
         ("learning_rate=", "option-value", "learning_rate="),
         ("=1,2", "option-value", "=1,2"),
-        ("learning_rat=1,2", "option-choice", "'learning_rate'"),
+        ("learning_rat=1,2", "option-choice", "learning_rate"),
         ("learning_rate=3e-5", "option-value", "learning_rate=3e-5"),
         ("micro_batch_size=4,4", "option-value", "micro_batch_size=4,4"),
         ("micro_batch_size=4,x", "option-value", "'x'"),

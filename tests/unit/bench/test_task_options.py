@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 from support.refusals import refused
-from support.row_task import NAME, VOCAB, made_rows, write_rows
+from support.row_task import NAME, made_rows, write_rows
 
-from analysis import wording
 from bench.cli.parser import parse
 from bench.cli.throughput import ThroughputOptions
 from bench.cli.tune import ThroughputOptions as SearchOptions
@@ -16,10 +15,8 @@ from bench.search.throughput import command
 from bench.sweep.options import TaskFlags, task_words
 from bench.sweep.training import TrainOptions, plan_training
 from bench.sweep.trials import Sweep, expand
-from bert.model.config import preset
-from bert.model.memory import parameter_count
-from bert.tasks import TASKS, make_task, task_data
-from bert.train.settings import TrainSettings, task_defaults
+from bert.tasks import TASKS, make_task
+from bert.train.settings import TrainSettings
 from records.trial import Trial
 
 
@@ -80,14 +77,6 @@ def test_trials_hold_them_resolved_and_words_lead_back_to_them(folder):
     assert make_task(trial.task, trial.task_options).labels == 3
 
 
-@pytest.mark.parametrize(("labels", "head"), [(2, "concat"), (77, "mul")])
-def test_parameters_are_counted_as_the_model_has_them(labels, head):
-    config = preset("tiny").replace(vocab_size=VOCAB)
-    text = f'{{"head":"{head}","labels":{labels}}}'
-    model = make_task(NAME, text).build_model(config)
-    assert parameter_count(config, NAME, text) == sum(p.numel() for p in model.parameters())
-
-
 def test_a_training_has_the_defaults_of_its_task_and_evaluates_after_each_epoch(folder):
     plan = plan_training(options(file=str(folder), global_batch_size=8), find_devices("cpu"))
     settings = plan.settings
@@ -96,17 +85,3 @@ def test_a_training_has_the_defaults_of_its_task_and_evaluates_after_each_epoch(
     assert TrainSettings.from_json(settings.to_json()) == settings
     never = options(file=str(folder), global_batch_size=8, eval_every=0)
     assert plan_training(never, find_devices("cpu")).settings.eval_every == 0
-    with refused("file-damaged", "tail"):
-        TrainSettings.from_json({**settings.to_json(), "task_options": '{"tail":1}'})
-    for name in TASKS:
-        assert ("epochs" in task_defaults(name)) == bool(task_data(name).defaults)
-
-
-def test_labels_in_tables_say_what_is_on():
-    assert wording.task({"task": "squad", "task_options": ""}) == "squad"
-    for options, label in (('{"head":"mul","train_on_all":false}', "head=mul"), ('{"all":true}', "all")):
-        assert wording.task({"task": NAME, "task_options": options}) == f"rows {label}"
-
-
-def test_a_task_names_its_loss():
-    assert task_data(NAME).loss_label({"labels": 3}) == "cross-entropy"

@@ -13,19 +13,20 @@ from support.refusals import refused
 from support.training_runs import SEQ_LEN, shards
 
 from bench.cli.train import read_words
-from bench.cli.train_variants import SeveralCall, _TargetProgress, by_reason
+from bench.cli.train_progress import TrainProgress
+from bench.cli.train_variants import SeveralCall, by_reason
 from bench.implementations.ours import BertbenchImplementation
 from bench.machine.devices import Devices
 from bench.run.processes import StopRequest
 from bench.sweep.trainings import (
     EVALUATIONS,
+    PlannedTraining,
     TrainingsPlan,
-    _with_same_batches,
+    check_comparable,
     plan_trainings,
     profile_trial,
     variant_name,
 )
-from bench.sweep.variants import PlannedVariant, check_comparable
 from bert.speed.registry import check_precision
 from bert.tasks import check_task_options
 from common.errors import Code
@@ -57,21 +58,17 @@ def planned(out: Path, *words: object, task: str = "pretrain") -> TrainingsPlan:
     )  # fmt: skip
 
 
-def items(out: Path, *words: object) -> list[PlannedVariant]:
-    return [one.item for one in planned(out, *SMALL, *words).trainings]
+def pair(out: Path, *words: object) -> list[PlannedTraining]:
+    return list(planned(out, *SMALL, "--vary", "devices=1,2", *words).trainings)
 
 
-def pair(out: Path, *words: object) -> list[PlannedVariant]:
-    return items(out, "--vary", "devices=1,2", *words)
-
-
-def trained(item: PlannedVariant, **changes: Any) -> None:
-    """Leave an attempt in the folder of a variant."""
-    settings = item.plan.settings
+def trained(one: PlannedTraining, **changes: Any) -> None:
+    """Leave an attempt in the folder of a training."""
+    settings = one.plan.settings
     fields: dict[str, Any] = {"data": settings.data, "device": "cpu", **changes}
     training = tuple(sorted({**settings.to_json(), **fields.pop("training", {})}.items()))
     trial = Trial(kind="train", preset=settings.preset, training=training, **fields)
-    directory = item.run.run.trial(trial.trial_id)
+    directory = one.run.run.trial(trial.trial_id)
     directory.path.mkdir(parents=True)
     write_record(directory.trial_json, trial.to_json())
 
@@ -79,13 +76,13 @@ def trained(item: PlannedVariant, **changes: Any) -> None:
 def test_every_combination_is_trained_in_a_folder_of_its_own_with_every_seed(tmp_path: Path) -> None:
     vary = ("--vary", "strategy=single,ddp", "--vary", "devices=1,2", "--seeds", 2, "--seed", 7)
     plan = planned(tmp_path, *SMALL, *vary)
-    assert [(one.item.name, one.seed) for one in plan.trainings] == [
+    assert [(one.name, one.seed) for one in plan.trainings] == [
         ("single-devices-1-seed-7", 7), ("single-devices-1-seed-8", 8), ("ddp-devices-1-seed-7", 7),
         ("ddp-devices-1-seed-8", 8), ("ddp-devices-2-seed-7", 7), ("ddp-devices-2-seed-8", 8),
     ]  # fmt: skip
     assert list(plan.skipped) == ["single-devices-2"]
-    assert [one.item.plan.settings.seed for one in plan.trainings][:2] == [7, 8]
-    assert [one.item.name for one in planned(tmp_path, *SMALL, "--seeds", 2).trainings] == ["seed-42", "seed-43"]
+    assert [one.plan.settings.seed for one in plan.trainings][:2] == [7, 8]
+    assert [one.name for one in planned(tmp_path, *SMALL, "--seeds", 2).trainings] == ["seed-42", "seed-43"]
 
 
 def test_names_of_variants_are_those_of_folders() -> None:
@@ -101,33 +98,24 @@ def test_what_cannot_be_combined_says_why(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert "single and ddp" in plan.skipped["hf-trainer-auto-fsdp"]
     assert "--levers" in plan.skipped["hf-trainer-none-ddp"]
-
-
-def test_names_with_equal_reasons_are_one_part_of_one_line() -> None:
-    assert by_reason({"dp-1": "needs a GPU", "hvd": "is missing", "dp-2": "needs a GPU"}) == (
-        "dp-1, dp-2: needs a GPU; hvd: is missing"
-    )
+    assert by_reason({"dp-1": "x", "hvd": "y", "dp-2": "x"}) == "dp-1, dp-2: x; hvd: y"
+    with refused("option-missing", "single runs on one device", "--vary"):
+        planned(tmp_path, *SMALL, "--devices", 2, "--vary", "strategy=single,ddp")
 
 
 @pytest.mark.parametrize(
     ("words", "code", "fact"),
     [
-        (("--vary", "devices"), "option-value", "devices"),
-        (("--vary", "devices=1,1"), "option-value", "devices=1,1"),
+        (("--vary", "devices=1,2", "data/mine"), "option-value", "--data"),
         (("--vary", "devices=0,2", *SMALL), "option-value", "--devices 0"),
-        (("--vary", "devices=1:4"), "option-value", "devices=1:4"),
         (("--vary", "strategy=ddp,dpd", *SMALL), "option-choice", "'dpd'"),
-        (("--vary", "seed=1,2"), "option-choice", "'seed'"),
         (("--vary", "head=mul,concat", *SMALL), "option-not-applicable", "--head"),
         (("--vary", "devices=1,4096", *SMALL, "--device", "cpu"), "device-missing", "4096"),
-        (("--vary", "strategy=single,ddp", "--devices", "0", *SMALL), "option-value", "--devices 0"),
         (("--vary", "devices=1,2"), "option-missing", "--data"),
         (("--vary", "devices=1,2", "--profile-steps", "-1"), "option-value", "--profile-steps -1"),
         (("--seeds", "0"), "option-value", "--seeds 0"),
-        (("--until", "mlm_loss"), "option-value", "mlm_loss"),
         (("--until", "mlm_loss=nan"), "option-value", "nan"),
         (("--until", "accuracy=0.5"), "option-value", "accuracy=0.5"),
-        (("--until", "mlm_loss=4", "--price-per-hour", "0"), "option-value", "--price-per-hour"),
         (("--until", "mlm_loss=4", *SMALL), "option-not-applicable", "synthetic"),
         (("--until", "mlm_loss=4", "--eval-every", "0", "--data", "x"), "option-not-applicable", "--eval-every 0"),
     ],
@@ -138,11 +126,9 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(
     with refused(code, fact):
         result("train", "pretrain", *words, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_one_variant_is_no_comparison(tmp_path: Path) -> None:
-    with refused("option-missing", "single runs on one device", "--vary"):
-        planned(tmp_path, *SMALL, "--devices", 2, "--vary", "strategy=single,ddp")
+    (tmp_path / "curve.csv").touch()
+    with refused("folder-occupied", tmp_path):
+        pair(tmp_path)
 
 
 def test_other_tasks_have_no_target_and_no_ranks_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,17 +146,10 @@ def test_heads_are_an_option_like_others(tmp_path: Path) -> None:
     words = ("--vary", "head=mul,concat", "--preset", "tiny", "--data", features, "--sample-limit", 9)
     plan = planned(tmp_path / "out", *words, task="gap")
     assert [one.variant for one in plan.trainings] == ["mul", "concat"]
-    first, second = (check_task_options("gap", one.item.plan.settings.task_options) for one in plan.trainings)
+    first, second = (check_task_options("gap", one.plan.settings.task_options) for one in plan.trainings)
     assert (first["head"], second["head"], first["sample_limit"]) == ("mul", "concat", 9)
     document = plan.document(plan.courses({}))
     assert document["varied"] == {"head": ["mul", "concat"]} and document["data"]["samples"]
-
-
-def test_a_folder_of_another_implementation_is_not_gone_on_with(tmp_path: Path) -> None:
-    both = pair(tmp_path)
-    trained(both[0], implementation="hf-trainer")
-    with refused("settings-changed", both[0].run.path, "hf-trainer", "bertbench"):
-        check_comparable(both, CPU)
 
 
 def test_variants_have_one_global_batch_and_folders_of_their_own(tmp_path: Path) -> None:
@@ -182,43 +161,29 @@ def test_variants_have_one_global_batch_and_folders_of_their_own(tmp_path: Path)
         planned(tmp_path, *words, "--vary", "devices=1,2", "--micro-batch-size", 2, "--grad-accum-steps", 2)
 
 
-def test_the_same_training_goes_on_in_its_folder(tmp_path: Path) -> None:
-    both = pair(tmp_path)
-    trained(both[0])
-    trained(both[1], training={"log_every": 77})
-    check_comparable(both, CPU)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"training": {"learning_rate": 0.5}}, ["learning_rate 0.5"]),
-        ({"training": {"seed": 7, "steps": 9}}, ["steps 9", 6, "seed 7", 42]),
+        ({"training": {"log_every": 77}}, []),
+        ({"training": {"seed": 7, "steps": 9}}, ["seed 7", 42]),
+        ({"implementation": "hf-trainer"}, ["hf-trainer", "bertbench"]),
         ({"data": "/other"}, ["/other", "synthetic"]),
+        ({"data_fingerprint": "old"}, ["old", "new"]),
         ({"device": "cuda"}, ["cuda", "cpu"]),
         ({"threads_per_rank": 1}, ["threads 1"]),
     ],
 )
 def test_a_folder_with_another_training_is_refused(tmp_path: Path, change: dict[str, Any], words: list[object]) -> None:
     both = pair(tmp_path)
+    if "data_fingerprint" in change:  # by content, also where the data lie alike
+        source = dataclasses.replace(both[1].plan.source, fingerprint="new")
+        both[1] = dataclasses.replace(both[1], plan=dataclasses.replace(both[1].plan, source=source))
     trained(both[1], **change)
-    with refused("settings-changed", *words, "devices-2", "--out"):
-        check_comparable(both, CPU)
-
-
-def test_data_of_another_content_are_refused_also_where_they_lie_alike(tmp_path: Path) -> None:
-    both = pair(tmp_path)
-    source = dataclasses.replace(both[1].plan.source, fingerprint="new")
-    both[1] = dataclasses.replace(both[1], plan=dataclasses.replace(both[1].plan, source=source))
-    trained(both[1], data_fingerprint="old")
-    with refused("settings-changed", both[1].run.path, "old", "new"):
-        check_comparable(both, CPU)
-
-
-def test_a_single_training_is_no_folder_for_a_comparison(tmp_path: Path) -> None:
-    (tmp_path / "curve.csv").touch()
-    with refused("folder-occupied", tmp_path):
-        pair(tmp_path)
+    if not words:
+        check_comparable(both, "cpu")
+        return
+    with refused("settings-changed", *words, both[1].run.path, "--out"):
+        check_comparable(both, "cpu")
 
 
 def test_what_is_shared_and_what_makes_losses_differ_is_said(tmp_path: Path) -> None:
@@ -234,8 +199,7 @@ def test_what_is_shared_and_what_makes_losses_differ_is_said(tmp_path: Path) -> 
 
 
 def test_the_profile_is_of_the_model_and_batches_of_the_training(tmp_path: Path) -> None:
-    item = pair(tmp_path, "--micro-batch-size", 2)[1]
-    trial = profile_trial(item, 3, CPU)
+    trial = profile_trial(pair(tmp_path, "--micro-batch-size", 2)[1].plan, 3, CPU)
     assert (trial.kind, trial.profiler, trial.strategy, trial.world_size) == ("profile", "torch", "ddp", 2)
     assert (trial.micro_batch_size, trial.grad_accum_steps, trial.seq_len) == (2, 2, 32)
     assert (trial.start_iteration, trial.stop_iteration) == (2, 5)
@@ -244,25 +208,25 @@ def test_the_profile_is_of_the_model_and_batches_of_the_training(tmp_path: Path)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_several_ranks_have_the_batches_of_one_where_no_optimizations_are_named(tmp_path: Path, precision: str) -> None:
     words = ("--vary", "levers=auto,unpad+balance", "--devices", 2, "--precision", precision)
-    two, named = items(tmp_path, *words)
+    two, named = planned(tmp_path, *SMALL, *words).trainings
     names = set(two.plan.settings.levers.split("+"))
-    assert named.plan.settings.levers == "unpad+balance" and _with_same_batches(named, CPU) == named
+    assert named.plan.settings.levers == "unpad+balance"
     assert "unpad" in names and "balance" not in names
     check_precision(two.plan.settings.levers, precision)
-    trial = profile_trial(two, 3, CPU)
+    trial = profile_trial(two.plan, 3, CPU)
     assert trial.levers == two.plan.settings.levers
     BertbenchImplementation().check(trial)
     trained(two)
-    assert items(tmp_path, *words)[0].plan.settings.levers == two.plan.settings.levers, "the same command goes on"
+    again = planned(tmp_path, *SMALL, *words).trainings[0]
+    assert again.plan.settings.levers == two.plan.settings.levers, "the same command goes on"
 
 
-def test_a_variant_that_cannot_run_here_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, started = planned(tmp_path, *SMALL, "--vary", "devices=1,2"), list[Any]()
-    item = plan.trainings[0].item
-    monkeypatch.setattr("bench.sweep.variants.train_once", lambda *given: started.append(given))
-    assert item.train(CPU, lambda *_: None) and len(started) == 1
-    write_record(item.run.state_json, {"status": "refused", "reason": "strategy dp needs a GPU"})
-    assert plan.complete(plan.trainings[0]) and not item.train(CPU, lambda *_: None) and len(started) == 1
+def test_a_variant_that_cannot_run_here_is_complete(tmp_path: Path) -> None:
+    plan = planned(tmp_path, *SMALL, "--vary", "devices=1,2")
+    one = plan.trainings[0]
+    assert not plan.complete(one)
+    write_record(one.run.state_json, {"status": "refused", "reason": "strategy dp needs a GPU"})
+    assert plan.complete(one)
 
 
 UNTIL = ("--until", "mlm_loss=4", "--seq-len", SEQ_LEN, "--preset", "tiny", "--global-batch-size", 8)
@@ -270,13 +234,10 @@ UNTIL = ("--until", "mlm_loss=4", "--seq-len", SEQ_LEN, "--preset", "tiny", "--g
 
 def test_a_training_to_a_target_is_evaluated_on_real_held_out_shards(folder: Path, tmp_path: Path) -> None:
     plan = planned(tmp_path, *UNTIL, "--data", folder, "--steps", 120)
-    settings = plan.trainings[0].item.plan.settings
+    settings = plan.trainings[0].plan.settings
     assert (settings.steps, settings.eval_every, plan.target) == (120, 3, 4.0) and EVALUATIONS >= 120 / 3
-    assert plan.data["held_out_samples"] == 20 and plan.data["held_out_fingerprint"]
-    some = planned(tmp_path, *UNTIL, "--data", folder, "--eval-samples", 8).data
-    assert some["held_out_samples"] == 8 and some["held_out_fingerprint"] == plan.data["held_out_fingerprint"]
-    other = planned(tmp_path, *UNTIL, "--data", shards(tmp_path / "other", seed=7)).data
-    assert other["held_out_fingerprint"] != plan.data["held_out_fingerprint"]
+    some = planned(tmp_path, *UNTIL, "--data", folder, "--eval-samples", 8)
+    assert [one.document(one.courses({}))["data"]["held_out_samples"] for one in (plan, some)] == [20, 8]
     without = shutil.copytree(folder, tmp_path / "shards")
     next(without.glob("*test*")).unlink()
     with refused("data-missing", without):
@@ -293,7 +254,7 @@ def test_the_record_says_what_was_trained_on_what(folder: Path, tmp_path: Path) 
         ("seed-43", "not begun"),
     ]
     assert found["target"] == {"score": "mlm_loss", "value": 4.0} and found["price_per_hour"] == 2.0
-    assert found["data"]["samples"] == 88 and found["data"]["fingerprint"] and found["data"]["held_out_fingerprint"]
+    assert found["data"]["samples"] == 88 and found["data"]["fingerprint"]
     assert found["settings"]["preset"] == "tiny" and "seed" not in found["settings"]
 
 
@@ -304,7 +265,7 @@ def test_a_training_is_asked_to_stop_once_an_evaluation_is_at_or_below_the_targe
     directory = TrainRun(tmp_path).run.trial("a")
     directory.path.mkdir(parents=True)
     with StopRequest() as stop:
-        progress = _TargetProgress(stop, 6.5)
+        progress = TrainProgress(stop, until=("mlm_loss", 6.5))
         progress.begin(directory)
         progress.look()
         assert not progress.stop_wanted()

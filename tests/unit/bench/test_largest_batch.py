@@ -1,4 +1,4 @@
-"""Variants: what they run, what is refused, and the largest batch."""
+"""The search for the largest batch."""
 
 from pathlib import Path
 from typing import Any
@@ -10,21 +10,10 @@ from support.commands import result, text
 
 from bench.cli import throughput
 from bench.sweep import sweep
-from bench.sweep.variants import PROOF_STEPS, MaxBatch, largest_batch
-from bert.model.config import preset, shape_from_words, shape_in_words
+from bench.sweep.max_batch import PROOF_STEPS, MaxBatch, largest_batch
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
-
-
-def test_a_shape_that_is_no_preset_reaches_the_ranks() -> None:
-    from bert.model.config import model_config
-
-    words = shape_in_words(preset("tiny").replace(num_layers=3))
-    trial = Trial(preset="3x128", shape=words, seq_len=32)
-    assert model_config(Trial.from_json(trial.to_json())).num_layers == 3
-    assert shape_from_words(trial.shape).num_layers == 3
-    assert Trial(preset="tiny").trial_id == Trial(preset="tiny", shape="").trial_id != trial.trial_id
 
 
 class Machine:
@@ -67,19 +56,8 @@ def test_a_search_by_steps_ends_within_a_step_and_shows_both_sides(capacity: int
     sizes = [size for size, _ in found.tried]
     assert len(sizes) - len(set(sizes)) <= 1, "only the proof runs a size again"
     assert found.proved and found.micro_batch_size > 0, "0 would say that not even 1 fits"
-
-
-def test_a_search_by_steps_saves_trials() -> None:
-    machines = Machine(137), Machine(137)
-    by_one = searched(Trial(micro_batch_size=64), machines[0], 4096)
-    by_32 = searched(Trial(micro_batch_size=64), machines[1], 4096, 32)
-    assert (by_one.micro_batch_size, by_32.micro_batch_size, by_32.fails_at) == (137, 128, 160)
-    assert len(by_one.tried) - len(by_32.tried) == 5
-
-
-def test_a_search_by_steps_goes_down_by_steps_where_the_proof_fails() -> None:
-    found = searched(Trial(micro_batch_size=8), Machine(20, proven=11), 1024, 8)
-    assert (found.micro_batch_size, found.fails_at) == (8, 16)
+    by_one = searched(Trial(micro_batch_size=start), Machine(capacity), 1024)
+    assert len(sizes) <= len(by_one.tried), "coarser steps need no more trials"
 
 
 def test_the_limit_ends_the_search_and_is_stated() -> None:
@@ -90,11 +68,10 @@ def test_the_limit_ends_the_search_and_is_stated() -> None:
 def test_a_size_that_fits_three_steps_but_not_twenty_is_not_the_answer() -> None:
     found = searched(Trial(micro_batch_size=1), Machine(20, proven=18), 1024)
     assert (found.micro_batch_size, found.fails_at) == (18, 19)
-
-
-def test_nothing_fits() -> None:
+    found = searched(Trial(micro_batch_size=8), Machine(20, proven=11), 1024, 8)
+    assert (found.micro_batch_size, found.fails_at) == (8, 16), "down by steps"
     found = searched(Trial(micro_batch_size=4), Machine(0), 64)
-    assert (found.micro_batch_size, found.fails_at) == (0, 1)
+    assert (found.micro_batch_size, found.fails_at) == (0, 1), "nothing fits"
 
 
 @pytest.mark.parametrize("status", ["crashed", "timeout", "refused"])
