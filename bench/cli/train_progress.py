@@ -15,6 +15,7 @@ from common.atomic import storage_errors
 from common.scores import evaluation_text
 from records.run import TrialDirectory
 from records.training import events_jsonl
+from records.trial import Trial
 
 _LOOK_SECONDS = 0.2
 _MOST_NAMES = 4
@@ -40,16 +41,13 @@ class TrainProgress:
         self._open_line = False
         self._stop_shown = False
 
-    def begin(self, directory: TrialDirectory) -> None:
-        """Start to show an attempt."""
-        self._directory, self._position = directory, 0
-
     def stop_wanted(self) -> bool:
         """Return whether the ranks should save and exit."""
         return self._reached or self._stop.wanted()
 
-    def look(self) -> None:
-        """Show new events."""
+    def look(self, trial: Trial, directory: TrialDirectory) -> None:
+        """Show new events of an attempt."""
+        self._directory = directory
         if self._stop.wanted() and not self._stop_shown:
             self._stop_shown = True
             self._line(f"{self._stop.why()}: saving a checkpoint before exit (a second signal exits at once)")

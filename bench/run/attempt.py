@@ -26,10 +26,7 @@ from records.trial import Trial
 class Watcher(Protocol):
     """Looks after an attempt while it runs."""
 
-    def begin(self, directory: TrialDirectory) -> None:
-        """Called before the ranks start."""
-
-    def look(self) -> None:
+    def look(self, trial: Trial, directory: TrialDirectory) -> None:
         """Called some twenty times a second, and once after the end."""
 
     def stop_wanted(self) -> bool:
@@ -59,7 +56,7 @@ def train_once(
     options = LaunchOptions(
         timeout_seconds=None,
         variables={LOG_TO_VARIABLE: " ".join(plan.log_to)},
-        look=lambda *_: watcher.look(),
+        look=watcher.look,
         stop_wanted=watcher.stop_wanted,
     )
     tidy(run.run)
@@ -69,7 +66,6 @@ def train_once(
             finish(before.read_trial(), before, "crashed", reason, options, code="worker-lost")
     trial = _trial(run, plan, devices)
     directory = run.run.trial(trial.trial_id)
-    watcher.begin(directory)
     if leader is not None:
         options = replace(options, world=leader.world)
         leader.order(directory=str(directory.path), threads=plan.options.threads)

@@ -14,6 +14,7 @@ from common.errors import UsageError
 from common.scores import in_words
 from records.run import TrialDirectory
 from records.training import TrainRun, read_events
+from records.trial import Trial
 
 _LOOK_SECONDS = 0.5
 
@@ -71,14 +72,11 @@ class Follower:
     pruned: bool = False
     next_look: float = 0.0
 
-    def begin(self, directory: TrialDirectory) -> None:
-        """Do nothing: there are no evaluations yet."""
-
     def stop_wanted(self) -> bool:
         """Whether the ranks must save and stop."""
         return self.pruned or self.stop.wanted()
 
-    def look(self) -> None:
+    def look(self, trial: Trial, directory: TrialDirectory) -> None:
         """Report new evaluations, at most every half second."""
         if time.monotonic() >= self.next_look:
             self.next_look = time.monotonic() + _LOOK_SECONDS

@@ -51,7 +51,6 @@ class Trainings:
         directory.path.mkdir(parents=True)
         write_record(directory.trial_json, trial.to_json())
         (run.checkpoints / "step-1").mkdir(parents=True, exist_ok=True)
-        watcher.begin(directory)
         finished = True
         for number, applied in enumerate(range(2, settings["steps"] + 1, settings["eval_every"]), start=1):
             event = {"event": "evaluated", "time_ns": 0, "applied_steps": applied, "samples": 20}

@@ -193,9 +193,8 @@ def test_progress_shows_what_is_new_once(
     capsys.readouterr()
     with StopRequest() as stop:
         progress = TrainProgress(stop)
-        progress.begin(attempt)
-        progress.look()
-        progress.look()
+        progress.look(Trial(), attempt)
+        progress.look(Trial(), attempt)
         progress.end()
     shown = capsys.readouterr().err
     assert shown.count("step 2/10, loss 2.0000, learning rate 0.001") == 1

@@ -266,8 +266,7 @@ def test_a_training_is_asked_to_stop_once_an_evaluation_is_at_or_below_the_targe
     directory.path.mkdir(parents=True)
     with StopRequest() as stop:
         progress = TrainProgress(stop, until=("mlm_loss", 6.5))
-        progress.begin(directory)
-        progress.look()
+        progress.look(Trial(), directory)
         assert not progress.stop_wanted()
         saved = {"event": "saved", "path": "step-1", "applied_steps": 1, "size_bytes": 1, "seconds": 0.1}
         evaluated = [
