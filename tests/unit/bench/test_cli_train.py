@@ -108,10 +108,9 @@ def test_the_best_checkpoint_is_told_by_a_score_that_is_found(data: Path) -> Non
     assert planned(given).settings.best_by is None
     with refused("option-choice", "'f1'", "mlm_loss, mlm_accuracy, nsp_loss"):
         planned({**given, "best_by": "f1"})
-    with refused("option-not-applicable", "--best-by nsp_loss", "--eval-every"):
-        planned({**given, "best_by": "nsp_loss", "eval_every": 0})
-    with refused("option-not-applicable", "--best-by nsp_loss", "--data"):
-        planned({**given, "best_by": "nsp_loss", "data": "synthetic"})
+    for without in ({"eval_every": 0}, {"data": "synthetic"}):
+        with refused("option-not-applicable", "--best-by nsp_loss", "--eval-every"):
+            planned({**given, "best_by": "nsp_loss", **without})
 
 
 def test_what_a_fine_tuning_cannot_use_is_refused_before_anything_is_made(
@@ -129,20 +128,15 @@ def test_what_a_fine_tuning_cannot_use_is_refused_before_anything_is_made(
         assert not (tmp_path / "run").exists()
         check_refusal(capsys.readouterr().err, code, *facts)
 
-    def model(**changes: Any) -> None:
-        shape = {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "intermediate_size": 16, "vocab_size": 500}
-        (weights / "config.json").write_text(json.dumps(to_our_json(ModelConfig(**{**shape, **changes}))))
-
+    model = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, intermediate_size=16, vocab_size=500)
     check("option-missing", "--eval-data", more=("--eval-every", "2"))
     needed = "bertbench data squad --input DEV.json"
     check("data-unprepared", needed, more=("--eval-data", str(tmp_path / "none")))
     check("data-mismatch", files["training"], "training", more=("--eval-data", str(files["training"])))
     check("vocabulary-mismatch", other["evaluation"], more=("--eval-data", str(other["evaluation"])))
-    model(max_positions=16)
-    check("data-mismatch", 16, "`bertbench data squad ", more=("--init", str(weights)))
-    model(vocab_size=15)
+    (weights / "config.json").write_text(json.dumps(to_our_json(model.replace(vocab_size=15))))
     check("vocabulary-mismatch", weights, 15, more=("--init", str(weights)))
-    model()
+    (weights / "config.json").write_text(json.dumps(to_our_json(model)))
     (weights / "vocab.txt").write_text(vocabulary + "unknown\n")
     check("vocabulary-mismatch", weights / "vocab.txt", more=("--init", str(weights)))
 
@@ -153,11 +147,9 @@ def test_init_takes_a_finished_run_or_any_folder(tmp_path: Path) -> None:
     assert initial_weights(weights, best=False) == weights
     finished = TrainRun(tmp_path / "run")
     write_record(finished.state_json, {"finished": True, "applied_steps": 9, "total_steps": 9})
-    assert initial_weights(finished.path, best=False) == initial_weights(finished.path, best=True)
-    assert initial_weights(finished.path, best=False) == finished.checkpoints
+    assert initial_weights(finished.path, best=True) == finished.checkpoints
     best = {"checkpoint": "step-0000003", "applied_steps": 3, "score": "f1", "value": 80.0}
     write_record(finished.state_json, {"finished": True, "applied_steps": 9, "total_steps": 9, "best": best})
-    assert initial_weights(finished.path, best=True) == finished.checkpoints, "the best one is gone"
     (finished.checkpoints / "step-0000003").mkdir(parents=True)
     assert initial_weights(finished.path, best=True) == finished.checkpoints / "step-0000003"
     assert initial_weights(finished.path, best=False) == finished.checkpoints, "the next phase of pretraining"
@@ -196,50 +188,46 @@ def test_a_folder_goes_on_with_a_batch_size_that_was_asked_for_and_with_no_other
         planned({**GIVEN, "data": str(data), "implementation": "hf"})
 
 
-@pytest.mark.parametrize(("status", "exit_code"), [("refused", 2), ("crashed", 3)])
-def test_a_training_that_fails_ends_its_message_with_the_code_of_its_rank(
-    status: str, exit_code: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Status and events of each attempt to come, in place of training."""
+    coming: list[tuple[str, list[dict[str, Any]]]] = []
+
     def attempted(trial: Trial, directory: TrialDirectory, *rest: Any) -> dict[str, Any]:
+        status, events = coming.pop(0)
         write_record(directory.trial_json, trial.to_json())
         directory.log.write_text("why", encoding="utf-8")
         result = {"status": status, "reason": "model 7 is cut short", "code": "file-truncated"}
         write_record(directory.result_json, result)
+        (directory.path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
         return result
 
     monkeypatch.setattr("bench.run.attempt.run_trial", attempted)
     monkeypatch.setattr("bench.run.attempt.capture", lambda devices: {})
     monkeypatch.setattr("bench.run.attempt.write_results", lambda folder: None)
-    words = ["train", "pretrain", "--data", str(data), "--seq-len", "32", "--preset", "tiny", "--device", "cpu"]
-    assert run([*words, "--devices", "1", "--out", str(tmp_path / "run")]) == exit_code
-    said = capsys.readouterr().err
-    check_refusal(said, "file-truncated", "model 7 is cut short", *(["log.txt"] if status == "crashed" else []))
-    assert said.endswith("[file-truncated]\n")
+    return coming
 
 
-def test_a_refused_call_leaves_a_finished_run_finished(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("status", "exit_code"), [("refused", 2), ("crashed", 3)])
+def test_a_training_that_fails_ends_its_message_with_the_code_of_its_rank(
+    status: str, exit_code: int, data: Path, tmp_path: Path, results: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    results.append((status, []))
+    words = ["train", *REAL, "--preset", "tiny", "--device", "cpu", "--devices", "1", "--out", str(tmp_path / "run")]
+    assert run([str(data) if word == "DATA" else word for word in words]) == exit_code
+    message = capsys.readouterr().err
+    check_refusal(message, "file-truncated", "model 7 is cut short", *(["log.txt"] if status == "crashed" else []))
+    assert message.endswith("[file-truncated]\n")
+
+
+def test_a_refused_call_leaves_a_finished_run_finished(data: Path, tmp_path: Path, results: Any) -> None:
     place = TrainRun(tmp_path / "run")
     given = {**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny", "global_batch_size": 8}
-    results: list[tuple[str, list[dict[str, Any]]]] = []
 
-    def attempted(trial: Trial, directory: TrialDirectory, *rest: Any) -> dict[str, Any]:
-        status, events = results.pop(0)
-        write_record(directory.trial_json, trial.to_json())
-        write_record(directory.result_json, {"status": status, "reason": "why"})
-        (directory.path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-        return {"status": status}
-
-    monkeypatch.setattr("bench.run.attempt.run_trial", attempted)
-    monkeypatch.setattr("bench.run.attempt.capture", lambda devices: {})
-    monkeypatch.setattr("bench.run.attempt.write_results", lambda folder: None)
-
-    def attempt(phase: int, steps: int, status: str, *events: dict[str, Any]) -> dict[str, Any]:
+    def attempt(phase: int, steps: int, status: str, *events: dict[str, Any], keep: bool = True) -> dict[str, Any]:
         results.append((status, list(events)))
         plan = planned({**given, "steps": steps}, phase)
-        train_once(place, plan, CPU, TrainProgress(StopRequest()))
+        train_once(place, plan, CPU, TrainProgress(StopRequest()), keep_refused=keep)
         return place.read_state() or {}
 
     assert not attempt(1, 9, "refused")["finished"]
@@ -248,12 +236,7 @@ def test_a_refused_call_leaves_a_finished_run_finished(
     after = attempt(2, 20, "refused")
     assert after["finished"] and after["status"] == "refused" and len(after["attempts"]) == 3
     assert (after["phase"], after["total_steps"], after["request"]["steps"]) == (1, 9, 9)
-    assert initial_weights(place.path, best=False) == place.checkpoints
-    results.append(("refused", []))
-    before = place.read_state(), [attempt.path for attempt in place.attempts()]
-    plan = planned({**given, "steps": 30})
-    train_once(place, plan, CPU, TrainProgress(StopRequest()), keep_refused=False)
-    assert before == (place.read_state(), [attempt.path for attempt in place.attempts()]), "as if it had not been made"
+    assert attempt(1, 30, "refused", keep=False) == after, "as if it had not been made"
     back = {"event": "resumed", "applied_steps": 6, "path": "x/step-0000006", "new_phase": False, "moments": True}
     after = attempt(1, 9, "crashed", back)
     assert (after["finished"], after["applied_steps"], after["checkpoint"]) == (False, 6, "step-0000006")
