@@ -101,12 +101,13 @@ class _Measurement:
         strategy.barrier()
         torch.manual_seed(self.trial.seed + 1 + strategy.rank)
         reset_used_memory(device)
-        loop = built.loop or train
-        steps = self.rank.timed("train", lambda: loop(training, self.observer, self.window.keep_going))
+        with self.rank.timed("train"):
+            steps = (built.loop or train)(training, self.observer, self.window.keep_going)
         memory = used_memory(device)
         check_allocator(self.trial)
         strategy.barrier()
-        backward = self.rank.timed("backward_timeline", lambda: backward_of(training, self.trial))
+        with self.rank.timed("backward_timeline"):
+            backward = backward_of(training, self.trial)
         strategy.barrier()
         peak_after = matmul_peak(device, dtype)
         self.rank.end()
@@ -130,12 +131,10 @@ class _Measurement:
         built, training = self._prepared()
         torch.manual_seed(self.trial.seed + 1 + self.strategy.rank)
         sample = iter(self.task.batches(data_spec(self.trial, self.strategy, built.levers)))
-        measured = self.rank.timed(
-            "components",
-            lambda: measure_components(
+        with self.rank.timed("components"):
+            measured = measure_components(
                 self.rank.directory, self.trial, training, built.model, self.task, step, sample, self.observer
-            ),
-        )
+            )
         self.rank.end()
         return {**measured, **self._chosen(built)}
 
@@ -146,8 +145,8 @@ class _Measurement:
         stream = self.task.batches(data_spec(self.trial, self.strategy, levers))
         batches = self._feed(stream)
         self.strategy.barrier()
-        accumulation, keep_going = self.trial.grad_accum_steps, self.window.keep_going
-        steps = self.rank.timed("draw", lambda: draw(batches, accumulation, self.clock, keep_going))
+        with self.rank.timed("draw"):
+            steps = draw(batches, self.trial.grad_accum_steps, self.clock, self.window.keep_going)
         self.strategy.barrier()
         self.rank.end()
         return {**rank_record(stream), **self._stopped(steps)}
@@ -164,29 +163,28 @@ class _Measurement:
 
     def _prepared(self) -> tuple[Built, Training]:
         trial, strategy = self.trial, self.strategy
-        built = self.rank.timed("build_model", self.build)
+        with self.rank.timed("build_model"):
+            built = self.build()
         same_on_all(strategy, levers_text(built.levers), "optimizations")
         batches = self._feed(self.task.batches(data_spec(trial, strategy, built.levers)))
         precision = Precision(trial.precision, trial.device)
-
-        def prepare() -> Training:
-            plan = StepPlan(train=trial, levers=built.levers)
-            # A loop of its own wraps the model, too.
-            wrap = strategy.wrap if built.loop is None else lambda model, *_: model.to(strategy.device)
-            model = wrap(built.model, self.observer, plan)
+        with self.rank.timed("prepare"):
+            if built.loop is None:
+                model = strategy.wrap(built.model, self.observer, StepPlan(train=trial, levers=built.levers))
+            else:  # it wraps the model, too
+                model = built.model.to(strategy.device)
             optimizer = built.make_optimizer(model)
             strategy.prepare(optimizer, precision)
-            return Training(
-                model=model,
-                optimizer=optimizer,
-                compute_loss=built.compute_loss,
-                batches=batches,
-                strategy=strategy,
-                precision=precision,
-                grad_accum_steps=trial.grad_accum_steps,
-            )
-
-        return built, self.rank.timed("prepare", prepare)
+        training = Training(
+            model=model,
+            optimizer=optimizer,
+            compute_loss=built.compute_loss,
+            batches=batches,
+            strategy=strategy,
+            precision=precision,
+            grad_accum_steps=trial.grad_accum_steps,
+        )
+        return built, training
 
 
 def _profiler_observers(rank: "Rank") -> list[Observer]:

@@ -5,9 +5,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from bench.run.out_of_memory import ran_out_of_memory
 from bench.run.processes import STOP_VARIABLE, die_with_parent, listen_for_stop
@@ -16,8 +17,6 @@ from common.errors import BertbenchError, Code, StorageError
 from records.files import write_record
 from records.run import TrialDirectory
 from records.trial import Trial
-
-T = TypeVar("T")
 
 _START = time.perf_counter()
 
@@ -68,12 +67,12 @@ class Rank:
         self.strategy = make_strategy(trial.strategy, trial.strategy_options)
         self.strategy.setup(trial.device)
 
-    def timed(self, name: str, work: Callable[[], T]) -> T:
-        """Do a part of the work and note how long it took."""
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Note how long a part of the work takes."""
         began = time.perf_counter()
-        result = work()
+        yield
         self.seconds[name] = time.perf_counter() - began
-        return result
 
     def end(self) -> None:
         """Note that all of the work is done."""
@@ -108,7 +107,8 @@ def run_rank(directory: TrialDirectory, trial: Trial, should_stop: Callable[[], 
 def _train(rank: Rank, should_stop: Callable[[], bool]) -> None:
     from bench.run.train_worker import run_attempt
 
-    attempt = rank.timed("train", lambda: run_attempt(rank.directory, rank.trial, rank.strategy, should_stop))
+    with rank.timed("train"):
+        attempt = run_attempt(rank.directory, rank.trial, rank.strategy, should_stop)
     rank.end()
     unknown = dict.fromkeys(("mfu", "measured_peak_flops"), "a training run measures no peak")
     rank.write({**attempt, **used_memory(rank.strategy.device), "backend": backend(), "unknown": unknown})
