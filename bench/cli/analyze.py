@@ -1,6 +1,5 @@
 """`bertbench analyze PATH...`: finds out what it is, prints the right tables."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,34 +36,17 @@ OPTIONS = {"analyze PATH...": AnalyzeOptions}
 
 def run(options: AnalyzeOptions) -> Result:
     """Read and explain; exit code 3 when some trials of a run directory could not be read."""
+    from analysis import run_views
     from analysis.views import analyze, write_timeline
 
-    paths, output = options.paths, options.perfetto
-    if output is not None:
-        _check_output(output, paths)
-    if len(paths) == 1 and is_run(paths[0]):
-        from analysis import run_views
-
-        view = run_views.analyze(paths[0], options.window)
-    else:
-        view = analyze(paths, options.window)
-    written, failure = when_writable(lambda: write_timeline(view, paths[0], output)) if output else ((), None)
-    page = f"{ALL_TABLES} As a page: bertbench report {paths[0]}"
-    several = f"One profile: bertbench analyze {paths[0]}/trials/ID. " if view.document.get("profiles") else ""
-    code = 3 if view.verdict == "incomplete" else 0
-    result = of_view(view, options, f"bertbench analyze {paths[0]}", several + page, code)
+    (path, *more), output = options.paths, options.perfetto
+    for given in options.paths if output else ():  # the output would replace it, or join it as another rank
+        if output and given.resolve() in (output.resolve(), *output.resolve().parents):
+            raise UsageError("option-conflict", f"--perfetto {output} is part of {given}: write it to another folder")
+    one_run = not more and is_run(path)
+    view = run_views.analyze(path, options.window) if one_run else analyze(options.paths, options.window)
+    written, failure = when_writable(lambda: write_timeline(view, path, output)) if output else ((), None)
+    several = f"One profile: bertbench analyze {path}/trials/ID. " if view.document.get("profiles") else ""
+    rest = f"{several}{ALL_TABLES} As a page: bertbench report {path}"
+    result = of_view(view, options, f"bertbench analyze {path}", rest, 3 if view.verdict == "incomplete" else 0)
     return replace(result, written=[*result.written, *written], failure=result.failure or failure)
-
-
-def _check_output(output: Path, paths: Sequence[Path]) -> None:
-    """Raise UsageError if a file is a folder, would replace the input, or join its folder as the trace of a rank."""
-    if output.is_dir():
-        raise UsageError(
-            "path-kind", f"--perfetto {output} is a folder: give a file, such as {output}/timeline.json.gz"
-        )
-    for path in paths:
-        if path.resolve() in (output.resolve(), *output.resolve().parents):
-            raise UsageError(
-                "option-conflict",
-                f"--perfetto {output} would be part of the input {path}: write it to another folder",
-            )

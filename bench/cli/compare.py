@@ -1,8 +1,6 @@
 """`bertbench compare A B [C ...]`: two runs or traces, or runs over time; exit code 1 on a regression."""
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,13 +36,13 @@ class CompareOptions(Tables):
 
 UNDECIDED = 4
 """Exit code if the measurements cannot tell whether there is a regression."""
-_VERDICTS = {0: "no regression", 1: "regression", UNDECIDED: "not conclusive"}
+_VERDICTS = {"regression": "regression", "undecided": "not conclusive", "nothing": "nothing to compare"}
+# Options that do not apply to what is compared.
 _REFUSED = {
-    "three or more runs": (("csv", "undecided_ok"), "use --json"),
-    "two run directories": (("csv",), "use --json"),
-    "two traces": (("undecided_ok",), "comparing them has no exit code 4"),
+    "three or more runs": ("csv", "undecided_ok"),
+    "two run directories": ("csv",),
+    "two traces": ("undecided_ok",),
 }
-"""Options that do not apply to what is compared, and why or what to use."""
 OPTIONS = {"compare A B [C ...]": CompareOptions}
 
 
@@ -54,45 +52,19 @@ def run(options: CompareOptions) -> Result:
 
     if len(options.paths) < 2:
         raise UsageError("option-missing", "give two paths or more: bertbench compare --help")
-    kind = _kind(options.paths)
-    names, why = _REFUSED[kind]
-    for name in names:
-        if getattr(options, name) not in (None, False):
-            raise UsageError("option-not-applicable", f"{flag(name)} does not apply to {kind}: {why}")
+    for path in options.paths:
+        if not os.path.lexists(path):  # of a name that is too long it says no, where Path raises
+            raise InputError("path-missing", f"{path} does not exist: give run directories, or two traces")
     a, b, *more = options.paths
+    kind = "three or more runs" if more else "two run directories" if is_run(a) and is_run(b) else "two traces"
+    for name in _REFUSED[kind]:
+        if getattr(options, name) not in (None, False):
+            raise UsageError("option-not-applicable", f"{flag(name)} does not apply to {kind}: use --json")
     view = history(options.paths, options.threshold) if more else compare(a, b, options.threshold)
     code = {"regression": 1, "undecided": 0 if options.undecided_ok else UNDECIDED}.get(view.verdict, 0)
-    verdict = "nothing to compare" if view.verdict == "nothing" else _VERDICTS[code]
+    verdict = _VERDICTS.get(view.verdict if code or view.verdict == "nothing" else "", "no regression")
     result = of_view(view, options, f"bertbench compare: {verdict}", ALL_TABLES, code)
-    if view.verdict == "nothing":
-        remedy = (
-            "measure the same one, scripts with the same --name and number of ranks, or give two profiled trials "
-            "(RUN/trials/TRIAL)"
-        )
-        text = f"{a} and {b} have no configuration in common: {remedy}"
-        result = replace(result, failure=InputError("run-mismatch", text))
-    with suppress(OSError):
-        if not more and a.samefile(b):
-            same = f"{a} and {b} are the same records, so nothing differs"
-            return replace(result, notes=[same, *result.notes])
-    return result
-
-
-def _kind(paths: Sequence[Path]) -> str:
-    """Return what is compared, a key of _REFUSED. Raises InputError for paths that are missing or do not fit."""
-    if len(paths) > 2:
-        for path in paths:
-            if not path.exists():
-                raise InputError("path-missing", f"{path} does not exist: give run directories")
-        return "three or more runs"
-    runs = [is_run(path) for path in paths]
-    if any(runs) and not all(runs):
-        other = paths[1] if runs[0] else paths[0]
-        if not os.path.lexists(other):  # of a name that is too long it says no, where Path raises
-            raise InputError("path-missing", f"{other} does not exist: give two run directories, or two traces")
-    for path, known in zip(paths, runs, strict=True):
-        if not known and path.name == "trials" and is_run(path.parent):
-            raise InputError(
-                "path-kind", f"{path} is the folder of trials of a run: give the run directory, {path.parent}"
-            )
-    return "two run directories" if all(runs) else "two traces"
+    if view.verdict != "nothing":
+        return result
+    problem = f"{a} and {b} have no configuration in common: measure the same one, scripts with the same --name"
+    return replace(result, failure=InputError("run-mismatch", problem))

@@ -1,17 +1,12 @@
 """`bertbench convert SRC DST`: convert checkpoints of other frameworks to Hugging Face's format or ours."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from bench.cli.options import Printed
 from bench.cli.result import Result
 from common.flags import Positional
-
-if TYPE_CHECKING:
-    from analysis.render.tables import Block
-    from bert.checkpoints.conversion import Conversion
 
 _MOST_NAMES = 20
 
@@ -47,22 +42,13 @@ OPTIONS = {"convert SRC DST": ConvertOptions}
 
 def run(options: ConvertOptions) -> Result:
     """Convert a checkpoint and report which weights were converted."""
+    from analysis.render.tables import Facts
     from bert.checkpoints.conversion import convert
 
     done = convert(
-        options.src,
-        options.dst,
-        target=options.to,
-        config_file=options.config,
-        vocab_file=options.vocab,
+        options.src, options.dst, target=options.to, config_file=options.config, vocab_file=options.vocab,
         allow_missing=options.allow_missing,
-    )
-    return Result(document=done.to_json(), blocks=_blocks(done), notes=done.notes)
-
-
-def _blocks(done: "Conversion") -> "list[Block]":
-    from analysis.render.tables import Facts
-
+    )  # fmt: skip
     config = done.config
     shape = f"{config.num_layers} layers, hidden size {config.hidden_size}, {config.vocab_size:,} word pieces"
     facts = [
@@ -77,11 +63,9 @@ def _blocks(done: "Conversion") -> "list[Block]":
         ("vocabulary", str(done.vocab) if done.vocab else "none"),
         ("folder", f"{done.destination} ({done.target})"),
     ]
-    lists = [("missing", done.missing), ("unexpected", done.unexpected)]
-    return [Facts(facts), *(Facts(_listed(names), title=f"{title}:") for title, names in lists if names)]
-
-
-def _listed(names: Sequence[str]) -> list[tuple[str, str]]:
-    more = len(names) - _MOST_NAMES
-    lines = [*names[:_MOST_NAMES], *[f"... and {more} more (--json lists all)"] * (more > 0)]
-    return [(f"  {line}", "") for line in lines]
+    blocks = [Facts(facts)]
+    for title, names in (("missing:", done.missing), ("unexpected:", done.unexpected)):
+        more = len(names) - _MOST_NAMES
+        lines = [*names[:_MOST_NAMES], *[f"... and {more} more (--json lists all)"] * (more > 0)]
+        blocks += [Facts([(f"  {line}", "") for line in lines], title=title)] * bool(names)
+    return Result(document=done.to_json(), blocks=blocks, notes=done.notes)

@@ -3,16 +3,12 @@
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING
 
 from analysis.render.tables import Block, Facts, Plain, texts
 from bench.cli.options import Printed
 from bench.cli.progress import show_stages
 from bench.cli.result import Result
 from common.flags import Positional
-
-if TYPE_CHECKING:
-    from bert.tasks.pretrain.check import ShardCheck
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,16 +41,12 @@ def run(options: CheckOptions) -> Result:
         facts = [Facts([(name, str(value)) for name, value in header.items()]) for header in headers]
         return Result(document={"features": headers}, blocks=facts)
     checked = check_shards(options.dir, options.vocab, show_stages())
-    return Result(document=asdict(checked), blocks=_blocks(checked))
-
-
-def _blocks(checked: "ShardCheck") -> list[Block]:
     sizes = f"{checked.seq_len} tokens, up to {checked.max_predictions} predictions, bins up to {checked.bin_lengths}"
     header = [("folder", checked.folder), ("instances", sizes), *checked.datasets.items()]
     headings = ("split", "shards", "instances", "real tokens", "masked tokens", "random pairs")
     counts = [(one.split, *(f"{value:,}" for value in astuple(one)[1:])) for one in checked.splits]
-    rows = []
+    blocks: list[Block] = [Facts(header), texts("counts", headings, counts)]
     for one in checked.rows:
         label = "B is random" if one.is_random else "B follows A"
-        rows.append(Plain(f"{one.shard} row {one.row}, {label}: {shorten(' '.join(one.tokens), 400)}"))
-    return [Facts(header), texts("counts", headings, counts), *rows]
+        blocks.append(Plain(f"{one.shard} row {one.row}, {label}: {shorten(' '.join(one.tokens), 400)}"))
+    return Result(document=asdict(checked), blocks=blocks)

@@ -4,7 +4,6 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from analysis.render.tables import Plain
 from bench.cli.options import Printed
@@ -14,9 +13,6 @@ from bert.data.remote.obtain import CONTACT_VARIABLE, RemoteOptions, base_of, na
 from bert.data.remote.sources import SOURCES, NamedSource
 from common.errors import UsageError
 from common.flags import Positional
-
-if TYPE_CHECKING:
-    from bert.data.remote.obtain import Obtained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,86 +41,54 @@ def run(options: DownloadOptions) -> Result:
     """Download the named data, or list what is available."""
     if options.list:
         return _listed()
-    names = list(dict.fromkeys(options.names))
-    if not names:
-        raise UsageError(
-            "option-missing",
-            f"data download needs a name: {', '.join(name for name in SOURCES if SOURCES[name].plan)}; "
-            "--list describes them",
-        )
-    if options.remote.mirror and len(names) > 1:
-        raise UsageError(
-            "option-conflict",
-            "--mirror replaces the address of a single source: give one name, or set BERTBENCH_NAME_URL for each",
-        )
-    for source in [named(name) for name in names]:  # all terms before the first download
-        base_of(source, options.remote.mirror)
-        show_terms(source)
-    if not (options.remote.contact or os.environ.get(CONTACT_VARIABLE)) and any("wikipedia" in name for name in names):
-        note(
-            "Wikimedia may refuse programs without contact information: set "
-            f"{CONTACT_VARIABLE} or --contact to an e-mail address or a web page"
-        )
-    results = [obtain(name, options.out, options.remote, show_stages()) for name in names]
-    return Result(
-        document=[_plain(result) for result in results],
-        blocks=[Plain("\n".join(line for result in results for line in _lines(result)))],
-        notes=[
-            f"{len(result.unchecked)} file(s), such as {result.unchecked[0]}, have no published checksum: only their "
-            "size was checked"
-            for result in results
-            if result.unchecked
-        ],
-    )
+    if not options.names:
+        names = ", ".join(name for name, source in SOURCES.items() if source.plan)
+        raise UsageError("option-missing", f"data download needs a name: {names}; --list describes them")
+    for name in options.names:  # all terms before the first download
+        base_of(named(name), options.remote.mirror)
+        show_terms(named(name))
+        if "wikipedia" in name and not (options.remote.contact or os.environ.get(CONTACT_VARIABLE)):
+            note(f"Wikimedia may refuse programs without contact information: give --contact or {CONTACT_VARIABLE}")
+    document, lines, notes = [], [], []
+    for name in options.names:
+        done = obtain(name, options.out, options.remote, show_stages())
+        document.append(
+            {
+                "name": name, "folder": str(done.folder), "files": [str(path) for path in done.files],
+                "bytes": done.size, "bytes_received": done.received, "plan": str(done.plan),
+                "without_checksum": list(done.unchecked), "terms": list(SOURCES[name].terms),
+            }
+        )  # fmt: skip
+        count = len(done.files)
+        came = f"{size_of(done.received)} downloaded now" if done.received else "already complete"
+        lines += [
+            f"{name}: {count:,} file{'s'[: count > 1]}, {size_of(done.size)} ({came}) in {done.folder}",
+            f"the list of files is cached; remove {done.plan} to check for newer files",
+        ]
+        if done.unchecked:
+            first = done.unchecked[0]
+            notes.append(f"{len(done.unchecked)} file(s), such as {first}, have no published checksum: only their size "
+                         "was checked")  # fmt: skip
+    return Result(document=document, blocks=[Plain("\n".join(lines))], notes=notes)
 
 
 def show_terms(source: NamedSource) -> None:
     """Print the terms of a source to stderr; call it before any download."""
-    print(f"{source.name}: {source.what}", file=sys.stderr)
-    for line in source.terms:
-        print(f"  {line}", file=sys.stderr)
-    sys.stderr.flush()
+    lines = (f"{source.name}: {source.what}", *(f"  {line}" for line in source.terms))
+    print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def _listed() -> Result:
-    document = [
-        {
-            "name": source.name,
-            "what": source.what,
-            "fetched": source.plan is not None,
-            "address": source.base or None,
-            "needs": source.needs or None,
-            "terms": list(source.terms),
-            "instead": list(source.instead),
-        }
-        for source in SOURCES.values()
-    ]
-    lines: list[str] = []
+    document, lines = [], []
     for source in SOURCES.values():
+        document.append(
+            {
+                "name": source.name, "what": source.what, "fetched": source.plan is not None,
+                "address": source.base or None, "needs": source.needs or None, "terms": list(source.terms),
+                "instead": list(source.instead),
+            }
+        )  # fmt: skip
         lines.append(f"{source.name}{'' if source.plan else '  (not fetched here)'}")
-        told = (source.what, source.base, source.needs, *source.terms, *source.instead)
-        lines += [f"    {line}" for line in told if line]
-        lines.append("")
+        about = (source.what, source.base, source.needs, *source.terms, *source.instead)
+        lines += [*(f"    {line}" for line in about if line), ""]
     return Result(document=document, blocks=[Plain("\n".join(lines))])
-
-
-def _lines(result: "Obtained") -> list[str]:
-    count = len(result.files)
-    came = f"{size_of(result.received)} downloaded now" if result.received else "already complete"
-    return [
-        f"{result.name}: {count:,} file{'s'[: count > 1]}, {size_of(result.size)} ({came}) in {result.folder}",
-        f"the list of files is cached; remove {result.plan} to check for newer files",
-    ]
-
-
-def _plain(result: "Obtained") -> dict[str, Any]:
-    return {
-        "name": result.name,
-        "folder": str(result.folder),
-        "files": [str(path) for path in result.files],
-        "bytes": result.size,
-        "bytes_received": result.received,
-        "plan": str(result.plan),
-        "without_checksum": list(result.unchecked),
-        "terms": list(SOURCES[result.name].terms),
-    }

@@ -10,7 +10,7 @@ from bench.cli.result import Result
 from bert.tasks.pretrain.config import PrepareConfig
 
 if TYPE_CHECKING:
-    from bert.tasks.pretrain.summary import LengthSummary, PrepareSummary, StageSummary
+    from bert.tasks.pretrain.summary import PrepareSummary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,53 +31,35 @@ OPTIONS = {"data pretrain": DataPretrainOptions}
 def run(options: DataPretrainOptions) -> Result:
     """Prepare the data."""
     from analysis.render.tables import Facts
-    from bert.tasks.pretrain.prepare import prepare
-
-    _show_terms(options.prepare)
-    summary = prepare(options.prepare, show_stages())
-    rows = list(_rows(summary))
-    return Result(document=summary.to_json(), blocks=[Facts(rows)] if rows else [], notes=summary.notes)
-
-
-def _show_terms(config: PrepareConfig) -> None:
-    if not config.download or not {"download", "extract", "clean"} & set(config.stages):
-        return
     from bench.cli.data_download import show_terms
     from bert.data.remote.obtain import named
+    from bert.tasks.pretrain.prepare import prepare
 
-    for name in config.download:
-        show_terms(named(name))
+    config = options.prepare
+    if {"download", "extract", "clean"} & set(config.stages):
+        for name in config.download:
+            show_terms(named(name))
+    summary = prepare(config, show_stages())
+    facts = list(_facts(summary))
+    return Result(document=summary.to_json(), blocks=[Facts(facts)] if facts else [], notes=summary.notes)
 
 
-def _rows(summary: "PrepareSummary") -> Iterator[tuple[str, str]]:
+def _facts(summary: "PrepareSummary") -> Iterator[tuple[str, str]]:
     for stage in summary.stages:
-        yield stage.stage, _stage_line(stage)
-    if summary.documents is not None:
-        yield "documents", f"{summary.documents:,}"
-    if summary.sentences is not None:
-        yield "sentences", f"{summary.sentences:,}"
+        state = "already complete" if stage.kept else f"{stage.seconds:.1f} s"
+        others = "" if stage.kept or stage.complete else ", other parts are unfinished"
+        yield stage.stage, f"{state}, {stage.files:,} file(s){others}: {stage.folder}"
+    for name in ("documents", "sentences"):
+        if (count := getattr(summary, name)) is not None:
+            yield name, f"{count:,}"
     if summary.vocab_size is not None:
         trained = "trained on this text" if summary.vocab_trained else "given"
         yield "vocabulary", f"{summary.vocab_size:,} word pieces, {trained}: {summary.vocab_path}"
     for length in summary.lengths:
-        yield from _length_rows(length)
-
-
-def _stage_line(stage: "StageSummary") -> str:
-    if stage.kept:
-        return f"already complete, {stage.files:,} file(s): {stage.folder}"
-    state = "" if stage.complete else ", other parts are unfinished"
-    return f"{stage.seconds:.1f} s, {stage.files:,} file(s){state}: {stage.folder}"
-
-
-def _length_rows(length: "LengthSummary") -> Iterator[tuple[str, str]]:
-    kept = f", {length.shards_kept} already complete" if length.shards_kept else ""
-    yield (
-        "instances",
-        f"{length.training_instances:,} training + {length.test_instances:,} test, {length.seq_len} tokens, up to "
-        f"{length.max_predictions} predictions",
-    )
-    if length.padding_efficiency is not None:
-        yield "real tokens", f"{100 * length.padding_efficiency:.1f} %, the rest is padding"
-    yield "shards", f"{length.shards}{kept}"
-    yield "folder", str(length.folder)
+        counts = f"{length.training_instances:,} training + {length.test_instances:,} test"
+        yield "instances", f"{counts}, {length.seq_len} tokens, up to {length.max_predictions} predictions"
+        if length.padding_efficiency is not None:
+            yield "real tokens", f"{100 * length.padding_efficiency:.1f} %, the rest is padding"
+        kept = f", {length.shards_kept} already complete" if length.shards_kept else ""
+        yield "shards", f"{length.shards}{kept}"
+        yield "folder", str(length.folder)

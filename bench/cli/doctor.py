@@ -7,7 +7,7 @@ from analysis.render.tables import Facts
 from bench.cli.options import Printed
 from bench.cli.result import Result
 from bench.machine.devices import Devices, find_devices
-from bench.machine.doctor import FEATURES, MISSING, OK, WARNING, Check, examine, has, to_json
+from bench.machine.doctor import FEATURES, MISSING, OK, WARNING, examine, has, to_json
 from common.errors import BertbenchError
 from common.flags import OneOf
 
@@ -40,10 +40,10 @@ def run(options: DoctorOptions) -> Result:
             raise devices
         return Result(code=0 if has(options.has, devices) else 1)
     checks = examine(devices)
-    return Result(document=to_json(checks), blocks=[Facts([row for check in checks for row in _rows(check)])])
-
-
-def _rows(check: Check) -> list[tuple[str, str]]:
-    mark = {OK: "ok", MISSING: "absent", WARNING: "warning"}[check.state]
-    remedy = [("", f"         -> {check.remedy}")] if check.state != OK and check.remedy else []
-    return [(check.name, f"{mark:<7}  {check.detail}"), *remedy]
+    rows = []
+    for check in checks:
+        mark = {OK: "ok", MISSING: "absent", WARNING: "warning"}[check.state]
+        rows.append((check.name, f"{mark:<7}  {check.detail}"))
+        if check.state != OK and check.remedy:
+            rows.append(("", f"         -> {check.remedy}"))
+    return Result(document=to_json(checks), blocks=[Facts(rows)])

@@ -1,30 +1,21 @@
 """`bertbench launch [options] -- COMMAND`: run any program on one or several nodes with equal or unequal GPU counts."""
 
-import hashlib
-import os
 import shlex
-import shutil
 import signal
 import socket
 import sys
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from bench.cli.progress import terminal_text
 from bench.cli.result import Result
-from bench.launch import torchrun
 from bench.launch.layout import in_words, least_busy, read_layout
-from bench.launch.preflight import Node, meet, source_address
-from bench.launch.watch import Watch
+from bench.launch.preflight import Node
+from bench.launch.torchrun import OK, command_of_rank
+from bench.launch.watch import launch
 from bench.machine.devices import find_devices
-from bench.run.processes import StopRequest
 from common.errors import UsageError
 from common.flags import Groups, Positional
-
-_LONGEST_WAIT = 86400
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,14 +61,10 @@ class LaunchOptions:
     """Print only why it failed."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of range and options that conflict."""
-        if not 0 < self.join_timeout <= _LONGEST_WAIT:
-            text = f"--join-timeout {self.join_timeout:g} must be above 0 and at most {_LONGEST_WAIT} s"
-            raise UsageError("option-value", text)
-        if not 0 < self.master_port < 65536:
-            raise UsageError("option-value", f"--master-port {self.master_port} must be between 1 and 65535")
-        if self.module and self.no_python:
-            raise UsageError("option-conflict", "--module and --no-python exclude each other: give one")
+        """Refuse values out of range."""
+        if not (0 < self.master_port < 65536 and 0 < self.join_timeout < 1e6):
+            problem = f"--master-port {self.master_port} must be 1 to 65535, --join-timeout {self.join_timeout} above 0"
+            raise UsageError("option-value", problem)
 
 
 OPTIONS = {"launch": LaunchOptions}
@@ -91,9 +78,6 @@ def run(options: LaunchOptions) -> Result:
     counts, rank = read_layout(options.here_gpus, options.other_gpus, options.node_rank, default)
     if devices.kind == "cuda":
         devices = least_busy(devices, counts[rank])
-    address = options.master_addr or (socket.gethostname() if rank == 0 else None)
-    if address is None:
-        raise UsageError("option-missing", f"node {rank} needs --master-addr: give an address of node 0")
 
     def note(text: str) -> None:
         if not options.quiet:
@@ -101,49 +85,15 @@ def run(options: LaunchOptions) -> Result:
 
     used = " ".join(gpu.visible_as for gpu in devices.gpus) if devices.gpus else f"the CPU ({devices.note})"
     note(f"{in_words(counts)}; this is node {rank} on {used}: {shlex.join(command)}")
-    node = Node(
-        rank=rank,
-        counts=counts,
-        device=devices.kind,
-        command=hashlib.sha256(
-            "\0".join(map(str, (options.module, options.no_python, *options.command))).encode(errors="surrogateescape")
-        ).hexdigest()[:8],
-        host=socket.gethostname(),
-        pid=os.getpid(),
-    )
-    store, nodes, variables = None, [node], torchrun.environment(devices, counts[rank])
-    if len(counts) > 1:
-        note(f"waiting for the other nodes at {address}:{options.master_port} (timeout {options.join_timeout:g} s)")
-        try:
-            store, nodes = meet(node, address, options.master_port, options.join_timeout)
-        except UsageError as error:  # a thread may still wait for the store, and would abort Python's own end
-            return Result(problems=[error.shown()], code=2, at_once=True)
-        peer = nodes[1].address if rank == 0 else address
-        variables = {**torchrun.gloo_interface(source_address(peer)), **variables}
-    words = [*torchrun.options(counts, rank, address, nodes[0].port), "--no-python", *command]
-    with tempfile.TemporaryDirectory(prefix="bertbench-launch-") as folder, StopRequest() as stop:
-        record = Path(folder, "ending.json")
-        child = torchrun.start(words, variables, record)
-        watch = Watch(node=node, nodes=nodes, store=store, child=child, record=record, stop=stop)
-        return _result(watch.to_end(), stop)
-
-
-def _result(ending: torchrun.Ending, stop: StopRequest) -> Result:
-    code = 130 if stop.signal == signal.SIGINT else 0 if ending.kind == torchrun.OK else 3
-    if ending.kind == torchrun.OK or stop.signal is not None:
+    address = options.master_addr or (socket.gethostname() if rank == 0 else None)
+    if address is None:
+        raise UsageError("option-missing", f"node {rank} needs --master-addr: give an address of node 0")
+    node = Node(rank=rank, counts=counts, device=devices.kind, command=shlex.join(options.command))
+    try:
+        ending, stopped_by = launch(node, command, devices, address, options.master_port, options.join_timeout, note)
+    except UsageError as error:  # a thread may still wait for the store, and would abort Python's own end
+        return Result(problems=[error.shown()], code=2, at_once=True)
+    code = 130 if stopped_by == signal.SIGINT else 0 if ending.kind == OK else 3
+    if ending.kind == OK or stopped_by is not None:
         return Result(notes=[ending.text] if ending.text else [], code=code)
     return Result(problems=[f"failed: {ending.text} [rank-failed]"], code=code)
-
-
-def command_of_rank(command: Sequence[str], module: bool, no_python: bool) -> tuple[str, ...]:
-    """Return the command line of a rank. Raises UsageError if this node does not have the program."""
-    if module:
-        return (sys.executable, "-u", "-m", *command)
-    if command[0] == "bertbench" and not no_python:
-        return (sys.executable, "-u", "-P", "-m", "bench.cli.main", *command[1:])
-    if no_python and shutil.which(command[0]) is None:
-        raise UsageError("tool-missing", f"program {command[0]!r} is not on this node: give its path, or install it")
-    if not no_python and not Path(command[0]).is_file():
-        problem = f"Python script {command[0]!r} is not on this node: give its path, or --no-python for another program"
-        raise UsageError("path-missing", problem)
-    return tuple(command) if no_python else (sys.executable, "-u", *command)

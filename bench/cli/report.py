@@ -43,13 +43,9 @@ def run(options: ReportOptions) -> Result:
     from analysis.run_views import page
 
     path, out = options.path, options.out
-    if options.project and not is_run(path):
-        raise UsageError(
-            "option-not-applicable",
-            f"--project needs a run directory with throughput and comm trials, but {path} is none",
-        )
-    if options.price_per_hour is not None and not is_run(path):
-        raise UsageError("option-not-applicable", f"--price-per-hour needs a run directory, but {path} is none")
+    if (options.project or options.price_per_hour is not None) and not is_run(path):
+        problem = f"--project and --price-per-hour need a run directory, but {path} is none"
+        raise UsageError("option-not-applicable", problem)
     if out is not None and is_classification(path):
         out = run_folder(out)
     return of_view(page(path, out, options.price_per_hour, options.project), options)

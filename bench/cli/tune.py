@@ -1,15 +1,14 @@
 """`bertbench tune TASK --for score|throughput`: search for training options, or for the fastest configuration."""
 
 import itertools
-import math
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
+from analysis.wording import fine
 from bench.cli.configuration import OneConfiguration
 from bench.cli.options import Printed, check_task, run_folder
 from bench.cli.parser import parse, parse_known
@@ -17,37 +16,21 @@ from bench.cli.result import Result
 from bench.cli.session import session
 from bench.cli.train import parse_trainings
 from bench.implementations import OURS
-from bench.launch.world import joined_world
 from bench.machine.devices import find_devices, free_memory_share
 from bench.run.processes import StopRequest
 from bench.run.supervise import LaunchOptions
-from bench.search.objective import make_objective
-from bench.search.score import Worker, plan_trial
-from bench.search.space import Parameter, read_space
-from bench.search.study import open_study, write_results
-from bench.search.throughput import Search, best_of, lanes, row_of
+from bench.search.score import Worker
+from bench.search.space import FIXED, FREE, read_space
+from bench.search.throughput import Search, lanes
 from bench.sweep.options import AUTO
-from bench.sweep.request import check_same_request
 from bench.sweep.sweep import measured_trials, record_request
-from bench.sweep.training import TrainOptions, Value, option_kinds
+from bench.sweep.training import option_kinds
 from common.errors import UsageError
 from common.flags import Groups, OneOf, Positional, request_of
-from common.reading import read_notes
 from records.files import write_record
 from records.run import RunDirectory
 
-if TYPE_CHECKING:
-    from analysis.render.tables import Block
-
 Goal = Annotated[str, OneOf(("score", "throughput"))]
-# Options of a training that may change between calls of one search.
-FREE = ("out", "json", "threads", "max_seconds", "log_to", "log_every", "save_every", "keep", "device", "file")
-# Further options that cannot be searched: they define the comparison.
-FIXED = ("task", "benchmark_task", "phase", "devices", "eval_every", "eval_data", "eval_samples", "best_by",
-          "deepspeed_config")  # fmt: skip
-_FREE_OF_THROUGHPUT = ("out", "json", "timeout_seconds", "retry_failed", "rounds")
-# Measured steps of a trial of a search for throughput.
-_MIN_STEPS, _MAX_STEPS = 5, 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +38,7 @@ class ScoreOptions(Printed):
     """Search with Optuna for the training options with the best score. Each trial is a training; one that falls behind
     is stopped early. The same command resumes the study, and several processes or a job array can share it.
 
-    It also takes the options of `bertbench train TASK`, which apply to all trials.
+    It also takes the options of `bertbench train TASK`, which apply to all trials; --best-by is the score to optimize.
 
     Examples:
         bertbench tune glue --task mrpc --data runs/glue-data --search learning_rate=log:1e-5:1e-4 --trials 10
@@ -63,16 +46,14 @@ class ScoreOptions(Printed):
         bertbench tune pretrain --for throughput  # the fastest micro batch, strategy, checkpointing and buckets
     """
 
-    GROUPS: ClassVar[Groups] = {"search": ("for_", "search", "objective", "trials", "sampler", "pruner")}
+    GROUPS: ClassVar[Groups] = {"search": ("for_", "search", "trials", "sampler", "pruner")}
 
     task: Positional[str]
     """Task to train, as in `bertbench train`."""
     for_: Goal = "score"
     """What to search for."""
-    search: tuple[str, ...] = ()
+    search: tuple[str, ...]
     """Training options to search: NAME=VALUE,VALUE or NAME=LOW:HIGH or NAME=log:LOW:HIGH."""
-    objective: str | None = None
-    """Score to optimize, which also selects the best checkpoint of a trial; default the task's own score."""
     trials: int = 20
     """Trials in the whole study."""
     max_seconds: float | None = None
@@ -83,11 +64,6 @@ class ScoreOptions(Printed):
     """median stops a trial that is worse than half of the others at the same evaluation; none stops no trial."""
     out: Path = Path("runs/tune")
     """Folder of the study. The same command resumes it; several processes can share it."""
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if self.trials < 1 or not 0 < (self.max_seconds or 1) < math.inf:
-            raise UsageError("option-value", "--trials must be at least 1, and --max-seconds above 0 and finite")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,30 +105,21 @@ class ThroughputOptions(OneConfiguration):
 
     def __post_init__(self) -> None:
         """Refuse values out of range; the sweep checks its own options."""
-        numbers = {"--last-batch": self.last_batch, "--rounds": self.rounds, "--devices": self.devices,
-                   "--global-batch-size": self.global_batch_size}  # fmt: skip
-        for option, value in numbers.items():
-            if value is not None and value < 1:
-                raise UsageError("option-value", f"{option} {value} must be at least 1")
+        if min(self.last_batch, self.rounds, self.global_batch_size or 1, self.devices or 1) < 1:
+            problem = "--last-batch, --rounds, --global-batch-size and --devices must be at least 1"
+            raise UsageError("option-value", problem)
 
 
 OPTIONS = {"tune TASK": ScoreOptions, "tune TASK --for=throughput": ThroughputOptions}
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreCall:
+class ScoreCall(NamedTuple):
     """A call of the command for a score."""
 
     options: ScoreOptions
-    base: TrainOptions
-    """Options common to all trainings."""
-    words: Sequence[str]
-    """The command-line words of `base`."""
-
-    @property
-    def json(self) -> bool:
-        """Whether the result is for programs."""
-        return self.options.json
+    words: list[str]
+    """Those of `bertbench train`, without the task."""
+    json: bool
 
 
 def read_words(argv: list[str], program: str) -> ScoreCall | ThroughputOptions:
@@ -161,61 +128,31 @@ def read_words(argv: list[str], program: str) -> ScoreCall | ThroughputOptions:
     if "--for=throughput" in argv or ("--for", "throughput") in itertools.pairwise(argv):
         return parse(ThroughputOptions, argv, program)
     options, words = parse_known(ScoreOptions, argv, program)
-    base = parse_trainings(options.task, words)
-    if base.best_by is not None:
-        raise UsageError(
-            "option-not-applicable", f"--best-by {base.best_by}: the objective decides: give --objective {base.best_by}"
-        )
-    if joined_world() is not None:
-        raise UsageError("option-not-applicable", "tune starts its processes itself: run it without torchrun")
-    return ScoreCall(options, base, words)
+    return ScoreCall(options, words, options.json)
 
 
 def run(call: ScoreCall | ThroughputOptions) -> Result:
     """Search; return exit code 0 for a finished or stopped search, 3 if no trial succeeded."""
-    return _search_throughput(call) if isinstance(call, ThroughputOptions) else _search_score(call)
+    return _for_throughput(call) if isinstance(call, ThroughputOptions) else _for_score(call.options, call.words)
 
 
-def _search_score(call: ScoreCall) -> Result:
-    options, base = call.options, call.base
-    with StopRequest() as stop:
-        stop.limit(options.max_seconds)
-        out, devices = run_folder(options.out), find_devices(base.device)
-        space = read_space(options.search, option_kinds((*FREE, *FIXED)))
-        if not space:
-            raise UsageError("option-missing", "nothing to search: give --search, such as learning_rate=log:1e-5:1e-4")
-        try:
-            plan, _ = plan_trial(base, _values(space, 0), out, devices)
-        except UsageError:
-            plan, _ = plan_trial(base, _values(space, -1), out, devices)
-        objective = make_objective(plan.settings, options.objective)
-        given = {**request_of(base), "data": base.data or base.file}
-        given |= given.pop("task_flags")
-        training = {name: value for name, value in given.items() if name not in (*FREE, *space)}
-        about = {"task": options.task, "space": {name: one.text for name, one in space.items()}, "training": training}
-        request = {"objective": objective.name, "search": sorted(options.search), **training}
-        with open_study(out, request, objective.maximize, options.pruner) as study:
-
-            def write() -> dict[str, Any]:
-                return write_results(study, out, objective, about)
-
-            ended = Worker(
-                study=study, folder=out, space=space, objective=objective, base=base, words=[options.task, *call.words],
-                devices=devices, trials=options.trials, sampler=options.sampler, stop=stop, tell=_tell, write=write,
-            ).run()  # fmt: skip
-            document = write()
-    return _score_result(out, document, ended, stop)
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
-def _values(space: Mapping[str, Parameter], place: int) -> dict[str, Value]:
-    """Return the first (0) or the last (-1) values of all parameters."""
-    return {name: (one.choices or (one.low, one.high))[place] for name, one in space.items()}
-
-
-def _score_result(out: Path, document: dict[str, Any], ended: str, stop: StopRequest) -> Result:
+def _for_score(options: ScoreOptions, words: list[str]) -> Result:
     from analysis.render.study import tune_blocks
     from analysis.render.tables import Facts
 
+    base = parse_trainings(options.task, words)
+    out = run_folder(options.out)
+    with StopRequest() as stop:
+        stop.limit(options.max_seconds)
+        document, ended = Worker(
+            folder=out, space=read_space(options.search, option_kinds((*FREE, *FIXED))), base=base,
+            words=[options.task, *words], devices=find_devices(base.device), trials=options.trials,
+            sampler=options.sampler, pruner=options.pruner, stop=stop, note=_note,
+        ).run()  # fmt: skip
     unfinished = sum(trial["state"] in ("waiting", "running") for trial in document["trials"])
     charts = shlex.join(["optuna-dashboard", f"sqlite:///{out / 'study.db'}"])
     return Result(
@@ -227,76 +164,50 @@ def _score_result(out: Path, document: dict[str, Any], ended: str, stop: StopReq
     )
 
 
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _for_throughput(options: ThroughputOptions) -> Result:
+    from analysis.render.study import configurations_table
+    from analysis.render.tables import Facts
 
-
-def _search_throughput(options: ThroughputOptions) -> Result:
-    devices = find_devices(options.device)
-    run = RunDirectory(run_folder(options.out))
-    state = run.path / "tune.json"
-    before = read_notes(state)
-    request = {name: value for name, value in request_of(options).items() if name not in _FREE_OF_THROUGHPUT}
-    check_same_request(run.path, before.get("request", {}), request)
-    if before and "request" not in before:
-        raise UsageError("folder-occupied", f"{run.path} holds a search for a score: give another --out")
+    run, devices = RunDirectory(run_folder(options.out)), find_devices(options.device)
     count = options.devices or devices.default_world_sizes()[-1]
-    if options.global_batch_size is not None and options.global_batch_size % count:
-        problem = f"--global-batch-size {options.global_batch_size} is no multiple of {count} devices"
-        raise UsageError("batch-size-mismatch", problem)
-    limit = before.get("memory_limit_gib") if options.memory_limit_gib is None else options.memory_limit_gib
-    if limit is None and devices.kind == "cpu":
-        limit = round(free_memory_share(count) / 2**30, 1)
+    limit = options.memory_limit_gib
+    if limit is None and devices.kind == "cpu":  # that of the first call, whose trials have it
+        before = next((one.read_trial().memory_limit_bytes for one in run.trials()), None)
+        limit = round(free_memory_share(count) / 2**30, 1) if before is None else before / 2**30
     sweep = options.sweep(
-        model=options.model, trust_remote_code=options.trust_remote_code,
-        implementations=(options.implementation or ("hf" if options.model else OURS),), strategies=options.strategies,
-        devices=(count,), batch_sizes=(1,), min_steps=_MIN_STEPS, max_steps=_MAX_STEPS,
-        max_seconds=options.max_seconds, memory_limit_gib=limit,
+        model=options.model, trust_remote_code=options.trust_remote_code, strategies=options.strategies,
+        implementations=(options.implementation or ("hf" if options.model else OURS),), devices=(count,),
+        batch_sizes=(1,), min_steps=5, max_steps=200, max_seconds=options.max_seconds, memory_limit_gib=limit,
     )  # fmt: skip
-    found = lanes(sweep, devices)
+    places = lanes(sweep, devices)
+    request = request_of(options)
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     with session(run, request, devices, launch, retry_failed=options.retry_failed) as call:
-        document = {"request": request, "memory_limit_gib": limit}
-        if not before:
-            write_record(state, document)  # for the call that resumes
         search = Search(
-            lanes=found, last_batch=options.last_batch, global_batch_size=options.global_batch_size,
+            lanes=places, last_batch=options.last_batch, global_batch_size=options.global_batch_size,
             rounds=options.rounds, measure=measured_trials(call),
         )  # fmt: skip
         search.run()
         if not search.results:
-            raise UsageError(
-                "batch-size-mismatch",
-                f"--global-batch-size {options.global_batch_size} is no multiple of a micro batch of {count} device(s)",
-            )
+            problem = f"--global-batch-size {options.global_batch_size} is no multiple of {count} devices"
+            raise UsageError("batch-size-mismatch", problem)
         record_request(run, list(search.results), request)
-        best = best_of(search, run)
-        rows = [row_of(trial, result) for trial, result in search.results.items()]
-        document |= {"trials": rows, "skipped": search.skipped, "best": best}
-        write_record(state, document)
-        if best is not None:
-            write_record(run.path / "best.json", best)
+        rows, best = search.rows(), search.best(run)
+        written = {"tune.json": {"trials": rows, "best": best}, **({"best.json": best} if best else {})}
+        for name, document in written.items():
+            write_record(run.path / name, document)
+    names, facts = [row["configuration"] for row in rows], [("no result", f"see {run.path}/trials/*/log.txt")]
+    if best is not None:
+        rate, low, high = map(fine, (best["samples_per_second"], *best["interval"]))
+        facts = [
+            ("fastest", f"{best['configuration']}: {rate} samples/s, 95 % interval {low} to {high}"),
+            ("conclusive", f"no: {best['undecided']} (--rounds)" if best["undecided"] else "yes"),
+            ("command", shlex.join(best["command"])),
+        ]
+    table = configurations_table(rows, names, best["configuration"] if best else "", best["close"] if best else [])
     return Result(
-        document={"run": str(run.path), **document},
-        blocks=_throughput_blocks(run, document),
-        written=[state, run.results_csv, *([run.path / "best.json"] * (best is not None))],
+        document={"run": str(run.path), "trials": rows, "best": best},
+        blocks=[table, Facts(facts)],
+        written=[*(run.path / name for name in written), run.results_csv],
         code=0 if best is not None else 3,
     )
-
-
-def _throughput_blocks(run: RunDirectory, document: dict[str, Any]) -> "list[Block]":
-    from analysis.render.study import configurations_table
-    from analysis.render.tables import Facts
-    from analysis.wording import fine
-
-    rows, best = document["trials"], document["best"]
-    facts = [("skipped", f"{what}: {why}") for what, why in document["skipped"].items()]
-    names = [row["configuration"] for row in rows]
-    if best is None:
-        facts.append(("no result", f"see the logs of the trials in {run.path}/trials/*/log.txt"))
-        return [configurations_table(rows, names, "", []), Facts(facts)]
-    rate, low, high = map(fine, (best["samples_per_second"], *best["interval"]))
-    facts.append(("fastest", f"{best['configuration']}: {rate} samples/s, 95 % interval {low} to {high}"))
-    facts.append(("conclusive", f"no: {best['undecided']} (--rounds)" if best["undecided"] else "yes"))
-    facts.append(("command", shlex.join(best["command"])))
-    return [configurations_table(rows, names, best["configuration"], best["close"]), Facts(facts)]

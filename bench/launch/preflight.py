@@ -1,5 +1,6 @@
 """The launchers of all nodes meet at a TCPStore of node 0 and compare what each was started with."""
 
+import os
 import socket
 import threading
 import time
@@ -35,9 +36,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     """cpu or cuda."""
     command: str
-    """Hash of the command."""
-    host: str
-    pid: int
+    host: str = msgspec.field(default_factory=socket.gethostname)
+    pid: int = msgspec.field(default_factory=os.getpid)
     address: str = ""
     """Address of this node on the way to node 0."""
     port: int = 0
@@ -49,9 +49,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return f"node {self.rank} (host {self.host})"
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """Why the nodes cannot start together."""
-
+class _Refusal(msgspec.Struct, frozen=True):
     code: Code
     text: str
 
@@ -112,18 +110,16 @@ def meet(node: Node, address: str, port: int, seconds: float) -> "tuple[TCPStore
         with socket.create_server(("", 0)) as server:
             node = msgspec.structs.replace(node, address=source_address(address), port=server.getsockname()[1])
         import_torch()
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
         deadline = time.monotonic() + seconds
-        store = answer(_open, node, address, port, seconds, seconds=seconds)
-        try:
-            refusal = answer(_join, store, node)
-            nodes: list[Node] = []
-            while refusal is None and len(nodes) < len(node.counts):
-                time.sleep(_POLL_SECONDS)
-                late = time.monotonic() >= deadline
-                nodes, refusal = answer(_look, store, node, seconds if late else None)
-        except KeyboardInterrupt:
-            answer(store.delete_key, f"node/{node.rank}")
-            raise
+        limit, is_master = timedelta(seconds=seconds), node.rank == 0
+        store = answer(TCPStore, address, port, None, is_master, limit, False, seconds=seconds)
+        nodes: list[Node] = []
+        refusal = answer(_join, store, node)
+        while refusal is None and len(nodes) < len(node.counts):
+            time.sleep(_POLL_SECONDS)
+            nodes, refusal = answer(_look, store, node, seconds if time.monotonic() >= deadline else None)
     except (OSError, UnicodeError, NodeLostError) as error:
         raise UsageError(
             "node-unreachable",
@@ -135,14 +131,7 @@ def meet(node: Node, address: str, port: int, seconds: float) -> "tuple[TCPStore
     return store, nodes
 
 
-def _open(node: Node, address: str, port: int, seconds: float) -> "TCPStore":
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    limit = timedelta(seconds=seconds)
-    return TCPStore(address, port, is_master=node.rank == 0, wait_for_workers=False, timeout=limit)
-
-
-def _join(store: "TCPStore", node: Node) -> Refusal | None:
+def _join(store: "TCPStore", node: Node) -> _Refusal | None:
     """Write what this node was started with; return what is wrong where another one has its rank."""
     first = post(store, f"node/{node.rank}", node)
     if first == node:
@@ -151,34 +140,32 @@ def _join(store: "TCPStore", node: Node) -> Refusal | None:
         f"two nodes have --node-rank {node.rank}: host {first.host} (process {first.pid}) and host {node.host} "
         f"(process {node.pid}); give each node its own, and each job its own --master-port"
     )
-    refusal = Refusal("nodes-disagree", problem)
-    post(store, "refusal", refusal)
-    return refusal
+    return post(store, "refusal", _Refusal("nodes-disagree", problem))
 
 
-def _look(store: "TCPStore", node: Node, waited_seconds: float | None) -> tuple[list[Node], Refusal | None]:
+def _look(store: "TCPStore", node: Node, waited_seconds: float | None) -> tuple[list[Node], _Refusal | None]:
     """Return the nodes that have joined, and why they cannot start together, as all nodes read it."""
     entries = [read(store, f"node/{rank}", Node) for rank in range(len(node.counts))]
     nodes = [entry for entry in entries if entry is not None]
-    refusal = read(store, "refusal", Refusal) or objection(nodes, waited_seconds)
+    refusal = read(store, "refusal", _Refusal) or objection(nodes, waited_seconds)
     if refusal is not None:
         refusal = post(store, "refusal", refusal)
         leave(store, node, len(nodes) - 1)
     return nodes, refusal
 
 
-def objection(nodes: Sequence[Node], waited_seconds: float | None) -> Refusal | None:
+def objection(nodes: Sequence[Node], waited_seconds: float | None) -> _Refusal | None:
     """Return why these nodes cannot start together; None where they agree, and missing ones may still come."""
     first = nodes[0]
     for node in nodes[1:]:
         for what, mine, other in (
             ("numbers of processes", in_words(first.counts), in_words(node.counts)),
-            ("command", f"the command with hash {first.command}", f"the command with hash {node.command}"),
+            ("command", first.command, node.command),
             ("kind of device", first.device, node.device),
         ):
             if mine != other:
                 text = f"{first.name} has {mine}, but {node.name} has {other}: give every node the same {what}"
-                return Refusal("nodes-disagree", text)
+                return _Refusal("nodes-disagree", text)
     missing = sorted(set(range(len(first.counts))) - {node.rank for node in nodes})
     if not missing or waited_seconds is None:
         return None
@@ -187,7 +174,7 @@ def objection(nodes: Sequence[Node], waited_seconds: float | None) -> Refusal | 
         f"{sum(first.counts[node.rank] for node in nodes)} of {sum(first.counts)} processes are here, on "
         f"{', '.join(node.name for node in nodes)}; start it with the same numbers, --master-addr and --master-port"
     )
-    return Refusal("node-unreachable", text)
+    return _Refusal("node-unreachable", text)
 
 
 def source_address(peer: str) -> str:

@@ -3,8 +3,8 @@
 import importlib
 import logging
 import os
+import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,7 +18,7 @@ from bench.machine.devices import Devices
 from bench.machine.environment import bounded_spin
 from bench.run.processes import STOP_SIGNALS, death_in_words, descendants, die_with_parent, send
 from common.atomic import write_text
-from common.errors import first_line
+from common.errors import UsageError, first_line
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -27,8 +27,6 @@ ONE_NODE = ("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", 
 """Options of torchrun on one node: its store has any free port, since nobody else connects."""
 GRACE_SECONDS = 8.0
 """Seconds that ranks have to end after another one failed, before they are killed."""
-# Environment variable: the process that started torchrun.
-_PARENT_VARIABLE = "BERTBENCH_PARENT_PID"
 LOST, KILLED, FAILED, STOPPED, OK = range(5)
 """Kinds of endings; of several, the first is the cause of the others."""
 
@@ -43,6 +41,22 @@ class Ending(msgspec.Struct, frozen=True):
     """When, as Unix time in s by the clock of the node."""
 
 
+def command_of_rank(command: Sequence[str], module: bool, no_python: bool) -> tuple[str, ...]:
+    """Return the command line of a rank. Raises UsageError if this node does not have the program."""
+    if module:
+        return (sys.executable, "-u", "-m", *command)
+    if no_python:
+        if shutil.which(command[0]) is None:
+            raise UsageError("tool-missing", f"program {command[0]!r} is not on this node: give its path")
+        return tuple(command)
+    if command[0] == "bertbench":
+        return (sys.executable, "-u", "-P", "-m", "bench.cli.main", *command[1:])
+    if not Path(command[0]).is_file():
+        problem = f"Python script {command[0]!r} is not on this node: give its path, or --no-python for another program"
+        raise UsageError("path-missing", problem)
+    return (sys.executable, "-u", *command)
+
+
 def options(counts: Sequence[int], node_rank: int, address: str, port: int) -> list[str]:
     """Return the options of torchrun on a node; over several nodes a static rendezvous keeps the order of the nodes."""
     several = f"--nnodes={len(counts)} --node-rank={node_rank} --master-addr={address} --master-port={port}".split()
@@ -50,10 +64,11 @@ def options(counts: Sequence[int], node_rank: int, address: str, port: int) -> l
 
 
 def environment(devices: Devices, here: int) -> dict[str, str]:
-    """Return the environment of `here` ranks on these devices."""
+    """Return the environment of torchrun with `here` ranks on these devices."""
     threads = str(max(1, devices.cpu_cores // here))
     visible = devices.environment(here) if devices.kind == "cuda" else {}
-    return {"OMP_NUM_THREADS": threads, **bounded_spin(), **os.environ, **visible}
+    grace = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{GRACE_SECONDS:.0f}"}
+    return {"OMP_NUM_THREADS": threads, **grace, **bounded_spin(), **os.environ, **visible}
 
 
 def gloo_interface(local_address: str) -> dict[str, str]:
@@ -68,16 +83,6 @@ def command(words: Sequence[str], record: Path) -> list[str]:
     """Return the command that runs torchrun with these words and writes an Ending to `record`."""
     module = [sys.executable, "-P", "-m", "bench.launch.torchrun", str(record)]
     return [*module, "--monitor-interval=0.1", "--signals-to-handle=SIGHUP", *words]
-
-
-def start(words: Sequence[str], variables: dict[str, str], record: Path) -> "subprocess.Popen[bytes]":
-    """Start torchrun with these words, in a process that writes an Ending to `record` and dies with this one."""
-    return subprocess.Popen(
-        command(words, record),
-        stdin=subprocess.DEVNULL,
-        env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{GRACE_SECONDS:.0f}", **variables, _PARENT_VARIABLE: str(os.getpid())},
-        start_new_session=True,  # only the launcher receives Ctrl-C; it passes the signal on
-    )
 
 
 def import_torch() -> None:
@@ -133,9 +138,7 @@ def _watch_ranks(failed_at: dict[int, float]) -> None:
 
 def main(argv: list[str]) -> int:
     """Run torchrun with the words argv[1:]; write its Ending to argv[0]."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-    parent = os.environ.pop(_PARENT_VARIABLE, None)
-    die_with_parent(signal.SIGHUP, int(parent) if parent else None)  # torchrun then ends the ranks
+    die_with_parent(signal.SIGHUP)  # torchrun then ends the ranks
     for number in STOP_SIGNALS:  # of a batch system, which signals every process; the launcher passes them to the ranks
         signal.signal(number, lambda *_: None)
     import_torch()

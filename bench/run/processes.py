@@ -38,8 +38,8 @@ def die_with_parent(death_signal: int = signal.SIGKILL, parent: int | None = Non
         os.kill(os.getpid(), death_signal)
 
 
-def start_guarded(argv: Iterable[str], output: int, **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a guarded command with stdout and stderr in the file `output`.
+def start_guarded(argv: Iterable[str], output: int | None, **options: Any) -> "subprocess.Popen[bytes]":
+    """Start a guarded command with stdout and stderr in the file `output`; None leaves them.
 
     Its exit code is the command's, above 128 for a signal as in a shell. `end_guarded` ends it early.
     """

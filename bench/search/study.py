@@ -3,7 +3,7 @@
     STUDY/study.db       Optuna's storage, which several workers share
     STUDY/trial-0000/    the run directory of a trial and of the trials that continue it
     STUDY/tune.json      results; trials.csv is Optuna's own table
-    STUDY/best.json      the best trial; STUDY/best leads to its run directory
+    STUDY/best.json      the best trial and the command that repeats it
 
 A worker writes a heartbeat while a trial runs. Optuna fails a trial whose heartbeat has stopped and queues another
 one with the same values, which resumes the training from its last checkpoint.
@@ -17,36 +17,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.search.objective import Objective
 from bench.sweep.request import check_same_request
 from common import locks
 from common.atomic import write_text
-from common.errors import MissingToolError, StorageError, UsageError, first_line
-from common.reading import read_notes
+from common.errors import StorageError, first_line
 from common.scores import score
 from records.files import write_record
 from records.training import TrainRun
 
-HEARTBEAT_SECONDS, GRACE_SECONDS = 10, 60
-"""Time between two heartbeats of a trial, and until one without a heartbeat is lost."""
+# Time between two heartbeats of a trial, and until one without a heartbeat is lost.
+_HEARTBEAT_SECONDS, _GRACE_SECONDS = 10, 60
+LOST_SECONDS = _HEARTBEAT_SECONDS + _GRACE_SECONDS
+"""Longest time until the trial of a killed worker is lost."""
 # Also of trials that were stopped and queued again.
 _RETRIES = 20
-# Another worker writes for milliseconds; the limit is for slow file systems.
-_BUSY_SECONDS = 120.0
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
-
-
-def import_optuna() -> Any:
-    """Import Optuna without its log and its warnings of experimental parts. Raises MissingToolError."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise MissingToolError(
-            "package-missing", f"`bertbench tune --for score` needs Optuna ({error}): pip install 'bertbench[tune]'"
-        ) from error
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    return optuna
 
 
 @contextlib.contextmanager
@@ -54,26 +39,31 @@ def open_study(folder: Path, request: Mapping[str, Any], maximize: bool, pruner:
     """Open the Optuna study in a folder, created if missing.
 
     Raises:
-        MissingToolError: Optuna is not installed.
         UsageError: the folder has a study with another request.
         StorageError: the storage is damaged, locked or cannot be written, now or in the block of `with`.
     """
-    optuna = import_optuna()
-    from optuna.exceptions import StorageInternalError
+    import optuna
+    from optuna.exceptions import ExperimentalWarning, StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
 
     path = folder / "study.db"
-    if "request" in read_notes(folder / "tune.json"):
-        raise UsageError("folder-occupied", f"{folder} holds a search for throughput: give another --out")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", category=ExperimentalWarning)
+    nop, median = optuna.pruners.NopPruner, optuna.pruners.MedianPruner
     try:
         with locks.locked(folder, "another worker", "wait for it", wait=True):
+            storage = optuna.storages.RDBStorage(
+                f"sqlite:///{path}",
+                engine_kwargs={"connect_args": {"timeout": 120}},  # in s, for slow file systems
+                heartbeat_interval=_HEARTBEAT_SECONDS,
+                grace_period=_GRACE_SECONDS,
+                heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(_RETRIES),
+            )
             study = optuna.create_study(
-                storage=_storage(path),
+                storage=storage,
                 study_name="bertbench",
                 direction="maximize" if maximize else "minimize",
-                pruner=optuna.pruners.NopPruner()
-                if pruner == "none"
-                else optuna.pruners.MedianPruner(n_warmup_steps=1),
+                pruner=nop() if pruner == "none" else median(n_warmup_steps=1),
                 load_if_exists=True,
             )
             check_same_request(folder, study.user_attrs.get("request", {}), request)
@@ -86,20 +76,6 @@ def open_study(folder: Path, request: Mapping[str, Any], maximize: bool, pruner:
         ) from error
 
 
-def _storage(path: Path) -> Any:
-    storages = import_optuna().storages
-    from sqlalchemy.engine import URL
-
-    url = URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
-    return storages.RDBStorage(
-        url.replace("{", "{{").replace("}", "}}"),  # Optuna takes it as a template
-        engine_kwargs={"connect_args": {"timeout": _BUSY_SECONDS}},
-        heartbeat_interval=HEARTBEAT_SECONDS,
-        grace_period=GRACE_SECONDS,
-        heartbeat_stale_trial_callback=storages.RetryHeartbeatStaleTrialCallback(_RETRIES),
-    )
-
-
 def trials_of(study: Any) -> dict[int, Any]:
     """Return the trials by number; of those that continue one another the last, by the number of the first."""
     return {trial.system_attrs.get("failed_trial", trial.number): trial for trial in study.get_trials(deepcopy=False)}
@@ -107,7 +83,9 @@ def trials_of(study: Any) -> dict[int, Any]:
 
 def put_back(study: Any, number: int) -> None:
     """Queue a trial that continues this one, for the next worker."""
-    import_optuna().storages.RetryHeartbeatStaleTrialCallback()(study, study.get_trials()[number])
+    from optuna.storages import RetryHeartbeatStaleTrialCallback
+
+    RetryHeartbeatStaleTrialCallback()(study, study.get_trials()[number])
 
 
 def trial_run(folder: Path, number: int) -> TrainRun:
@@ -115,37 +93,36 @@ def trial_run(folder: Path, number: int) -> TrainRun:
     return TrainRun(folder / f"trial-{number:04d}")
 
 
-def write_results(study: Any, folder: Path, objective: Objective, more: Mapping[str, Any]) -> dict[str, Any]:
+def write_results(study: Any, folder: Path, objective: str, about: Mapping[str, Any]) -> dict[str, Any]:
     """Write the files of a study, remove the checkpoints of trials that are not the best, and return tune.json.
 
     Args:
         study: the study.
         folder: its folder.
-        objective: what it optimizes.
-        more: task, space and training, for tune.json.
+        objective: the score that it optimizes.
+        about: task, space and training, for tune.json.
     """
     with locks.locked(folder, "another worker", "wait for it", wait=True):
         trials = trials_of(study)
-        complete = {
-            number: trial
-            for number, trial in trials.items()
-            if trial.state.name == "COMPLETE" and "same_as" not in trial.user_attrs
-        }
-        sign = -1.0 if objective.maximize else 1.0
-        best = min(complete, key=lambda number: (sign * complete[number].value, number), default=None)
+        maximize = study.direction.name == "MAXIMIZE"
+        order = sorted(trials, key=lambda number: trials[number].number)
+        complete = [number for number in order if trials[number].state.name == "COMPLETE"]
+        # Of equal ones the first: a repeated trial has no training of its own.
+        best = (max if maximize else min)(complete, key=lambda number: trials[number].value, default=None)
         for number, trial in trials.items():
-            lost = trial.state.name == "FAIL" and "reason" not in trial.user_attrs  # Optuna is about to queue it again
-            if number != best and trial.state.is_finished() and not lost:
+            ended = trial.state.name in ("COMPLETE", "PRUNED") or "reason" in trial.user_attrs  # others may resume
+            if ended and number != best:
                 shutil.rmtree(trial_run(folder, number).checkpoints, ignore_errors=True)
-        label = score(objective.name).label
         document = {
-            **more,
-            "objective": {"name": objective.name, "label": label, "maximize": objective.maximize},
+            **about,
+            "objective": {"name": objective, "label": score(objective).label, "maximize": maximize},
             "trials": [_row(number, trial) for number, trial in trials.items()],
-            "best": None if best is None else _export(folder, best, complete[best]),
+            "best": None if best is None else _best(folder, best, trials[best]),
         }
         write_text(folder / "trials.csv", study.trials_dataframe().to_csv(index=False))
         write_record(folder / "tune.json", document)
+        if document["best"] is not None:
+            write_record(folder / "best.json", document["best"])
     return document
 
 
@@ -165,20 +142,12 @@ def _row(number: int, trial: Any) -> dict[str, Any]:
     }
 
 
-def _export(folder: Path, number: int, trial: Any) -> dict[str, Any]:
-    """Write best.json and the link to the run of a trial; return the trial with the command that repeats it."""
-    run = trial_run(folder, number)
+def _best(folder: Path, number: int, trial: Any) -> dict[str, Any]:
+    """Return the best trial with its checkpoint and the command that repeats it."""
     out = folder.with_name(f"{folder.name}-best")
-    command = shlex.join(["bertbench", "train", *trial.user_attrs["words"], "--out", str(out)])
-    best = {
+    checkpoint = trial_run(folder, number).best_checkpoint()
+    return {
         **_row(number, trial),
-        "command": command,
-        "checkpoint": None if (path := run.best_checkpoint()) is None else str(path),
+        "command": shlex.join(["bertbench", "train", *trial.user_attrs["words"], "--out", str(out)]),
+        "checkpoint": None if checkpoint is None else str(checkpoint),
     }
-    write_record(folder / "best.json", best)
-    link = folder / ".best"
-    with contextlib.suppress(OSError):  # some file systems have no links
-        link.unlink(missing_ok=True)
-        link.symlink_to(run.path.name, target_is_directory=True)
-        link.replace(folder / "best")
-    return best

@@ -30,8 +30,9 @@ from records.trial import Trial
 BUCKETS_MIB = (5, 10, 50, 100)
 """Sizes of gradient buckets to try besides the strategy's own."""
 _FINALISTS = 4
-# A smaller gain is within the spread of short trials; a larger drop ends the growth at once.
-_GAIN, _FALL = 0.01, 0.03
+# A smaller gain is within the spread of short trials.
+_GAIN = 0.01
+_RESULTS = ("status", "reason", "samples_per_second", "peak_memory_bytes")
 
 
 def lanes(sweep: Sweep, devices: Devices) -> list[Trial]:
@@ -57,31 +58,26 @@ class Search:
     measure: Measure
     results: dict[Trial, Mapping[str, Any]] = field(default_factory=dict)
     """Of each trial in the order run."""
-    skipped: dict[str, str] = field(default_factory=dict)
-    """Configurations that were not tried, with the reason."""
 
     def run(self) -> None:
         """Search; the results are in the attributes."""
         for lane in self.lanes:
             fastest = self.choice()[0][:1]
             start = max([lane.micro_batch_size, *(trial.micro_batch_size // 4 for trial in fastest)])
-            too_large = self.grow(lane, start)
-            checkpointed = dataclasses.replace(lane, activation_checkpointing=True)
-            if too_large is None:
-                self.skipped[label(checkpointed).partition(",")[0]] = "memory did not limit the micro batch without it"
-            else:
-                self.grow(checkpointed, too_large)
+            too_large = self._grow(lane, start)
+            if too_large is not None:  # checkpointing saves memory and adds work
+                self._grow(dataclasses.replace(lane, activation_checkpointing=True), too_large)
         if self.candidates():
-            self.refine()
-            self.halve()
+            self._refine()
+            self._halve()
 
-    def rate(self, trial: Trial) -> float:
+    def _rate(self, trial: Trial) -> float:
         """Return the samples/s of a trial, run if needed; 0 if it failed."""
         if trial not in self.results:
             self.results[trial] = self.measure(trial)
         return _rate(self.results[trial])
 
-    def sized(self, trial: Trial, size: int) -> Trial | None:
+    def _sized(self, trial: Trial, size: int) -> Trial | None:
         """Return a trial with another micro batch; None if it is out of range or does not divide the global batch."""
         each = size * trial.world_size
         steps, rest = divmod(self.global_batch_size or each, each)
@@ -89,41 +85,38 @@ class Search:
             return None
         return dataclasses.replace(trial, micro_batch_size=size, grad_accum_steps=steps)
 
-    def grow(self, lane: Trial, size: int) -> int | None:
+    def _grow(self, lane: Trial, size: int) -> int | None:
         """Double the micro batch while it gets faster; return the size that ran out of memory, if any."""
-        best, without_gain = 0.0, 0
-        while size <= self.last_batch and without_gain < 2:
-            if (trial := self.sized(lane, size)) is not None:
-                rate = self.rate(trial)
+        best = 0.0
+        while size <= self.last_batch:
+            if (trial := self._sized(lane, size)) is not None:
+                rate = self._rate(trial)
                 if self.results[trial]["status"] == "oom":
-                    first = lane.micro_batch_size
-                    return size if best or size == first else self.grow(lane, first)
-                if not rate or rate < best * (1 - _FALL):
+                    return size
+                if rate <= best * (1 + _GAIN):
                     return None
-                without_gain = 0 if rate > best * (1 + _GAIN) else without_gain + 1
-                best = max(best, rate)
+                best = rate
             size *= 2
         return None
 
-    def refine(self) -> None:
+    def _refine(self) -> None:
         """Try the sizes between the fastest and its neighbors, then the sizes of its buckets."""
         best = self.choice()[0][0]
         for step in (best.micro_batch_size // 2, best.micro_batch_size // 4):
             for size in (best.micro_batch_size + step, best.micro_batch_size - step):
-                trial = self.sized(best, size)
-                if trial is not None and self.rate(trial) > self.rate(best):
+                trial = self._sized(best, size)
+                if trial is not None and self._rate(trial) > self._rate(best):
                     best = trial
-        if "bucket_mib" in OPTIONS.get(best.strategy, ()):
-            for mib in BUCKETS_MIB:
-                options = options_text(best.strategy, {**read_options(best.strategy_options), "bucket_mib": mib})
-                self.rate(dataclasses.replace(best, strategy_options=options))
+        for mib in BUCKETS_MIB if "bucket_mib" in OPTIONS.get(best.strategy, ()) else ():
+            options = options_text(best.strategy, {**read_options(best.strategy_options), "bucket_mib": mib})
+            self._rate(dataclasses.replace(best, strategy_options=options))
 
-    def halve(self) -> None:
+    def _halve(self) -> None:
         """Measure the fastest again in turns; each round keeps half of them, until the fastest is decided."""
-        finalists = sorted(self.candidates(), key=lambda trial: -self.rate(trial))[:_FINALISTS]
+        finalists = sorted(self.candidates(), key=lambda trial: -self._rate(trial))[:_FINALISTS]
         for number in range(1, self.rounds):
             for trial in finalists[:: -1 if number % 2 else 1]:
-                self.rate(dataclasses.replace(trial, round=len(self.candidates()[trial].rates)))
+                self._rate(dataclasses.replace(trial, round=len(self.candidates()[trial].rates)))
             candidates, (chosen, _) = self.candidates(), self.choice()
             if number > 1 and all(decided(candidates[trial], candidates[chosen[0]]) for trial in chosen[1:]):
                 return
@@ -145,6 +138,41 @@ class Search:
         choice, trials = choose(list(candidates.values())), list(candidates)
         return [trials[place] for place in (choice.best, *choice.close)], choice.undecided
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the trials with their results as plain values."""
+        return [
+            {
+                "configuration": label(trial),
+                "trial_id": trial.trial_id,
+                **trial.row(),
+                **{name: result.get(name) for name in _RESULTS},
+                "predicted_bytes": None if trial.model else predict_memory(trial, trial.device).total,
+            }
+            for trial, result in self.results.items()
+        ]
+
+    def best(self, run: RunDirectory) -> dict[str, Any] | None:
+        """Return the fastest configuration over its rounds with its interval, those close to it, and its command."""
+        from analysis.load import load_run
+        from analysis.run_views import rate_interval
+
+        chosen, undecided = self.choice()
+        if not chosen:
+            return None
+        best, *close = chosen
+        rounds = [(row["trial_id"], row) for trial, row in zip(self.results, self.rows(), strict=True)
+                  if dataclasses.replace(trial, round=0) == best]  # fmt: skip
+        candidate = self.candidates()[best]
+        return {
+            **rounds[0][1],
+            "samples_per_second": candidate.rate,
+            "interval": rate_interval([one for one in load_run(run) if one.trial.trial_id in dict(rounds)]),
+            "rounds": list(candidate.rates),
+            "close": [label(trial) for trial in close],
+            "undecided": undecided,
+            "command": command(best),
+        }
+
 
 def _rate(result: Mapping[str, Any]) -> float:
     return float(result.get("samples_per_second") or 0.0) if result["status"] == "ok" else 0.0
@@ -162,53 +190,19 @@ def label(trial: Trial) -> str:
     return f"{wording.strategy(trial.row())}, micro batch {trial.micro_batch_size}{steps}"
 
 
-def row_of(trial: Trial, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a trial with its result as plain values."""
-    fields = ("strategy", "strategy_options", "micro_batch_size", "grad_accum_steps", "activation_checkpointing",
-              "round", "trial_id")  # fmt: skip
-    shown = ("status", "reason", "samples_per_second", "peak_memory_bytes")
-    return {
-        "configuration": label(trial),
-        **{name: getattr(trial, name) for name in fields},
-        **{name: result.get(name) for name in shown},
-        "predicted_bytes": None if trial.model else predict_memory(trial, trial.device).total,
-    }
-
-
-def best_of(search: Search, run: RunDirectory) -> dict[str, Any] | None:
-    """Return the fastest configuration over its rounds with its interval, those close to it, and its command."""
-    from analysis.load import load_run
-    from analysis.run_views import rate_interval
-
-    chosen, undecided = search.choice()
-    if not chosen:
-        return None
-    best, *close = chosen
-    candidate = search.candidates()[best]
-    ids = {trial.trial_id for trial in search.results if dataclasses.replace(trial, round=0) == best}
-    return {
-        **row_of(best, search.results[best]),
-        "samples_per_second": candidate.rate,
-        "interval": rate_interval([loaded for loaded in load_run(run) if loaded.trial.trial_id in ids]),
-        "rounds": list(candidate.rates),
-        "close": [label(trial) for trial in close],
-        "undecided": undecided,
-        "command": command(best),
-    }
-
-
 def command(trial: Trial) -> list[str]:
     """Return the command that trains with a configuration, or measures it if its implementation does not train."""
     trains = trial.implementation in TRAININGS
-    batch, steps = ("--micro-batch-size", "--grad-accum-steps") if trains else ("--batch-sizes", "--grad-accum")
-    options = read_options(trial.strategy_options)
-    words = ["bertbench", "train" if trains else "throughput", trial.task]
-    words += ["--model", trial.model] if trial.model else ["--preset", trial.preset, "--dropout", f"{trial.dropout:g}"]
+    values = {
+        "implementation": "" if trial.implementation == OURS else trial.implementation,
+        **({"model": trial.model} if trial.model else {"preset": trial.preset, "dropout": f"{trial.dropout:g}"}),
+        **{name: getattr(trial, name) for name in ("data", "seq_len", "precision", "padding", "device", "strategy")},
+        "devices": trial.world_size,
+        "micro_batch_size" if trains else "batch_sizes": trial.micro_batch_size,
+        "grad_accum_steps" if trains else "grad_accum": trial.grad_accum_steps,
+        **read_options(trial.strategy_options),
+    }
+    words = ["bertbench", "train" if trains else "throughput", trial.task, *task_words(trial.task, trial.task_options)]
+    words += [word for name, value in values.items() if value != "" for word in (flag(name), str(value))]
     words += ["--trust-remote-code"] * trial.trust_remote_code
-    words += ["--implementation", trial.implementation] if trial.implementation != OURS else []
-    words += ["--data", trial.data, "--seq-len", str(trial.seq_len), "--precision", trial.precision]
-    words += ["--padding", trial.padding] if trial.padding else []
-    words += [*task_words(trial.task, trial.task_options), "--device", trial.device, "--devices", str(trial.world_size)]
-    words += ["--strategy", trial.strategy, batch, str(trial.micro_batch_size), steps, str(trial.grad_accum_steps)]
-    words += [word for name in sorted(options) for word in (flag(name), str(options[name]))]
     return [*words, *["--activation-checkpointing"] * trial.activation_checkpointing]

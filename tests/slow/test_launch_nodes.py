@@ -21,6 +21,8 @@ STEPS = 12
 UNEQUAL = (("--here-gpus", "1", "--other-gpus", "2"), ("--here-gpus", "2", "--other-gpus", "1"))
 ENDLESS = ("--", "tests/support/gloo_steps.py", "1000000")
 SILENCE_SECONDS = 20
+# Of a node whose ranks the others miss: 6 s of silence, 8 s to end.
+LOST_SECONDS = 14
 # Beside the stated seconds: imports of torch on a machine that does other work too.
 SPARE_SECONDS = 30
 
@@ -45,7 +47,8 @@ def below(launch: Launch) -> list[psutil.Process]:
 
 def ranks_of(launch: Launch) -> dict[int, psutil.Process]:
     """The processes of the ranks, which are the children of torchrun."""
-    (torchrun,) = psutil.Process(launch.pid).children()
+    (guard,) = psutil.Process(launch.pid).children()
+    (torchrun,) = guard.children()
     return {int(process.environ()["RANK"]): process for process in torchrun.children()}
 
 
@@ -57,7 +60,7 @@ class Running:
         self.both = launch_both(hosts, *ENDLESS)
         wait_for(lambda: sum(len(re.findall("rank . of 3", hosts.said(each))) for each in self.both) == 3, "the ranks")
         self.processes = [process for each in self.both for process in below(each)]
-        assert len(self.processes) == 5, "a torchrun on each host, and three ranks"
+        assert len(self.processes) == 7, "a guard and a torchrun on each host, and three ranks"
         self.began = time.monotonic()
 
     def end(self, seconds: float, *codes: int) -> list[str]:
@@ -95,25 +98,22 @@ def test_two_nodes_of_one_rank_end_all(hosts: Hosts) -> None:
     assert "two nodes have --node-rank 1" in line and len(set(pids)) == 2
 
 
-def test_different_counts_end_every_node_with_both_before_anything_starts(hosts: Hosts) -> None:
-    mark = hosts.folder / "started"
-    words = ("--no-python", "--", "touch", str(mark))
-    first = hosts.launch(0, *UNEQUAL[0], *words)
-    second = hosts.launch(1, "--here-gpus", "3", "--other-gpus", "1", *words)
-    assert hosts.end(first, second, seconds=3 * SPARE_SECONDS) == [2, 2]
-    for each in (first, second):
-        line = hosts.said(each).splitlines()[-1]
-        assert "node 0 (host node-a) has 1 + 2 = 3 processes on 2 nodes" in line
-        assert "node 1 (host node-b) has 1 + 3 = 4 processes on 2 nodes" in line
-        assert line.endswith("[nodes-disagree]")
-    assert not mark.exists()
-
-
-def test_different_commands_end_every_node(hosts: Hosts) -> None:
-    both = [hosts.launch(host, *UNEQUAL[host], "--no-python", "--", "echo", str(host)) for host in (0, 1)]
+@pytest.mark.parametrize(
+    ("node_1", "facts"),
+    [
+        (("--here-gpus", "3", "--other-gpus", "1", "--no-python", "--", "touch", "started"),
+         ("node 0 (host node-a) has 1 + 2 = 3 processes on 2", "node 1 (host node-b) has 1 + 3 = 4 processes on 2")),
+        ((*UNEQUAL[1], "--no-python", "--", "touch", "other"), ("has touch started", "has touch other")),
+    ],
+)  # fmt: skip
+def test_different_counts_or_commands_end_every_node_with_both_before_anything_starts(
+    hosts: Hosts, node_1: tuple[str, ...], facts: tuple[str, ...]
+) -> None:
+    both = [hosts.launch(0, *UNEQUAL[0], "--no-python", "--", "touch", "started"), hosts.launch(1, *node_1)]
     assert hosts.end(*both, seconds=3 * SPARE_SECONDS) == [2, 2]
     (line,) = {hosts.said(each).splitlines()[-1] for each in both}
-    assert len(set(re.findall(r"command with hash (\w{8})", line))) == 2
+    assert all(fact in line for fact in facts) and line.endswith("[nodes-disagree]")
+    assert not (ROOT / "started").exists()
 
 
 def test_a_killed_rank_ends_all_nodes_and_is_named(hosts: Hosts) -> None:
@@ -129,15 +129,15 @@ def test_a_killed_node_is_named_by_the_other(hosts: Hosts, dead: int) -> None:
     for process in [*below(running.both[dead]), psutil.Process(running.both[dead].pid)]:
         process.kill()
     codes = [-9, 3] if dead == 0 else [3, -9]
-    line = running.end(SILENCE_SECONDS, *codes)[1 - dead]
+    line = running.end(LOST_SECONDS, *codes)[1 - dead]
     assert line.startswith(f"bertbench: failed: node {dead} (host node-{'ab'[dead]}): lost (")
 
 
 def test_a_launcher_killed_alone_takes_its_ranks_along(hosts: Hosts) -> None:
     running = Running(hosts)
     running.both[1].kill()
-    line = running.end(SILENCE_SECONDS, 3, -9)[0]
-    assert "node 1 (host node-b): lost (no sign of its launcher for 20 s)" in line
+    line = running.end(LOST_SECONDS, 3, -9)[0]
+    assert "node 1 (host node-b): lost (no sign of its launcher for " in line
 
 
 def test_ctrl_c_on_one_node_ends_all(hosts: Hosts) -> None:
@@ -165,17 +165,6 @@ def test_a_late_node_is_waited_for_and_the_program_may_be_any(hosts: Hosts) -> N
     assert "rank 0 of 3 is 0 over eth0" in hosts.said(first)
     ranks = {"rank 1 of 3 is 0 over eth0", "rank 2 of 3 is 1 over eth0"}
     assert set(re.findall(r"^rank .*", hosts.said(second), re.MULTILINE)) == ranks
-
-
-@pytest.mark.soak
-def test_a_second_job_on_the_same_port_leaves_the_first_alone(hosts: Hosts) -> None:
-    running = Running(hosts)
-    again = [hosts.launch(host, *UNEQUAL[host], *ENDLESS) for host in (0, 1)]
-    assert hosts.end(*again, seconds=40) == [2, 2]
-    assert "EADDRINUSE" in hosts.said(again[0]) and "own --master-port" in hosts.said(again[1])
-    assert all(each.poll() is None for each in running.both)
-    running.both[0].send_signal(signal.SIGTERM)
-    running.end(10, 3, 3)
 
 
 def training(data: Path, out: Path, steps: int = STEPS) -> TrainCli:
@@ -235,20 +224,3 @@ def test_a_signal_to_one_launch_saves_on_all_nodes_and_ends_them_well(hosts: Hos
     assert made > 0 and cli.checkpoints()[-1] == f"step-{made:07d}"
     for each in both:
         assert "stopped by SIGTERM on node 1 (host node-b)" in hosts.said(each)
-
-
-@pytest.mark.soak
-def test_a_full_shared_folder_is_said_once_and_the_checkpoint_before_stays(
-    hosts: Hosts, data: Path, tmp_path: Path
-) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(small)], check=True)
-    try:
-        cli = training(data, small / "run")
-        both = launch_both(hosts, "--", *command(cli))
-        assert hosts.end(*both) == [3, 3]
-        assert "disk is full" in hosts.said(both[0])
-        assert cli.checkpoints() == ["step-0000005"]
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)

@@ -6,11 +6,10 @@ from typing import cast
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.commands import document, facts, result, text
-from support.help_text import light_help
+from support.commands import facts, result, text
 from support.refusals import refused
 
-from bert.checkpoints.ours import load_model, save_model
+from bert.checkpoints.ours import save_model
 from bert.model.config import ModelConfig
 from bert.model.heads import BertForPretraining
 from common.errors import Code
@@ -50,16 +49,6 @@ def test_missing_and_unexpected_names_are_listed(source: Path, tmp_path: Path) -
     assert "unexpected:\n  head.0\n" in shown and "... and 10 more (--json lists all)" in shown
 
 
-def test_json_is_the_summary(source: Path, tmp_path: Path) -> None:
-    vocab = tmp_path / "other.txt"
-    vocab.write_text("\n".join(PIECES[:12]))
-    summary = document("convert", source, tmp_path / "new", "--to", "bertbench", "--vocab", vocab)
-    assert summary["source_format"] == summary["target"] == "bertbench"
-    assert summary["vocab"] == str(vocab) and summary["config"]["num_layers"] == 1
-    assert summary["missing"] == summary["unexpected"] == summary["skipped"] == []
-    assert load_model(tmp_path / "new")[0] == CONFIG
-
-
 def test_what_cannot_be_converted_is_refused_and_nothing_is_left(source: Path, tmp_path: Path) -> None:
     new = tmp_path / "x"
     for words, code, fact in (
@@ -70,8 +59,3 @@ def test_what_cannot_be_converted_is_refused_and_nothing_is_left(source: Path, t
         with refused(cast(Code, code), fact):
             result("convert", *words)
     assert not new.exists()
-
-
-def test_help_loads_no_heavy_library() -> None:
-    found = light_help("convert", heavy=("torch", "numpy", "safetensors", "transformers", "tensorflow"))
-    assert "--allow-missing" in found

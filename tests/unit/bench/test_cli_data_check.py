@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 from support import pretraining_shards as shards
-from support.commands import document, result, text
+from support.commands import document, result
 from support.refusals import refused
 
 FIRST = "small_training_0.hdf5"
@@ -52,13 +52,6 @@ def test_without_a_vocabulary_ids_are_shown(folder: Path, tmp_path: Path) -> Non
     assert document("data", "check", folder)["rows"][0]["tokens"][0] == str(shards.CLS)
     rows = document("data", "check", folder, "--vocab", tmp_path / "other.txt")["rows"]
     assert rows[0]["tokens"][0] == "[CLS]"
-
-
-def test_pieces_from_outside_do_not_style_the_output(folder: Path) -> None:
-    pieces = [*shards.PIECES[:-2], "[/red]\x1b[31m", "[bold]"]
-    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
-    shown = text(result("data", "check", folder).blocks)
-    assert "[bold]" in shown and "\x1b" not in shown
 
 
 def test_what_training_refuses_is_refused(folder: Path, tmp_path: Path) -> None:

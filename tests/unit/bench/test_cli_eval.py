@@ -1,6 +1,5 @@
 """`eval squad`: exit codes, what it prints, what it writes."""
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -8,13 +7,10 @@ from typing import Any
 import pytest
 from support import gap_files, shared_files
 from support.commands import document, result, text
-from support.mutate import count_from_environment, mutations
 from support.refusals import check_refusal, refused
 
 from bench.cli.main import run
-from bert.tasks.squad.score_files import read_golds, read_null_odds, read_predictions
-from bert.tasks.squad.scores import score
-from common.errors import Code, InputError, StorageError
+from common.errors import Code, StorageError
 
 SQUAD = shared_files.DATA / "squad"
 PICTURES = ["precision_recall.png"]
@@ -54,12 +50,6 @@ def test_scores_of_1_1_are_printed_and_no_file_is_written(tmp_path: Path) -> Non
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_scores_of_2_0_say_how_curves_are_had(tmp_path: Path) -> None:
-    shown = text(result("eval", "squad", "--dataset", dataset(tmp_path), "--predictions", predictions(tmp_path)).blocks)
-    assert "with answer" in shown and "without answer" in shown and "--na-prob null_odds.json" in shown
-    assert "--out DIR" in shown and "best" not in shown
-
-
 def test_no_answer_scores_give_thresholds_and_pictures(tmp_path: Path) -> None:
     argv = ["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", predictions(tmp_path)]
     argv += ["--na-prob", null_odds(tmp_path), "--threshold", "1", "--out", str(tmp_path / "out")]
@@ -96,41 +86,12 @@ def test_scores_of_another_task_are_not_written_over(tmp_path: Path, capsys: pyt
         assert {path: path.read_bytes() for path in out.iterdir()} == written
 
 
-@pytest.mark.parametrize(
-    ("before", "facts"),
-    [
-        ({"task": "squad", "scores": {}}, ["squad", "--out"]),
-        ({"task": "gap", "scores": {}}, None),
-        (["mine"], ["scores.json", "bertbench eval gap"]),
-        ({"mine": 1}, ["scores.json", "bertbench eval gap"]),
-    ],
-    ids=("squad", "gap", "a list", "another document"),
-)
-def test_what_is_no_score_of_the_task_is_not_written_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: Any, facts: list[str] | None
-) -> None:
-    gold = gap_files.write(tmp_path / "gold.tsv", gap_files.learnable(3))
-    system = tmp_path / "system.tsv"
-    system.write_text("development-1\tTRUE\tFALSE\n")
-    write(tmp_path / "scores.json", before)
-    argv = ["eval", "gap", "--dataset", str(gold), "--predictions", str(system), "--out", str(tmp_path)]
-    assert run(argv) == (0 if facts is None else 2)
-    if facts is not None:
-        check_refusal(capsys.readouterr().err, "folder-occupied", *facts)
-
-
 @pytest.mark.public
 def test_json_has_every_digit_and_all_missing_ids() -> None:
     files = ["--dataset", str(SQUAD / "dev-v1.1.json.gz"), "--predictions"]
     printed = document("eval", "squad", *files, str(SQUAD / "v1.1.logistic-regression.json.gz"))
     assert printed["scores"] == {"exact_match": 40.14191106906339, "f1": 50.98153647324461}
     assert (len(printed["missing"]), len(printed["extra"]), printed["questions"]) == (13, 28, 10_570)
-
-
-def test_a_best_threshold_that_answers_nothing_is_told(tmp_path: Path) -> None:
-    wrong = write(tmp_path / "wrong.json", dict.fromkeys(("q1", "q2", "q3", "q4", "q5"), "nonsense"))
-    argv = ["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", wrong, "--na-prob", null_odds(tmp_path)]
-    assert "to answer no question at all" in text(result(*argv).blocks)
 
 
 def test_scores_are_shown_also_where_the_disk_is_full(
@@ -153,13 +114,10 @@ def test_scores_are_shown_also_where_the_disk_is_full(
     [
         (["--na-prob", "{odds}", "--dataset", "{old}"], "option-not-applicable", ["--na-prob", "2.0"]),
         (["--threshold", "0"], "option-missing", ["--na-prob"]),
-        (["--threshold", "nan", "--na-prob", "{odds}"], "option-value", ["--threshold nan"]),
         (["--predictions", "{dataset}"], "file-format", ["{dataset}"]),
-        (["--dataset", "{predictions}"], "file-format", ["{predictions}"]),
         (["--predictions", "{odds}"], "answers-invalid", ["null_odds.json"]),
         (["--na-prob", "{predictions}"], "answers-invalid", ["{predictions}", "null_odds.json"]),
         (["--predictions", "/no/such/file"], "path-missing", ["/no/such/file"]),
-        (["--predictions", "{folder}"], "path-kind", ["{folder}"]),
         (["--out", "/proc/none/x"], "write-failed", ["/proc/none"]),
     ],
 )
@@ -178,46 +136,6 @@ def test_bad_input_is_one_message_and_exit_code_2(
     given |= dict(zip(options[::2], (names.get(word, word) for word in options[1::2]), strict=True))
     with refused(code, *(names.get(fact, fact) for fact in facts)):
         result("eval", "squad", *(word for pair in given.items() for word in pair))
-
-
-@pytest.mark.parametrize(
-    ("argv", "code", "text"),
-    [
-        ([], 2, "[option-missing]"),
-        (["--help"], 0, "squad"),
-        (["sqad"], 2, "'squad'"),
-        (["--dataset", "x"], 2, "[option-missing]"),
-    ],
-)
-def test_a_task_is_needed(argv: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["eval", *argv]) == code
-    shown = capsys.readouterr()
-    assert text in shown.out + shown.err
-
-
-def test_names_from_outside_neither_style_nor_break_the_output(tmp_path: Path) -> None:
-    odd = write(tmp_path / "predictions.json", {"q1": "x", "\x1b[31mred\n": "x"})
-    shown = text(result("eval", "squad", "--dataset", dataset(tmp_path), "--predictions", odd).blocks)
-    assert "\x1b" not in shown and "missing: 4 question(s)" in shown
-
-
-def test_any_damaged_file_gives_scores_or_one_message(tmp_path: Path) -> None:
-    files = [Path(name) for name in (dataset(tmp_path), predictions(tmp_path), null_odds(tmp_path))]
-    good = [path.read_bytes() for path in files]
-    for number, path in enumerate(files):
-        for seed, packed in enumerate((False, True)):
-            data = gzip.compress(good[number], mtime=0) if packed else good[number]
-            for damaged in mutations(data, count_from_environment(150), seed):
-                path.write_bytes(damaged)
-                try:
-                    golds = read_golds(files[0])
-                    odds = read_null_odds(files[2]) if golds.version == "2.0" else None
-                    found = score(golds, read_predictions(files[1]), odds)
-                except InputError as error:
-                    assert str(error)
-                else:
-                    json.dumps(found.to_json(), allow_nan=False)
-        path.write_bytes(good[number])
 
 
 def test_an_empty_file_of_predictions_is_scored_and_repeated_ids_are_told(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from support.gap_files import COLUMNS, learnable, prepared, vocabulary, write
 from support.refusals import check_refusal, refused
 
 from bench.cli.main import run
-from bench.sweep.options import TaskFlags
 from bert.checkpoints.ours import save_model
 from bert.model.config import ModelConfig
 from bert.tasks.gap.features import FORM
@@ -123,22 +122,6 @@ def test_eval_gap_prints_scores_and_slices(tmp_path: Path) -> None:
     for part in ("overall", "masculine", "bias", "accuracy  33.3 %", "missing: 1 row(s)", "extra: 1 prediction(s)"):
         assert part in told
     assert json.loads((tmp_path / "out" / "scores.json").read_text())["overall"]["true_positives"] == 4
-
-
-def test_predictions_of_another_dataset_are_refused(tmp_path: Path) -> None:
-    gold = write(tmp_path / "gold.tsv", learnable(3))
-    system = tmp_path / "system.tsv"
-    system.write_text("x\tTRUE\tFALSE\n")
-    with refused("answers-invalid", 1, system, gold):
-        result("eval", "gap", "--dataset", str(gold), "--predictions", str(system))
-
-
-def test_options_of_gap_are_of_no_other_task() -> None:
-    assert TaskFlags(head="span", sample_limit=5).options("gap") == {
-        "head": "span", "sample_limit": 5, "train_on_all": False,
-    }  # fmt: skip
-    with refused("option-not-applicable", "--head", "gap", "squad"):
-        TaskFlags(head="span").options("squad")
 
 
 def test_a_folder_that_cannot_be_written_is_met_before_anything_is_predicted(

@@ -77,43 +77,10 @@ def test_answers_that_cannot_be_scored_are_refused_with_their_line(
         result("eval", "glue", "--task", "cola", "--labels", labels, "--predictions", str(path))
 
 
-def test_a_table_without_labels_cannot_be_scored(glue: Path, tmp_path: Path) -> None:
-    path = write_dev(tmp_path / "answers.tsv", "mnli", ["neutral"] * 12)
-    labels = str(glue / "MNLI" / "test_matched.tsv")
-    with refused("columns-missing", "gold_label"):
-        result("eval", "glue", "--task", "mnli", "--labels", labels, "--predictions", str(path))
-
-
-def test_eval_glue_says_which_table_it_scores_and_notes_answers_to_another_one(glue: Path, tmp_path: Path) -> None:
-    answers = write_dev(tmp_path / "MNLI-dev_mismatched.tsv", "mnli", ["neutral"] * 12)
-    words = ["eval", "glue", "--task", "mnli", "--predictions", str(answers), "--labels"]
-    told = text(result(*words, str(glue / "MNLI" / "dev_matched.tsv")).blocks)
-    assert told.startswith("MNLI dev_matched, 12 rows\n")
-    assert "MNLI-dev_mismatched.tsv says dev_mismatched, but the labels are dev_matched" in told
-    assert "note" not in text(result(*words, str(glue / "MNLI" / "dev_mismatched.tsv")).blocks)
-
-
 def next_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str | None:
     capsys.readouterr()
     assert run(words) == 0
     return next((line for line in capsys.readouterr().out.splitlines() if line.startswith("next: ")), None)
-
-
-def test_what_comes_next_fits_the_tables_that_are_there(
-    glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    vocab, out = str(write_vocabulary(tmp_path / "vocab.txt")), str(tmp_path / "out")
-    words = ["data", "glue", "--input", str(glue), "--vocab", vocab, "--output", out]
-    (glue / "CoLA" / "dev.tsv").unlink()
-    judged = next_of(words, capsys)
-    assert judged == f"next: bertbench train glue --task stsb --data {out} --eval-data {out}"
-    alone = next_of([*words, "--tasks", "cola"], capsys)
-    assert alone == f"next: bertbench train glue --task cola --data {out} --eval-every 0"
-    (glue / "STS-B" / "dev.tsv").open("a").write("99\tnews\tf\t2012\t1\tnone\tnone\tOne.\tTwo.\t1.0\n")
-    again = next_of([*words, "--tasks", "stsb"], capsys)
-    assert again is not None and "--eval-data " + out + "/glue-stsb-dev-" in again, "the folder has two of them now"
-    (glue / "CoLA" / "train.tsv").unlink()
-    assert next_of([*words, "--tasks", "cola"], capsys) is None
 
 
 def test_answers_are_written_as_the_server_takes_them(tmp_path: Path) -> None:

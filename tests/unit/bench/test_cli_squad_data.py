@@ -1,6 +1,5 @@
 """`bertbench data squad`: what it prints."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -32,17 +31,3 @@ def test_the_summary_says_what_was_made_and_what_was_left_out(
 def test_bad_input_is_one_message_and_exit_code_2(given: list[str]) -> None:
     with refused("data-mismatch", "--squad-version 1.1", "auto"):
         result("data", "squad", *given, "--squad-version", "2.0")
-
-
-@pytest.mark.parametrize("told", ["capitals, which lowercased text", "no piece of the vocabulary has a"])
-def test_a_vocabulary_of_the_other_casing_is_noted(
-    told: str, given: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = Path(given[given.index("--vocab") + 1])
-    words = given if "capitals," in told else [*given, "--no-lower-case"]
-    if words is given:
-        place.write_text(place.read_text() + "".join(f"Word{number}\n" for number in range(60)))
-    assert run(["data", "squad", *words]) == 0
-    assert told in capsys.readouterr().err
-    assert run(["data", "squad", *words, "--json"]) == 0
-    assert any(told in note for note in json.loads(capsys.readouterr().out)[0]["notes"])

@@ -1,17 +1,16 @@
 """Processes per node, from options and from files, and the choice of the least busy GPUs."""
 
 import json
-import socket
 import sys
 import types
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.refusals import refused
 
-from bench.launch.layout import in_words, least_busy, read_layout
+from bench.launch.layout import least_busy, read_layout
 from bench.machine.devices import Devices, Gpu
 from common.errors import Code
 
@@ -20,7 +19,6 @@ from common.errors import Code
     ("here", "others", "node_rank", "counts"),
     [
         (None, (), None, (4,)),
-        (2, (), None, (2,)),
         (1, ("2",), None, (1, 2)),
         (2, ("1",), 1, (1, 2)),
         (3, ("1", "2", "4"), 2, (1, 2, 3, 4)),
@@ -33,22 +31,13 @@ def test_every_node_comes_to_the_same_counts(
     assert read_layout(here, others, node_rank, default_here=4) == (counts, node_rank or 0)
 
 
-def test_counts_are_shown_with_their_sum() -> None:
-    assert in_words((1, 3, 2)) == "1 + 3 + 2 = 6 processes on 3 nodes"
-    assert in_words((1,)) == "1 process on 1 node"
-
-
 @pytest.mark.parametrize(
     ("here", "others", "node_rank", "facts"),
     [
         (0, (), None, ("0 processes",)),
-        (-1, ("1",), None, ("-1 processes",)),
-        (1, ("0",), None, ("0 processes",)),
         (1, ("-2",), None, ("-2 processes",)),
         (1, ("2", "hosts.json"), None, ("--other-gpus 2 hosts.json", "JSON")),
         (1, ("2",), 2, ("--node-rank 2", "0 to 1")),
-        (1, (), 1, ("--node-rank 1", "0 to 0")),
-        (1, ("2",), -1, ("--node-rank -1",)),
     ],
 )
 def test_numbers_that_mean_nothing_are_refused(
@@ -71,50 +60,18 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return write
 
 
-@pytest.mark.parametrize("name", ["node-b", "NODE-B", "10.0.0.2", "localhost"])
+@pytest.mark.parametrize("name", ["NODE-B", "10.0.0.2", "localhost"])
 def test_a_node_finds_itself_in_a_file_under_any_of_its_names(table: Any, name: str) -> None:
     assert read_layout(None, table({"node-a": 4, name: 2, "node-c": 1}), None, 8) == ((4, 2, 1), 1)
 
 
-def test_a_node_that_is_not_in_the_file_adds_all_its_gpus(table: Any) -> None:
+def test_a_node_that_is_not_in_the_file_adds_all_its_gpus_and_options_come_before_it(table: Any) -> None:
     others = table({"node-a": 4, "node-bb": 1})
     assert read_layout(None, others, None, 8) == ((8, 4, 1), 0)
     assert read_layout(3, others, 1, 8) == ((4, 3, 1), 1)
-    with refused("option-value", "--node-rank 3", "0 to 2"):
-        read_layout(None, others, 3, 8)
-
-
-def test_options_come_before_the_file(table: Any) -> None:
-    others = table({"localhost": 2, "node-a": 4})
-    assert read_layout(None, others, None, 8) == ((2, 4), 0)
-    assert read_layout(None, others, 1, 8) == ((4, 2), 1)
-    assert read_layout(3, others, None, 8) == ((3, 4), 0)
-
-
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
-        ("not JSON", "file-damaged"),
-        ([1, 2], "file-format"),
-        ({"node-a": 0}, "option-value"),
-        ({"node-a": "4"}, "option-value"),
-        ({"node-a": True}, "option-value"),
-        ({"node-a": 1.5}, "option-value"),
-    ],
-)
-def test_files_that_are_no_table_are_refused(table: Any, content: Any, code: Code) -> None:
-    with refused(code, "hosts.json"):
-        read_layout(None, table(content), None, 1)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with refused("path-missing", "--other-gpus", tmp_path / "none.json"):
-        read_layout(None, (str(tmp_path / "none.json"),), None, 1)
-
-
-def test_the_machine_knows_its_name(tmp_path: Path) -> None:
-    (tmp_path / "hosts.json").write_text(json.dumps({"elsewhere": 1, socket.gethostname(): 2}))
-    assert read_layout(None, (str(tmp_path / "hosts.json"),), None, 8) == ((1, 2), 1)
+    for content, code in (("not JSON", "file-damaged"), ([1, 2], "file-format"), ({"node-a": 0}, "option-value")):
+        with refused(cast(Code, code), "hosts.json"):
+            read_layout(None, table(content), None, 1)
 
 
 GIB = 2**30
@@ -153,7 +110,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
 
 @pytest.mark.parametrize(
     ("count", "chosen"),
-    [(1, ["2"]), (2, ["0", "2"]), (3, ["0", "2", "4"]), (4, ["0", "1", "2", "4"]), (5, ["0", "1", "2", "3", "4"])],
+    [(1, ["2"]), (2, ["0", "2"]), (3, ["0", "2", "4"]), (5, ["0", "1", "2", "3", "4"])],
 )
 def test_free_memory_decides_then_utilization_then_the_number(devices: Devices, count: int, chosen: list[str]) -> None:
     used = least_busy(devices, count)

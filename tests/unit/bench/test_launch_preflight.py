@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from bench.launch import watch
-from bench.launch.preflight import Node, answer, meet, objection, post, source_address
+from bench.launch.preflight import Node, meet, objection
 from bench.launch.torchrun import FAILED, KILLED, LOST, OK, STOPPED, Ending
 from bench.launch.watch import Watch
 from bench.run.processes import StopRequest
@@ -17,30 +17,31 @@ from common.errors import UsageError
 
 
 def node(rank: int, *counts: int, **changes: Any) -> Node:
-    same = {"device": "cpu", "command": "c0ffee00", "host": f"host-{rank}", "pid": rank}
+    same = {"device": "cpu", "command": "train.py", "host": f"host-{rank}", "pid": rank}
     return Node(rank=rank, counts=counts or (1, 2), **same | changes)
 
 
-def test_nodes_that_agree_or_may_still_come_have_no_objection() -> None:
-    for nodes, waited_seconds in (([node(0), node(1)], None), ([node(0), node(1)], 5), ([node(0)], None)):
-        assert objection(nodes, waited_seconds) is None
-
-
 @pytest.mark.parametrize(
-    ("nodes", "facts"),
+    ("nodes", "waited_seconds", "facts"),
     [
-        ([node(0), node(1, 1, 3)], ("1 + 2 = 3 processes", "1 + 3 = 4 processes", "node 1 (host host-1)")),
-        ([node(0), node(1, 1, 2, 1)], ("on 2 nodes", "on 3 nodes")),
-        ([node(0), node(1, command="deadbeef")], ("c0ffee00", "deadbeef")),
-        ([node(0), node(1, device="cuda")], ("has cpu", "has cuda")),
-        ([node(0)], ("node 1 did not join within 5 s", "1 of 3 processes", "node 0 (host host-0)")),
-        ([node(0, 1, 1, 1, 1), node(2, 1, 1, 1, 1)], ("node 1, 3 did not join", "2 of 4")),
+        ([node(0), node(1)], 5, ()),
+        ([node(0)], None, ()),
+        ([node(0), node(1, 1, 3)], 5, ("1 + 2 = 3 processes", "1 + 3 = 4 processes", "node 1 (host host-1)")),
+        ([node(0), node(1, 1, 2, 1)], 5, ("on 2 nodes", "on 3 nodes")),
+        ([node(0), node(1, command="other.py")], 5, ("train.py", "other.py")),
+        ([node(0), node(1, device="cuda")], 5, ("has cpu", "has cuda")),
+        ([node(0)], 5, ("node 1 did not join within 5 s", "1 of 3 processes", "node 0 (host host-0)")),
+        ([node(0, 1, 1, 1, 1), node(2, 1, 1, 1, 1)], 5, ("node 1, 3 did not join", "2 of 4")),
     ],
 )
-def test_an_objection_names_the_node_and_both_numbers(nodes: list[Node], facts: tuple[str, ...]) -> None:
-    refusal = objection(nodes, 5)
-    assert refusal is not None and all(fact in refusal.text for fact in facts) and "\n" not in refusal.text, refusal
-    assert refusal.code == ("node-unreachable" if "did not join" in refusal.text else "nodes-disagree")
+def test_an_objection_names_the_node_and_both_numbers(
+    nodes: list[Node], waited_seconds: float | None, facts: tuple[str, ...]
+) -> None:
+    refusal = objection(nodes, waited_seconds)
+    assert (refusal is None) == (not facts)
+    if refusal is not None:
+        assert all(fact in refusal.text for fact in facts) and "\n" not in refusal.text, refusal
+        assert refusal.code == ("node-unreachable" if "did not join" in refusal.text else "nodes-disagree")
 
 
 def free_port() -> int:
@@ -72,7 +73,7 @@ def test_nodes_that_agree_start_with_the_same_port() -> None:
     assert starts[0][0].port > 0 and starts[0][1].address == "127.0.0.1"
 
 
-@pytest.mark.parametrize("other", [node(1, 1, 3), node(1, 1, 2, 4), node(1, command="deadbeef")])
+@pytest.mark.parametrize("other", [node(1, 1, 3), node(1, 1, 2, 4), node(1, command="other.py")])
 def test_nodes_that_disagree_get_the_same_message(other: Node) -> None:
     first, second = met(node(0), other)
     assert first.code == second.code == "nodes-disagree" and str(first) == str(second)
@@ -83,37 +84,6 @@ def test_a_missing_node_and_a_node_0_that_is_missing_end_in_time() -> None:
     assert "node 1 did not join within 0.5 s" in str(error)
     (error,) = met(node(1), seconds=0.5)
     assert error.code == "node-unreachable" and "node 1 (host host-1)" in str(error)
-
-
-def test_an_interrupted_node_leaves_its_rank_to_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.launch import preflight
-
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    monkeypatch.setattr(preflight, "_open", lambda *_: store)
-
-    def interrupt(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(preflight, "_look", interrupt)
-    monkeypatch.setattr(preflight, "answer", lambda call, *words, seconds=0: call(*words))
-    with pytest.raises(KeyboardInterrupt):
-        meet(node(0), "127.0.0.1", 1, 1)
-    assert not store.check(["node/0"])
-
-
-def test_the_first_value_of_a_key_stays() -> None:
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    assert post(store, "a", "first") == post(store, "a", "second") == "first"
-
-
-def test_an_error_of_our_own_passes_through_the_thread_that_asks_the_store() -> None:
-    with pytest.raises(UsageError):
-        answer(lambda: (_ for _ in ()).throw(UsageError("option-value", "x")))
-    assert answer(lambda: 3) == 3
-
-
-def test_the_address_towards_this_machine_is_its_own() -> None:
-    assert source_address("127.0.0.1") == "127.0.0.1"
 
 
 KILL, EXIT, LATER = Ending(KILLED, "k", 9.0), Ending(FAILED, "x", 2.0), Ending(FAILED, "y", 3.0)
@@ -136,7 +106,7 @@ def test_the_verdict_names_the_cause(
 ) -> None:
     seen = watched(tmp_path, 0)
     seen.endings, seen.request = dict(enumerate(endings)), request_
-    judged = seen._judge()
+    judged = seen._verdict()
     assert (judged.kind, judged.text) == (verdict.kind, verdict.text)
 
 
@@ -158,42 +128,45 @@ def watched(folder: Path, rank: int, store: Any = None) -> Watch:
     )
 
 
-def test_node_0_tells_all_when_one_failed_and_how_it_ended(tmp_path: Path) -> None:
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    first, second = watched(tmp_path, 0, store), watched(tmp_path, 1, store)
-    for each in (first, second):
+def exchanged(store: Any, *watches: Watch) -> None:
+    for each in watches:
         each._write_and_read(store)
-    assert not first.failed and not second.failed
-    second.endings[1] = KILL
-    for each in (second, first, second):
-        each._write_and_read(store)
-    assert second.failed and second.verdict is None
-    first.endings[0] = EXIT
-    for each in (first, second):
-        each._write_and_read(store)
-    assert first.verdict == second.verdict == Ending(KILLED, "node 1 (host host-1): k")
 
 
-def test_a_request_to_stop_reaches_all_nodes(tmp_path: Path) -> None:
+def test_every_node_learns_of_requests_and_endings_and_comes_to_the_same_verdict(tmp_path: Path) -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     first, second = watched(tmp_path, 0, store), watched(tmp_path, 1, store)
     second.request = "stopped by SIGINT"
-    for each in (second, first):
-        each._write_and_read(store)
-    assert first.request == "stopped by SIGINT"
+    exchanged(store, first, second, first)
+    assert first.request == "stopped by SIGINT" and not first.failed
+    first.request = second.request = None
+    store.delete_key("request")
+    second.endings[1] = KILL
+    exchanged(store, second, first)
+    assert first.failed
+    first.endings[0] = EXIT
+    exchanged(store, first, second)
+    assert first._verdict() == second._verdict() == Ending(KILLED, "node 1 (host host-1): k")
 
 
-def test_a_node_without_a_sign_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("failed", "silence"), [(False, "SILENCE_SECONDS"), (True, "_SHORT_SILENCE_SECONDS")])
+def test_a_node_without_a_sign_is_lost_and_sooner_after_a_failure(
+    failed: bool, silence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     first = watched(tmp_path, 0, store)
-    first._write_and_read(store)
-    monkeypatch.setattr(watch, "SILENCE_SECONDS", 0.0)
-    first._write_and_read(store)
+    exchanged(store, first)
+    if failed:
+        first.endings[0] = EXIT
+    exchanged(store, first)
+    assert 1 not in first.endings
+    monkeypatch.setattr(watch, silence, 0.0)
+    exchanged(store, first)
     assert first.endings[1].kind == LOST and first.failed
 
 
 def test_a_torchrun_that_dies_is_the_cause(tmp_path: Path) -> None:
     seen = watched(tmp_path, 0)
-    seen.child.poll = lambda: -9  # type: ignore[method-assign]
+    seen.child.poll = lambda: 137  # type: ignore[method-assign]
     seen._look()
     assert (seen.endings[0].kind, seen.endings[0].text) == (KILLED, "torchrun died by SIGKILL")
