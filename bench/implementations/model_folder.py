@@ -146,10 +146,9 @@ def _downloaded(given: str) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision or "main", allow_patterns=files))
     except Exception as error:  # network, permission, no such repository, no id at all: no common type
+        problem = f"--model {given} is no file or folder here, and Hugging Face's hub did not deliver it"
         raise InputError(
-            "download-failed",
-            f"--model {given} is no file or folder here, and the hub of Hugging Face did not deliver it "
-            f"({first_line(error)}): give an existing folder, or check the id and the network",
+            "download-failed", f"{problem} ({first_line(error)}): check the path, the id, the network"
         ) from error
 
 
