@@ -173,7 +173,7 @@ def _largest_batches(
                     **{name: getattr(start, name) for name in (*SHAPE_COLUMNS, *OPTION_COLUMNS)},
                     "data": wording.data(start.row()),
                     "memory_limit_gib": options.sweep.memory_limit_gib,
-                    **outcome.to_json(),
+                    **dataclasses.asdict(outcome),
                 }
             )
             run.add_max_batches(rows)

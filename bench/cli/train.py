@@ -13,6 +13,7 @@ from bench.cli.options import check_task, given_names, run_folder
 from bench.cli.parser import parse
 from bench.cli.progress import duration, note, terminal_text
 from bench.cli.result import Result
+from bench.cli.train_classify import TrainClassifyOptions
 from bench.cli.train_progress import TrainProgress, append_log
 from bench.implementations.model_folder import RANDOM
 from bench.launch.world import World, joined_world
@@ -30,7 +31,6 @@ from records.run import TrialDirectory
 from records.training import TrainRun
 
 if TYPE_CHECKING:
-    from bench.cli.train_classify import TrainClassifyOptions
     from bench.cli.train_variants import SeveralCall
 
 SEVERAL_OPTIONS = frozenset({"vary", "seeds", "until"})
@@ -58,7 +58,8 @@ def read_words(words: list[str], program: str) -> "TrainCall | SeveralCall":
         from bench.cli import train_variants
 
         return train_variants.read_words(words, program)
-    return TrainCall(parse(_options_class(words[0]), words, program), words)
+    options = TrainClassifyOptions if words[0] == "classify" else TrainOptions
+    return TrainCall(parse(options, words, program), words)
 
 
 def parse_trainings(task: str, words: list[str]) -> TrainOptions:
@@ -80,10 +81,9 @@ def run(call: "TrainCall | SeveralCall") -> Result:
     if world is not None and world.rank:
         _follow(options, world)
     with StopRequest() as stop, leading(world) as leader:  # signals count from here on, also while data are checked
-        classify = _of_classify(options)
-        if classify is not None:
-            options = classify = classify.prepared(call.words)
-            if classify.prep_only:
+        if isinstance(options, TrainClassifyOptions):
+            options = options.prepared(call.words)
+            if options.prep_only:
                 return Result()
         stop.limit(options.max_seconds)
         devices = find_devices(options.device)
@@ -123,23 +123,8 @@ def _follow(options: TrainOptions, world: World) -> NoReturn:
     os._exit(code)  # threads of a broken process group must not keep the process alive
 
 
-def _options_class(task: str) -> type[TrainOptions]:
-    if task != "classify":
-        return TrainOptions
-    from bench.cli.train_classify import TrainClassifyOptions
-
-    return TrainClassifyOptions
-
-
-def _of_classify(options: TrainOptions) -> "TrainClassifyOptions | None":
-    from bench.cli.train_classify import TrainClassifyOptions
-
-    return options if isinstance(options, TrainClassifyOptions) else None
-
-
 def _log_of(options: TrainOptions) -> Path | None:
-    classify = _of_classify(options)
-    return None if classify is None else classify.logfile
+    return options.logfile if isinstance(options, TrainClassifyOptions) else None
 
 
 def next_command(options: TrainOptions, words: list[str], run: TrainRun, plan: Plan, finished: bool) -> str:
@@ -184,19 +169,19 @@ def _ended(
 ) -> Result:
     from analysis.render.tables import Facts, Plain
 
-    outcome, classify = result["outcome"], _of_classify(call.options)
-    following = next_command(call.options, call.words, place, plan, outcome["finished"])
+    outcome, options = result["outcome"], call.options
+    following = next_command(options, call.words, place, plan, outcome["finished"])
     facts, failure = _facts(place, result, outcome), None
     if outcome["finished"]:
         ending = f"finished; next: {following}"
         try:
-            facts += [] if classify is None else classify.leave(place, plan, devices)
+            facts += options.leave(place, plan, devices) if isinstance(options, TrainClassifyOptions) else []
         except BertbenchError as error:
             failure = error
     else:
         reached = f"after step {outcome['applied_steps']:,} of {outcome['total_steps']:,}"
         ending = f"stopped by {stop.why() or 'a signal to the ranks'} {reached}; to resume: {following}"
-    append_log(_log_of(call.options), "\n".join([*(f"{name:<11} {value}" for name, value in facts), ending]))
+    append_log(_log_of(options), "\n".join([*(f"{name:<11} {value}" for name, value in facts), ending]))
     return Result(
         document=None if failure else _document(place, directory, result, following),
         blocks=[Facts(facts), Plain(ending)],
@@ -266,4 +251,4 @@ def __getattr__(name: str) -> Any:
     from bench.cli.train_variants import SeveralOptions
 
     several = {"train TASK --vary NAME=V,V --seeds N --until mlm_loss=X": SeveralOptions}
-    return {"train TASK": TrainOptions, "train classify FILE": _options_class("classify"), **several}
+    return {"train TASK": TrainOptions, "train classify FILE": TrainClassifyOptions, **several}

@@ -29,10 +29,6 @@ class MaxBatch:
     tried: tuple[tuple[int, str], ...]
     """Every (size, status) in the order tried."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields."""
-        return dataclasses.asdict(self)
-
 
 def largest_batch(trial: Trial, limit: int, measure: Measure, step: int = 1) -> MaxBatch:
     """Search upwards from `trial.micro_batch_size`; `measure` runs each trial in its own process.

@@ -19,6 +19,7 @@ Range = tuple[Callable[[float], bool], str]
 """Whether a value is allowed, and which ones are, in words."""
 AT_LEAST_1: Range = (lambda value: value >= 1, "at least 1")
 ABOVE_0: Range = (lambda value: 0 < value < math.inf, "above 0 and finite")
+BELOW_1: Range = (lambda value: 0 <= value < 1, "at least 0 and less than 1")
 
 
 def check_ranges(options: Any, **ranges: Range) -> None:

@@ -18,6 +18,7 @@ from bench.sweep.options import (
     ABOVE_0,
     AT_LEAST_1,
     AUTO,
+    BELOW_1,
     TaskFlags,
     check_ranges,
     resolve_precision,
@@ -170,7 +171,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range; the rest is checked with the settings of the run."""
-        check_ranges(self, devices=AT_LEAST_1, threads=AT_LEAST_1, max_seconds=ABOVE_0)
+        check_ranges(self, devices=AT_LEAST_1, threads=AT_LEAST_1, max_seconds=ABOVE_0, dropout=BELOW_1)
         if self.file is not None and self.data is not None:
             raise UsageError("option-conflict", f"{self.file} and --data {self.data} both give the data: give one")
 
@@ -235,13 +236,7 @@ class Plan:
 
 
 def plan_training(options: TrainOptions, devices: Devices, world: World | None = None) -> Plan:
-    """Return the plan of a training run.
-
-    Args:
-        options: options of the command; pretraining uses the hyperparameters of the phase as defaults.
-        devices: available devices.
-        world: the world of ranks that this process belongs to; its size is then the number of devices.
-    """
+    """Return the plan of a training run; the size of a `world` of ranks is the number of devices."""
     chosen_loggers(options.log_to)
     lookup(TRAININGS, options.implementation or OURS, "implementation of training runs")
     _check_model(options)

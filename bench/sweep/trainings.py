@@ -123,11 +123,7 @@ def plan_trainings(
     target: float | None = None,
     price_per_hour: float | None = None,
 ) -> TrainingsPlan:
-    """Return the trainings of every combination of the axes with each seed; they may have begun.
-
-    Raises:
-        UsageError: nothing can be compared, or the trainings would not be comparable with each other or what is there.
-    """
+    """Return the trainings of every combination of the axes with each seed; they may have begun. Raises UsageError."""
     if target is not None:
         base = _until(base)
     first = DEFAULT_SEED if base.seed is None else base.seed
@@ -251,16 +247,9 @@ def _remarks(plan: TrainingsPlan) -> list[str]:
 
 
 def profile_variants(plan: TrainingsPlan, session: Session, steps: int) -> dict[str, dict[str, Any]]:
-    """Profile a few steps of every variant on several devices whose trainings have ended.
+    """Profile so many steps of every variant on several devices whose trainings have ended, in Trainings.profile.
 
-    Args:
-        plan: the trainings.
-        session: the call; its run directory is Trainings.profile.
-        steps: number of steps to profile, at least 1.
-
-    Returns:
-        By variant the result of analysis.metrics.communication.exposure.all_reduce, or `profile_problem`, the reason
-        that there is none.
+    Returns by variant the columns of exposure.all_reduce, or `profile_problem`, the reason that there are none.
     """
     from analysis.diagnose.profiles import open_profile
     from analysis.metrics.communication.exposure import all_reduce

@@ -19,6 +19,7 @@ from bench.sweep.options import (
     ABOVE_0,
     AT_LEAST_1,
     AUTO,
+    BELOW_1,
     TaskFlags,
     check_ranges,
     resolve_padding,
@@ -123,10 +124,14 @@ class Sweep:
             check_implementation(name)
         for name in self.levers:
             check_levers(name)
+        at_least_1 = ("devices", "batch_sizes", "grad_accum", "rounds", "min_steps", "max_steps")
         check_ranges(
-            self, devices=AT_LEAST_1, rounds=AT_LEAST_1, memory_limit_gib=ABOVE_0,
+            self, **dict.fromkeys(at_least_1, AT_LEAST_1), max_seconds=ABOVE_0, memory_limit_gib=ABOVE_0,
             precision_target=(lambda value: 0 < value < 1, "between 0 and 1, such as 0.01"),
+            dropout=BELOW_1,
         )  # fmt: skip
+        if (self.start is None) != (self.stop is None):
+            raise UsageError("option-missing", "--start and --stop go together: give both or neither")
         check_seed(self.seed)
         if set(self.strategies) == {"single"} and min(self.devices, default=1) > 1:
             given = " ".join(map(str, self.devices))
@@ -163,17 +168,8 @@ def expand(
 ) -> list[Trial]:
     """Return the trials in the order they run: round by round, with competing trials next to each other.
 
-    Args:
-        sweep: options of the sweep.
-        devices: available devices.
-        kind: Trial.kind of all trials.
-        profiler: name in bench.profilers, for kind profile.
-        profiler_options: its options.
-        world: existing ranks to use as devices.
-
-    Raises:
-        UsageError: a value that no trial can have, or not on these devices, or more devices than available.
-        InputError: the data cannot be read.
+    `kind` and the profiler (a name in bench.profilers, for kind profile) are those of all trials; the ranks of `world`
+    are used as devices. Raises UsageError, InputError.
     """
     for name in sweep.allocators:
         allocator_environment(name, devices.kind)
