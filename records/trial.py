@@ -65,7 +65,7 @@ class Trial(TrainSpec):
     command: tuple[str, ...] = ()
     """Of kind measure: the words of the command, without secrets; `implementation` then is its name."""
     collective: tuple[tuple[str, Any], ...] = ()
-    """Of kind comm: the fields of bench.run.comm.CollectiveTest, (name, plain value), sorted."""
+    """Of kind comm: what bench.run.comm measures, (name, plain value), sorted."""
 
     def __post_init__(self) -> None:
         """Refuse invalid trials, with the remedy."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.run.comm import COLLECTIVES, CollectiveTest
+from bench.run.comm import COLLECTIVES, sizes_of
 from bench.run.recorder import RowWriter
 from bench.run.stopwatch import stopwatch
 from bert.parallel.base import Strategy
@@ -35,7 +35,7 @@ def measure(directory: TrialDirectory, trial: Trial, strategy: Strategy, record:
 
     `record` are further fields of a rank's record. Raises StorageError.
     """
-    test = CollectiveTest.of(trial)
+    test = dict(trial.collective)
     device = strategy.device
     here = {
         "host": platform.node(),
@@ -55,9 +55,9 @@ def measure(directory: TrialDirectory, trial: Trial, strategy: Strategy, record:
             for rank, place in enumerate(places):
                 write_record(directory.rank_json(rank), {"rank": rank, "place": place, **record})
             writer = stack.enter_context(RowWriter(collectives_csv(directory), list(COLLECTIVE_COLUMNS)))
-        for size in test.sizes(strategy.world_size):
-            for placement in COLLECTIVES[test.name]:
-                rows = _measure_size(test, _Buffers.make(test.name, placement, size, trial.precision, strategy))
+        for size in sizes_of(test, strategy.world_size):
+            for placement in COLLECTIVES[test["name"]]:
+                rows = _measure_size(test, _Buffers.make(test["name"], placement, size, trial.precision, strategy))
                 if writer is not None:
                     for row in rows:
                         writer.write({"size_bytes": size, "placement": placement, **row})
@@ -145,14 +145,14 @@ def _indices(begin: int, part: torch.Tensor) -> torch.Tensor:
     return torch.arange(begin, begin + part.numel(), device=part.device)
 
 
-def _measure_size(test: CollectiveTest, buffers: _Buffers) -> list[dict[str, Any]]:
+def _measure_size(test: Mapping[str, Any], buffers: _Buffers) -> list[dict[str, Any]]:
     """Warm up, choose the iterations, time the repetitions, check once. Every rank gets the same rows."""
     buffers.clear()  # zeros stay zeros, however often they are added up
-    for _ in range(test.warmup):
+    for _ in range(test["warmup"]):
         buffers.run()
-    operation_ms = _time_ms(buffers, 2) / 2 if test.iterations is None else 0.0
-    iterations = test.iterations or max(1, min(_MOST_ITERATIONS, int(_REPETITION_MS / max(operation_ms, 1e-6))))
-    times = [_time_ms(buffers, iterations) for _ in range(test.repetitions)]
+    operation_ms = _time_ms(buffers, 2) / 2 if test["iterations"] is None else 0.0
+    iterations = test["iterations"] or max(1, min(_MOST_ITERATIONS, int(_REPETITION_MS / max(operation_ms, 1e-6))))
+    times = [_time_ms(buffers, iterations) for _ in range(test["repetitions"])]
     buffers.fill()
     buffers.strategy.barrier()
     buffers.run()

@@ -1,12 +1,10 @@
 """The trials of `comm`: which collectives are measured, over which sizes."""
 
-import dataclasses
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 from bench.launch.world import World
 from bench.machine.devices import Devices
@@ -26,45 +24,18 @@ DTYPES = ("fp32", "fp16", "bf16")
 _UNITS = {"K": 10, "M": 20, "G": 30}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectiveTest:
-    """What one trial measures: one collective over a range of sizes."""
-
-    name: str
-    min_bytes: int
-    max_bytes: int
-    """Largest size; it is reached only where the factor meets it."""
-    factor: float
-    repetitions: int
-    """Times each size is measured; their median counts, their spread is the interval."""
-    iterations: int | None
-    """Operations per repetition; None: as many as take 20 ms, at most 100."""
-    warmup: int
-    """Operations of each size before any that counts."""
-
-    def sizes(self, ranks: int) -> list[int]:
-        """Return the sizes in bytes, each a multiple of what divides over the ranks in parts of 16 bytes.
-
-        Raises:
-            UsageError: not even the largest size gives every rank a part.
-        """
-        grain, size, sizes = 16 * ranks, float(self.min_bytes), dict[int, None]()
-        while size <= self.max_bytes * (1 + 1e-9):
-            sizes[int(size) // grain * grain] = None
-            size *= self.factor
-        sizes.pop(0, None)
-        if not sizes:
-            raise UsageError("option-value", f"--max-bytes {self.max_bytes} must be {grain} or more for {ranks} ranks")
-        return list(sizes)
-
-    def plain(self) -> tuple[tuple[str, Any], ...]:
-        """Return the fields as Trial.collective holds them."""
-        return tuple(sorted(dataclasses.asdict(self).items()))
-
-    @classmethod
-    def of(cls, trial: Trial) -> "CollectiveTest":
-        """Return what a trial measures."""
-        return msgspec.convert(dict(trial.collective), cls)
+def sizes_of(test: Mapping[str, Any], ranks: int) -> list[int]:
+    """Return the sizes in bytes of what a trial measures, each a multiple of what divides over the ranks in parts of
+    16 bytes. Raises UsageError if not even the largest size gives every rank a part.
+    """
+    grain, size, sizes = 16 * ranks, float(test["min_bytes"]), dict[int, None]()
+    while size <= test["max_bytes"] * (1 + 1e-9):
+        sizes[int(size) // grain * grain] = None
+        size *= test["factor"]
+    sizes.pop(0, None)
+    if not sizes:
+        raise UsageError("option-value", f"--max-bytes {test['max_bytes']} must be {grain} or more for {ranks} ranks")
+    return list(sizes)
 
 
 def parse_size(text: str, option: str) -> int:
@@ -113,9 +84,9 @@ class CommSweep:
         for count in self.devices:
             if count < 2:
                 raise UsageError("option-value", f"--devices {count}: a collective needs two ranks: give 2 or more")
-        test = self.test(self.collectives[0])
+        least, most = (self.test("")[name] for name in ("min_bytes", "max_bytes"))
         for option, valid, needed in (
-            ("max_bytes", test.min_bytes <= test.max_bytes, f"--min-bytes {self.min_bytes} or more"),
+            ("max_bytes", least <= most, f"--min-bytes {self.min_bytes} or more"),
             ("factor", 1 < self.factor < math.inf, "above 1, such as 2"),
             ("repetitions", self.repetitions >= 1, "at least 1"),
             ("iterations", self.iterations is None or self.iterations >= 1, "at least 1"),
@@ -125,17 +96,14 @@ class CommSweep:
             if not valid:
                 raise UsageError("option-value", f"{flag(option)} {getattr(self, option)} must be {needed}")
 
-    def test(self, name: str) -> CollectiveTest:
-        """Return the test of one collective. Raises UsageError for a size that is none."""
-        return CollectiveTest(
-            name=name,
-            min_bytes=parse_size(self.min_bytes, "--min-bytes"),
-            max_bytes=parse_size(self.max_bytes, "--max-bytes"),
-            factor=self.factor,
-            repetitions=self.repetitions,
-            iterations=self.iterations,
-            warmup=self.warmup,
-        )
+    def test(self, name: str) -> dict[str, Any]:
+        """Return what a trial of one collective measures. Raises UsageError for a size that is none."""
+        return {
+            "name": name,
+            "min_bytes": parse_size(self.min_bytes, "--min-bytes"),
+            "max_bytes": parse_size(self.max_bytes, "--max-bytes"),
+            **{field: getattr(self, field) for field in ("factor", "repetitions", "iterations", "warmup")},
+        }
 
 
 def expand_collectives(sweep: CommSweep, devices: Devices, world: World | None = None) -> list[Trial]:
@@ -145,12 +113,12 @@ def expand_collectives(sweep: CommSweep, devices: Devices, world: World | None =
     trials = []
     for number, name, dtype, size in itertools.product(range(sweep.rounds), names, dtypes, sizes):
         test = sweep.test(name)
-        test.sizes(size)
+        sizes_of(test, size)
         trials.append(
             Trial(
                 kind="comm", task="comm", implementation="torch", strategy="ddp", preset="", data="", precision=dtype,
                 world_size=size, nodes=1 if world is None else world.nodes, device=devices.kind, round=number,
-                collective=test.plain(),
+                collective=tuple(sorted(test.items())),
             )
         )  # fmt: skip
     return trials

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.run.comm import CollectiveTest
+from bench.run.comm import sizes_of
 from records.files import write_record
 from records.kinds import collectives_csv
 from records.run import RunDirectory
@@ -67,18 +67,18 @@ def write_collectives(
 ) -> Trial:  # fmt: skip
     """Write a trial of kind comm whose times are those of a ring, with noise per repetition."""
     random = np.random.default_rng(seed)
-    test = CollectiveTest(name="all_reduce", min_bytes=sizes[0], max_bytes=sizes[1], factor=sizes[2], repetitions=5,
-                          iterations=10, warmup=1)  # fmt: skip
+    test = {"name": "all_reduce", **dict(zip(("min_bytes", "max_bytes", "factor"), sizes, strict=True)),
+            "repetitions": 5, "iterations": 10, "warmup": 1}  # fmt: skip
     trial = Trial(kind="comm", task="comm", implementation="torch", strategy="ddp", preset="", data="",
                   precision="fp32", world_size=ranks, nodes=nodes, device="cuda", round=round_number,
-                  collective=test.plain())  # fmt: skip
+                  collective=tuple(sorted(test.items())))  # fmt: skip
     directory = RunDirectory(run).trial(trial.trial_id)
     directory.path.mkdir(parents=True)
     write_record(directory.trial_json, trial.to_json())
     write_record(directory.result_json, {"status": "ok", "reason": ""})
     write_record(directory.env_json, ENVIRONMENT)
     lines = [",".join(COLLECTIVE_COLUMNS)]
-    for size in test.sizes(ranks):
+    for size in sizes_of(test, ranks):
         true = ring_all_reduce_us(ranks, size, alpha_us, bandwidth_gb_s)
         for number in range(5):
             time = true * float(np.exp(noise * random.standard_normal()))
