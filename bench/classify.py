@@ -139,7 +139,7 @@ def logits_of(
 
 
 def _document(run: TrainRun, settings: "TrainSettings", source: TextSource, test: Mapping[str, Any]) -> dict[str, Any]:
-    state = run.read_state() or {}
+    state = run.read_state()
     samples = max(1, split_sizes(source.path)[SPLITS[0]]["rows"])
     # Calling a finished run again adds an attempt without updates; its time is not training time.
     results = [attempt.read_result() or {} for attempt in run.attempts()]
@@ -158,7 +158,7 @@ def _document(run: TrainRun, settings: "TrainSettings", source: TextSource, test
         "text": {name: source.settings[name] for name in ("lower_case", "max_seq_length", "vocabulary", "vocab_size")},
         "run": {
             "run": str(run.path),
-            "checkpoint": (state.get("best") or state).get("checkpoint"),
+            "checkpoint": (state.best or state).checkpoint,
             "model": settings.preset,
             "begun_from": settings.init,
             "seconds": round(sum(float(result.get("wall_seconds") or 0) for result in results), 1),

@@ -2,6 +2,8 @@
 
 from typing import Any, Required, TypedDict
 
+import msgspec
+
 
 class _Cpu(TypedDict, total=False):
     model: str | None
@@ -92,16 +94,31 @@ class Result(TypedDict, total=False):
     profile: _Profile | None
 
 
-class TrainState(TypedDict, total=False):
-    """train.json: where a training stands, after every attempt."""
+class Best(msgspec.Struct):
+    """The checkpoint with the best evaluation."""
 
-    finished: bool
-    applied_steps: int
-    total_steps: int
-    status: str
-    reason: str | None
-    checkpoint: str | None
-    loss: str | None
+    checkpoint: str
+    applied_steps: int | None = None
+    score: str | None = None
+    value: float | None = None
+
+
+class TrainState(msgspec.Struct, kw_only=True):
+    """train.json: where a training stands, rewritten after every attempt."""
+
+    phase: int | None = None
+    total_steps: int = 0
+    request: dict[str, Any] = {}
+    """The options of the command."""
+    loss: str = ""
     """What the training loss is made of."""
-    best: dict[str, Any] | None
-    """checkpoint, applied_steps, score, value."""
+    finished: bool = False
+    applied_steps: int = 0
+    status: str = "interrupted"
+    """How the last attempt ended, and why."""
+    reason: str | None = ""
+    checkpoint: str | None = None
+    evaluation: dict[str, Any] | None = None
+    best: Best | None = None
+    attempts: list[str] = []
+    """Ids of their trials."""

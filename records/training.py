@@ -69,26 +69,21 @@ class TrainRun:
                     rounds.append((trial.round, directory.path.name, directory))
         return [directory for *_, directory in sorted(rounds, key=lambda one: one[:2])]
 
-    def read_state(self) -> dict[str, Any] | None:
-        """Return train.json, or None if no attempt has ended. Raises SchemaError when it is damaged."""
-        return read_record(self.state_json, TrainState) if self.state_json.exists() else None
+    def read_state(self) -> TrainState:
+        """Return train.json; the defaults if no attempt has ended. Raises SchemaError when it is damaged."""
+        if not self.state_json.exists():
+            return TrainState()
+        return msgspec.convert(read_record(self.state_json, TrainState), TrainState)
 
     def logger_runs(self) -> dict[str, str]:
         """Return the ids of the runs that the attempts so far logged to, by logger. Raises SchemaError."""
         events = (event for directory in self.attempts() for event in read_events(directory))
         return {name: run for one in events if one["event"] == "logging" for name, run in one["run_ids"].items()}
 
-    def loss_label(self) -> str:
-        """Return what the training loss is made of; "" where that is not known."""
-        with suppress(SchemaError):
-            return str((self.read_state() or {}).get("loss") or "")
-        return ""
-
     def best_checkpoint(self) -> Path | None:
         """Return the folder of the best checkpoint; None if there is none. Raises SchemaError as read_state does."""
-        name = ((self.read_state() or {}).get("best") or {}).get("checkpoint")
-        path = self.checkpoints / str(name)
-        return path if name and path.is_dir() else None
+        best = self.read_state().best
+        return self.checkpoints / best.checkpoint if best and (self.checkpoints / best.checkpoint).is_dir() else None
 
     def read_curve(self) -> list[dict[str, Any]]:
         """Return the rows of curve.csv with typed values; none without the file. Raises SchemaError."""

@@ -60,7 +60,7 @@ def training_part(run: TrainRun, trials: Sequence[LoadedTrial]) -> tuple[list[An
 
 
 def _read(run: TrainRun, attempts: Sequence[LoadedTrial]) -> _Records:
-    records = _Records(loss=run.loss_label(), curve=run.read_curve())
+    records = _Records(loss=run.read_state().loss, curve=run.read_curve())
     for attempt in attempts:
         events = read_events(attempt.directory)
         resumed = [event["applied_steps"] for event in events if event["event"] == "resumed" and not event["new_phase"]]

@@ -27,6 +27,7 @@ from bert.tasks.base import Trained
 from common import locks
 from common.errors import BertbenchError, InputError
 from common.scores import evaluation_text, in_words, parts_text
+from records.files import read_record
 from records.run import TrialDirectory
 from records.training import TrainRun
 
@@ -133,14 +134,14 @@ def next_command(options: TrainOptions, words: list[str], run: TrainRun, plan: P
     """
     if not finished:
         return shlex.join(["bertbench", "train", *words])
-    state, settings = run.read_state() or {}, plan.settings
-    checkpoint = state.get("checkpoint")
+    state, settings = run.read_state(), plan.settings
+    checkpoint = state.checkpoint
     if plan.phase == 1 and not options.model:
         out = run.path.with_name(f"{run.path.name}-phase2")
         data = ["--data", _data_of_phase_2(settings.data), "--init", str(run.path), "--out", str(out)]
         return shlex.join(["bertbench", "train", "pretrain", "--phase", "2", *data])
     if plan.phase is None:
-        checkpoint = (state.get("best") or {}).get("checkpoint") or checkpoint
+        checkpoint = (state.best or state).checkpoint
     source = run.checkpoints / checkpoint if checkpoint else run.checkpoints
     known = check_task_options(settings.task, settings.task_options)
     trained = Trained(source, run.path, settings.data, settings.eval_data, known)
@@ -198,7 +199,7 @@ def _failed(options: TrainOptions, place: TrainRun, directory: TrialDirectory, r
     resumable = status != "refused" and LAST_GOOD_CHECKPOINT not in problem  # a diverged run would diverge again
     if directory.log.exists():
         problem += f"\n  log of this attempt: {directory.log}"
-    if resumable and (place.read_state() or {}).get("checkpoint"):
+    if resumable and place.read_state().checkpoint:
         problem += "\n  run the same command to resume from the last checkpoint"
     code = f" [{result['code']}]" if result.get("code") else ""
     problem = f"{'' if status == 'refused' else f'{status}: '}{problem}{code}"
@@ -211,7 +212,8 @@ def _document(
     run: TrainRun, directory: TrialDirectory, result: Mapping[str, Any], following: str | None
 ) -> dict[str, Any]:
     log = str(directory.log) if directory.log.exists() else None
-    return {"run": str(run.path), "state": run.read_state(), "result": dict(result), "log": log, "next": following}
+    state = read_record(run.state_json) if run.state_json.exists() else None
+    return {"run": str(run.path), "state": state, "result": dict(result), "log": log, "next": following}
 
 
 def _facts(run: TrainRun, result: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[tuple[str, str]]:

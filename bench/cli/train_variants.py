@@ -159,7 +159,7 @@ def _train_all(plan: TrainingsPlan, stop: StopRequest) -> None:
             return
         head = f"[{number}/{len(plan.trainings)}] {one.name}"
         if plan.complete(one):
-            refused = one.state.get("status") == "refused"
+            refused = one.state.status == "refused"
             again = f"refused earlier; delete {one.run.path} to try again" if refused else "already trained"
             print(f"{head}: {again}", file=sys.stderr, flush=True)
             continue
@@ -171,7 +171,7 @@ def _train_all(plan: TrainingsPlan, stop: StopRequest) -> None:
         finally:
             progress.end()
         _write(plan, {})
-        if not plan.complete(one) and one.state.get("status") == "ok":
+        if not plan.complete(one) and one.state.status == "ok":
             return  # its ranks were told to stop
 
 

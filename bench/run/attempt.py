@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from bench.implementations import OURS
 from bench.loggers import VARIABLE as LOG_TO_VARIABLE
 from bench.machine.devices import Devices
@@ -17,6 +19,7 @@ from bench.sweep.training import Plan
 from bert.speed.registry import recorded_levers
 from bert.tasks import check_task_options, task_data
 from common.errors import SchemaError
+from records.documents import Best, TrainState
 from records.files import write_record
 from records.run import TrialDirectory
 from records.training import TrainRun, read_events
@@ -77,7 +80,7 @@ def train_once(
                 directory.path.parent.rmdir()
     finally:
         if directory.trial_json.exists():
-            write_record(run.state_json, _state(run, plan))
+            write_record(run.state_json, msgspec.to_builtins(_state(run, plan)))
             write_results(run.run)
     return directory, result
 
@@ -96,7 +99,7 @@ def _trial(run: TrainRun, plan: Plan, devices: Devices) -> Trial:
     )
 
 
-def _state(run: TrainRun, plan: Plan) -> dict[str, Any]:
+def _state(run: TrainRun, plan: Plan) -> TrainState:
     """Where the run stands: what the attempts wrote down while they ran is there however they ended.
 
     An attempt that was refused changes nothing of what the run is: phase, steps and request stay those before it.
@@ -109,25 +112,27 @@ def _state(run: TrainRun, plan: Plan) -> dict[str, Any]:
     checkpoints = [Path(event["path"]).name for event in reached if not event.get("new_phase")]
     checkpoint = checkpoints[-1] if checkpoints else None
     saved: dict[str, Any] = next((event for event in reversed(reached) if event["event"] == "saved"), {})
-    best = {name: saved.get(f"best_{name}") for name in ("checkpoint", "applied_steps", "score", "value")}
+    best: dict[str, Any] = {name: saved.get(f"best_{name}") for name in Best.__struct_fields__}
     result = (attempts[-1].read_result() if attempts else None) or {}
     options = check_task_options(plan.settings.task, plan.settings.task_options)
-    goal: dict[str, Any] = {"phase": plan.phase, "total_steps": plan.settings.steps, "request": plan.request}
+    state = TrainState(
+        phase=plan.phase,
+        total_steps=plan.settings.steps,
+        request=plan.request,
+        loss=task_data(plan.settings.task).loss_label(options),
+        applied_steps=applied_steps,
+        status=result.get("status", "interrupted"),
+        reason=result.get("reason", ""),
+        checkpoint=checkpoint,
+        evaluation=next((event for event in reversed(events) if event["event"] == "evaluated"), None),
+        best=None if best["checkpoint"] is None else Best(**best),
+        attempts=[directory.path.name for directory in attempts],
+    )
     is_known = result.get("status") != "refused"
-    if not is_known and checkpoint is not None:
+    if not is_known and checkpoint is not None and run.state_json.exists():
         with contextlib.suppress(SchemaError):
-            before = run.read_state() or {}
-            is_known = goal.keys() <= before.keys()
-            goal |= {name: before[name] for name in goal if is_known}
-    return {
-        **goal,
-        "loss": task_data(plan.settings.task).loss_label(options),
-        "finished": is_known and checkpoint is not None and applied_steps >= goal["total_steps"],
-        "applied_steps": applied_steps,
-        "status": result.get("status", "interrupted"),
-        "reason": result.get("reason", ""),
-        "checkpoint": checkpoint,
-        "evaluation": next((event for event in reversed(events) if event["event"] == "evaluated"), None),
-        "best": best if best["checkpoint"] is not None else None,
-        "attempts": [directory.path.name for directory in attempts],
-    }
+            before = run.read_state()
+            state.phase, state.total_steps, state.request = before.phase, before.total_steps, before.request
+            is_known = True
+    state.finished = is_known and checkpoint is not None and applied_steps >= state.total_steps
+    return state

@@ -195,7 +195,7 @@ class Worker:
         trial.set_user_attr("words", [*self.words, *option_words(options)])
         follower = _Follower(trial=trial, objective=self.objective, run=run, stop=self.stop, note=self.note)
         result: Mapping[str, Any] = {"status": "ok", "outcome": {"finished": True}}
-        if not (run.read_state() or {}).get("finished"):  # a worker may have been killed after the training
+        if not run.read_state().finished:  # a worker may have been killed after the training
             _, result = train_once(run, plan, self.devices, follower)
         follower.read()
         if result["status"] != "ok":

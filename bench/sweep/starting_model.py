@@ -35,9 +35,9 @@ def initial_weights(path: Path, best: bool) -> Path:
     if not is_train_run(path):
         return path
     run = TrainRun(path)
-    state = run.read_state() or {}
-    if not state.get("finished"):
-        steps = f"step {state.get('applied_steps', 0)} of {state.get('total_steps', 'unknown')}"
+    state = run.read_state()
+    if not state.finished:
+        steps = f"step {state.applied_steps} of {state.total_steps or 'unknown'}"
         raise UsageError(
             "run-incomplete", f"--init {path} is an unfinished run ({steps}): finish it, or give one of its checkpoints"
         )

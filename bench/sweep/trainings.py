@@ -23,6 +23,7 @@ from bert.speed.registry import Setup, effective, levers_text, resolve_levers
 from bert.tasks import task_data
 from bert.train.settings import DEFAULT_SEED, TrainSettings, task_defaults
 from common.errors import UsageError
+from records.documents import TrainState
 from records.training import Trainings, TrainRun, is_train_run
 from records.trial import Trial
 
@@ -53,9 +54,9 @@ class PlannedTraining:
         return self.run.path.name
 
     @property
-    def state(self) -> Mapping[str, Any]:
-        """Where it stands, as train.json says; empty before it began."""
-        return self.run.read_state() or {}
+    def state(self) -> TrainState:
+        """Where it stands, as train.json says."""
+        return self.run.read_state()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +77,7 @@ class TrainingsPlan:
     def complete(self, one: PlannedTraining) -> bool:
         """Return whether a training needs no more steps: it made all, reached the target, or cannot run here."""
         reached = self.target is not None and has_reached(one.run, self.target)
-        return bool(reached or one.state.get("finished") or one.state.get("status") == "refused")
+        return bool(reached or one.state.finished or one.state.status == "refused")
 
     def courses(self, profiles: Mapping[str, Mapping[str, Any]]) -> list[Course]:
         """Return what each training needed so far. Raises SchemaError: a record is damaged."""
@@ -257,7 +258,7 @@ def profile_variants(plan: TrainingsPlan, session: Session, steps: int) -> dict[
     trials = {
         one.variant: profile_trial(one.plan, steps, plan.devices)
         for one in plan.trainings
-        if one.plan.settings.world_size > 1 and plan.complete(one) and one.state.get("status") != "refused"
+        if one.plan.settings.world_size > 1 and plan.complete(one) and one.state.status != "refused"
     }
     if not trials:
         return {}

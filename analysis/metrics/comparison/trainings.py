@@ -19,6 +19,7 @@ from analysis.metrics.statistics import mean_interval
 from analysis.metrics.telemetry import energy
 from analysis.metrics.throughput import combine
 from common.scores import scores_in
+from records.documents import TrainState
 from records.run import TrialDirectory
 from records.schema import TRAINING_COLUMNS
 from records.training import TrainRun, read_events
@@ -102,9 +103,10 @@ def _course(
         return Course(row=row)
     evaluations = evaluations_of(run)
     end = None if target is None else _deciding(evaluations, target)
-    row |= _settings(attempts) | _status(run.read_state() or {}, evaluations, end, target)
-    best = (run.read_state() or {}).get("best") or {}
-    row |= {"best_score": best.get("score"), "best_value": best.get("value")}
+    state = run.read_state()
+    row |= _settings(attempts) | _status(state, evaluations, end, target)
+    if state.best:
+        row |= {"best_score": state.best.score, "best_value": state.best.value}
     curve = run.read_curve()
     place = next((at for at, entry in enumerate(curve) if entry["applied_steps"] == end), len(curve) - 1)
     curve = curve[: place + 1]
@@ -166,17 +168,16 @@ def _settings(attempts: Sequence[TrialDirectory]) -> dict[str, Any]:
     return row | {"cautions": [*{one.get("code"): one for one in cautions}.values()]}
 
 
-def _status(state: Row, evaluations: Mapping[int, Row], end: int | None, target: float | None) -> dict[str, str]:
+def _status(state: TrainState, evaluations: Mapping[int, Row], end: int | None, target: float | None) -> dict[str, str]:
     if end is not None:
         return {"status": REACHED, "reason": ""}
-    if not state.get("finished"):
-        status = str(state.get("status", "interrupted"))
-        return {"status": STOPPED if status == "ok" else status, "reason": str(state.get("reason") or "")}
+    if not state.finished:
+        return {"status": STOPPED if state.status == "ok" else state.status, "reason": state.reason or ""}
     if target is None:
         return {"status": FINISHED, "reason": ""}
     losses = [one[SCORE] for one in evaluations.values() if one.get(SCORE) is not None]
     lowest = f"its lowest evaluation is {min(losses):.4f}" if losses else "no evaluation was finite"
-    reason = f"all {state['total_steps']:,} steps were made, and {lowest}, above {target:g}"
+    reason = f"all {state.total_steps:,} steps were made, and {lowest}, above {target:g}"
     return {"status": NOT_REACHED, "reason": reason}
 
 

@@ -22,6 +22,7 @@ from bert.checkpoints.model_config import to_our_json
 from bert.model.config import PRESETS, ModelConfig, model_config, shape_in_words
 from bert.model.memory import parameter_count
 from common.errors import Code, StorageError
+from records.documents import TrainState
 from records.files import write_record
 from records.run import TrialDirectory
 from records.training import TrainRun
@@ -224,22 +225,22 @@ def test_a_refused_call_leaves_a_finished_run_finished(data: Path, tmp_path: Pat
     place = TrainRun(tmp_path / "run")
     given = {**GIVEN, "data": str(data), "seq_len": 32, "preset": "tiny", "global_batch_size": 8}
 
-    def attempt(phase: int, steps: int, status: str, *events: dict[str, Any], keep: bool = True) -> dict[str, Any]:
+    def attempt(phase: int, steps: int, status: str, *events: dict[str, Any], keep: bool = True) -> TrainState:
         results.append((status, list(events)))
         plan = planned({**given, "steps": steps}, phase)
         train_once(place, plan, CPU, TrainProgress(StopRequest()), keep_refused=keep)
-        return place.read_state() or {}
+        return place.read_state()
 
-    assert not attempt(1, 9, "refused")["finished"]
+    assert not attempt(1, 9, "refused").finished
     saved = [{"event": "saved", "applied_steps": step, "path": f"step-{step:07d}"} for step in (6, 9)]
-    assert attempt(1, 9, "ok", *saved)["finished"]
+    assert attempt(1, 9, "ok", *saved).finished
     after = attempt(2, 20, "refused")
-    assert after["finished"] and after["status"] == "refused" and len(after["attempts"]) == 3
-    assert (after["phase"], after["total_steps"], after["request"]["steps"]) == (1, 9, 9)
+    assert after.finished and after.status == "refused" and len(after.attempts) == 3
+    assert (after.phase, after.total_steps, after.request["steps"]) == (1, 9, 9)
     assert attempt(1, 30, "refused", keep=False) == after, "as if it had not been made"
     back = {"event": "resumed", "applied_steps": 6, "path": "x/step-0000006", "new_phase": False, "moments": True}
     after = attempt(1, 9, "crashed", back)
-    assert (after["finished"], after["applied_steps"], after["checkpoint"]) == (False, 6, "step-0000006")
+    assert (after.finished, after.applied_steps, after.checkpoint) == (False, 6, "step-0000006")
 
 
 def test_a_training_whose_checkpoint_would_not_fit_is_refused_before_it_begins(
