@@ -1,7 +1,6 @@
 """`bertbench measure -- COMMAND`: measure any PyTorch training script, without a change to it."""
 
 import dataclasses
-import math
 import os
 import shlex
 import sys
@@ -53,14 +52,6 @@ class MeasureOptions(Printed):
     price_per_hour: float | None = None
     """Price of the machine per hour, for the cost columns; default no cost columns."""
 
-    def __post_init__(self) -> None:
-        """Refuse a time limit that is none."""
-        if self.timeout_seconds is not None and not 0 < self.timeout_seconds < math.inf:
-            raise UsageError(
-                "option-value",
-                f"--timeout-seconds {self.timeout_seconds:g} must be above 0 and finite; omit it for no limit",
-            )
-
 
 OPTIONS = {"measure": MeasureOptions}
 
@@ -71,8 +62,7 @@ def run(options: MeasureOptions) -> Result:
     if "RANK" in os.environ:
         raise UsageError(
             "option-not-applicable",
-            "measure was started by a launcher, once per rank: start it once, with the launcher in its command: "
-            "measure -- torchrun --nproc-per-node 2 train.py",
+            "measure was started by a launcher: start it once, as measure -- torchrun --nproc-per-node 2 train.py",
         )
     check_program(command)
     directory = RunDirectory(run_folder(options.out))
@@ -81,18 +71,13 @@ def run(options: MeasureOptions) -> Result:
         timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour, program=command
     )
 
-    first: list[Path] = []
-
     def begun(trial: TrialDirectory) -> None:
-        first.append(trial.log)
         print(f"measuring; output: {terminal_text(str(trial.log))}", file=sys.stderr, flush=True)
 
     with locked(directory):
         trial = plan_script(directory, command, options.name, options.start, options.stop, options.profile)
         request = {**request_of(options), "command": "measure", "program": list(trial.command)}
         measured = measure_script(directory, trial, request, devices, launch, begun)
-    if measured.log not in first:  # the folder has the number of ranks in its name, known only now
-        print(f"measured; output: {terminal_text(str(measured.log))}", file=sys.stderr, flush=True)
     return _measured(options, directory, measured)
 
 

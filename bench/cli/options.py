@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert.tasks import TASKS, known_tasks
 from common.errors import UsageError
 from common.flags import Groups
-from common.registry import lookup
 
 GROUPS: Groups = {
     "model and data": (
@@ -91,21 +89,9 @@ def given_names(argv: Sequence[str]) -> frozenset[str]:
     return frozenset(word.removeprefix("--").replace("-", "_").removeprefix("no_") for word in words)
 
 
-def check_task(argv: Sequence[str], program: str) -> None:
-    """Refuse a command line whose first word is neither a task nor --help. Raises UsageError."""
-    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
-        tasks = " | ".join(known_tasks())
-        raise UsageError("option-missing", f"{program} needs a task: {program} {tasks} [options]; see {program} --help")
-    if not argv[0].startswith("-"):
-        lookup(dict.fromkeys(TASKS if argv[0] in TASKS else known_tasks()), argv[0], "task")
-
-
 def run_folder(out: Path) -> Path:
     """Return --out as an absolute path. Raises UsageError if it is the current folder or a file."""
-    if out.exists() and not out.is_dir():
-        raise UsageError("path-kind", f"--out {str(out)!r} is a file: give a folder")
-    if out.resolve() == Path.cwd():
-        raise UsageError(
-            "option-value", f"--out {str(out)!r} is the current folder: give another folder, such as runs/mine"
-        )
+    if out.exists() and (not out.is_dir() or out.resolve() == Path.cwd()):
+        what = "the current folder" if out.is_dir() else "a file"
+        raise UsageError("path-kind", f"--out {str(out)!r} is {what}: give a folder of its own, such as runs/mine")
     return out.resolve()

@@ -37,7 +37,6 @@ _ORDER = ("arguments", "options", "model and data", "", *list(GROUPS)[1:])
 _ADDED = ("vary", "search")
 """List options whose values add up where they are given several times; of others the last list counts."""
 _NAMES = {"benchmark_task": ("--task",)}
-_EXAMPLES = "\nExamples:\n"
 _CODES: dict[type[CycloptsError], Code] = {
     MissingArgumentError: "option-missing",
     UnknownOptionError: "option-unknown",
@@ -84,7 +83,6 @@ def _complete(argument: Argument, owner: Any, taken: set[str], places: Iterator[
         default = " ".join(map(str, field.default)) if several else str(field.default)
     if positional:
         argument.index, field.kind = next(places), inspect.Parameter.POSITIONAL_ONLY
-    convert_list = several and not positional and name not in _ADDED
     more = Parameter(
         name=(singular.upper(),) if positional else names,
         group=Group(heading[:1].upper() + heading[1:], sort_key=_ORDER.index(heading if heading in _ORDER else "")),
@@ -92,7 +90,7 @@ def _complete(argument: Argument, owner: Any, taken: set[str], places: Iterator[
         show_default=(lambda _: default.rstrip(".")) if default else False,
         show=not tasks or task is None or task in tasks,
         choices=tuple(one for one in choices if one != "auto" or field.default is not None) or None,
-        converter=_last if convert_list else _whole if int in kinds else None,
+        converter=None if positional or bool in kinds or name in _ADDED else _given_last,
         negative=None if field.default is True else (),
     )
     argument.parameter = Parameter.combine(argument.parameter, more)
@@ -104,17 +102,13 @@ def _registered(words: Sequence[str]) -> Iterator[str]:
         yield from getattr(importlib.import_module(module), registry) if colon else (word,)
 
 
-def _whole(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Return values, integers as such: cyclopts would round 1.5 to 2."""
+def _given_last(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Return the value or list given last; cyclopts would add lists up, and round 1.5 to 2."""
+    tokens = tokens[max(place for place, token in enumerate(tokens) if not token.index) :]
     for token in tokens:
         if int in (kind, *typing.get_args(kind)) and not re.fullmatch(r"[+-]?\d+", token.value):
             raise ValueError(f"{token.value!r} is not an integer")
     return convert(kind, tokens)
-
-
-def _last(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Return the list that was given last."""
-    return _whole(kind, tokens[max(place for place, token in enumerate(tokens) if not token.index) :])
 
 
 def application(options: type, program: str, task: str | None = None) -> App:
@@ -129,7 +123,7 @@ def application(options: type, program: str, task: str | None = None) -> App:
         command.__defaults__ = None
     app = _CommandLine(
         name=program,
-        help=summary_of(options),
+        help=inspect.getdoc(options),
         help_format="plaintext",
         help_epilogue="\n  ".join(["Examples:", *examples_of(options)]),
         version_flags=(),
@@ -174,6 +168,8 @@ def _parsed(
 ) -> tuple[T, list[str]]:
     app = application(options, program, argv[0] if argv and argv[0] in known_tasks() else None)
     try:
+        if read is App.parse_args:  # before the dataclass refuses what a misspelled option would have given it
+            _check_names(app.assemble_argument_collection(), argv)
         command, bound, *unknown, _ = read(app, list(argv))
     except CycloptsError as error:
         error.verbose = False
@@ -195,13 +191,13 @@ def _parsed(
     return parsed or options(), unknown[0] if unknown else []
 
 
-def summary_of(options: type) -> str:
-    """Return the description of a command from its dataclass of options, without the examples."""
-    text = (inspect.getdoc(options) or "").partition(_EXAMPLES)[0]
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n")).strip()
+def _check_names(arguments: ArgumentCollection, argv: Sequence[str]) -> None:
+    for word in itertools.takewhile(lambda word: word != "--", argv):
+        name = word.partition("=")[0]
+        if name.startswith("--") and name != "--help" and arguments.get(name, None) is None:
+            raise UnknownOptionError(token=Token(keyword=name, source="cli"), argument_collection=arguments)
 
 
 def examples_of(options: type) -> list[str]:
     """Return the command lines in the section Examples at the end of the docstring."""
-    listed = (inspect.getdoc(options) or "").partition(_EXAMPLES)[2]
-    return [line.strip() for line in listed.splitlines() if line]
+    return [line.strip() for line in (inspect.getdoc(options) or "").partition("\nExamples:\n")[2].splitlines()]

@@ -1,12 +1,13 @@
 """Writes docs/reference from the options and the columns: `make docs`. A test checks it against the code."""
 
+import inspect
 import itertools
 import re
 from pathlib import Path
 
 from bench.cli.dispatch import COMMANDS, options_of
 from bench.cli.main import USAGE
-from bench.cli.parser import application, examples_of, summary_of
+from bench.cli.parser import application, examples_of
 from common.atomic import write_text
 from records import schema
 
@@ -66,7 +67,7 @@ def _commands() -> str:
     parts = [_INTRODUCTION, f"```\n{USAGE}```\n"]
     for name in COMMANDS:
         for words, options in options_of(name).items():
-            summary = " ".join(summary_of(options).partition("\n\n")[0].split())
+            summary = " ".join((inspect.getdoc(options) or "").partition("\n\n")[0].split())
             table = application(options, "bertbench").generate_docs(output_format="markdown")
             table = table[table.index("\n**") + 1 :].replace("<", "&lt;")
             examples = "\n".join(["```sh", *examples_of(options), "```"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bench.cli.options import check_task, given_names, run_folder
+from bench.cli.options import given_names, run_folder
 from bench.cli.parser import parse
 from bench.cli.progress import duration, note, terminal_text
 from bench.cli.result import Result
@@ -54,12 +54,11 @@ class TrainCall:
 
 def read_words(words: list[str], program: str) -> "TrainCall | SeveralCall":
     """Parse the command line; the first word names the task."""
-    check_task(words, program)
     if given_names(words) & SEVERAL_OPTIONS:
         from bench.cli import train_variants
 
         return train_variants.read_words(words, program)
-    options = TrainClassifyOptions if words[0] == "classify" else TrainOptions
+    options = TrainClassifyOptions if words[:1] == ["classify"] else TrainOptions
     return TrainCall(parse(options, words, program), words)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, NamedTuple
 
 from analysis.wording import fine
 from bench.cli.configuration import OneConfiguration
-from bench.cli.options import Printed, check_task, run_folder
+from bench.cli.options import Printed, run_folder
 from bench.cli.parser import parse, parse_known
 from bench.cli.result import Result
 from bench.cli.session import session
@@ -124,7 +124,6 @@ class ScoreCall(NamedTuple):
 
 def read_words(argv: list[str], program: str) -> ScoreCall | ThroughputOptions:
     """Parse the options; the first word names the task."""
-    check_task(argv, program)
     if "--for=throughput" in argv or ("--for", "throughput") in itertools.pairwise(argv):
         return parse(ThroughputOptions, argv, program)
     options, words = parse_known(ScoreOptions, argv, program)

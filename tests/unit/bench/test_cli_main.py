@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -40,30 +39,22 @@ CPU = ["--device", "cpu"]
         (["throughput", "pretrain", "--devices", "4096", *CPU], "device-missing", "4096"),
         (["throughput", "pretrain", "--start", "5", "--stop", "5", *CPU], "option-value", "[5, 5)"),
         (["throughput", "pretrain", "--data", "/no/such/folder", *CPU], "path-missing", "/no/such/folder"),
-        (["throughput", "pretrain", "--timeout-seconds", "inf", *CPU], "option-value", "--timeout-seconds inf"),
         (["throughput", "pretrain", "--max-batch-limit", "0"], "option-value", "--max-batch-limit 0"),
         (["measure", "--timeout-seconds", "inf", "--", "true"], "option-value", "--timeout-seconds inf"),
         (["throughput", "pretrain", "--price-per-hour", "-2", *CPU], "option-value", "--price-per-hour -2"),
-        (["throughput", "pretrain", "--out", "", *CPU], "option-value", "--out"),
+        (["throughput", "pretrain", "--out", "", *CPU], "path-kind", "--out"),
         (["throughput", "pretrain", "--out", "/proc/none/x", *CPU], "write-failed", "/proc/none"),
-        (["throughput", "pretrain", "--levers", "unpad+"], "option-choice", "'unpad+'"),
         (["profile", "pretrain"], "option-missing", "--start N --stop M"),
-        (["profile", "pretrain", "--profiler", "perf", "--start", "1", "--stop", "2"], "option-choice", '"perf"'),
         (["profile", "--winner-of", "x", "--seed", "1"], "option-conflict", "--seed"),
-        (["compare", "a"], "option-missing", "bertbench compare --help"),
         (["data"], "option-missing", "squad | gap"),
-        (["eval", "--json"], "option-missing", "squad"),
         (["predict", "sqad"], "option-choice", "squad"),
         (["predict", "squad", "--json"], "option-missing", "--checkpoint"),
-        (["analyze"], "option-missing", "PATH"),
         (["analyze", "/no/such/trace"], "path-missing", "/no/such/trace"),
         (["speed-of-light", "--rounds", "2"], "option-value", "--rounds 2"),
         (["speed-of-light", "--winner-of", "x", "--seed", "1"], "option-conflict", "--seed"),
         (["speed-of-light", "--levers", "fp8", *CPU], "device-unsupported", "bertbench throughput"),
-        (["report", "/no/such/run"], "path-missing", "/no/such/run"),
         (["report", "tests", "--price-per-hour", "3"], "option-not-applicable", "--price-per-hour"),
         (["compare", "/no/such/run", "/no/such/run2"], "path-missing", "/no/such/run"),
-        (["train", "pretrain", "--vary", "dropout"], "option-value", "dropout"),
     ],
 )
 def test_bad_input_is_refused(argv: list[str], code: Code, fact: str) -> None:
@@ -71,23 +62,14 @@ def test_bad_input_is_refused(argv: list[str], code: Code, fact: str) -> None:
         result(*argv)
 
 
-def _time_of_children() -> float:
-    """Processor time in seconds: what other tests compute meanwhile does not count."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def test_help_is_quick_and_imports_no_torch() -> None:
+def test_help_takes_little_processor_time_and_imports_no_torch() -> None:
     code = (
-        "import sys; from bench.cli.main import run; run(['--help']);"
+        "import resource, sys; from bench.cli.main import run; run(['--help']);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_utime, file=sys.stderr);"
         "sys.exit(any(name in sys.modules for name in ('torch', 'pandas', 'numpy', 'matplotlib', 'cyclopts')))"
     )
-    best = 1e9
-    for _ in range(3):
-        began = _time_of_children()
-        subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
-        best = min(best, _time_of_children() - began)
-    assert best < 0.15
+    ran = [subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True) for _ in range(3)]
+    assert min(float(done.stderr) for done in ran) < 0.15
 
 
 @pytest.mark.parametrize("words", [["throughput"], ["profile"], ["report"], ["data", "pretrain"]])
@@ -129,15 +111,6 @@ def test_errors_of_the_machine_are_one_message_with_a_code(
     said = capsys.readouterr().err
     check_refusal(said, code, *facts)
     assert said.startswith("bertbench: ") and said.count("\n") == 1
-
-
-def test_other_errors_have_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(options: object) -> None:
-        raise OSError(errno.EBADF, "bad")
-
-    monkeypatch.setattr("bench.cli.doctor.run", fail)
-    with pytest.raises(OSError, match="bad"):
-        run(["doctor"])
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -48,7 +48,7 @@ REAL = ("pretrain", "--data", "DATA", "--seq-len", "32")
     ("words", "code", "facts"),
     [
         ((), "option-missing", ["bertbench train --help"]),
-        (("squat",), "option-choice", ["'squat'"]),
+        (("squat",), "option-choice", ["squat"]),
         (("pretrain",), "option-missing", ["--data FOLDER"]),
         (("pretrain", "--data", "nowhere"), "path-missing", ["nowhere"]),
         (("pretrain", "--data", "DATA"), "data-mismatch", ["32 tokens", 128, "--seq-len 32"]),

@@ -1,12 +1,9 @@
 """How a result is printed: what goes to which stream, in which form, and what the exit code is."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.cli import ROOT
 from support.refusals import refused
 
 from analysis.render.tables import Facts, Plain, Table, texts
@@ -15,7 +12,7 @@ from bench.cli.result import Result, of_view, show, when_writable
 from common.errors import InputError, StorageError
 
 Capture = pytest.CaptureFixture[str]
-TABLE = texts("t", ("name", "ms"), [["a\x1b[31m", "1.50"]], "A title")
+TABLE = texts("t", ("name", "ms"), [["a", "1.50"]], "A title")
 
 
 def test_blocks_stand_apart_and_sentences_follow_what_they_are_about(capsys: Capture) -> None:
@@ -26,14 +23,6 @@ def test_blocks_stand_apart_and_sentences_follow_what_they_are_about(capsys: Cap
     assert parts[1][0].strip() == "A title"
     assert parts[-2][-2:] == ["one.", "two."]
     assert parts[-1][:2] == ["Facts", "name    value"] and len(parts[-1]) == 3, "values are not broken over lines"
-
-
-def test_names_from_outside_cannot_act_on_the_terminal(capsys: Capture) -> None:
-    bad = "\x1b[2J\x07[bold]"
-    blocks = [TABLE, bad, Plain(bad), Facts([(bad, bad)], bad)]
-    show(Result(blocks=blocks, written=[Path(bad)], notes=[bad], problems=[bad]), False)
-    shown = capsys.readouterr()
-    assert not {"\x1b", "\x07"} & {*shown.out, *shown.err} and "[bold]" in shown.out
 
 
 def test_json_is_the_document_alone_and_problems_are_told_beside_it(capsys: Capture) -> None:
@@ -72,24 +61,6 @@ def test_a_failure_is_raised_after_what_there_is_was_shown(capsys: Capture) -> N
     with refused("run-mismatch"):
         show(Result(document=[], failure=InputError("run-mismatch", "nothing alike")), True)
     assert capsys.readouterr().out == "[]\n"
-
-
-def test_a_rank_ends_at_once_with_its_code_and_all_that_it_said() -> None:
-    code = (
-        "import atexit\n"
-        "from bench.cli.result import Result, show\n"
-        "atexit.register(print, 'ended as usual')\n"
-        "show(Result(blocks=['said'], code=3, at_once=True), False)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (3, "said\n"), done.stderr
-
-
-def test_the_width_is_that_of_the_terminal(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    for columns, widest in (("60", 60), ("3", 40)):
-        monkeypatch.setenv("COLUMNS", columns)
-        show(Result(blocks=["word " * 100]), False)
-        assert widest - 5 <= max(map(len, capsys.readouterr().out.splitlines())) <= widest
 
 
 def test_findings_are_shown_on_one_screen_or_whole_and_written_whole(tmp_path: Path) -> None:
