@@ -59,7 +59,7 @@ def run(options: CompareOptions) -> Result:
     kind = "three or more runs" if more else "two run directories" if is_run(a) and is_run(b) else "two traces"
     for name in _REFUSED[kind]:
         if getattr(options, name) not in (None, False):
-            raise UsageError("option-not-applicable", f"{flag(name)} does not apply to {kind}: use --json")
+            raise UsageError("option-not-applicable", f"{flag(name)} does not apply to {kind}: omit it")
     view = history(options.paths, options.threshold) if more else compare(a, b, options.threshold)
     code = {"regression": 1, "undecided": 0 if options.undecided_ok else UNDECIDED}.get(view.verdict, 0)
     verdict = _VERDICTS.get(view.verdict if code or view.verdict == "nothing" else "", "no regression")

@@ -49,7 +49,7 @@ def test_a_killed_worker_costs_no_trial_and_the_best_command_trains_the_same_aga
     assert len(attempts) == 2
     events = [path.read_text() for path in out.glob("trial-0000/trials/*/events.jsonl")]
     assert sum('"event": "resumed"' in text for text in events) == 1
-    assert (out / "best").resolve().name == study["best"]["folder"] and Path(study["best"]["checkpoint"]).is_dir()
+    assert Path(study["best"]["checkpoint"]).is_dir()
     states = [row["state"] for row in csv.DictReader((out / "trials.csv").open())]
     assert sorted(states) == ["COMPLETE"] * 3 + ["FAIL"], "the killed one is a row of Optuna's table"
     done = subprocess.run(
