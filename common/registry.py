@@ -1,5 +1,6 @@
 """Named choices: look one up with an error that names the choices, or import it."""
 
+import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -10,9 +11,10 @@ T = TypeVar("T")
 
 
 def lookup(registry: Mapping[str, T], name: str, kind: str) -> T:
-    """Return `registry[name]`. Raises UsageError that lists the known names."""
+    """Return `registry[name]`. Raises UsageError that names the nearest and lists all."""
     if name not in registry:
-        raise UsageError("option-choice", f"unknown {kind} {name!r}: choose one of {', '.join(registry)}")
+        near = "".join(f"did you mean {one!r}? " for one in difflib.get_close_matches(name, registry, 1))
+        raise UsageError("option-choice", f"unknown {kind} {name!r}: {near}choose one of {', '.join(registry)}")
     return registry[name]
 
 
