@@ -5,7 +5,6 @@ Domain `bertbench`: `run`, `step <n>` (payload n), the phases of the loop (`data
 recorded iterations; cudaProfilerStart and cudaProfilerStop mark the same span.
 """
 
-import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -33,8 +32,6 @@ class RangeObserver(Observer):
 
     def run_begin(self) -> None:
         """Begin the outermost range."""
-        if self._kind == "dlprof":
-            importlib.import_module("nvidia_dlprof_pytorch_nvtx").init(enable_function_stack=True)
         self._push("run")
 
     def step_begin(self, step: int) -> None:
@@ -94,7 +91,7 @@ class RangeObserver(Observer):
         capture = nvtx.start_range(message=CAPTURE, domain=DOMAIN, payload=self._rank)
         if capture is not None:  # None if NVTX is disabled (NVTX_DISABLE)
             self._capture.callback(nvtx.end_range, capture)
-        if self._kind in ("emit", "dlprof"):
+        if self._kind == "emit":
             self._capture.enter_context(torch.autograd.profiler.emit_nvtx(record_shapes=True))
         self._capture.callback(_synchronize)
 

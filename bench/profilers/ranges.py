@@ -13,7 +13,6 @@ CAPTURE = "bertbench:capture"
 KINDS = {
     "bertbench": "ranges of loop and model",
     "emit": "also one range per PyTorch operator (torch.autograd.profiler.emit_nvtx; CUDA only, slow)",
-    "dlprof": "also annotations of DLProf (needs nvidia_dlprof_pytorch_nvtx; CUDA only, slow)",
     "off": "only the capture range",
 }
 
@@ -37,10 +36,10 @@ class RangeProfiler(Profiler):
             raise MissingToolError(
                 "package-missing", f"NVTX ranges need the package nvtx ({error}): pip install 'bertbench[gpu]'"
             ) from error
-        if self.ranges in ("emit", "dlprof") and trial.device != "cuda":
+        if self.ranges == "emit" and trial.device != "cuda":
             raise UsageError(
                 "option-not-applicable",
-                f"--nvtx {self.ranges} needs CUDA, but this trial runs on the CPU: use --nvtx bertbench",
+                "--nvtx emit needs CUDA, but this trial runs on the CPU: use --nvtx bertbench",
             )
 
     def waits_at_step_ends(self, trial: Trial) -> bool:
