@@ -140,6 +140,7 @@ def _same_tokenizer(folder: Path, data: Path, source: DataSource) -> bool:
 def _downloaded(given: str) -> Path:
     """The folder that the files of a hub id are in: configuration, safetensors, tokenizer and code."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
 
     name, _, revision = given.partition("@")
     files = ["*.json", "*.safetensors", "vocab.txt", "*.py"]
@@ -148,7 +149,8 @@ def _downloaded(given: str) -> Path:
     except Exception as error:  # network, permission, no such repository, no id at all: no common type
         problem = f"--model {given} is no file or folder here, and Hugging Face's hub did not deliver it"
         raise InputError(
-            "download-failed", f"{problem} ({first_line(error)}): check the path, the id, the network"
+            "path-missing" if isinstance(error, HFValidationError) else "download-failed",
+            f"{problem} ({first_line(error)}): check the path, the id, the network",
         ) from error
 
 

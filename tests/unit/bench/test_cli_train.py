@@ -56,7 +56,7 @@ REAL = ("pretrain", "--data", "DATA", "--seq-len", "32")
         ((*REAL, "--max-seconds", "0"), "option-value", ["--max-seconds 0.0"]),
         ((*REAL, "--model", "m", "--init", "w"), "option-conflict", ["--init"]),
         ((*REAL, "--model", "m", "--implementation", "bertbench"), "unsupported-combination", ["hf-trainer"]),
-        ((*REAL, "--model", "./no where"), "download-failed", ["./no where"]),
+        ((*REAL, "--model", "./no where"), "path-missing", ["./no where"]),
         ((*REAL, "--init", "nowhere"), "path-missing", ["--init", "nowhere"]),
         ((*REAL, "--devices", "999"), "device-missing", ["999"]),
         ((*REAL, "--global-batch-size", "10", "--micro-batch-size", "4"), "batch-size-mismatch", ["4 x 1 = 4"]),

@@ -143,7 +143,7 @@ def test_a_moved_model_keeps_its_trial_and_another_shape_is_another_trial(tmp_pa
 @pytest.mark.parametrize(
     ("name", "content", "code"),
     [
-        ("none", None, "download-failed"),
+        ("none", None, "path-missing"),
         ("empty", None, "path-missing"),
         ("damaged", "{", "file-damaged"),
         ("ours", "{}", "model-unsupported"),
