@@ -123,9 +123,8 @@ def application(options: type, program: str, task: str | None = None) -> App:
         command.__defaults__ = None
     app = _CommandLine(
         name=program,
-        help=inspect.getdoc(options),
+        help=re.sub(r"(?<!\n)\n(?!\n)", " ", (inspect.getdoc(options) or "").partition("\nExamples:")[0]),
         help_format="plaintext",
-        help_epilogue="\n  ".join(["Examples:", *examples_of(options)]),
         version_flags=(),
         exit_on_error=False,
         print_error=False,
@@ -135,9 +134,10 @@ def application(options: type, program: str, task: str | None = None) -> App:
     app.task = task
     app.default(command)
     named = [one for one in app.assemble_argument_collection() if one.index is not None]
-    words = [one.name if one.required else f"[{one.name}]" for one in named]
-    after = ["-- COMMAND"] if "COMMAND" in words else []
-    app.usage = " ".join(["Usage:", program, *(word for word in words if word != "COMMAND"), "[OPTIONS]", *after])
+    names = [one.name + "..." * (typing.get_origin(one.hint) is tuple) for one in named]
+    words = [name if one.required else f"[{name}]" for name, one in zip(names, named, strict=True)]
+    after = ["-- COMMAND"] if "COMMAND..." in words else []
+    app.usage = " ".join(["Usage:", program, *(word for word in words if word != "COMMAND..."), "[OPTIONS]", *after])
     return app
 
 
@@ -167,6 +167,8 @@ def _parsed(
     options: type[T], argv: Sequence[str], program: str, read: Callable[..., tuple[Any, ...]]
 ) -> tuple[T, list[str]]:
     app = application(options, program, argv[0] if argv and argv[0] in known_tasks() else None)
+    if str(app.usage).endswith("-- COMMAND") and not {"--", "-h", "--help"} & set(argv):  # its options are not ours
+        raise UsageError("option-missing", f"a command is missing: {str(app.usage).removeprefix('Usage: ')}")
     try:
         if read is App.parse_args:  # before the dataclass refuses what a misspelled option would have given it
             _check_names(app.assemble_argument_collection(), argv)
@@ -184,9 +186,13 @@ def _parsed(
         chosen = isinstance(error, CoercionError) and typing.get_origin(error.target_type) is Literal
         codes: list[Code] = [code for kind, code in _CODES.items() if isinstance(error, kind)]
         code: Code = "option-choice" if chosen else [*codes, "option-value"][0]
-        raise UsageError(code, f"{str(error).rstrip('.')} (see {program} --help)") from None
+        text = str(error).rstrip(".")
+        if missing is not None and missing.name not in argv:
+            text = f"{missing.name} is missing"
+        raise UsageError(code, f"{text} (see {program} --help)") from None
     parsed = command(*bound.args, **bound.kwargs)
-    if command != app.default_command:  # the help was printed
+    if command != app.default_command:  # the help was printed, which would wrap commands at the terminal's width
+        print("\n  ".join(["Examples:", *examples_of(options)]))
         raise SystemExit(0)
     return parsed or options(), unknown[0] if unknown else []
 

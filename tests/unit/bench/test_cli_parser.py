@@ -94,7 +94,7 @@ def test_words_go_to_the_option_or_argument_that_can_take_them() -> None:
     measure = parse(MeasureOptions, ["--out", "x", "--", "python", "a.py", "--help", "--", "1"], "bertbench measure")
     assert measure.command == ("python", "a.py", "--help", "--", "1") and measure.out == Path("x")
     with refused("option-missing", "COMMAND"):
-        parse(MeasureOptions, ["--out", "x"], "bertbench measure")
+        parse(MeasureOptions, ["python", "a.py", "--out", "x"], "bertbench measure")
     words = ["pretrain", "--batch-sizes", "4", "8", "--rounds", "1", "--batch-size", "16", "--rounds=2"]
     sweep = parse(ThroughputOptions, words, "bertbench throughput").sweep
     assert (sweep.batch_sizes, sweep.rounds) == ((16,), 2), "the last of an option counts"
