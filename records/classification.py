@@ -6,6 +6,7 @@
 <root>.sqlite                       the data; the document of each run, in the table runs
 """
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,7 +94,7 @@ def read_result(path: Path) -> ClassificationResult:
     source = root.with_name(root.name + STATISTICS_ENDING)
     source = path / RESULTS_FILE if path.is_dir() else path if path.suffix == ".json" else source
     with record_errors(source, _NEEDED):
-        document = msgspec.json.decode(read_regular(source, _MOST_BYTES))
+        document = json.loads(read_regular(source, _MOST_BYTES))
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InputError("record-foreign", f"{source} is not a classification result: {_NEEDED}")
     check_version(source, document.get("schema_version"), SCHEMA_VERSION)

@@ -1,6 +1,7 @@
 """Read and write the records of a run directory: JSON with a schema version, CSV with typed columns."""
 
 import csv
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,7 @@ def record_errors(place: object, remedy: str = "remove that file and run again, 
     """Turn an error of reading or decoding a record into a SchemaError that names the file, or a line of it."""
     try:
         yield
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise SchemaError(content_code(error), f"cannot read {place}: {reason}; {remedy}") from error
 
@@ -64,7 +65,7 @@ def read_record(path: Path, kind: Any = None) -> dict[str, Any]:
         SchemaError: it cannot be read, or a field has another type; the message names the field.
     """
     with record_errors(path):
-        value = msgspec.json.decode(read_regular(path, _MOST_RECORD_BYTES))
+        value = json.loads(read_regular(path, _MOST_RECORD_BYTES))  # msgspec refuses the bytes of file names
     check_version(path, value.get("schema_version") if isinstance(value, dict) else None, SCHEMA_VERSION)
     with record_errors(path):
         if kind is not None:
@@ -85,9 +86,11 @@ def typed_rows(path: Path, columns: Mapping[str, Callable[[str], Any]]) -> Itera
     Raises:
         SchemaError: the file cannot be read, or a value is none of its column; the message names the line.
     """
-    reader = csv.DictReader(read_lines(path))
+    reader, key = csv.DictReader(read_lines(path)), next(iter(columns))
     try:
         for row in reader:
+            if None in row.values() or not row.get(key):
+                raise ValueError(f"it has no {key}, or too few fields")
             yield {name: parse(row[name]) if row.get(name) else None for name, parse in columns.items()}
     except (TypeError, ValueError, csv.Error) as error:
         raise SchemaError(

@@ -11,6 +11,7 @@ events.jsonl grow while an attempt runs; a last line cut short by a crash is dro
 """
 
 import csv
+import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
     events = []
     for number, line in enumerate(read_lines(path), start=1):
         with record_errors(f"{path} line {number}", "remove that line"):
-            event = msgspec.json.decode(line, type=dict[str, Any])
+            event = msgspec.convert(json.loads(line), dict[str, Any])
             kind = _KINDS.get(event.get("event", ""))
             if kind is not None:
                 msgspec.convert(event, kind)

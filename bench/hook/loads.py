@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _DEEPEST = 3
@@ -20,10 +20,9 @@ def count_batch(batch: Any) -> tuple[Any, Any, Any]:
     """Return samples (first dimension), tokens that attention_mask keeps, and all tokens; None where not visible."""
     if type(batch) in (list, tuple) and batch and all(map(_is_array, batch)):  # the usual one, quickly
         return int(batch[0].shape[0]), None, None
-    parts = _parts(batch)
-    named: Any = next((part for part in parts if isinstance(part, Mapping)), {})
+    named: Any = next((part for part in _parts(batch) if isinstance(part, Mapping)), {})
     ids, mask = named.get("input_ids"), named.get("attention_mask")
-    tensor = ids if _is_array(ids) else next(filter(_is_array, parts), None)
+    tensor = ids if _is_array(ids) else next(filter(_is_array, _parts(batch)), None)
     samples = None if tensor is None else int(tensor.shape[0])
     if getattr(mask, "is_cpu", False) and len(mask.shape) == 2:  # the sum of a mask on a GPU would wait for it
         return samples, int((mask != 0).sum()), int(mask.numel())
@@ -37,10 +36,12 @@ def _is_array(value: Any) -> bool:
     return isinstance(shape, tuple) and len(shape) > 0
 
 
-def _parts(value: Any, depth: int = 0) -> list[Any]:
-    """A value and everything inside it, in order."""
+def _parts(value: Any, depth: int = 0) -> Iterator[Any]:
+    """A value and everything inside it, in order, no further than it is asked for."""
+    yield value
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [value] + [part for one in inner if depth < _DEEPEST for part in _parts(one, depth + 1)]
+    for one in inner if depth < _DEEPEST else ():
+        yield from _parts(one, depth + 1)
 
 
 def _add(one: Any, other: Any) -> Any:

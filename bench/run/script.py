@@ -141,6 +141,6 @@ def add_to_result(
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8").partition("\n")[0]
     except OSError:
         return ""

@@ -307,7 +307,8 @@ def _exits(
     if killed and oom_killed:
         return [(_KILLED, math.inf, "oom", f"{text}: the machine or cgroup is out of memory", "out-of-memory")]
     text += under_memory_limit() + _tail(directory.log)
-    return [(_KILLED if killed else _EXITED, math.inf, "crashed", text, "rank-failed")]
+    # Of a program what its process reported before counts first, even where it dies by a signal after that.
+    return [(_KILLED if killed and not options.program else _EXITED, math.inf, "crashed", text, "rank-failed")]
 
 
 def torchrun_json(directory: TrialDirectory) -> Path:

@@ -133,11 +133,12 @@ def test_a_last_line_cut_short_at_any_byte_is_dropped(tmp_path: Path) -> None:
         assert directory.read_steps(0) == [ROW]
 
 
-def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", ["x3,1\n", "3,1\n", "," * len(STEP_COLUMNS) + "\n"])
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, damaged: str) -> None:
     directory = TrialDirectory(tmp_path)
     path = write_steps(directory, 0, [ROW, ROW, ROW])
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:2], "x" + lines[2], *lines[3:]]))
+    path.write_text("".join([*lines[:2], damaged, *lines[3:]]))
     with refused("file-damaged", "steps-0.csv line 3", kind=SchemaError):
         directory.read_steps(0)
 
@@ -216,10 +217,10 @@ def test_what_is_no_record_is_named(tmp_path: Path, text: str, code: Code) -> No
 
 def test_a_record_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    write_record(path, {"status": "ok"})
+    write_record(path, {"status": "ok", "file": "\udce9"})  # a byte of a file name that is not UTF-8
     with pytest.raises(ValueError):
         write_record(path, {"status": float("nan")})
-    assert read_record(path)["status"] == "ok" and [item.name for item in tmp_path.iterdir()] == ["result.json"]
+    assert read_record(path)["file"] == "\udce9" and [item.name for item in tmp_path.iterdir()] == ["result.json"]
 
 
 def test_a_file_where_a_folder_has_to_be_is_a_storage_error(tmp_path: Path) -> None:

@@ -91,6 +91,12 @@ def test_a_failed_trial_has_a_result_without_metrics(directory: TrialDirectory) 
     assert "samples_per_second" not in result
 
 
+def test_a_program_that_dies_after_its_report_failed_for_what_it_reported(directory: TrialDirectory) -> None:
+    write_record(directory.failure_json(0), A)
+    seen = outcome(Trial(kind="measure"), directory, LaunchOptions(program=("python",)), 134, False, False)
+    assert seen[1].endswith("rank 0: a")
+
+
 def test_a_rank_of_a_launch_that_only_lost_another_leaves_the_cause_to_the_launcher(directory: TrialDirectory) -> None:
     write_record(directory.failure_json(0), report("crashed", LOST))
     assert "which the launcher names" in outcome(TWO, directory, JOINED, 3, False, False)[1]

@@ -49,11 +49,11 @@ def test_unknown_fields_missing_fields_and_none_are_taken(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("name", "cell"),
-    [("step", "9" * 9999), ("step", "x"), ("forward_ms", "inf"), ("model_flops", "nan")],
+    [("start_ns", "9" * 9999), ("start_ns", "x"), ("forward_ms", "inf"), ("model_flops", "nan")],
 )
 def test_numbers_of_tables_can_be_computed_with(tmp_path: Path, name: str, cell: str) -> None:
     path = tmp_path / "steps.csv"
-    path.write_text(f"loss,{name}\ninf,3\nnan,{cell}\n")
+    path.write_text(f"step,loss,{name}\n0,inf,3\n1,nan,{cell}\n")
     with refused("file-damaged", path, "line 3"):
         list(typed_rows(path, STEP_COLUMNS))
 
