@@ -49,6 +49,8 @@ class _CommandLine(App):
 
     task: str | None = None
     """The task whose options the help shows; None for all."""
+    required: tuple[str, ...] = ()
+    """Fields that a command line must give though they have a default: REQUIRED of the dataclass."""
 
     def assemble_argument_collection(self, **options: Any) -> ArgumentCollection:
         """Return the options as cyclopts reads them from the dataclass, completed."""
@@ -59,6 +61,8 @@ class _CommandLine(App):
         for argument in arguments:
             if not argument.children:
                 _complete(argument, owners[id(argument)], names, places, self.task)
+                if argument.field_info.name in self.required:
+                    argument.parameter = Parameter.combine(argument.parameter, Parameter(required=True))
         return arguments
 
 
@@ -131,7 +135,7 @@ def application(options: type, program: str, task: str | None = None) -> App:
         default_parameter=Parameter(consume_multiple=(1, None), allow_repeating=True, json_list=False),
     )
     app["--help"].show = False
-    app.task = task
+    app.task, app.required = task, getattr(options, "REQUIRED", ())
     app.default(command)
     named = [one for one in app.assemble_argument_collection() if one.index is not None]
     names = [one.name + "..." * (typing.get_origin(one.hint) is tuple) for one in named]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bench.cli.options import RetryOptions, run_folder
 from bench.cli.progress import note
@@ -38,6 +38,7 @@ class ThroughputOptions(RetryOptions):
         bertbench throughput squad --preset large --max-batch-search  # find the largest batch that fits
     """
 
+    REQUIRED: ClassVar = ("task",)
     sweep: Sweep = field(default_factory=Sweep)
     out: Path = Path("runs/throughput")
     """Run directory. The same command resumes it."""
