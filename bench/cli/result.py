@@ -52,7 +52,7 @@ class Result:
 
 def show(result: Result, as_json: bool) -> int:
     """Print a result and return its exit code. Raises its failure after printing everything else."""
-    sys.stdout.write(result.raw)
+    print(result.raw, end="")
     if not as_json:
         _show_blocks(result)
         for text in dict.fromkeys(result.notes):
