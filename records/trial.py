@@ -79,9 +79,9 @@ class Trial(TrainSpec):
         _require("dropout", self.dropout, 0.0 <= self.dropout < 1.0, "in [0, 1)")
         start, stop = self.start_iteration, self.stop_iteration
         if (start is None) != (stop is None):
-            raise UsageError("option-missing", "start_iteration and stop_iteration belong together: give both")
+            raise UsageError("option-missing", "--start and --stop go together: give both")
         if start is not None and stop is not None:
-            _require("the window", f"[{start}, {stop})", 0 <= start < stop, "from 0 or more to a larger number")
+            _require("--start", start, 0 <= start < stop, f"at least 0 and below --stop {stop}")
 
     @property
     def ranks(self) -> int:
