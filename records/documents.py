@@ -94,6 +94,42 @@ class Result(TypedDict, total=False):
     profile: _Profile | None
 
 
+class Request(TypedDict, total=False):
+    """sweep.json."""
+
+    request: Required[dict[str, Any]]
+    trials: list[str]
+    earlier: list[dict[str, Any]]
+
+
+class _MaxBatch(TypedDict, total=False):
+    implementation: Required[str]
+    preset: Required[str]
+    precision: Required[str]
+    seq_len: Required[int]
+    world_size: Required[int]
+    micro_batch_size: Required[int]
+    fails_at: int | None
+
+
+class MaxBatches(TypedDict):
+    """max_batch.json."""
+
+    found: list[_MaxBatch]
+
+
+class _TrainingRow(TypedDict):
+    folder: str
+
+
+class TrainingsRecord(TypedDict, total=False):
+    """trainings.json."""
+
+    target: dict[str, Any] | None
+    data: dict[str, Any]
+    rows: list[_TrainingRow]
+
+
 class Best(msgspec.Struct):
     """The checkpoint with the best evaluation."""
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from common.atomic import atomic_path
 from common.errors import Code, InputError, SchemaError, UsageError
-from records.documents import Environment, RankRecord, Result
+from records.documents import Environment, MaxBatches, RankRecord, Result
 from records.files import PathInFolder, read_record, typed_rows, write_record
 from records.schema import OPTION_COLUMNS, RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
 from records.trial import Trial
@@ -144,7 +144,7 @@ class RunDirectory:
     def read_max_batches(self) -> list[dict[str, Any]]:
         """Return the rows of max_batch.json, none where no search was made. Raises SchemaError when it is damaged."""
         path = self.max_batch_json
-        return list(read_record(path)["found"]) if path.exists() else []
+        return list(read_record(path, MaxBatches)["found"]) if path.exists() else []
 
     def add_max_batches(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add results to max_batch.json, in place of those of the same configurations. Raises StorageError."""
@@ -155,7 +155,10 @@ class RunDirectory:
 
     def write_results(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write results.csv, atomically. Raises StorageError."""
-        with atomic_path(self.results_csv) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        with (
+            atomic_path(self.results_csv) as temporary,
+            temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,  # as write_json
+        ):
             writer = csv.DictWriter(file, RESULT_COLUMNS, extrasaction="ignore")
             writer.writeheader()  # None is written as an empty field
             writer.writerows(rows)

@@ -22,7 +22,7 @@ import msgspec
 
 from common.atomic import atomic_path
 from common.errors import SchemaError
-from records.documents import TrainState
+from records.documents import TrainingsRecord, TrainState
 from records.files import PathInFolder, read_lines, read_record, record_errors, typed_rows
 from records.run import RunDirectory, TrialDirectory
 from records.schema import CURVE_COLUMNS
@@ -111,7 +111,7 @@ class Trainings:
 def read_trainings(folder: Path) -> dict[str, Any]:
     """Return trainings.json of a folder; without one a record of no rows and settings. Raises SchemaError."""
     path = Trainings(folder).document
-    record = read_record(path) if path.is_file() else {}
+    record = read_record(path, TrainingsRecord) if path.is_file() else {}
     return {"target": None, "data": {}, "machine": {}, "price_per_hour": None, "notes": [], "rows": [], **record}
 
 

@@ -18,6 +18,7 @@ from bench.sweep.request import first_difference
 from common import locks
 from common.atomic import remove_left_overs, storage_errors
 from common.errors import SchemaError
+from records.documents import Request
 from records.files import read_record, write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
@@ -171,7 +172,7 @@ def record_request(run: RunDirectory, trials: Sequence[Trial], request: Mapping[
     """Write sweep.json: the latest request, and those before it that used the same folder."""
     earlier: list[dict[str, Any]] = []
     if run.sweep_json.exists():
-        before = read_record(run.sweep_json)
+        before = read_record(run.sweep_json, Request)
         earlier = list(before.get("earlier", []))
         if before.get("request") != dict(request):
             earlier.append(before["request"])

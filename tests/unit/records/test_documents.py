@@ -12,7 +12,7 @@ from support.refusals import refused
 from analysis.load import DAMAGED, load_run
 from analysis.metrics.comparison.runs import compare_runs
 from common.errors import BertbenchError
-from records.documents import Environment, RankRecord, Result
+from records.documents import Environment, MaxBatches, RankRecord, Request, Result, TrainingsRecord
 from records.files import read_record, typed_rows, write_record
 from records.run import RunDirectory
 from records.schema import STEP_COLUMNS
@@ -26,6 +26,9 @@ from records.trial import Trial
         (Environment, {"gpus": [{"name": "a"}, 3]}, "gpus[1]"),
         (RankRecord, {"peak_memory_bytes": True}, "peak_memory_bytes"),
         (Result, {"reason": ""}, "status"),
+        (Request, {"trials": []}, "request"),
+        (MaxBatches, {"found": [3]}, "found[0]"),
+        (TrainingsRecord, {"rows": [{}]}, "folder"),
         (Result, {"status": "ok", "cautions": [{"code": "x", "message": "y"}]}, "remedy"),
     ],
 )
