@@ -131,12 +131,21 @@ class _Wandb:
         pass
 
     def close(self, finished: bool) -> None:
-        ending = {"exit_code": 0 if finished else 255}  # wandb shows 255 as killed
-        thread = threading.Thread(target=self._run.finish, kwargs=ending, daemon=True)
+        failures: list[Exception] = []
+
+        def finish() -> None:
+            try:
+                self._run.finish(exit_code=0 if finished else 255)  # wandb shows 255 as killed
+            except Exception as error:  # raised again below, where it is a warning
+                failures.append(error)
+
+        thread = threading.Thread(target=finish, daemon=True)
         thread.start()
         thread.join(_WANDB_SECONDS)
         if thread.is_alive():
             raise TimeoutError("values are left in the folder wandb of the run directory: send them by `wandb sync`")
+        for error in failures:
+            raise error
 
 
 LOGGERS: dict[str, Any] = {"tensorboard": _TensorBoard, "mlflow": _Mlflow, "wandb": _Wandb}
