@@ -193,4 +193,4 @@ def test_predictions_refuse_what_was_not_trained_on_squad(
     assert run(["predict", "squad", *words, "--out", str(tmp_path / "out"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["questions"] == 10 and len(found["written"]) == 3
-    assert run(["predict"]) == 2 and run(["predict", "--help"]) == 0
+    assert run(["predict"]) == 2

@@ -49,8 +49,6 @@ def test_compare_names_the_path_that_does_not_fit(tmp_path: Path) -> None:
     for names in ([run.path, tmp_path / "empty"], [tmp_path / "empty", run.path]):
         with refused("file-empty", "/empty"):
             result("compare", *names)
-    with refused("path-kind", run.path):
-        result("compare", run.path / "trials", run.path)
     with refused("option-not-applicable", "--undecided-ok"):
         result("compare", tmp_path / "empty", tmp_path / "empty", "--undecided-ok")
 
