@@ -58,6 +58,8 @@ def read_space(words: Sequence[str], kinds: Mapping[str, Kind]) -> dict[str, Par
     for word in words:
         name, _, text = word.partition("=")
         name = name.strip().removeprefix("--").replace("-", "_")
+        if name in space:
+            raise UsageError("option-conflict", f"{name} is given twice: give all its values once")
         space[name] = _parameter(name, lookup(kinds, name, "training option"), text.strip())
     return space
 
@@ -94,7 +96,7 @@ def _parameter(name: str, kind: Kind, text: str) -> Parameter:
         numbers = [float(value) for value in values]
         valid = len(numbers) == 2 and (0 if log else -math.inf) < numbers[0] < numbers[1] < math.inf
     else:
-        valid = 1 < len(values) == len(set(values))
+        valid = 1 < len(values) == len(set(values)) and "" not in values
     if not valid:
         raise UsageError("option-value", f"{name}={text}: give at least two values, or LOW below HIGH, for log above 0")
     return Parameter(name, text, values, is_range, log)

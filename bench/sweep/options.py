@@ -13,6 +13,7 @@ from bert.tasks.options import TaskOption, read_options
 from common.errors import UsageError
 from common.flags import OfTasks, OneOf, flag
 from common.registry import lookup
+from records.trial import PRECISIONS
 
 AUTO = "auto"
 Range = tuple[Callable[[float], bool], str]
@@ -39,10 +40,11 @@ def resolve_strategy(name: str, world_size: int) -> str:
 
 
 def resolve_precision(name: str, devices: Devices) -> str:
-    """Return the precision for `auto`; other names are unchanged."""
-    if name != AUTO:
-        return name
-    return "bf16" if native_bf16(devices) else "fp32"
+    """Return the precision for `auto`; other names are unchanged. Raises UsageError: an unknown name."""
+    if name == AUTO:
+        return "bf16" if native_bf16(devices) else "fp32"
+    lookup(dict.fromkeys(PRECISIONS), name, "precision")
+    return name
 
 
 def resolve_padding(name: str, data: TaskData, task: str) -> str:

@@ -41,7 +41,7 @@ def test_the_kind_of_an_option_says_how_it_is_drawn(word: str, drawn: Any) -> No
     "word",
     ["learning_rate", "learning_rate=3e-5", "micro_batch_size=4,4", "micro_batch_size=4,x", "micro_batch_size=4.5,8",
      "dropout=0:inf", "dropout=0.3:0.1", "learning_rate=log:0:1", "learning_rate=log:1", "dropout=0:1:2",
-     "activation_checkpointing=yes,no", "learning_rat=1,2"],
+     "activation_checkpointing=yes,no", "preset=tiny,", "learning_rat=1,2"],
 )  # fmt: skip
 def test_words_that_are_no_search_are_refused(word: str) -> None:
     code: Code = "option-choice" if "learning_rat=" in word else "option-value"
