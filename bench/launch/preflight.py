@@ -116,10 +116,14 @@ def meet(node: Node, address: str, port: int, seconds: float) -> "tuple[TCPStore
         limit, is_master = timedelta(seconds=seconds), node.rank == 0
         store = answer(TCPStore, address, port, None, is_master, limit, False, seconds=seconds)
         nodes: list[Node] = []
-        refusal = answer(_join, store, node)
-        while refusal is None and len(nodes) < len(node.counts):
-            time.sleep(_POLL_SECONDS)
-            nodes, refusal = answer(_look, store, node, seconds if time.monotonic() >= deadline else None)
+        try:
+            refusal = answer(_join, store, node)
+            while refusal is None and len(nodes) < len(node.counts):
+                time.sleep(_POLL_SECONDS)
+                nodes, refusal = answer(_look, store, node, seconds if time.monotonic() >= deadline else None)
+        except KeyboardInterrupt:  # this node may be started again while the others wait
+            answer(store.delete_key, f"node/{node.rank}")
+            raise
     except (OSError, UnicodeError, NodeLostError) as error:
         raise UsageError(
             "node-unreachable",
