@@ -78,13 +78,15 @@ class Leader:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self._ordered = False
+        # Rank 0 may host it, so it lives as long as this process.
         self._store = _store_of_ranks(world) if world.world_size > 1 else None
 
     def order(self, **content: Any) -> None:
         """Tell the others; only the first call has an effect."""
-        if self._store is not None:
+        if not self._ordered and self._store is not None:
             self._store.set(_ORDER_KEY, json.dumps(content))
-            self._store = None
+            self._ordered = True
 
 
 @contextlib.contextmanager

@@ -52,5 +52,5 @@ def test_a_report_that_is_cut_is_refused_in_the_words_of_nsys(recorded: Path, tm
     for share in (0.02, 0.5, 0.9, 0.999):
         path = tmp_path / "cut.nsys-rep"
         path.write_bytes(whole[: int(share * len(whole))])
-        with refused("file-damaged", path, "nsys says"):
+        with refused("file-damaged", path):
             open_sources(path)

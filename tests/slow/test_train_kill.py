@@ -158,7 +158,7 @@ def test_a_full_disk_is_one_message_and_the_checkpoint_before_stays_good(data: P
         done = cli.run()
         recorded = (cli.attempts()[-1] / "result.json").exists()
         assert done.returncode == (3 if recorded else 2), "a run that failed, or a record that could not be written"
-        assert "disk is full" in done.stderr and "log.txt" in done.stderr and "Traceback" not in done.stderr
+        assert "[disk-full]" in done.stderr and "log.txt" in done.stderr and "Traceback" not in done.stderr
         assert cli.checkpoints()[:1] == ["step-0000005"] and not living(cli)
         resumed = cli.run("--keep", "1", "--steps", "25")
         assert "resumes after step" in resumed.stderr, resumed.stderr
