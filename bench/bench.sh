@@ -7,13 +7,13 @@
 #   OUT           run directory; another one repeats all  (runs/bench, with a folder runs/bench-<its name>)
 #   PRESET        model shape                        (mini; base on GPUs)
 #   BATCH_SIZES   micro batches                      ("4 8 16"; "32 64 128" on GPUs)
-#   DEVICES       device counts                      ("1 2"; on GPUs 1 2 4 ... up to all)
+#   DEVICES       device counts                      (1; on GPUs 1 2 4 ... up to all)
 #   PRECISION     fp32 bf16 fp16 tf32 auto           (auto: bf16 where the hardware has it)
 #   MAX_SECONDS   longest measuring per trial, s     (6; 20 on GPUs)
 #   ROUNDS        rounds of every configuration      (1)
 #   BUDGET        about how long everything may take, s: a trial that has begun is finished. The fastest configuration is
 #                 measured in further rounds until its comparison with hf is conclusive or no round fits. Configurations,
-#                 the profile and the speed of light that do not fit are left to the next call (190; 1800 on GPUs)
+#                 the profile and the speed of light that do not fit are left to the next call (195; 1800 on GPUs)
 set -euo pipefail
 script=$(realpath "$0")
 
@@ -66,12 +66,8 @@ if bertbench doctor --has cuda; then
     : "${PRESET:=base}" "${BATCH_SIZES:=32 64 128}" "${DEVICES:=}" "${MAX_SECONDS:=20}" "${BUDGET:=1800}"
     reserve=180 light_seconds=60 report_seconds=30
 else
-    : "${PRESET:=mini}" "${BATCH_SIZES:=4 8 16}" "${MAX_SECONDS:=6}" "${BUDGET:=190}"
+    : "${PRESET:=mini}" "${BATCH_SIZES:=4 8 16}" "${DEVICES:=1}" "${MAX_SECONDS:=6}" "${BUDGET:=195}"
     reserve=70 light_seconds=15 report_seconds=15
-    if [[ -z ${DEVICES:-} ]]; then
-        DEVICES=1
-        bertbench doctor --has two-devices && DEVICES="1 2"
-    fi
 fi
 : "${OUT:=runs/bench${text:+-$(basename "$text")}}" "${PRECISION:=auto}" "${ROUNDS:=1}"
 if [[ ! $BUDGET =~ ^[1-9][0-9]*$ ]]; then

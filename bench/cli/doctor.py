@@ -22,7 +22,7 @@ class DoctorOptions(Printed):
     """
 
     has: Annotated[str | None, OneOf(tuple(FEATURES))] = None
-    """Print nothing and answer by exit code, 0 yes or 1 no, whether this is available: cuda, two-devices, bf16, hf."""
+    """Print nothing and answer by exit code, 0 yes or 1 no, whether this is available: cuda, bf16, hf."""
 
 
 OPTIONS = {"doctor": DoctorOptions}

@@ -56,16 +56,15 @@ def examine(devices: Devices | BertbenchError) -> list[Check]:
     return [*_hardware(devices), *_packages(), *_tools(), *profiler_checks(devices), *_state()]
 
 
-FEATURES = ("cuda", "two-devices", "bf16", "hf")
+FEATURES = ("cuda", "bf16", "hf")
 """What `has` answers."""
 
 
 def has(feature: str, devices: Devices) -> bool:
-    """Return whether a feature is available: cuda, two-devices, bf16 (in hardware) or hf (transformers installed)."""
+    """Return whether a feature is available: cuda, bf16 (in hardware) or hf (transformers installed)."""
     answers = {
         "cuda": devices.kind == "cuda",
         "bf16": native_bf16(devices) is True,
-        "two-devices": devices.count >= 2,
         "hf": importlib.util.find_spec("transformers") is not None,
     }
     return lookup(answers, feature, "feature")

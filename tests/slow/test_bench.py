@@ -44,7 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, float
 
 
 @pytest.mark.alone
-def test_it_ends_with_the_table_and_the_path_of_the_report_in_under_five_minutes(
+def test_it_ends_with_the_table_and_the_path_of_the_report_in_under_four_minutes(
     finished: tuple[Path, str, float, str],
 ) -> None:
     out, output, seconds, _ = finished
@@ -55,7 +55,7 @@ def test_it_ends_with_the_table_and_the_path_of_the_report_in_under_five_minutes
     kinds = Counter(row["trial_id"].split("-")[0] for row in rows)
     assert (kinds.pop("profile"), kinds.pop("probe")) == (1, 1), "three iterations, with the profiler and without"
     assert kinds.pop("components") == 1, "the speed of light of the fastest"
-    assert kinds.total() >= 12
+    assert kinds.total() >= 6
     measured = [row for row in rows if row["kind"] == "throughput"]
     fastest = max(measured, key=lambda row: float(row["samples_per_second"]))
     (profile,) = [row for row in rows if row["kind"] == "profile"]
@@ -65,7 +65,7 @@ def test_it_ends_with_the_table_and_the_path_of_the_report_in_under_five_minutes
     sides = [row for row in measured if row["round"] != "0"]
     assert len({row["micro_batch_size"] for row in sides}) <= 1, "rounds are added at the fastest configuration alone"
     assert len(sides) >= 3, "two more rounds of two implementations, of which the time may allow one less"
-    assert seconds < 300
+    assert seconds < 240
 
 
 @pytest.mark.alone  # with the run of the test before
@@ -88,7 +88,7 @@ def test_the_report_opens_in_a_browser_without_a_network_and_its_tables_sort(
         cells = table.locator(f"tbody tr td:nth-child({column + 1})").all_inner_texts()
         rates.append([float(cell.replace(",", "")) for cell in cells if cell.strip()[:1].isdigit()])
     opened.close()
-    assert len(rates[0]) >= 12 and rates[0] != rates[1]
+    assert len(rates[0]) >= 6 and rates[0] != rates[1]
     assert sorted(rates[0]) in rates and sorted(rates[0], reverse=True) in rates
 
 
