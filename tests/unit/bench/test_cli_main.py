@@ -37,7 +37,7 @@ CPU = ["--device", "cpu"]
         (["throughput", "sqad"], "option-choice", '"squad"'),
         (["throughput", "pretrain", "--preset", "bse"], "option-choice", '"base"'),
         (["throughput", "pretrain", "--devices", "4096", *CPU], "device-missing", "4096"),
-        (["throughput", "pretrain", "--start", "5", "--stop", "5", *CPU], "option-value", "[5, 5)"),
+        (["throughput", "pretrain", "--start", "5", "--stop", "5", *CPU], "option-value", "--stop 5"),
         (["throughput", "pretrain", "--data", "/no/such/folder", *CPU], "path-missing", "/no/such/folder"),
         (["throughput", "pretrain", "--max-batch-limit", "0"], "option-value", "--max-batch-limit 0"),
         (["measure", "--timeout-seconds", "inf", "--", "true"], "option-value", "--timeout-seconds inf"),
