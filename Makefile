@@ -80,7 +80,7 @@ bench-data: setup ## benchmark data preparation (pretraining, SQuAD) against the
 	status=0; for part in data squad; do \
 	  $(BIN)/python "benchmarks/$$part.py" --out "$(or $(OUT),runs/bench-data)" || status=1; done; exit $$status
 
-test: setup ## fast tests, about 10 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
+test: setup ## fast tests, about 6 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
 	$(BIN)/python -m pytest -m "not slow" -n $${TEST_WORKERS:-2} --dist worksteal
 
 test-public: setup ## the fast tests that read the public data of ../shared; `make test` runs them too
