@@ -132,6 +132,9 @@ def read_words(argv: list[str], program: str) -> ScoreCall | ThroughputOptions:
 
 def run(call: ScoreCall | ThroughputOptions) -> Result:
     """Search; return exit code 0 for a finished or stopped search, 3 if no trial succeeded."""
+    options, other = (call, "study.db") if isinstance(call, ThroughputOptions) else (call.options, "sweep.json")
+    if (options.out / other).exists():
+        raise UsageError("folder-occupied", f"{options.out} has other results ({other}): give another --out")
     return _for_throughput(call) if isinstance(call, ThroughputOptions) else _for_score(call.options, call.words)
 
 
