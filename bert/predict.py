@@ -9,7 +9,9 @@ from torch import nn
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import CONFIG_FILE
 from bert.model.config import ModelConfig
-from bert.tasks.base import DataIdentity, Task
+from bert.optim.precision import Precision
+from bert.parallel.single import SingleStrategy
+from bert.tasks.base import DataIdentity, Ready, Task
 from bert.train.checkpoint import STATE_FILE, TrainState, checkpoint_path, read, saved_steps
 from bert.train.resume import find_weights
 from bert.train.settings import TrainSettings
@@ -26,6 +28,12 @@ class Opened:
     config: ModelConfig
     source: Path
     """Folder, file or prefix of the weights."""
+
+    def ready(self, device_type: str, precision: str, batch_size: int) -> Ready:
+        """Put the model on the device of this process, which computes alone. Raises UsageError: no such device."""
+        strategy = SingleStrategy.alone(device_type)
+        chosen = Precision(precision, device_type)
+        return Ready(self.model.to(strategy.device), strategy.device, chosen, batch_size)
 
 
 def open_model(checkpoint: Path, task: Task, data: DataIdentity, warn: Callable[[str], None]) -> Opened:

@@ -8,8 +8,6 @@ from bench.cli.options import Printed
 from bench.cli.result import Result
 from common.flags import Positional
 
-_MOST_NAMES = 20
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertOptions(Printed):
@@ -44,6 +42,7 @@ def run(options: ConvertOptions) -> Result:
     """Convert a checkpoint and report which weights were converted."""
     from analysis.render.tables import Facts
     from bert.checkpoints.conversion import convert
+    from bert.tasks.commands import some_of
 
     done = convert(
         options.src, options.dst, target=options.to, config_file=options.config, vocab_file=options.vocab,
@@ -56,16 +55,11 @@ def run(options: ConvertOptions) -> Result:
         ("model", f"{done.architecture}: {shape}"),
         ("tensors read", f"{done.tensors_read:,}"),
         ("converted", f"{done.converted:,}"),
-        ("missing", f"{len(done.missing):,}"),
-        ("unexpected", f"{len(done.unexpected):,}"),
+        ("missing", f"{len(done.missing):,} {some_of(done.missing)}".rstrip()),
+        ("unexpected", f"{len(done.unexpected):,} {some_of(done.unexpected)}".rstrip()),
         ("skipped", f"{len(done.skipped):,} that are not weights (optimizer, schedule)"),
         ("parameters", f"{done.parameters:,}"),
         ("vocabulary", str(done.vocab) if done.vocab else "none"),
         ("folder", f"{done.destination} ({done.target})"),
     ]
-    blocks = [Facts(facts)]
-    for title, names in (("missing:", done.missing), ("unexpected:", done.unexpected)):
-        more = len(names) - _MOST_NAMES
-        lines = [*names[:_MOST_NAMES], *[f"... and {more} more (--json lists all)"] * (more > 0)]
-        blocks += [Facts([(f"  {line}", "") for line in lines], title=title)] * bool(names)
-    return Result(document=done.to_json(), blocks=blocks, notes=done.notes)
+    return Result(document=done.to_json(), blocks=[Facts(facts)], notes=done.notes)

@@ -1,16 +1,16 @@
 """`bertbench data download`: download Wikipedia, SQuAD and books by name, with resume and checksums."""
 
-import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from analysis.render.tables import Plain
 from bench.cli.options import Printed
-from bench.cli.progress import note, show_stages, size_of
+from bench.cli.progress import show_stages, size_of
 from bench.cli.result import Result
-from bert.data.remote.obtain import CONTACT_VARIABLE, RemoteOptions, base_of, named, obtain
-from bert.data.remote.sources import SOURCES, NamedSource
+from bert.data.remote.obtain import RemoteOptions, named, obtain
+from bert.data.remote.sources import SOURCES
 from common.errors import UsageError
 from common.flags import Positional
 
@@ -44,11 +44,7 @@ def run(options: DownloadOptions) -> Result:
     if not options.names:
         names = ", ".join(name for name, source in SOURCES.items() if source.plan)
         raise UsageError("option-missing", f"data download needs a name: {names}; --list describes them")
-    for name in options.names:  # all terms before the first download
-        base_of(named(name), options.remote.mirror)
-        show_terms(named(name))
-        if "wikipedia" in name and not (options.remote.contact or os.environ.get(CONTACT_VARIABLE)):
-            note(f"Wikimedia may refuse programs without contact information: give --contact or {CONTACT_VARIABLE}")
+    show_terms(options.names)
     document, lines, notes = [], [], []
     for name in options.names:
         done = obtain(name, options.out, options.remote, show_stages())
@@ -65,30 +61,23 @@ def run(options: DownloadOptions) -> Result:
             f"{name}: {count:,} file{'s'[: count > 1]}, {size_of(done.size)} ({came}) in {done.folder}",
             f"the list of files is cached; remove {done.plan} to check for newer files",
         ]
-        if done.unchecked:
-            first = done.unchecked[0]
-            notes.append(f"{len(done.unchecked)} file(s), such as {first}, have no published checksum: only their size "
-                         "was checked")  # fmt: skip
+        notes += [f"only the size of {one} was checked: it has no published checksum" for one in done.unchecked[:1]]
     return Result(document=document, blocks=[Plain("\n".join(lines))], notes=notes)
 
 
-def show_terms(source: NamedSource) -> None:
-    """Print the terms of a source to stderr; call it before any download."""
-    lines = (f"{source.name}: {source.what}", *(f"  {line}" for line in source.terms))
-    print("\n".join(lines), file=sys.stderr, flush=True)
+def show_terms(names: Iterable[str]) -> None:
+    """Print the terms of all named sources to stderr. Raises UsageError for one that is not fetched."""
+    for source in [named(name) for name in names]:
+        lines = (f"{source.name}: {source.what}", *(f"  {line}" for line in source.terms))
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def _listed() -> Result:
     document, lines = [], []
-    for source in SOURCES.values():
-        document.append(
-            {
-                "name": source.name, "what": source.what, "fetched": source.plan is not None,
-                "address": source.base or None, "needs": source.needs or None, "terms": list(source.terms),
-                "instead": list(source.instead),
-            }
-        )  # fmt: skip
-        lines.append(f"{source.name}{'' if source.plan else '  (not fetched here)'}")
-        about = (source.what, source.base, source.needs, *source.terms, *source.instead)
-        lines += [*(f"    {line}" for line in about if line), ""]
+    for one in SOURCES.values():
+        about = {"what": one.what, "address": one.base or None, "needs": one.needs or None}
+        texts = {"terms": list(one.terms), "instead": list(one.instead)}
+        document.append({"name": one.name, "fetched": one.plan is not None, **about, **texts})
+        lines.append(f"{one.name}{'' if one.plan else '  (not fetched here)'}")
+        lines += [*(f"    {line}" for line in (*about.values(), *one.terms, *one.instead) if line), ""]
     return Result(document=document, blocks=[Plain("\n".join(lines))])

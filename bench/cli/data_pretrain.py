@@ -32,13 +32,10 @@ def run(options: DataPretrainOptions) -> Result:
     """Prepare the data."""
     from analysis.render.tables import Facts
     from bench.cli.data_download import show_terms
-    from bert.data.remote.obtain import named
     from bert.tasks.pretrain.prepare import prepare
 
     config = options.prepare
-    if {"download", "extract", "clean"} & set(config.stages):
-        for name in config.download:
-            show_terms(named(name))
+    show_terms(config.download)
     summary = prepare(config, show_stages())
     facts = list(_facts(summary))
     return Result(document=summary.to_json(), blocks=[Facts(facts)] if facts else [], notes=summary.notes)
@@ -49,8 +46,8 @@ def _facts(summary: "PrepareSummary") -> Iterator[tuple[str, str]]:
         state = "already complete" if stage.kept else f"{stage.seconds:.1f} s"
         others = "" if stage.kept or stage.complete else ", other parts are unfinished"
         yield stage.stage, f"{state}, {stage.files:,} file(s){others}: {stage.folder}"
-    for name in ("documents", "sentences"):
-        if (count := getattr(summary, name)) is not None:
+    for name, count in (("documents", summary.documents), ("sentences", summary.sentences)):
+        if count is not None:
             yield name, f"{count:,}"
     if summary.vocab_size is not None:
         trained = "trained on this text" if summary.vocab_trained else "given"
@@ -60,6 +57,5 @@ def _facts(summary: "PrepareSummary") -> Iterator[tuple[str, str]]:
         yield "instances", f"{counts}, {length.seq_len} tokens, up to {length.max_predictions} predictions"
         if length.padding_efficiency is not None:
             yield "real tokens", f"{100 * length.padding_efficiency:.1f} %, the rest is padding"
-        kept = f", {length.shards_kept} already complete" if length.shards_kept else ""
-        yield "shards", f"{length.shards}{kept}"
+        yield "shards", f"{length.shards}, {length.shards_kept} of them already complete"
         yield "folder", str(length.folder)

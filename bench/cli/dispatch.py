@@ -42,9 +42,9 @@ def read(argv: Sequence[str]) -> tuple[Callable[[Any], Result], Any]:
     name, *words = argv
     lookup(dict.fromkeys(COMMANDS), name, "command")
     if name in SECOND_WORDS:
-        from bench.cli.task_commands import TaskRun, commands
+        from bench.cli import task_commands
 
-        tasks = commands(name)
+        tasks = task_commands.commands(name)
         choices = dict.fromkeys((*tasks, *SECOND_WORDS[name]))
         if not words or words[0].startswith("-"):
             text = f"bertbench {name} {' | '.join(choices)} [OPTIONS]"
@@ -55,8 +55,7 @@ def read(argv: Sequence[str]) -> tuple[Callable[[Any], Result], Any]:
         lookup(choices, words[0], f"word after {name}")
         word = words.pop(0)
         if word in tasks:
-            task = TaskRun(name, word, tasks[word])
-            return task.run, task.read_words(words, f"bertbench {name} {word}")
+            return task_commands.read(name, word, tasks[word], words)
         name += f" {word}"
     module = module_of(name)
     if hasattr(module, "read_words"):

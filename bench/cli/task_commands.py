@@ -2,10 +2,10 @@
 
 import dataclasses
 import inspect
-import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +22,9 @@ from bert.tasks.commands import Grid, Outcome, Shown, TaskCommand
 from common.errors import UsageError
 from common.registry import load
 from records.training import TrainRun, is_train_run
-from records.trial import Trial
 
 if TYPE_CHECKING:
     from bert.predict import Opened
-
-SCORES_FILE = "scores.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +45,7 @@ class Computing:
 
 
 def commands(verb: str, tasks: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return "module:class" of a command for each task that has it, among `tasks` or all known tasks."""
+    """Return "module:class" of data, predict or eval of each task that has it, among `tasks` or all known tasks."""
     found = {}
     for task in known_tasks() if tasks is None else tasks:
         for words, (entry, _) in task_data(task).commands.items():
@@ -60,57 +57,49 @@ def commands(verb: str, tasks: Mapping[str, str] | None = None) -> dict[str, str
 
 def options_of_tasks(verb: str) -> dict[str, type]:
     """Return the options of the command of every built-in task, by its words."""
-    return {f"{verb} {name}": TaskRun(verb, name, entry).options for name, entry in commands(verb, TASKS).items()}
+    return {f"{verb} {name}": _options_of(_loaded(name, entry)) for name, entry in commands(verb, TASKS).items()}
 
 
-class TaskRun:
-    """A command of a task."""
+def _loaded(task: str, entry: str) -> TaskCommand:
+    command: TaskCommand = load({task: entry}, task, "task")(task)
+    return command
 
-    def __init__(self, verb: str, task: str, entry: str) -> None:
-        """Load the command.
 
-        Args:
-            verb: data, predict or eval.
-            task: a name in bert.tasks.
-            entry: "module:class" of the command.
-        """
-        self._verb, self._task = verb, task
-        self._command: TaskCommand = load({task: entry}, task, "task")(task)
-        fields: list[Any] = [("own", self._command.options)]
-        if self._command.computes:
-            fields.append(("computing", Computing, dataclasses.field(default_factory=Computing)))
-        text = (inspect.getdoc(type(self._command)) or "").replace("TASK", task)
-        self.options = dataclasses.make_dataclass(
-            "TaskOptions", fields, bases=(Printed,), namespace={"__module__": __name__}, frozen=True, kw_only=True
-        )
-        self.options.__doc__ = text
+def _options_of(command: TaskCommand) -> type:
+    """Return a dataclass of the options of a command: its own, those of a model that computes, and --json."""
+    fields: list[Any] = [("own", command.options)]
+    if command.computes:
+        fields.append(("computing", Computing, dataclasses.field(default_factory=Computing)))
+    about = {"__module__": __name__, "__doc__": (inspect.getdoc(type(command)) or "").replace("TASK", command.task)}
+    return dataclasses.make_dataclass(
+        "TaskOptions", fields, bases=(Printed,), namespace=about, frozen=True, kw_only=True
+    )
 
-    def read_words(self, words: list[str], program: str) -> Any:
-        """Parse the words after the task. Raises UsageError."""
-        if self._verb == "data" and words and not words[0].startswith("-"):
-            words = ["--input", *words]
-        return parse(self.options, words, program)
 
-    def run(self, options: Any) -> Result:
-        """Run the command. Raises BertbenchError."""
-        own = options.own
-        defaults = {item.name: item.default for item in dataclasses.fields(own)}
-        if self._verb == "predict" and defaults["out"] is not None:  # None: a file beside the data
-            own = dataclasses.replace(own, out=run_folder(own.out))
-        scores: Path | None = getattr(own, "out", None) if self._verb == "eval" else None
-        if scores is not None:
-            _check_scores_folder(scores, self._task)
-        outcome = self._command.run(own, _Terminal(options.computing if self._command.computes else None))
-        blocks = list(map(_block, outcome.shown))
-        if outcome.following is not None:
-            blocks.append(Plain(f"next: {shlex.join(['bertbench', *outcome.following])}"))
-        written: Sequence[Path] = ()
-        failure, document = None, outcome.document
-        if scores is not None:
-            written, failure = when_writable(lambda: _write_scores(outcome, scores))
-        if self._verb == "eval" and "out" in defaults:
-            document = {**document, "written": [str(path) for path in written]}
-        return Result(document=document, blocks=blocks, written=written, notes=outcome.notes, failure=failure)
+def read(verb: str, task: str, entry: str, words: list[str]) -> tuple[Callable[[Any], Result], Any]:
+    """Return the function of a task's command, and its options from the words after the task. Raises UsageError."""
+    command = _loaded(task, entry)
+    if verb == "data" and words and not words[0].startswith("-"):
+        words = ["--input", *words]
+    return partial(_run, verb, command), parse(_options_of(command), words, f"bertbench {verb} {task}")
+
+
+def _run(verb: str, command: TaskCommand, options: Any) -> Result:
+    own = options.own
+    out = getattr(own, "out", None)
+    if verb == "predict" and type(own).__dataclass_fields__["out"].default is not None:  # None: a file beside the data
+        own = dataclasses.replace(own, out=run_folder(own.out))
+    outcome = command.run(own, _Terminal(getattr(options, "computing", None)))
+    blocks = list(map(_block, outcome.shown))
+    if outcome.following is not None:
+        blocks.append(Plain(f"next: {shlex.join(['bertbench', *outcome.following])}"))
+    written: Sequence[Path] = ()
+    failure, document = None, outcome.document
+    if verb == "eval" and out is not None:
+        written, failure = when_writable(lambda: _write_scores(outcome, out))
+    if verb == "eval" and hasattr(own, "out"):
+        document = {**document, "written": [str(path) for path in written]}
+    return Result(document=document, blocks=blocks, written=written, notes=outcome.notes, failure=failure)
 
 
 def _block(shown: Shown) -> Block:
@@ -122,26 +111,15 @@ def _block(shown: Shown) -> Block:
 
 
 def _write_scores(outcome: Outcome, out: Path) -> list[Path]:
-    from bench.cli.score_pictures import draw_scores
+    from analysis.render.figure import write_png
+    from analysis.render.task_figures import precision_recall_figure
     from common.atomic import write_json
 
-    write_json(out / SCORES_FILE, outcome.document)
-    return [out / SCORES_FILE, *draw_scores(outcome.document, outcome.drawn, out)]
-
-
-def _check_scores_folder(out: Path, task: str) -> None:
-    """Refuse to overwrite a file that is not scores of the same task."""
-    path = out / SCORES_FILE
-    if not path.is_file():
-        return
-    try:
-        document = json.loads(path.read_bytes())
-    except ValueError:
-        document = None
-    if not isinstance(document, dict) or document.get("task") != task:
-        raise UsageError(
-            "folder-occupied", f"{path} is not of `bertbench eval {task}` and would be overwritten: give another --out"
-        )
+    write_json(out / "scores.json", outcome.document)
+    if not outcome.drawn:
+        return [out / "scores.json"]
+    figure = precision_recall_figure(outcome.drawn, Path(outcome.document["predictions"]).name)
+    return [out / "scores.json", write_png(figure, out)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,40 +136,21 @@ class _Terminal:
         return show_stages()
 
     def checkpoint(self, path: Path) -> Path:
-        if not is_train_run(path):
-            return path
-        run = TrainRun(path)
-        return run.best_checkpoint() or run.checkpoints
+        return (TrainRun(path).best_checkpoint() or TrainRun(path).checkpoints) if is_train_run(path) else path
 
-    def trained_on(self, checkpoint: Path) -> tuple[str, str] | None:
-        from bert.predict import settings_of
-
-        found = settings_of(checkpoint) or _trial_of(checkpoint)
-        return None if found is None else (found.task, found.data)
-
-    def data_fingerprint(self, checkpoint: Path) -> str | None:
+    def trained_on(self, checkpoint: Path) -> tuple[str, str, str | None] | None:
         from bert.predict import state_of
 
-        state = state_of(checkpoint)
-        if state is not None:
-            return state.data.fingerprint
-        trial = _trial_of(checkpoint)
-        return None if trial is None else trial.data_fingerprint or None
+        if (state := state_of(checkpoint)) is not None:
+            return state.settings.task, state.settings.data, state.data.fingerprint
+        runs = [TrainRun(folder) for folder in (checkpoint.parent, checkpoint.parent.parent) if is_train_run(folder)]
+        if not runs or not (attempts := runs[0].attempts()):
+            return None
+        trial = attempts[-1].read_trial()  # hf-trainer's weights do not say it
+        return trial.task, trial.data, trial.data_fingerprint or None
 
     def ready(self, opened: "Opened") -> Ready:
-        from bert.optim.precision import Precision
-        from bert.parallel.single import SingleStrategy
-
         assert self.computing is not None
         devices = find_devices(self.computing.device)
-        strategy = SingleStrategy()
-        strategy.setup(devices.kind)
-        precision = Precision(resolve_precision(self.computing.precision, devices), devices.kind)
-        return Ready(opened.model.to(strategy.device), strategy.device, precision, self.computing.batch_size)
-
-
-def _trial_of(checkpoint: Path) -> Trial | None:
-    """Return the latest attempt of the training run that contains a checkpoint; None if there is no such run."""
-    run = next((folder for folder in (checkpoint.parent, checkpoint.parent.parent) if is_train_run(folder)), None)
-    attempts = [] if run is None else TrainRun(run).attempts()
-    return attempts[-1].read_trial() if attempts else None
+        precision = resolve_precision(self.computing.precision, devices)
+        return opened.ready(devices.kind, precision, self.computing.batch_size)

@@ -9,7 +9,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -57,8 +57,8 @@ class Outcome:
     """Further notes for the user; each is shown once."""
     following: Sequence[str] | None = None
     """The words of the command that comes next, without `bertbench`; None if there is none."""
-    drawn: Any = None
-    """What the pictures of an evaluation are made of (bench.cli.score_pictures)."""
+    drawn: Mapping[str, tuple[Sequence[float], Sequence[float], float]] = field(default_factory=dict)
+    """Precisions, recalls and average precision of each curve of an evaluation."""
 
 
 class Host(Protocol):
@@ -73,16 +73,9 @@ class Host(Protocol):
     def checkpoint(self, path: Path) -> Path:
         """Return the best checkpoint of a run that knows one, else its latest; a path that is no run as it is."""
 
-    def trained_on(self, checkpoint: Path) -> tuple[str, str] | None:
-        """Return the task and the data that a checkpoint was trained on, as it or the run it is in says; else None.
-
-        Raises InputError: what it says is damaged.
-        """
-
-    def data_fingerprint(self, checkpoint: Path) -> str | None:
-        """Return the fingerprint of the data that a checkpoint was trained on, from where `trained_on` has them.
-
-        Raises InputError: what it says is damaged.
+    def trained_on(self, checkpoint: Path) -> tuple[str, str, str | None] | None:
+        """Return the task, the data and their fingerprint that a checkpoint was trained on, as it or the run it is in
+        says; else None. Raises InputError: what it says is damaged.
         """
 
     def ready(self, opened: "Opened") -> Ready:

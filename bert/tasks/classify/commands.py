@@ -319,14 +319,13 @@ def _words_of(checkpoint: Path, host: Host) -> tuple[tuple[str, ...], Vocabulary
             "checkpoint-missing",
             f"{checkpoint} does not list labels: give *_trained_model or a run directory of `train classify`",
         )
-    task, data = trained
+    task, data, before = trained
     if task != "classify":
         raise InputError(
             "weights-mismatch",
             f"{checkpoint} was trained on {task}: run `bertbench train classify FILE.csv --init {checkpoint}`",
         )
     source = open_source(Path(data))
-    before = host.data_fingerprint(checkpoint)
     if before is not None and before != rows_fingerprint(source, TRAINING):
         raise InputError(
             "data-mismatch", f"{source.path} changed after {checkpoint} was trained on it: give the *_trained_model"

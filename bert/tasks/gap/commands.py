@@ -207,7 +207,7 @@ class EvalOptions:
     """predictions.tsv of `bertbench predict gap` (ID, then TRUE or FALSE for A and B), or probabilities in Kaggle's
     format, separated by commas or tabs, with the header ID,A,B,NEITHER."""
     out: Path | None = None
-    """Folder for scores.json; it must not contain scores of another task; default no files."""
+    """Folder for scores.json; default no files."""
 
 
 class Eval(TaskCommand):

@@ -174,8 +174,7 @@ class EvalOptions:
     threshold: float | None = None
     """No-answer score above which the answer counts as ""; default 1.0, as in the official script."""
     out: Path | None = None
-    """Folder for scores.json and, with --na-prob, pictures; it must not contain scores of another task; default no
-    files."""
+    """Folder for scores.json and, with --na-prob, pictures; default no files."""
 
     def __post_init__(self) -> None:
         """Refuse a threshold without meaning."""
@@ -207,7 +206,9 @@ class Eval(TaskCommand):
         found = replace(found, notes=(*found.notes, *notes))
         about = {"task": "squad", "dataset": str(options.dataset), "predictions": str(options.predictions)}
         document = {**about, **found.to_json()}
-        return Outcome(document=document, shown=[*_scored(found), *_remarks(found)], drawn=found)
+        curves = found.analysis.curves.items() if found.analysis is not None and found.analysis.null_odds else ()
+        drawn = {name: (one.precisions, one.recalls, one.average_precision) for name, one in curves}
+        return Outcome(document=document, shown=[*_scored(found), *_remarks(found)], drawn=drawn)
 
 
 def _scored(found: "Scores") -> list[Shown]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import gap_files, shared_files
+from support import shared_files
 from support.commands import document, result, text
 from support.refusals import check_refusal, refused
 
@@ -67,25 +67,6 @@ def test_no_answer_scores_give_thresholds_and_pictures(tmp_path: Path) -> None:
     assert printed["scores"]["NoAns_exact"] == 100.0  # q5 is above the threshold
 
 
-def test_scores_of_another_task_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    squad = ["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", predictions(tmp_path)]
-    gold = gap_files.write(tmp_path / "gold.tsv", gap_files.learnable(3))
-    system = tmp_path / "system.tsv"
-    system.write_text("development-1\tTRUE\tFALSE\n")
-    gap = ["eval", "gap", "--dataset", str(gold), "--predictions", str(system)]
-    for first, second, names in ((squad, gap, ("squad", "gap")), (gap, squad, ("gap", "squad"))):
-        out = tmp_path / names[0]
-        assert run([*first, "--out", str(out)]) == 0
-        assert run([*first, "--out", str(out)]) == 0  # of the same task
-        written = {path: path.read_bytes() for path in out.iterdir()}
-        capsys.readouterr()
-        assert run([*second, "--out", str(out)]) == 2
-        told = capsys.readouterr()
-        check_refusal(told.err, "folder-occupied", names[0], names[1], "--out")
-        assert told.out == ""
-        assert {path: path.read_bytes() for path in out.iterdir()} == written
-
-
 @pytest.mark.public
 def test_json_has_every_digit_and_all_missing_ids() -> None:
     files = ["--dataset", str(SQUAD / "dev-v1.1.json.gz"), "--predictions"]
@@ -100,7 +81,7 @@ def test_scores_are_shown_also_where_the_disk_is_full(
     def full(*_: object) -> None:
         raise StorageError("disk-full", "the disk is full")
 
-    monkeypatch.setattr("bench.cli.score_pictures.draw_scores", full)
+    monkeypatch.setattr("analysis.render.figure.write_png", full)
     argv = ["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", predictions(tmp_path)]
     assert run([*argv, "--na-prob", null_odds(tmp_path), "--out", str(tmp_path / "out")]) == 2
     shown = capsys.readouterr()

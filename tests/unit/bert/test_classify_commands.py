@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from support.commands import result, text
 from support.csv_files import colours_and_animals, prepared, write_rows
 from support.refusals import refused
@@ -24,7 +23,7 @@ from records import classification
 class Host:
     """Knows what checkpoints were trained on."""
 
-    def __init__(self, *trained: str) -> None:
+    def __init__(self, *trained: str | None) -> None:
         self._trained = trained or None
 
     def trained_on(self, checkpoint: Path) -> Any:
@@ -33,13 +32,13 @@ class Host:
 
 def test_a_model_of_another_task_or_of_an_unknown_one_is_no_classifier(tmp_path: Path) -> None:
     with refused("weights-mismatch", tmp_path, "squad", f"`bertbench train classify FILE.csv --init {tmp_path}`"):
-        open_classifier(tmp_path, Host("squad", "data/squad"))  # type: ignore[arg-type]
+        open_classifier(tmp_path, Host("squad", "data/squad", None))  # type: ignore[arg-type]
     with refused("checkpoint-missing", tmp_path):
         open_classifier(tmp_path, Host())  # type: ignore[arg-type]
     with refused("path-missing", tmp_path / "none"):
         open_classifier(tmp_path / "none", Host())  # type: ignore[arg-type]
     with refused("data-unprepared", "gone.sqlite"):
-        open_classifier(tmp_path, Host("classify", str(tmp_path / "gone.sqlite")))  # type: ignore[arg-type]
+        open_classifier(tmp_path, Host("classify", str(tmp_path / "gone.sqlite"), None))  # type: ignore[arg-type]
     for document, code in (({"format": "other"}, "record-foreign"), ({}, "record-foreign"), ([], "file-format")):
         (tmp_path / "results.json").write_text(json.dumps(document))
         with refused(code, "results.json"):
@@ -79,7 +78,7 @@ class Knowing(TextClassifier):
 def test_labels_that_the_model_does_not_know_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = SimpleNamespace(model=torch.nn.Identity())
+    opened = SimpleNamespace(ready=lambda *_: None)
     classifier = Knowing(opened, ("ham", "spam"), Vocabulary((), True), 8)  # type: ignore[arg-type]
     monkeypatch.setattr("bert.tasks.classify.commands.open_classifier", lambda *_: classifier)
     labels = ["spam", "ham", "", "Spam", "junk", "junk"]
