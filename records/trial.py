@@ -57,7 +57,7 @@ class Trial(TrainSpec):
     profiler: str | None = None
     """Name in bench.profilers, for kind profile."""
     profiler_options: tuple[str, ...] = ()
-    """Options of the profiler from --with and --nvtx: "name" or "name=value" words, sorted."""
+    """Options of the profiler from --with: "name" or "name=value" words, sorted."""
     allocator: str = ""
     """How processes keep main memory, a name of bench.run.resources.ALLOCATORS; empty is as the C library does."""
     training: tuple[tuple[str, Any], ...] = ()

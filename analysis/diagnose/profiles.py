@@ -81,7 +81,6 @@ def open_profile(directory: TrialDirectory) -> OpenedProfile:
     problems += [f"{path} is damaged: profile again" for path, note in notes.items() if not note]
     # Kernels that were passed over, or not reached, leave the window's share unknown.
     whole = notes and all(note and not note.get("limit_reached") for note in notes.values())
-    whole = whole and not any(word.startswith("skip=") for word in trial.profiler_options)
     step_time_ms, window = (result.get("profile") or {}).get("unprofiled_step_time_ms"), None
     if whole and step_time_ms and trial.start_iteration is not None and trial.stop_iteration is not None:
         window = (trial.stop_iteration - trial.start_iteration) * step_time_ms * 1e6
@@ -118,7 +117,7 @@ def summarize(directory: TrialDirectory) -> tuple[OpenedProfile, dict[str, list[
     cost = {"step_time_ms": profiled, **{name: profile.get(name) for name in COST_FIELDS[1:]}}
     missing = str(profile.get("problem") or result.get("reason") or "")
     opened = OpenedProfile(source=Source(path=directory.path))
-    if trial.profiler != "nvtx" and (not missing or any(directory.profile.glob("*"))):
+    if not missing or any(directory.profile.glob("*")):
         opened = open_profile(directory)
     reason = missing or "; ".join(opened.source.problems[:1])
     fields = {name: getattr(trial, name) for name in PROFILED_COLUMNS}
@@ -126,7 +125,7 @@ def summarize(directory: TrialDirectory) -> tuple[OpenedProfile, dict[str, list[
     rows: dict[str, list[dict[str, Any]]] = {"compute": [], "core": []}
     if trial.profiler == "ncu":
         rows["core"] = [{**fields, **row, **cost} for row in _core_rows(trial, opened, reason)]
-    elif trial.profiler != "nvtx":
+    else:
         rows["compute"] = [{**row, **cost} for row in compute_utilization_rows(fields, opened.source.timelines, reason)]
     if directory.profile.is_dir():
         write_record(directory.profile / SUMMARY_FILE, rows)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from bench.cli.configuration import check_winner, trial_of_winner
 from bench.cli.options import TrialOptions, run_folder
@@ -14,12 +14,11 @@ from bench.cli.session import announce, session
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.profilers import load_profiler
-from bench.profilers.ranges import KINDS
 from bench.run.profiling import Profiled, mark_unread, profile_trials, with_unprofiled
 from bench.run.supervise import LaunchOptions
 from bench.sweep.trials import Sweep, expand
 from common.errors import UsageError
-from common.flags import OneOf, request_of
+from common.flags import request_of
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -41,8 +40,6 @@ class ProfileOptions(TrialOptions):
     sweep: Sweep = field(default_factory=Sweep)
     profiler: str = "torch"
     """Profiler; `bertbench doctor` shows which can run here."""
-    nvtx: Annotated[str, OneOf(tuple(KINDS))] = "bertbench"
-    """NVTX ranges for nsys, ncu, nvprof and nvtx."""
     with_: tuple[str, ...] = ()
     """Options of the profiler, NAME or NAME=VALUE; an unknown name lists all; default the profiler's own."""
     winner_of: Path | None = None
@@ -69,7 +66,7 @@ def run(options: ProfileOptions) -> Result:
             "option-missing", "profile needs the iterations to record: give --start N --stop M for N to M-1"
         )
     devices = find_devices(options.device)
-    words = profiler_words(options)
+    words = tuple(sorted(options.with_))
     trials = _trials(options, devices, words)
     profiler = load_profiler(options.profiler, words)
     for trial in trials:
@@ -105,16 +102,6 @@ def _trials(options: ProfileOptions, devices: Devices, words: tuple[str, ...]) -
         min_steps=sweep.min_steps, max_steps=sweep.max_steps, max_seconds=sweep.max_seconds,
     )  # fmt: skip
     return [trial]
-
-
-def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
-    """Return --with and, for tools that take it, --nvtx, as the words that go into the trial. Raises UsageError."""
-    if options.nvtx == "bertbench":
-        return tuple(sorted(options.with_))
-    if "nvtx" not in load_profiler(options.profiler).OPTIONS:
-        problem = f"--nvtx {options.nvtx}: --profiler {options.profiler} makes no NVTX ranges: use nsys, ncu or nvprof"
-        raise UsageError("option-not-applicable", problem)
-    return tuple(sorted((*options.with_, f"nvtx={options.nvtx}")))
 
 
 def _result(

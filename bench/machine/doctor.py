@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.machine.devices import Devices
 from bench.machine.environment import cpu_description, driver_version, installed_version, native_bf16
-from bench.profilers import PROFILERS, load_profiler, permission
+from bench.profilers import PROFILERS, load_profiler
 from bench.submit.job import CLUSTERS
 from common.errors import BertbenchError
 from common.registry import lookup
@@ -156,11 +156,8 @@ def profiler_checks(devices: Devices | BertbenchError) -> Iterator[Check]:
         detail = _with_version(tool) if tool else f"{name} {version}"
         if device == "cpu" and name in ("torch", "nsys"):
             detail += f"; without a GPU: {'CPU operators' if name == 'torch' else 'NVTX ranges'}"
-        denied = permission.counters_denied() if name == "nvprof" else None
         if not tool and version is None:
             yield Check(f"profiler {name}", MISSING, f"the package {name} is not installed", "make setup")
-        elif denied:
-            yield Check(f"profiler {name}", WARNING, f"{detail}; {denied}", permission.ALLOW)
         else:
             yield Check(f"profiler {name}", OK, detail)
 

@@ -12,7 +12,6 @@ PROFILERS = {
     "nsys": "bench.profilers.nsys:NsightSystems",
     "ncu": "bench.profilers.ncu:NsightCompute",
     "nvprof": "bench.profilers.nvprof:Nvprof",
-    "nvtx": "bench.profilers.ranges:NvtxOnly",
 }
 
 

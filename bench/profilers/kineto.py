@@ -2,15 +2,24 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from bench.profilers.base import Cycle, Profiler, Scope
+from bench.profilers.base import Profiler, Scope
 from bert.train.observer import Observer
 from common.errors import InputError, UsageError
 from records.trial import Trial
 
 SCHEDULE = frozenset({"wait", "warmup", "active", "repeat"})
 """Options of several cycles."""
+
+
+class Cycle(NamedTuple):
+    """The steps of one trace."""
+
+    warm_up: int
+    """First step with the profiler on; records before `start` are dropped."""
+    start: int
+    stop: int
 
 
 class TorchProfiler(Profiler):
@@ -30,19 +39,14 @@ class TorchProfiler(Profiler):
 
     def check(self, trial: Trial) -> None:
         """Raise UsageError if the schedule is not valid or does not fit into the window."""
-        if trial.start_iteration is not None and trial.stop_iteration is not None:
-            self.cycles(trial.start_iteration, trial.stop_iteration)
-
-    def waits_at_step_ends(self, trial: Trial) -> bool:
-        """Return whether the marks of steps wait for their kernels."""
-        return trial.device == "cuda"
+        assert trial.start_iteration is not None and trial.stop_iteration is not None
+        self.cycles(trial.start_iteration, trial.stop_iteration)
 
     def observer(self, scope: Scope, rank: int) -> Observer:
         """Return the observer that starts and stops the recording on one rank."""
         from bench.profilers.kineto_trace import TraceObserver
 
-        cycles = self.cycles(*scope.window)
-        return TraceObserver(_trace(scope.directory, rank), rank, cycles, frozenset(self.options))
+        return TraceObserver(_trace(scope.directory, rank), rank, self.cycles(*scope.window), frozenset(self.options))
 
     def collect(self, scope: Scope) -> list[Path]:
         """List the traces, one per rank. Raises InputError if one is missing."""

@@ -1,7 +1,6 @@
 """Record Kineto traces of one or several cycles of steps on one rank."""
 
 import shutil
-import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
@@ -11,11 +10,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.hook import trace
-from bench.profilers.base import Cycle
-from bench.profilers.kineto import SCHEDULE
+from bench.profilers.kineto import SCHEDULE, Cycle
 from bert.train.observer import Observer, StepResult
 from common.atomic import atomic_path
-from common.errors import StorageError
 
 PHASE_PREFIX = "bertbench:"
 
@@ -29,85 +26,70 @@ class TraceObserver(Observer):
         """Write the first cycle to `path`, the others only for TensorBoard; `options` are those of TorchProfiler."""
         self._path, self._rank, self._options = path, rank, options
         self._cycles = list(cycles)
-        self._written = 0
         self._profile: profile | None = None
         self._recording = False
+        self._first_written = False
         self._step: AbstractContextManager[object] | None = None
 
     def step_begin(self, step: int) -> None:
         """Start the profiler at the begin of a cycle, and mark every recorded step."""
-        for cycle in self._cycles[:1]:
-            if self._profile is None and cycle.warm_up <= step < cycle.stop:
-                self._profile = profile(
-                    activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * torch.cuda.is_available()],
-                    record_shapes="shapes" in self._options or _needs_sizes(),
-                    with_stack="stacks" in self._options,
-                    profile_memory="memory" in self._options,
-                )
-                self._profile.prepare_trace()
-                trace.describe(self._profile, self._rank)
-            if self._profile is not None and step == cycle.start:
-                self._profile.start_trace()
-                self._recording = True
+        if not self._cycles or step < self._cycles[0].warm_up:
+            return
+        if self._profile is None:
+            self._profile = profile(
+                activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * torch.cuda.is_available()],
+                record_shapes="shapes" in self._options or _needs_sizes(),
+                with_stack="stacks" in self._options,
+                profile_memory="memory" in self._options,
+            )
+            self._profile.prepare_trace()
+            trace.describe(self._profile, self._rank)
+        if step == self._cycles[0].start:
+            self._profile.start_trace()
+            self._recording = True
         if self._recording:
             self._step = record_function(f"ProfilerStep#{step}")
             self._step.__enter__()
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Mark a part of a recorded step."""
-        return record_function(PHASE_PREFIX + name) if self._recording else super().phase(name)
+        return super().phase(name) if self._step is None else record_function(PHASE_PREFIX + name)
 
     def step_end(self, step: int, result: StepResult) -> None:
         """End the mark of the step; write the trace after the last step of a cycle."""
-        if self._step is not None:
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()  # the step's range ends when its kernels do
-            self._step.__exit__(None, None, None)
-            self._step = None
-        if self._cycles and step == self._cycles[0].stop - 1:
-            del self._cycles[0]
-            self._finish()
+        if self._step is None:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # the step's range ends when its kernels do
+        self._step.__exit__(None, None, None)
+        self._step = None
+        if step == self._cycles[0].stop - 1:
+            self._write()
 
     def run_end(self) -> None:
         """Write the records so far if the run ended early."""
-        if self._profile is not None and not self._recording:  # nothing was recorded
-            self._profile.start_trace()
-            self._profile.stop_trace()
-            self._profile = None
-        self._finish()
+        if self._recording:
+            self._write()
 
-    def _finish(self) -> None:
-        if self._profile is None:
-            return
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+    def _write(self) -> None:
+        assert self._profile is not None
         recorded, self._profile, self._recording = self._profile, None, False
         recorded.stop_trace()
-        try:
-            self._write(recorded)
-        except StorageError as error:  # the run continues; `collect` reports the missing trace
-            sys.stderr.write(f"{error}\n")
-
-    def _write(self, recorded: profile) -> None:
-        first, self._written = self._written == 0, self._written + 1
-        if first:
-            _export(recorded, self._path)
+        del self._cycles[0]
+        places = [] if self._first_written else [self._path]
+        self._first_written = True
         several = SCHEDULE & set(self._options)
         if several or "tensorboard" in self._options:
             # One level below the search for traces, so that a second cycle is not taken for a second rank.
             folder = self._path.parent / ("tensorboard/cycles" if several else "tensorboard")
             folder.mkdir(parents=True, exist_ok=True)
             # Name pattern of the plugin: <worker>.<time>.pt.trace.json.gz.
-            place = folder / f"rank{self._rank}.{time.time_ns()}.pt.trace.json.gz"
-            if first:
-                shutil.copyfile(self._path, place)
-            else:
-                _export(recorded, place)
-
-
-def _export(recorded: profile, path: Path) -> None:
-    with atomic_path(path) as temporary:
-        trace.write(recorded, temporary)
+            places.append(folder / f"rank{self._rank}.{time.time_ns()}.pt.trace.json.gz")
+        for place in places[:1]:
+            with atomic_path(place) as temporary:
+                trace.write(recorded, temporary)
+        for place in places[1:]:
+            shutil.copyfile(places[0], place)
 
 
 def _needs_sizes() -> bool:

@@ -6,24 +6,22 @@ ranks. Only the first of several ranks is counted, so that ranks do not wait for
 are those of `ncu_metrics` that its --query-metrics lists.
 """
 
-import contextlib
 import csv
 import io
+import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from analysis.counters import rules_file
 from bench.machine.environment import first_gpu_capability
-from bench.profilers.base import Scope, check_written
+from bench.profilers.base import Scope
 from bench.profilers.ncu_metrics import metrics_of
-from bench.profilers.permission import ALLOW, DENIED, counters_denied
-from bench.profilers.ranges import CAPTURE, DOMAIN
-from bench.profilers.tool import ToolProfiler, nothing_usable
+from bench.profilers.tool import ALLOW, DENIED, ToolProfiler, check_written, counters_denied, nothing_usable
 from common.atomic import write_json, write_text
-from common.errors import InputError, UsageError
-from common.tools import Version, dotted, run_program
+from common.errors import UsageError
+from common.tools import Version, dotted
 from records.run import COLLECTED_FILE
 from records.trial import Trial
 
@@ -47,36 +45,18 @@ class NsightCompute(ToolProfiler):
         "install Nsight Compute 2022.1 or newer (NVIDIA's apt repository; Debian non-free: nsight-compute), or start "
         "the container with start_container.sh; --profiler nsys gives a timeline without counters"
     )
-    OLDEST: ClassVar[Version] = (2022, 1)  # the first one that replays ranges
+    OLDEST: ClassVar[Version] = (2022, 1)
     GPU_ONLY: ClassVar[bool] = True
     OPTIONS: ClassVar[Mapping[str, str]] = {
-        **ToolProfiler.OPTIONS,
         "kernels": "maximum number of kernels to count (2000; a step of BERT large launches fewer)",
-        "skip": "number of kernels to skip first (0)",
-        "metrics": "comma-separated ncu metrics (those of bench/profilers/ncu_metrics.py for this GPU)",
-        "rules": "yes: collect the sections that ncu's rules need, and apply them; no: fewer replays (yes)",
-        "replay": "kernel: each kernel alone; range: the whole window at once, one rank (kernel)",
-        "cache-control": "all: flush the caches before each replay, for repeatable counters; none: do not (all)",
-        "clock-control": "base: lock the clocks to base; none: clocks as in training (none)",
-    }
-    CHOICES: ClassVar[Mapping[str, Collection[str]]] = {
-        **ToolProfiler.CHOICES,
-        "rules": ("yes", "no"),
-        "replay": ("kernel", "range"),
-        "cache-control": ("all", "none"),
-        "clock-control": ("base", "none"),
+        "metrics": "comma-separated ncu metrics, without rules (those of bench/profilers/ncu_metrics.py for this GPU)",
+        "no-rules": "do not collect the sections that ncu's rules need: fewer replays",
     }
 
     def check(self, trial: Trial) -> None:
         """Raise UsageError or MissingToolError, with the remedy, if ncu cannot profile `trial` here."""
         super().check(trial)
-        _ = self._limit, self.whole_number("skip", 0)
-        if self._ranges and trial.ranks > 1:
-            raise UsageError(
-                "unsupported-combination",
-                f"--with replay=range would replay the all-reduce of {trial.ranks} ranks on one rank and deadlock: "
-                "use --devices 1, or omit the option",
-            )
+        _ = self._limit
         if "metrics" not in self.options:
             metrics_of(first_gpu_capability())
         denied = counters_denied()
@@ -87,26 +67,15 @@ class NsightCompute(ToolProfiler):
         """Return `ncu ... argv`; make the folder for the report. Raises UsageError, MissingToolError."""
         report = _report(scope)
         report.parent.mkdir(exist_ok=True)
-        if self._ranges:
-            kernels = ["--nvtx-include", f"{DOMAIN}@{CAPTURE}"]
-        else:
-            # ncu matches a part of the name; its manual has a negative lookahead as an example (option kernel-id).
-            kernels = ["--kernel-name-base", "function", "--kernel-name", f"regex:^(?!.*({COLLECTIVES})).*$"]
         return [
-            self.path,
-            *("--target-processes", "all"),
-            # Range replay does not support it and uses only the NVTX range.
-            *([] if self._ranges else ["--profile-from-start", "off"]),
-            "--nvtx",
-            *("--replay-mode", self.options.get("replay", "kernel")),
-            *("--launch-skip", str(self.whole_number("skip", 0))),
+            *(self.path, "--target-processes", "all", "--profile-from-start", "off", "--nvtx"),
             *("--launch-count", str(self._limit)),
             *(["--devices", "0"] if scope.trial.ranks > 1 else []),
-            *("--cache-control", self.options.get("cache-control", "all")),
-            *("--clock-control", self.options.get("clock-control", "none")),
+            *("--clock-control", "none"),  # clocks as in training
             "--force-overwrite",
             *("--export", str(report.with_suffix("")).replace("%", "%%")),  # ncu expands %h, %p and others
-            *kernels,
+            # ncu matches a part of the name; its manual has a negative lookahead as an example (option kernel-id).
+            *("--kernel-name-base", "function", "--kernel-name", f"regex:^(?!.*({COLLECTIVES})).*$"),
             *self._what(),
             *argv,
         ]
@@ -116,13 +85,8 @@ class NsightCompute(ToolProfiler):
         if "metrics" in self.options:
             return ["--apply-rules", "no", "--metrics", self.options["metrics"]]
         names = available(metrics_of(first_gpu_capability()), self.run("--query-metrics", timeout_seconds=120))
-        if self._ranges:  # ncu refuses metrics of patched SASS
-            names = [name for name in names if "__sass_" not in name]
-        if self._ranges or self.options.get("rules") == "no":
-            return ["--apply-rules", "no", "--metrics", ",".join(names)]
-        listed = run_program([self.path, "--list-sections"], 120).stdout
-        sections = [name for name in RULE_SECTIONS if re.search(rf"^{name}\s", listed, re.MULTILINE)]
-        words = ["--apply-rules", "yes", "--metrics", ",".join(names)]
+        sections = () if "no-rules" in self.options else RULE_SECTIONS
+        words = ["--apply-rules", "yes" if sections else "no", "--metrics", ",".join(names)]
         return [*words, *(word for name in sections for word in ("--section", name))]
 
     def collect(self, scope: Scope) -> list[Path]:
@@ -140,9 +104,8 @@ class NsightCompute(ToolProfiler):
         rules = rules_file(table)
         write_text(table, self._page(report, "raw"))
         rules.unlink(missing_ok=True)
-        with contextlib.suppress(InputError):  # counters without what ncu says of them are a whole profile
-            if found := rules_of(self._page(report, "details")):
-                write_text(rules, found)
+        if messages := rules_of(self._page(report, "details")):
+            write_text(rules, messages)
         counters = read(table)
         if counters.kernels.empty:
             raise nothing_usable(scope, f"kernel in {report.name}")
@@ -157,15 +120,11 @@ class NsightCompute(ToolProfiler):
             "problems": [*counters.problems, *[short] * reached],
         }
         write_json(note, content)
-        return [report, table, *[rules] * rules.exists(), note]
+        return [report, table, *[rules] * bool(messages), note]
 
     @property
     def _limit(self) -> int:
         return self.whole_number("kernels", 2000, least=1)
-
-    @property
-    def _ranges(self) -> bool:
-        return self.options.get("replay") == "range"
 
     def _page(self, report: Path, page: str) -> str:
         words = ("--import", str(report), "--csv", "--page", page, "--print-units", "base")
@@ -174,12 +133,10 @@ class NsightCompute(ToolProfiler):
 
 def rules_of(page: str) -> str:
     """Return the header of a details page and its rows that are messages of rules; "" where there is none."""
-    rows = list(csv.reader(io.StringIO(page)))
-    header = next((row for row in rows if "Rule Name" in row and "Metric Name" in row), ["Rule Name"])
-    at = header.index("Rule Name")
-    messages = [row for row in rows if row != header and len(row) == len(header) and row[at]]
+    rows = list(itertools.dropwhile(lambda row: "Rule Name" not in row, csv.reader(io.StringIO(page))))
+    messages = [row for row in rows[1:] if row[rows[0].index("Rule Name")]]
     text = io.StringIO()
-    csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([header, *messages])
+    csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([*rows[:1], *messages])
     return text.getvalue() if messages else ""
 
 

@@ -6,7 +6,6 @@ Checked by `ncu --query-metrics` of Nsight Compute 2022.3 for every chip that it
 from collections.abc import Iterable, Mapping
 
 from common.errors import UsageError
-from common.tools import dotted
 
 Capability = tuple[int, int]
 
@@ -44,12 +43,6 @@ _EVERYWHERE: tuple[str, ...] = (
     "sm__warps_active.avg.pct_of_peak_sustained_active",  # occupancy
 )  # fmt: skip
 
-_BY_ARCHITECTURE: Mapping[str, tuple[int, ...]] = {
-    f"sm__inst_executed_pipe_fp16{_ELAPSED}": (70, 75, 80),
-    f"sm__inst_executed_pipe_fma_type_fp16{_ELAPSED}": (86, 89, 90, 100, 120),
-    f"sm__inst_executed_pipe_tensor{_ELAPSED}": (70, 75, 80, 86, 89, 90, 120),
-}
-
 NEWER: Mapping[str, tuple[int, ...]] = {
     f"sm__pipe_tensor_cycles_active_v2{_ELAPSED}": (89,),
     f"sm__inst_executed_pipe_tensor_op_gmma{_ELAPSED}": (90,),
@@ -57,17 +50,21 @@ NEWER: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(_each("sm__ops_path_tensor_src_{}_dst_fp32.sum", "fp16", "bf16", "tf32"), (89, 90, 100, 120)),
 }
 """Metrics that Nsight Compute 2022.3 does not list, with the architectures that have them."""
+_FURTHER: Mapping[str, tuple[int, ...]] = {
+    f"sm__inst_executed_pipe_fp16{_ELAPSED}": (70, 75, 80),
+    f"sm__inst_executed_pipe_fma_type_fp16{_ELAPSED}": (86, 89, 90, 100, 120),
+    f"sm__inst_executed_pipe_tensor{_ELAPSED}": (70, 75, 80, 86, 89, 90, 120),
+    **NEWER,
+}
 
 
 def metrics_of(capability: Capability | str) -> list[str]:
     """Return the metrics to collect on a GPU of a capability, or why it is unknown. Raises UsageError."""
     for lowest, highest, number in _ARCHITECTURES:
         if not isinstance(capability, str) and lowest <= capability <= highest:
-            further = {**_BY_ARCHITECTURE, **NEWER}
-            return [*_EVERYWHERE, *(name for name, numbers in further.items() if number in numbers)]
-    shown = capability if isinstance(capability, str) else dotted(capability)
+            return [*_EVERYWHERE, *(name for name, numbers in _FURTHER.items() if number in numbers)]
     raise UsageError(
         "device-unsupported",
-        f"no metrics are known for this GPU's compute capability ({shown}): name them with --with metrics=a,b "
+        f"no metrics are known for this GPU's compute capability, {capability}: name them with --with metrics=a,b "
         "(`ncu --query-metrics` lists them), or use --profiler nsys, below 7.0 nvprof",
     )

@@ -12,9 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
-from bench.profilers.base import Scope, check_written
-from bench.profilers.ranges import CAPTURE, DOMAIN
-from bench.profilers.tool import ToolProfiler, nothing_usable
+from bench.profilers.base import Scope
+from bench.profilers.tool import CAPTURE, DOMAIN, ToolProfiler, check_written, nothing_usable
 from common.errors import MissingToolError
 from common.nsys import EXPORT_SECONDS, export_arguments
 from common.tools import Version, dotted, run_program
@@ -34,7 +33,6 @@ class NsightSystems(ToolProfiler):
     )
     OLDEST: ClassVar[Version] = (2022, 4)
     OPTIONS: ClassVar[Mapping[str, str]] = {
-        **ToolProfiler.OPTIONS,
         "sampling": "also sample CPU stacks (off by default: it adds overhead, and hangs on some virtual machines)",
         "trace": "comma-separated APIs that nsys traces (cuda,nvtx,osrt,cublas,cudnn; on a CPU nvtx,osrt)",
     }
@@ -53,10 +51,6 @@ class NsightSystems(ToolProfiler):
                 f"nsys {dotted(self.version)} does not see the ranges of nvtx {nvtx}: pip install nvtx==0.2.11, or "
                 "install nsys 2023 or newer",
             )
-
-    def environment(self, scope: Scope) -> dict[str, str]:
-        """Allow unregistered strings as the capture range, since Python's nvtx sends them."""
-        return {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 
     def wrap(self, argv: list[str], scope: Scope) -> list[str]:
         """Return `nsys profile ... argv`."""

@@ -13,11 +13,9 @@ from bench.machine.environment import first_gpu_capability
 from bench.profilers.base import Scope
 from bench.profilers.tool import ToolProfiler, nothing_usable
 from common.errors import UsageError
-from common.tools import dotted
 from records.trial import Trial
 
 _INSTEAD = "use --profiler nsys (timeline) or --profiler ncu (counters)"
-_TABLES = tuple(f"CUPTI_ACTIVITY_KIND_{name}" for name in ("KERNEL", "CONCURRENT_KERNEL", "MEMCPY", "MEMSET"))
 
 
 class Nvprof(ToolProfiler):
@@ -25,7 +23,6 @@ class Nvprof(ToolProfiler):
 
     NAME: ClassVar[str] = "nvprof"
     REMEDY: ClassVar[str] = f"install a CUDA toolkit before 13 and add its bin folder to PATH, or {_INSTEAD}"
-
     GPU_ONLY: ClassVar[bool] = True
 
     def check(self, trial: Trial) -> None:
@@ -33,12 +30,8 @@ class Nvprof(ToolProfiler):
         super().check(trial)
         capability = first_gpu_capability()
         if isinstance(capability, str) or capability >= (8, 0):
-            found = f"unknown ({capability})" if isinstance(capability, str) else dotted(capability)
-            raise UsageError(
-                "device-unsupported",
-                f"this GPU's compute capability is {found}, but nvprof needs less than 8.0: {_INSTEAD}",
-            )
-        _ = self.path
+            problem = f"nvprof needs a GPU of compute capability below 8.0, but this one has {capability}"
+            raise UsageError("device-unsupported", f"{problem}: {_INSTEAD}")
 
     def wrap(self, argv: list[str], scope: Scope) -> list[str]:
         """Return `nvprof ... argv`."""
@@ -56,18 +49,19 @@ class Nvprof(ToolProfiler):
 
     def collect(self, scope: Scope) -> list[Path]:
         """Return the .nvvp file of every rank; processes without GPU work are skipped. Raises InputError."""
-        files = [file for file in sorted(scope.directory.glob("nvprof-*.nvvp")) if _has_work(file)]
+        files = [file for file in sorted(scope.directory.glob("nvprof-*.nvvp")) if _has_kernels(file)]
         if len(files) < scope.trial.ranks:
             what = f".nvvp with GPU work of {scope.trial.ranks - len(files)} of {scope.trial.ranks} ranks"
             raise nothing_usable(scope, what, tuple(sorted(scope.directory.glob("nvprof-*.log"))))
         return files
 
 
-def _has_work(file: Path) -> bool:
+def _has_kernels(file: Path) -> bool:
+    """Return whether a file is whole and has kernels: nvprof names their table by whether they may run side by side."""
     try:
-        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            present = {name for (name,) in database.execute("SELECT name FROM sqlite_master")} & set(_TABLES)
-            counts = (f"SELECT count(*) FROM {name}" for name in present)  # noqa: S608 # nosec B608 # constants
+        with closing(sqlite3.connect(file)) as database:
+            tables = database.execute("SELECT name FROM sqlite_master WHERE name LIKE 'CUPTI_%_KERNEL'").fetchall()
+            counts = (f"SELECT count(*) FROM {name}" for (name,) in tables)  # noqa: S608 # nosec B608 # constants
             return any(database.execute(count).fetchone()[0] for count in counts)
     except sqlite3.Error:  # cut short: the disk was full, or nvprof was killed
         return False

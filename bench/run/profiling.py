@@ -41,12 +41,12 @@ def with_unprofiled(trials: Sequence[Trial]) -> list[Trial]:
 def profile_trials(session: Session, trials: Sequence[Trial]) -> list[Profiled]:
     """Run every trial without and with its profiler, collect what the profiler wrote, and record both.
 
-    A trial whose profile could not be collected the last time, or whose profiler leaves no files, is run again.
+    A trial whose profile could not be collected the last time is run again.
     """
     directories = [session.run.trial(trial.trial_id) for trial in trials]
-    for trial, directory in zip(trials, directories, strict=True):
+    for directory in directories:
         done = finished_result(directory)
-        if done is not None and ((done.get("profile") or {}).get("problem") or not _profiler(trial).LEAVES_FILES):
+        if done is not None and (done.get("profile") or {}).get("problem"):
             directory.result_json.unlink()
     results = run_trials(session, with_unprofiled(trials))
     return [
@@ -62,15 +62,11 @@ def mark_unread(directory: TrialDirectory, item: Profiled, problem: str) -> Prof
     return dataclasses.replace(item, result=whole, problem=problem)
 
 
-def _profiler(trial: Trial) -> Any:
-    assert trial.profiler is not None
-    return load_profiler(trial.profiler, trial.profiler_options)
-
-
 def _collected(
     directory: TrialDirectory, trial: Trial, without: Mapping[str, Any], result: Mapping[str, Any]
 ) -> Profiled:
-    profiler = _profiler(trial)
+    assert trial.profiler is not None
+    profiler = load_profiler(trial.profiler, trial.profiler_options)
     known = result.get("profile") or {"files": []}
     files = tuple(directory.path / name for name in known["files"])
     problem = ""
@@ -85,7 +81,7 @@ def _collected(
     profile = {
         "files": [str(file.relative_to(directory.path)) for file in files],
         "problem": problem,
-        "waits_at_step_ends": profiler.waits_at_step_ends(trial),
+        "waits_at_step_ends": trial.device == "cuda",
         "unprofiled_trial_id": unprofiled(trial).trial_id,
         "unprofiled_step_time_ms": plain,
         "step_time_ratio": profiled / plain if plain and profiled else None,

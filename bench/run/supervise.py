@@ -165,7 +165,7 @@ def _start(
         profiler = load_profiler(trial.profiler, trial.profiler_options)
         scope = Scope(trial=trial, directory=directory.profile)
         wrapped = profiler.wrap(argv, scope)
-        variables |= profiler.environment(scope)
+        variables |= profiler.ENVIRONMENT
         if wrapped != argv:
             argv, variables = wrapped, without_secrets(variables)  # tools write the environment into their reports
     variables.pop(STOP_VARIABLE, None)

@@ -80,7 +80,6 @@ def test_what_the_profiler_cost_stands_beside_the_profile(cli: Cli) -> None:
             "option-unknown",
             "active, memory, repeat, shapes, stacks",
         ),
-        (["--profiler", "torch", "--nvtx", "emit"], "option-not-applicable", "--nvtx emit"),
         (["--profiler", "ncu"], "option-not-applicable", "CPU"),
         (["--profiler", "nvprof"], "option-not-applicable", "CPU"),
         (["--profiler", "torch", "--stop", "1"], "option-value", "--stop 1"),

@@ -21,7 +21,7 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 import torch
-from bench.profilers.base import Cycle
+from bench.profilers.kineto import Cycle
 from bench.profilers.kineto_trace import TraceObserver
 from bench.profilers.range_observer import RangeObserver
 from bert.train.observer import Observers

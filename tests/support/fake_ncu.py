@@ -1,8 +1,7 @@
 """A stand-in for Nsight Compute: enough of its command line to export a report, and ways to fail.
 
 What it does is set by FAKE_NCU: ok, hangs (the raw page never ends), bad-import (the report cannot be loaded),
-no-details (only the raw page can be exported), no-query (--query-metrics finds no driver), no-kernels (an export
-without one).
+no-kernels (an export without one).
 """
 
 import sys
@@ -19,25 +18,15 @@ if words == ["--version"]:
     print("NVIDIA (R) Nsight Compute Command Line Profiler\\nCopyright (c) 2018-2022 NVIDIA Corporation")
     print("Version {version} (build 31729285) (public-release)")
 elif words == ["--query-metrics"]:
-    if mode == "no-query":
-        print("==ERROR== Driver could not be loaded.")
-        sys.exit(255)
     print("Device NVIDIA H200 (GH100)\\n---------- ----------\\nMetric Name  Metric Type\\n---------- ----------")
     for name in {metrics!r}:
         print(name.ljust(70) + " Counter         inst            # of things")
-elif words == ["--list-sections"]:
-    print("Identifier   Display Name   Enabled Filename")
-    for name in ("LaunchStats", "Occupancy", "SourceCounters", "SpeedOfLight", "SpeedOfLight_RooflineChart"):
-        print(name + "   Of " + name + "   yes   ..." + name + ".section")
 elif words[0] == "--import":
     page = words[words.index("--page") + 1]
     if mode == "hangs" and page == "raw":
         time.sleep(60)
     if mode == "bad-import":
         print("==ERROR== Failed to load report file '" + words[1] + "'.")
-        sys.exit(1)
-    if mode == "no-details" and page == "details":
-        print("==ERROR== unknown page details")
         sys.exit(1)
     print("==PROF== a line before the table")
     kernels = 0 if mode == "no-kernels" else 3

@@ -35,7 +35,7 @@ def core_use(counters: KernelCounters, window_ns: float | None = None) -> pd.Dat
         late = "the share of the window needs the duration of every kernel"
     elif window_ns is not None and frame["duration_ns"].sum() > _windows_ns(frame, window_ns):
         busy, window = (f"{ns / 1e6:,.3f} ms" for ns in (frame["duration_ns"].sum(), _windows_ns(frame, window_ns)))
-        late = f"kernels took {busy} under ncu, the window {window}: profile with --with clock-control=none"
+        late = f"kernels took {busy} under ncu, the window {window}: record with `ncu --clock-control none`"
     for pipe in PIPES:
         metrics = metrics_of(pipe, counters.compute_capability)
         values, metric = pipe_percent(frame, metrics)

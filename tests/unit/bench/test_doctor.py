@@ -10,8 +10,7 @@ import pytest
 
 from bench.machine.devices import Devices, Gpu
 from bench.machine.doctor import MISSING, OK, WARNING, Check, examine
-from bench.profilers import PROFILERS, permission
-from bench.profilers.base import Profiler
+from bench.profilers import PROFILERS
 from bench.profilers.nsys import NsightSystems
 from common.errors import MissingToolError, UsageError
 from records.trial import Trial
@@ -23,23 +22,14 @@ HELP = "\n".join(
     f"        {name}="
     for name in ("-t, --trace", "-c, --capture-range", "--capture-range-end", "-f, --force-overwrite", "-o, --output")
 )
-SYS_ADMIN, PERFMON, NONE = 1 << 21, 1 << 38, 0
-
-
-class Willing(Profiler):
-    """A profiler that can run everywhere."""
 
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with no tool at all and a driver that says nothing; `tool` and `driver` add to it."""
+    """A machine with no tool at all; `tool` adds to it."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "driver").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("BERTBENCH_REVISION", raising=False)
-    monkeypatch.setattr(permission, "DRIVER_PARAMETERS", tmp_path / "driver/params")
-    monkeypatch.setattr(permission, "DRIVER_VERSION", tmp_path / "driver/version")
-    monkeypatch.setattr(permission, "STATUS", tmp_path / "status")
     return tmp_path
 
 
@@ -48,13 +38,6 @@ def tool(machine: Path, name: str, version: str) -> None:
     answers = f"case \"$*\" in *--help*) echo '{HELP}' ;; *) echo '{version}' ;; esac"
     path.write_text(f"#!/bin/sh\n{answers}\n", encoding="ascii")
     path.chmod(0o755)
-
-
-def driver(machine: Path, *, admin_only: int, capabilities: int, version: str = "580.65.06") -> None:
-    (machine / "driver" / "params").write_text(f"EnableMSI: 1\nRmProfilingAdminOnly: {admin_only}\n")
-    module = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64"
-    (machine / "driver" / "version").write_text(f"{module}  {version}  Release Build\nGCC version:  gcc 12.2.0\n")
-    (machine / "status").write_text(f"Name:\tpython\nCapInh:\t{0:016x}\nCapEff:\t{capabilities:016x}\n")
 
 
 def row(devices: Devices | UsageError, name: str) -> Check:
@@ -111,29 +94,6 @@ def test_a_refusal_of_a_profiler_is_split_into_the_problem_and_the_remedy(monkey
     monkeypatch.setattr(NsightSystems, "check", refuse)
     refused = Check("profiler nsys", MISSING, "nsys cannot write reports without a link", "sudo ln -s /a/host: /b")
     assert row(CUDA, "profiler nsys") == refused
-
-
-@pytest.mark.parametrize(
-    ("admin_only", "capabilities", "version", "denied"),
-    [
-        (1, NONE, "580.65.06", "RmProfilingAdminOnly"),
-        (0, NONE, "580.65.06", ""),
-        (1, SYS_ADMIN, "535.129.03", ""),
-        (1, PERFMON, "565.57.01", ""),
-        (1, PERFMON, "535.129.03", "535"),
-    ],
-)
-def test_the_counters_need_the_driver_s_permission(
-    admin_only: int, capabilities: int, version: str, denied: str, machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(PROFILERS, "nvprof", f"{__name__}:Willing")
-    tool(machine, "nvprof", "Release version 12.8")
-    driver(machine, admin_only=admin_only, capabilities=capabilities, version=version)
-    found = permission.counters_denied()
-    assert denied in found if found else not denied
-    nvprof = row(CUDA, "profiler nvprof")
-    assert nvprof.state == (WARNING if denied else OK) and denied in nvprof.detail
-    assert nvprof.remedy == (permission.ALLOW if denied else "")
 
 
 def client(machine: Path, name: str, answer: str) -> None:

@@ -44,11 +44,9 @@ def test_a_profile_quicker_than_the_run_without_it_is_doubted(ratio: float, doub
     assert ("another --out" in shown) is doubted
 
 
-@pytest.mark.parametrize(
-    ("leaves_files", "problem", "runs"), [(True, "", 2), (True, "it was cut short", 3), (False, "", 3)]
-)
+@pytest.mark.parametrize(("problem", "runs"), [("", 2), ("it was cut short", 3)])
 def test_a_finished_profile_is_not_measured_again_unless_it_is_useless(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves_files: bool, problem: str, runs: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str, runs: int
 ) -> None:
     ran: list[str] = []
 
@@ -62,12 +60,7 @@ def test_a_finished_profile_is_not_measured_again_unless_it_is_useless(
         return result
 
     monkeypatch.setattr(sweep, "run_trial", run_trial)
-    collected = SimpleNamespace(
-        LEAVES_FILES=leaves_files,
-        check=lambda trial: None,
-        waits_at_step_ends=lambda trial: False,
-        collect=lambda scope: [scope.directory / "rank-0.txt"],
-    )
+    collected = SimpleNamespace(check=lambda trial: None, collect=lambda scope: [scope.directory / "rank-0.txt"])
     read = OpenedProfile(source=Source(path=tmp_path)), {"compute": [], "core": []}
     monkeypatch.setattr(views, "summarize", lambda directory: read)
     for module in (profiling, profile):

@@ -8,8 +8,7 @@ import pytest
 import torch
 from support.refusals import refused
 
-from bench.profilers.base import Cycle
-from bench.profilers.kineto import TorchProfiler
+from bench.profilers.kineto import Cycle, TorchProfiler
 from bench.profilers.kineto_trace import TraceObserver
 from bert.data.batch import BatchCounts
 from bert.train.observer import StepResult

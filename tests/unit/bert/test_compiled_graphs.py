@@ -16,7 +16,7 @@ from support.refusals import refused
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
 from bench.implementations.ours import BertbenchImplementation
-from bench.profilers.base import Cycle
+from bench.profilers.kineto import Cycle
 from bench.profilers.kineto_trace import TraceObserver
 from bench.profilers.range_observer import RangeObserver
 from bench.run.clock import StepClock
