@@ -46,6 +46,9 @@ fits() {
         "are left; run the same command again, or with a larger BUDGET" >&2
     return 1
 }
+trial_seconds() {
+    python3 -m bench.sweep.winner "$OUT" 2>/dev/null || echo 0 # what cannot be read is left to the next commands
+}
 text=${1:+$(realpath -m "$1")}
 root=$(realpath "$(dirname "$script")/..")
 # A relative path is as the caller means it, who may be elsewhere.
@@ -85,7 +88,7 @@ mkdir -p "$OUT"
 echo "== 1/5 data (time budget for all steps: $BUDGET s)"
 quietly "$OUT/data.txt" bertbench data pretrain "${source_options[@]}" --output "$data" --seq-len 128 --dupe-factor 1
 echo "== 2/5 throughput"
-wall=$(python3 -m bench.sweep.winner "$OUT")
+wall=$(trial_seconds)
 needed=$((4 * wall + light_seconds))
 left=$((BUDGET - SECONDS - (needed > reserve ? needed : reserve)))
 common=(--preset "$PRESET" --precisions "$PRECISION" --seq-lens 128 --data "$data" --out "$OUT")
@@ -95,7 +98,7 @@ quietly "$OUT/throughput.txt" bertbench throughput pretrain "${common[@]}" --bat
     --rounds "$ROUNDS" --time-budget "$((left > 0 ? left : 1))" || status=$?
 [[ $status -eq 0 || $status -eq 3 ]] || exit "$status"
 echo "== 3/5 profile of three iterations of the fastest configuration"
-wall=$(python3 -m bench.sweep.winner "$OUT")
+wall=$(trial_seconds)
 if fits "the profile" $((2 * wall)); then # one trial without the profiler, one with it
     quietly "$OUT/profile.txt" bertbench profile pretrain --winner-of "$OUT" --out "$OUT" --profiler torch --start 3 --stop 6 ||
         status=$?

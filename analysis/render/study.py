@@ -18,7 +18,7 @@ def tune_blocks(study: Row) -> list[Block]:
     """Return the trials of a study: complete ones by value, then pruned, failed, running, waiting; and the best.
 
     Args:
-        study: tune.json, as bench.search.study writes it.
+        study: tune.json, as bench.search.score writes it.
     """
     sign = -1.0 if study["objective"]["maximize"] else 1.0
 

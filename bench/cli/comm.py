@@ -2,24 +2,18 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from bench.cli.options import RetryOptions, run_folder
+from bench.cli.options import TrialOptions, run_folder
 from bench.cli.result import Result, of_view
-from bench.cli.session import announce, session
+from bench.cli.session import run_all
 from bench.launch.world import joined_world
 from bench.machine.devices import find_devices
 from bench.run.comm import CommSweep, expand_collectives
-from bench.run.inside import run_inside
-from bench.run.supervise import LaunchOptions
-from bench.sweep.sweep import run_trials
-from common.flags import request_of
 from records.run import RunDirectory
-from records.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CommOptions(RetryOptions):
+class CommOptions(TrialOptions):
     """Benchmark collectives by message size (gloo on CPUs, NCCL on GPUs): time, algbw and busbw, with checked results.
     Started by torchrun or `launch`, it uses the ranks that were launched.
 
@@ -30,7 +24,6 @@ class CommOptions(RetryOptions):
 
     sweep: CommSweep = field(default_factory=CommSweep)
     out: Path = Path("runs/comm")
-    """Run directory. The same command resumes it."""
 
 
 OPTIONS = {"comm": CommOptions}
@@ -38,25 +31,16 @@ OPTIONS = {"comm": CommOptions}
 
 def run(options: CommOptions) -> Result:
     """Measure; exit code 1 when results were wrong, 3 when a trial failed."""
-    world = joined_world()
-    devices = find_devices(options.device)
-    directory = RunDirectory(run_folder(options.out))
-    launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
-    trials = expand_collectives(options.sweep, devices, world)
-    request = {"command": "comm", **request_of(options)}
-    if world is not None:
-        results = run_inside(directory, trials, request, devices, world, LaunchOptions(timeout_seconds=None))
-        return replace(Result() if world.rank else _measured(options, directory, trials, results), at_once=True)
-    with session(directory, request, devices, launch, retry_failed=options.retry_failed) as opened:
-        announce(opened, trials, "" if options.json else options.device)
-        results = run_trials(opened, trials)
-    return _measured(options, directory, trials, results)
-
-
-def _measured(options: CommOptions, run: RunDirectory, trials: list[Trial], results: list[dict[str, Any]]) -> Result:
     from analysis.run_views import collectives
 
+    world, devices = joined_world(), find_devices(options.device)
+    trials = expand_collectives(options.sweep, devices, world)
+    results = run_all(options, "comm", devices, trials, world)
+    if world is not None and world.rank:
+        return Result(at_once=True)
+    run = RunDirectory(run_folder(options.out))
     view = collectives(run, [trial.trial_id for trial in trials])
     facts = [("results", str(run.path)), ("report", f"bertbench report {run.path}")]
     failed = any(result["status"] != "ok" for result in results)
-    return of_view(view, options, code=3 if failed else int(view.verdict == "wrong"), facts=facts)
+    shown = of_view(view, options, code=3 if failed else int(view.verdict == "wrong"), facts=facts)
+    return replace(shown, at_once=world is not None)

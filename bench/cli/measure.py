@@ -58,32 +58,24 @@ OPTIONS = {"measure": MeasureOptions}
 
 def run(options: MeasureOptions) -> Result:
     """Measure; the exit code is that of a command that failed, 3 if the measurement itself did."""
-    command = options.command
+    from analysis.run_views import script
+
     if "RANK" in os.environ:
-        raise UsageError(
-            "option-not-applicable",
-            "measure was started by a launcher: start it once, as measure -- torchrun --nproc-per-node 2 train.py",
-        )
-    check_program(command)
-    directory = RunDirectory(run_folder(options.out))
-    devices = find_devices()
+        problem = "measure was started by a launcher: start it once, as measure -- torchrun --nproc-per-node 2 train.py"
+        raise UsageError("option-not-applicable", problem)
+    check_program(options.command)
+    run, devices = RunDirectory(run_folder(options.out)), find_devices()
     launch = LaunchOptions(
-        timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour, program=command
+        timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour, program=options.command
     )
 
     def begun(trial: TrialDirectory) -> None:
         print(f"measuring; output: {terminal_text(str(trial.log))}", file=sys.stderr, flush=True)
 
-    with locked(directory):
-        trial = plan_script(directory, command, options.name, options.start, options.stop, options.profile)
+    with locked(run):
+        trial = plan_script(run, options.command, options.name, options.start, options.stop, options.profile)
         request = {**request_of(options), "command": "measure", "program": list(trial.command)}
-        measured = measure_script(directory, trial, request, devices, launch, begun)
-    return _measured(options, directory, measured)
-
-
-def _measured(options: MeasureOptions, run: RunDirectory, measured: TrialDirectory) -> Result:
-    from analysis.run_views import script
-
+        measured = measure_script(run, trial, request, devices, launch, begun)
     view = script(run, measured.path.name)
     (row,) = [row for row in result_rows(run) if row["trial_id"] == measured.path.name]
     if cautions := view.document["cautions"]:
@@ -97,10 +89,10 @@ def _measured(options: MeasureOptions, run: RunDirectory, measured: TrialDirecto
         ("report", f"bertbench report {run.path}"),
         *_profile_facts(measured, row.get("profile")),
     ]
-    return of_view(dataclasses.replace(view, document=document), options, code=exit_code(row), facts=facts)
+    return of_view(dataclasses.replace(view, document=document), options, code=_exit_code(row), facts=facts)
 
 
-def exit_code(result: Mapping[str, Any]) -> int:
+def _exit_code(result: Mapping[str, Any]) -> int:
     """Return 0 for a measured command, that of a command that failed, or 3 if the measurement failed.
 
     A command that a signal ended has 128 and the number of the signal, as in a shell.

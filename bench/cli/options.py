@@ -16,7 +16,7 @@ GROUPS: Groups = {
         "batch_size", "strategy", "zero_stage", "deepspeed_config",
         "lever", "levers", "allocator", "nodes", "device", "devices", "scaling", "grad_accum", "precision",
         "activation_checkpointing", "bucket_mib", "threads", "rounds", "max_batch_search", "max_batch_limit",
-        "max_batch_step", "input_only", "global_batch_size", "micro_batch_size", "grad_accum_steps",
+        "input_only", "global_batch_size", "micro_batch_size", "grad_accum_steps",
     ),
     "measuring": (
         "start", "stop", "min_steps", "max_steps", "max_seconds", "precision_target", "memory_limit_gib",
@@ -69,16 +69,12 @@ class Tables(Printed):
 class TrialOptions(Printed):
     """Options of commands that run trials."""
 
+    out: Path
+    """Run directory. The same command resumes it."""
     device: str = "auto"
     """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     timeout_seconds: float = 900.0
     """Time limit of a trial in s; a trial that exceeds it has the status timeout."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RetryOptions(TrialOptions):
-    """Options of commands that run trials, where a failed one may be run again."""
-
     retry_failed: bool = False
     """Run failed trials again."""
 

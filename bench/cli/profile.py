@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.cli.configuration import check_winner, trial_of_winner
-from bench.cli.options import TrialOptions, run_folder
+from bench.cli.options import TrialOptions
 from bench.cli.progress import describe, note
 from bench.cli.result import Result, of_view
 from bench.cli.session import announce, session
@@ -15,10 +14,9 @@ from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.profilers import load_profiler
 from bench.run.profiling import Profiled, mark_unread, profile_trials, with_unprofiled
-from bench.run.supervise import LaunchOptions
 from bench.sweep.trials import Sweep, expand
+from bench.sweep.winner import check_winner, fastest_trial
 from common.errors import UsageError
-from common.flags import request_of
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -45,7 +43,6 @@ class ProfileOptions(TrialOptions):
     winner_of: Path | None = None
     """Profile the fastest configuration of this run directory; excludes sweep options; default the given options."""
     out: Path = Path("runs/profile")
-    """Run directory. The same command resumes it."""
 
     def __post_init__(self) -> None:
         """Refuse another configuration beside --winner-of."""
@@ -73,12 +70,9 @@ def run(options: ProfileOptions) -> Result:
         profiler.check(trial)
     if any(trial.implementation != OURS for trial in trials):
         note("only bertbench's own model has ranges for layers; other implementations have them for steps and phases")
-    directory = RunDirectory(run_folder(options.out))
-    request = {"command": "profile", **request_of(options)}
-    launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
-    with session(directory, request, devices, launch) as call:
-        announce(call, with_unprofiled(trials))
-        profiled = profile_trials(call, trials)
+    with session(options, "profile", devices) as call:
+        announce(call, with_unprofiled(trials), options)
+        profiled, directory = profile_trials(call, trials), call.run
         views, tables = profiles(directory, [item.trial.trial_id for item in profiled])
         profiled = [
             mark_unread(directory.trial(item.trial.trial_id), item, view.problems[0])
@@ -91,16 +85,15 @@ def run(options: ProfileOptions) -> Result:
 
 def _trials(options: ProfileOptions, devices: Devices, words: tuple[str, ...]) -> list[Trial]:
     sweep = options.sweep
+    fields: dict[str, Any] = {"kind": "profile", "profiler": options.profiler, "profiler_options": words}
     if options.winner_of is None:
         sweep = dataclasses.replace(sweep, devices=sweep.devices or (1,), rounds=sweep.rounds or 1)
-        return expand(sweep, devices, "profile", options.profiler, words)
+        return expand(sweep, devices, **fields)
     # What decides on an automatic window is no part of a trial with a given one: the same trial has the same id.
-    trial = trial_of_winner(
-        options.winner_of, sweep.task, devices, kind="profile",
-        start_iteration=sweep.start, stop_iteration=sweep.stop,
-        profiler=options.profiler, profiler_options=words,
-        min_steps=sweep.min_steps, max_steps=sweep.max_steps, max_seconds=sweep.max_seconds,
-    )  # fmt: skip
+    fields |= {name: getattr(sweep, name) for name in ("min_steps", "max_steps", "max_seconds")}
+    fields |= {"start_iteration": sweep.start, "stop_iteration": sweep.stop}
+    trial = fastest_trial(options.winner_of, sweep.task, devices, **fields)
+    note(f"the fastest configuration of {options.winner_of}: {describe(trial)}")
     return [trial]
 
 

@@ -1,61 +1,82 @@
 """The session of a command that runs trials: it locks the run directory and shows how far each trial is."""
 
-import dataclasses
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bench.cli.progress import TrialDisplay, duration, note
+from bench.cli.options import TrialOptions, run_folder
+from bench.cli.progress import TrialDisplay, duration
+from bench.launch.world import World
 from bench.machine.devices import Devices
+from bench.run.inside import run_inside
 from bench.run.supervise import LaunchOptions
-from bench.sweep.sweep import Session, expected_seconds, finished_result, locked
+from bench.sweep.sweep import Session, expected_seconds, finished_result, locked, run_trials
+from common.flags import request_of
 from records.run import RunDirectory
 from records.trial import Trial
 
 
 @contextmanager
 def session(
-    run: RunDirectory,
-    request: Mapping[str, Any],
-    devices: Devices,
-    options: LaunchOptions,
-    *,
-    retry_failed: bool = False,
+    options: TrialOptions, command: str, devices: Devices, price_per_hour: float | None = None, **notes: Any
 ) -> Iterator[Session]:
-    """Lock a run directory for a call that runs trials in it, and show on stderr how far each is.
+    """Lock the run directory of a command for a call that runs trials in it, and show on stderr how far each is.
 
     Args:
-        run: the run directory.
-        request: the recorded options of the command.
-        devices: where they run.
-        options: how they run.
-        retry_failed: whether failed ones run again.
+        options: of the command, which are recorded.
+        command: its name.
+        devices: where the trials run.
+        price_per_hour: price of the devices, for the cost columns.
+        notes: what else is recorded with the options.
     """
-    display = TrialDisplay()
+    display, run = TrialDisplay(), RunDirectory(run_folder(options.out))
+    launch = LaunchOptions(timeout_seconds=options.timeout_seconds, price_per_hour=price_per_hour, look=display.look)
+    request = {"command": command, **request_of(options), **notes}
     with locked(run):
         try:
             yield Session(
-                run=run, request=request, devices=devices, options=dataclasses.replace(options, look=display.look),
-                progress=display.show, note=note, retry_failed=retry_failed,
+                run=run, request=request, devices=devices, options=launch, progress=display.show,
+                retry_failed=options.retry_failed,
             )  # fmt: skip
         finally:
             display.clear()
 
 
-def announce(session: Session, trials: Sequence[Trial], device: str = "", budget: float | None = None) -> None:
-    """Say on stderr how many trials are to run, about how long that takes, and why on the CPU if `device` is auto."""
+def run_all(
+    options: TrialOptions,
+    command: str,
+    devices: Devices,
+    trials: Sequence[Trial],
+    world: World | None = None,
+    price_per_hour: float | None = None,
+) -> list[dict[str, Any]]:
+    """Run the trials of a command and return their results, in the ranks of `world` if this process is one of them.
+
+    Ranks other than the first have none.
+    """
+    if world is not None:
+        request = {"command": command, **request_of(options)}
+        launch = LaunchOptions(timeout_seconds=None, price_per_hour=price_per_hour)
+        return run_inside(RunDirectory(run_folder(options.out)), trials, request, devices, world, launch)
+    with session(options, command, devices, price_per_hour) as call:
+        announce(call, trials, options)
+        return run_trials(call, trials)
+
+
+def announce(session: Session, trials: Sequence[Trial], options: TrialOptions, budget: float | None = None) -> None:
+    """Say on stderr how many trials are to run, about how long that takes, and why on the CPU where that was chosen."""
     run, limit = session.run, session.options.timeout_seconds or math.inf
     due = [trial for trial in trials if finished_result(run.trial(trial.trial_id), session.retry_failed, limit) is None]
     if not due:
         return
-    seconds = expected_seconds(run, due)
+    seconds, reason = expected_seconds(run, due), session.devices.note
     words = [
         f"{len(due)} trial{'s'[: len(due) != 1]} to run",
         f"{len(trials) - len(due)} already done" if len(due) < len(trials) else "",
         "" if seconds is None else f"about {duration(seconds)}",
         "" if budget is None else f"then more rounds until the comparison with hf is conclusive (at most {budget:g} s)",
-        f"on the CPU: {session.devices.note}" if device == "auto" and session.devices.note else "",
+        f"on the CPU: {reason}" if options.device == "auto" and reason and not options.json else "",
     ]
     print(", ".join(filter(None, words)), file=sys.stderr, flush=True)

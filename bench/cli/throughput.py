@@ -1,34 +1,31 @@
 """`bertbench throughput TASK`: run a sweep, show the table."""
 
 import dataclasses
-import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bench.cli.options import RetryOptions, run_folder
+from bench.cli.options import TrialOptions, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result, of_view
-from bench.cli.session import announce, session
+from bench.cli.session import announce, run_all, session
 from bench.launch.world import World, joined_world
-from bench.machine.devices import Devices, find_devices, free_memory_share
-from bench.run.inside import run_inside
-from bench.run.supervise import LaunchOptions
-from bench.sweep.rounds import add_rounds, check_reference, spends
-from bench.sweep.sweep import measured_trials, record_request, result_rows, run_trials
+from bench.machine.devices import Devices, find_devices
+from bench.sweep.max_batch import free_memory_gib, largest_batch
+from bench.sweep.options import ABOVE_0, AT_LEAST_1, check_ranges
+from bench.sweep.rounds import REFERENCE, run_until_decided
+from bench.sweep.sweep import measured_trials, result_rows
 from bench.sweep.trials import Sweep, expand
 from common.errors import UsageError
-from common.flags import flag, request_of
-from common.reading import read_notes
+from common.flags import flag
 from records.run import RunDirectory
 from records.schema import OPTION_COLUMNS, SHAPE_COLUMNS
 from records.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ThroughputOptions(RetryOptions):
+class ThroughputOptions(TrialOptions):
     """Measure samples/s. Every combination of the listed values is one trial. The same command with the same --out
     resumes; to measure finished trials again, give another --out.
 
@@ -41,7 +38,6 @@ class ThroughputOptions(RetryOptions):
     REQUIRED: ClassVar = ("task",)
     sweep: Sweep = field(default_factory=Sweep)
     out: Path = Path("runs/throughput")
-    """Run directory. The same command resumes it."""
     price_per_hour: float | None = None
     """Price of the machine per hour, for the cost columns; default no cost columns."""
     time_budget: float | None = None
@@ -51,23 +47,19 @@ class ThroughputOptions(RetryOptions):
     """Find the largest batch that fits, from the first of --batch-sizes up."""
     max_batch_limit: int = 4096
     """Largest batch the search tries."""
-    max_batch_step: int = 1
-    """Resolution of the search, in sequences."""
     input_only: bool = False
     """Measure the input pipeline alone, without training."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range and options that exclude each other."""
-        for name in ("max_batch_limit", "max_batch_step"):
-            if getattr(self, name) < 1:
-                raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
+        check_ranges(self, max_batch_limit=AT_LEAST_1, time_budget=ABOVE_0)
         given = [name for name in ("input_only", "max_batch_search", "time_budget") if getattr(self, name)]
         if len(given) > 1:
             raise UsageError("option-conflict", f"{' and '.join(map(flag, given))} exclude each other: give one")
-        if self.time_budget is not None:
-            if not 0 < self.time_budget < math.inf:
-                raise UsageError("option-value", f"--time-budget {self.time_budget:g} must be above 0 and finite")
-            check_reference(self.sweep)
+        compared = {*self.sweep.implementations}
+        if self.time_budget is not None and not {REFERENCE} < compared:
+            problem = f"--time-budget needs a comparison with {REFERENCE}, not {' '.join(compared)} alone"
+            raise UsageError("option-not-applicable", f"{problem}: use --implementations bertbench {REFERENCE}")
 
 
 OPTIONS = {"throughput [TASK]": ThroughputOptions}
@@ -75,100 +67,78 @@ OPTIONS = {"throughput [TASK]": ThroughputOptions}
 
 def run(options: ThroughputOptions) -> Result:
     """Measure; exit code 3 when a trial is not ok."""
-    devices = find_devices(options.device)
-    world = joined_world()
-    run = RunDirectory(run_folder(options.out))
-    request = {"command": "throughput", **request_of(options)}
-    launch = LaunchOptions(timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour)
+    devices, world = find_devices(options.device), joined_world()
     if world is not None:
-        return dataclasses.replace(_inside(options, run, request, devices, world), at_once=True)
+        return dataclasses.replace(_inside(options, devices, world), at_once=True)
     if options.max_batch_search:
-        return _largest_batches(options, run, request, devices, launch)
+        return _largest_batches(options, devices)
     budget, sweep = options.time_budget, options.sweep
     if budget is not None:
         sweep = dataclasses.replace(sweep, rounds=sweep.rounds or 1)
-    trials = expand(sweep, devices, "input" if options.input_only else "throughput")
-    comparisons: list[dict[str, Any]] = []
-    notes: list[str] = []
-    with session(run, request, devices, launch, retry_failed=options.retry_failed) as call:
-        announce(call, trials, "" if options.json else options.device, budget)
-        if budget is None:
-            results = run_trials(call, trials)
-        else:
-            ends = time.monotonic() + budget
-            results = run_trials(call, trials, spends(trials, budget))
-            if len(results) < len(trials):
-                left_out = f"{len(trials) - len(results)} of {len(trials)} trials do not fit into {budget:g} s"
-                notes.append(f"{left_out}: run the same command again to measure them")
-
-            def measure(more: Sequence[Trial]) -> Sequence[Mapping[str, Any]]:
-                results.extend(found := run_trials(call, more))
-                return found
-
-            added, comparisons = add_rounds(run, trials, measure, ends - time.monotonic())
-            trials = [*trials, *added]
-            record_request(run, trials, request)
-    measured = _measured(options, run, trials)
+    trials = expand(sweep, devices, kind="input" if options.input_only else "throughput")
+    if budget is None:
+        results = run_all(options, "throughput", devices, trials, price_per_hour=options.price_per_hour)
+        return dataclasses.replace(_measured(options, trials), code=_code(results))
+    with session(options, "throughput", devices, options.price_per_hour) as call:
+        announce(call, trials, options, budget)
+        ran = run_until_decided(call, trials, budget)
+    measured, left = _measured(options, ran.trials), f"{ran.left_out} of {len(trials)} trials"
+    again = [f"{left} do not fit into {budget:g} s: run the same command again to measure them"] * (ran.left_out > 0)
     return dataclasses.replace(
         measured,
-        document=measured.document | ({"comparisons": comparisons} if comparisons else {}),
-        code=0 if all(result["status"] == "ok" for result in results) else 3,
-        notes=[*notes, *(one["sentence"] for one in comparisons)],
+        document=measured.document | ({"comparisons": ran.comparisons} if ran.comparisons else {}),
+        code=_code(ran.results),
+        notes=[*again, *(one["sentence"] for one in ran.comparisons)],
     )
 
 
-def _inside(
-    options: ThroughputOptions, run: RunDirectory, request: Mapping[str, Any], devices: Devices, world: World
-) -> Result:
+def _code(results: Sequence[Mapping[str, Any]]) -> int:
+    return 0 if all(result["status"] == "ok" for result in results) else 3
+
+
+def _inside(options: ThroughputOptions, devices: Devices, world: World) -> Result:
     """Measure in the world of ranks that this process was started in: one trial, since its ranks are here once."""
-    trials = expand(options.sweep, devices, world=world)
+    trials = expand(options.sweep, devices, world)
     if len(trials) != 1 or options.time_budget or options.max_batch_search or options.input_only:
+        problem = f"{world.world_size} ranks of a launcher measure one trial of training, not {len(trials)}"
         raise UsageError(
             "option-not-applicable",
-            f"{world.world_size} ranks of a launcher measure one trial of training, not {len(trials)}: give one value "
-            "per option and --rounds 1, without --time-budget, --max-batch-search and --input-only",
+            f"{problem}: give one value per option and --rounds 1, without --time-budget, --max-batch-search and "
+            "--input-only",
         )
-    results = run_inside(run, trials, request, devices, world, LaunchOptions(price_per_hour=options.price_per_hour))
+    results = run_all(options, "throughput", devices, trials, world, options.price_per_hour)
     if world.rank:
         return Result()
     reasons = [result["unknown"]["samples_per_second"] for result in results if result["samples_per_second"] is None]
-    return dataclasses.replace(
-        _measured(options, run, trials), notes=[f"no throughput: {reason}" for reason in reasons]
-    )
+    return dataclasses.replace(_measured(options, trials), notes=[f"no throughput: {reason}" for reason in reasons])
 
 
-def _measured(options: ThroughputOptions, run: RunDirectory, trials: Sequence[Trial]) -> Result:
+def _measured(options: ThroughputOptions, trials: Sequence[Trial]) -> Result:
     from analysis.run_views import throughput
 
+    run = RunDirectory(run_folder(options.out))
     ids = {trial.trial_id for trial in trials}
     rows = [row for row in result_rows(run) if row["trial_id"] in ids]
     facts = [("results", str(run.results_csv)), ("report", f"bertbench report {run.path}")]
     return of_view(throughput(run, ids, rows, options.price_per_hour), options, facts=facts)
 
 
-def _largest_batches(
-    options: ThroughputOptions, run: RunDirectory, request: dict[str, Any], devices: Devices, launch: LaunchOptions
-) -> Result:
+def _largest_batches(options: ThroughputOptions, devices: Devices) -> Result:
     from analysis import wording
-    from bench.sweep.max_batch import largest_batch
 
+    run, notes = RunDirectory(run_folder(options.out)), {}
     # One search per combination of everything but the batch size.
     sweep = dataclasses.replace(options.sweep, batch_sizes=options.sweep.batch_sizes[:1], rounds=1)
     if devices.kind == "cpu" and sweep.memory_limit_gib is None:
-        # The limit is part of a trial: with another one than before nothing would be resumed.
-        limit = _limit_before(run, request)
-        if limit is None:
-            limit = round(free_memory_share(max(sweep.devices or devices.default_world_sizes())) / 2**30, 1)
-        sweep = dataclasses.replace(sweep, memory_limit_gib=limit)
-        request["memory_limit_gib"] = limit
+        notes["free_memory_gib"] = free_memory_gib(run)
+        ranks = max(sweep.devices or devices.default_world_sizes())
+        sweep = dataclasses.replace(sweep, memory_limit_gib=round(notes["free_memory_gib"] / ranks, 1))
+        note(f"memory limit per rank: {sweep.memory_limit_gib} GiB (--memory-limit-gib)")
     rows: list[dict[str, Any]] = []
     starts = expand(sweep, devices)
-    if sweep.memory_limit_gib != options.sweep.memory_limit_gib:
-        note(f"memory limit per rank: {sweep.memory_limit_gib:.1f} GiB (--memory-limit-gib)")
-    with session(run, request, devices, launch) as call:
-        measure = measured_trials(call)
+    with session(options, "throughput", devices, options.price_per_hour, **notes) as call:
         for start in starts:
-            outcome = largest_batch(start, options.max_batch_limit, measure, options.max_batch_step)
+            outcome = largest_batch(start, options.max_batch_limit, measured_trials(call))
             rows.append(
                 {
                     **{name: getattr(start, name) for name in (*SHAPE_COLUMNS, *OPTION_COLUMNS)},
@@ -183,15 +153,6 @@ def _largest_batches(
         blocks=[_largest(row) for row in rows],
         code=0 if all(row["proved"] for row in rows) else 3,
     )
-
-
-def _limit_before(run: RunDirectory, request: Mapping[str, Any]) -> float | None:
-    """Return the memory limit in GiB that an earlier call of the same search chose; None if there was none."""
-    notes = read_notes(run.sweep_json)
-    for before in (notes.get("request", {}), *reversed(notes.get("earlier", []))):
-        if before.get("sweep") == request["sweep"] and before.get("memory_limit_gib"):
-            return float(before["memory_limit_gib"])
-    return None
 
 
 def _largest(row: Mapping[str, Any]) -> str:

@@ -144,7 +144,7 @@ def run(call: SeveralCall) -> Result:
     if call.axes and options.profile_steps and all(map(plan.complete, plan.trainings)):
         session = Session(
             run=place.profile, request={"command": "train", **request_of(options)}, devices=plan.devices,
-            options=LaunchOptions(), progress=TrialDisplay().show, note=note,
+            options=LaunchOptions(), progress=TrialDisplay().show,
         )  # fmt: skip
         with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
             document, courses = _write(plan, profile_variants(plan, session, options.profile_steps))

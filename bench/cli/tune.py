@@ -4,29 +4,29 @@ import itertools
 import shlex
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
 
 from analysis.wording import fine
-from bench.cli.configuration import OneConfiguration
-from bench.cli.options import Printed, run_folder
+from bench.cli.options import Printed, TrialOptions, run_folder
 from bench.cli.parser import parse, parse_known
 from bench.cli.result import Result
 from bench.cli.session import session
 from bench.cli.train import parse_trainings
 from bench.implementations import OURS
-from bench.machine.devices import find_devices, free_memory_share
+from bench.machine.devices import find_devices
 from bench.run.processes import StopRequest
-from bench.run.supervise import LaunchOptions
 from bench.search.score import Worker
 from bench.search.space import FIXED, FREE, read_space
 from bench.search.throughput import Search, lanes
-from bench.sweep.options import AUTO
+from bench.sweep.max_batch import free_memory_gib
+from bench.sweep.options import AT_LEAST_1, AUTO, check_ranges
 from bench.sweep.sweep import measured_trials, record_request
 from bench.sweep.training import option_kinds
+from bench.sweep.trials import Workload
 from common.errors import UsageError
-from common.flags import Groups, OneOf, Positional, request_of
+from common.flags import Groups, OneOf, Positional
 from records.files import write_record
 from records.run import RunDirectory
 
@@ -67,7 +67,7 @@ class ScoreOptions(Printed):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ThroughputOptions(OneConfiguration):
+class ThroughputOptions(TrialOptions):
     """Search for the micro-batch size, strategy and ZeRO stage, activation checkpointing and bucket size with the
     highest throughput by short trials, without running all combinations. The same command resumes.
 
@@ -78,6 +78,7 @@ class ThroughputOptions(OneConfiguration):
 
     GROUPS: ClassVar[Groups] = {"search": ("for_", "last_batch")}
 
+    workload: Workload = field(default_factory=Workload)
     for_: Goal = "throughput"
     """What to search for."""
     model: str = ""
@@ -101,13 +102,11 @@ class ThroughputOptions(OneConfiguration):
     memory_limit_gib: float | None = None
     """Memory limit per rank in GiB; default the GPU's memory, or a share of the free memory."""
     out: Path = Path("runs/tune-throughput")
-    """Run directory. The same command resumes it."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range; the sweep checks its own options."""
-        if min(self.last_batch, self.rounds, self.global_batch_size or 1, self.devices or 1) < 1:
-            problem = "--last-batch, --rounds, --global-batch-size and --devices must be at least 1"
-            raise UsageError("option-value", problem)
+        names = ("last_batch", "rounds", "global_batch_size", "devices")
+        check_ranges(self, **dict.fromkeys(names, AT_LEAST_1))
 
 
 OPTIONS = {"tune TASK": ScoreOptions, "tune TASK --for=throughput": ThroughputOptions}
@@ -171,20 +170,17 @@ def _for_throughput(options: ThroughputOptions) -> Result:
     from analysis.render.tables import Facts
 
     run, devices = RunDirectory(run_folder(options.out)), find_devices(options.device)
-    count = options.devices or devices.default_world_sizes()[-1]
-    limit = options.memory_limit_gib
-    if limit is None and devices.kind == "cpu":  # that of the first call, whose trials have it
-        before = next((one.read_trial().memory_limit_bytes for one in run.trials()), None)
-        limit = round(free_memory_share(count) / 2**30, 1) if before is None else before / 2**30
-    sweep = options.sweep(
+    count, limit, notes = options.devices or devices.default_world_sizes()[-1], options.memory_limit_gib, {}
+    if limit is None and devices.kind == "cpu":
+        notes["free_memory_gib"] = free_memory_gib(run)
+        limit = round(notes["free_memory_gib"] / count, 1)
+    sweep = options.workload.sweep(
         model=options.model, trust_remote_code=options.trust_remote_code, strategies=options.strategies,
         implementations=(options.implementation or ("hf" if options.model else OURS),), devices=(count,),
         batch_sizes=(1,), min_steps=5, max_steps=200, max_seconds=options.max_seconds, memory_limit_gib=limit,
     )  # fmt: skip
     places = lanes(sweep, devices)
-    request = request_of(options)
-    launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
-    with session(run, request, devices, launch, retry_failed=options.retry_failed) as call:
+    with session(options, "tune", devices, **notes) as call:
         search = Search(
             lanes=places, last_batch=options.last_batch, global_batch_size=options.global_batch_size,
             rounds=options.rounds, measure=measured_trials(call),
@@ -193,7 +189,7 @@ def _for_throughput(options: ThroughputOptions) -> Result:
         if not search.results:
             problem = f"--global-batch-size {options.global_batch_size} is no multiple of {count} devices"
             raise UsageError("batch-size-mismatch", problem)
-        record_request(run, list(search.results), request)
+        record_request(run, list(search.results), call.request)
         rows, best = search.rows(), search.best(run)
         written = {"tune.json": {"trials": rows, "best": best}, **({"best.json": best} if best else {})}
         for name, document in written.items():

@@ -1,8 +1,22 @@
-"""The search for the training options with the best score: Optuna draws values, a training tries them."""
+"""The search for the training options with the best score: Optuna draws values, a training tries them.
 
+    STUDY/study.db       Optuna's storage, which several workers share
+    STUDY/trial-0000/    the run directory of a trial and of the trials that continue it
+    STUDY/tune.json      results; trials.csv is Optuna's own table
+    STUDY/best.json      the best trial and the command that repeats it
+
+A worker writes a heartbeat while a trial runs. Optuna fails a trial whose heartbeat has stopped and queues another
+one with the same values, which resumes the training from its last checkpoint.
+"""
+
+import contextlib
+import functools
 import math
+import shlex
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,16 +25,18 @@ from bench.machine.devices import Devices
 from bench.run.attempt import train_once
 from bench.run.processes import StopRequest
 from bench.search.space import FREE, Parameter, option_words
-from bench.search.study import LOST_SECONDS, open_study, put_back, trial_run, trials_of, write_results
+from bench.sweep.request import check_same_request
 from bench.sweep.training import Plan, TrainOptions, Values, plan_training
 from bert.data.lengths import is_synthetic
 from bert.tasks import make_task
 from bert.tasks.base import deciding
 from common import locks
-from common.errors import InputError, StorageError, UsageError
+from common.atomic import write_text
+from common.errors import InputError, StorageError, UsageError, first_line
 from common.flags import request_of
 from common.packages import need
-from common.scores import in_words
+from common.scores import in_words, score
+from records.files import write_record
 from records.run import TrialDirectory
 from records.training import TrainRun, read_events
 from records.trial import Trial
@@ -28,6 +44,12 @@ from records.trial import Trial
 # Evaluations of a trial without --eval-every; pruning needs several.
 _EVALUATIONS = 5
 _LOOK_SECONDS = 0.5
+# Time between two heartbeats of a trial, and until one without a heartbeat is lost.
+_HEARTBEAT_SECONDS, _GRACE_SECONDS = 10, 60
+# Also of trials that were stopped and queued again.
+_RETRIES = 20
+_STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
+_locked = functools.partial(locks.locked, holder="another worker", remedy="wait for it", wait=True)
 
 
 class TrialError(Exception):
@@ -36,19 +58,6 @@ class TrialError(Exception):
 
 class StoppedError(Exception):
     """A trial was stopped and can be resumed."""
-
-
-def plan_trial(base: TrainOptions, values: Values, folder: Path, devices: Devices) -> tuple[Plan, Values]:
-    """Return the training of a trial in a folder, and its options besides those that all trials share.
-
-    Raises:
-        BertbenchError: the values are not valid.
-    """
-    base = base.having({}, out=folder, keep=base.keep or 1)  # enough to resume; the best one is kept besides
-    settings = plan_training(base.having(values, best_by=None), devices).settings
-    if settings.eval_every == 0:
-        values = {**values, "eval_every": math.ceil(settings.steps / _EVALUATIONS)}
-    return plan_training(base.having(values), devices), values
 
 
 @dataclass(kw_only=True, slots=True)
@@ -106,19 +115,21 @@ class Worker:
     study: Any = None
     objective: str = ""
     """The score to optimize: --best-by, or that of the task."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """Task, space and training, for tune.json."""
 
     def run(self) -> tuple[dict[str, Any], str]:
         """Train trials until the study is complete or a stop is requested; return tune.json and why it ended.
 
         Raises:
-            UsageError: nothing can be trained with the common options, or nothing is evaluated.
+            UsageError: nothing can be trained with the common options, or the folder has another study.
             StorageError: the study or a run directory cannot be written; the trial can be resumed.
             KeyboardInterrupt: interrupted; the trial can be resumed.
         """
         need("tune --for score", "tune", "optuna")
         from optuna.storages import fail_stale_trials
 
-        settings = plan_trial(self.base, {}, self.folder, self.devices)[0].settings
+        settings = self._plan({}, self.folder)[0].settings
         if is_synthetic(settings.data):
             raise UsageError("option-not-applicable", f"--data {settings.data} is not evaluated: give real data")
         self.objective, maximize = deciding(make_task(settings.task, settings.task_options), self.base.best_by)
@@ -126,44 +137,59 @@ class Worker:
         given |= given.pop("task_flags")
         training = {name: value for name, value in given.items() if name not in (*FREE, *self.space)}
         space = {name: one.text for name, one in self.space.items()}
-        about = {"task": self.base.task, "space": space, "training": training}
+        self.about = {"task": self.base.task, "space": space, "training": training}
         request = {**training, "objective": self.objective, "search": space}
-        with open_study(self.folder, request, maximize, self.pruner) as self.study:
-
-            def after(study: Any, _: Any) -> None:
-                write_results(self.study, self.folder, self.objective, about)
-                if self.stop.wanted() or self._complete():
-                    study.stop()
-
-            ended = "all trials were started"
-            ends = time.monotonic() + LOST_SECONDS
+        with _open_study(self.folder, request, maximize, self.pruner) as self.study:
+            # The worker of a running trial may have been killed; later its heartbeat shows that.
+            lost = time.monotonic() + _HEARTBEAT_SECONDS + _GRACE_SECONDS
             while not self.stop.wanted():
                 fail_stale_trials(self.study)
                 if not self._complete():
-                    self.study.optimize(self._try, catch=(TrialError, StoppedError), callbacks=[after])
-                elif "RUNNING" in self._states() and time.monotonic() < ends:
-                    time.sleep(1)  # the worker of a running trial may have been killed
+                    self.study.optimize(self._try, catch=(TrialError, StoppedError), callbacks=[self._after])
+                elif "RUNNING" in self._states() and time.monotonic() < lost:
+                    time.sleep(1)
                 else:
                     break
-            else:
-                ended = f"stopped by {self.stop.why()}"
-            return write_results(self.study, self.folder, self.objective, about), ended
+            document = self._write_results()
+        return document, f"stopped by {self.stop.why()}" if self.stop.wanted() else "all trials were started"
+
+    def _plan(self, values: Values, folder: Path) -> tuple[Plan, Values]:
+        """Return the training of a trial in a folder, and its options besides those that all trials share."""
+        base = self.base.having({}, out=folder, keep=self.base.keep or 1)  # enough to resume, besides the best one
+        settings = plan_training(base.having(values, best_by=None), self.devices).settings
+        if settings.eval_every == 0:
+            values = {**values, "eval_every": math.ceil(settings.steps / _EVALUATIONS)}
+        return plan_training(base.having(values), self.devices), values
+
+    def _trials(self) -> dict[int, Any]:
+        """Return the trials by number; of those that continue one another the last, by the number of the first."""
+        trials = self.study.get_trials(deepcopy=False)
+        return {trial.system_attrs.get("failed_trial", trial.number): trial for trial in trials}
 
     def _states(self) -> list[str]:
-        return [trial.state.name for trial in trials_of(self.study).values()]
+        return [trial.state.name for trial in self._trials().values()]
 
     def _complete(self) -> bool:
         """Whether there is no trial to be begun."""
         return len(self._states()) >= self.trials and "WAITING" not in self._states()
 
+    def _run(self, number: int) -> TrainRun:
+        return TrainRun(self.folder / f"trial-{number:04d}")
+
+    def _after(self, study: Any, _: Any) -> None:
+        self._write_results()
+        if self.stop.wanted() or self._complete():
+            study.stop()
+
     def _try(self, trial: Any) -> float:
         """Return the score of a trial."""
         from optuna.samplers import RandomSampler, TPESampler
+        from optuna.storages import RetryHeartbeatStaleTrialCallback
 
         sampler = RandomSampler if self.sampler == "random" else TPESampler
         self.study.sampler = sampler(seed=trial.number)  # workers draw different values, and a resumed study the same
         values = {name: parameter.suggest(trial) for name, parameter in self.space.items()}
-        trials = trials_of(self.study)
+        trials = self._trials()
         number = next(first for first, last in trials.items() if last.number == trial.number)
         self.note(f"trial {number}: {', '.join(f'{name} {value}' for name, value in values.items())}")
         for first, other in trials.items():
@@ -171,16 +197,16 @@ class Worker:
                 self.note(f"    same values as trial {first}, result reused")
                 trial.set_user_attr("same_as", first)
                 return float(other.value)
-        run = trial_run(self.folder, number)
+        run = self._run(number)
         try:
-            with locks.locked(run.path, "another worker", "wait for it", wait=True):
+            with _locked(run.path):
                 value = self._train(trial, values, run)
         except TrialError as error:
             self.note(f"    failed: {error}")
             trial.set_user_attr("reason", str(error))
             raise
-        except (StoppedError, StorageError, KeyboardInterrupt):
-            put_back(self.study, trial.number)
+        except (StoppedError, StorageError, KeyboardInterrupt):  # the next worker continues it
+            RetryHeartbeatStaleTrialCallback()(self.study, self.study.get_trials()[trial.number])
             raise
         self.note(f"    complete: {in_words(self.objective, value)}")
         return value
@@ -189,7 +215,7 @@ class Worker:
         from optuna import TrialPruned
 
         try:
-            plan, options = plan_trial(self.base, values, run.path, self.devices)
+            plan, options = self._plan(values, run.path)
         except (UsageError, InputError) as error:
             raise TrialError(f"refused: {error}") from error
         trial.set_user_attr("words", [*self.words, *option_words(options)])
@@ -207,3 +233,89 @@ class Worker:
             raise TrialError(f"its last {self.objective} is not finite")
         known = [value for value in follower.values if not math.isnan(value)]
         return max(known) if self.study.direction.name == "MAXIMIZE" else min(known)
+
+    def _write_results(self) -> dict[str, Any]:
+        """Write the files of the study, remove the checkpoints of trials that are not the best, return tune.json."""
+        with _locked(self.folder):
+            trials, maximize = self._trials(), self.study.direction.name == "MAXIMIZE"
+            order = sorted(trials, key=lambda number: trials[number].number)
+            complete = [number for number in order if trials[number].state.name == "COMPLETE"]
+            # Of equal ones the first: a repeated trial has no training of its own.
+            best = (max if maximize else min)(complete, key=lambda number: trials[number].value, default=None)
+            for number, trial in trials.items():
+                ended = trial.state.name in ("COMPLETE", "PRUNED") or "reason" in trial.user_attrs  # others may resume
+                if ended and number != best:
+                    shutil.rmtree(self._run(number).checkpoints, ignore_errors=True)
+            document = {
+                **self.about,
+                "objective": {"name": self.objective, "label": score(self.objective).label, "maximize": maximize},
+                "trials": [_row(number, trial) for number, trial in trials.items()],
+                "best": None if best is None else self._best(best, trials[best]),
+            }
+            write_text(self.folder / "trials.csv", self.study.trials_dataframe().to_csv(index=False))
+            write_record(self.folder / "tune.json", document)
+            if document["best"] is not None:
+                write_record(self.folder / "best.json", document["best"])
+        return document
+
+    def _best(self, number: int, trial: Any) -> dict[str, Any]:
+        """Return the best trial with its checkpoint and the command that repeats it."""
+        out = self.folder.with_name(f"{self.folder.name}-best")
+        checkpoint = self._run(number).best_checkpoint()
+        return {
+            **_row(number, trial),
+            "command": shlex.join(["bertbench", "train", *trial.user_attrs["words"], "--out", str(out)]),
+            "checkpoint": None if checkpoint is None else str(checkpoint),
+        }
+
+
+def _row(number: int, trial: Any) -> dict[str, Any]:
+    reason = "its worker was lost" if trial.state.name == "FAIL" else ""
+    return {
+        "number": number,
+        "state": _STATES[trial.state.name],
+        "value": trial.value,
+        "values": dict(trial.params),
+        "readings": [[step, value if value == value else None] for step, value in trial.intermediate_values.items()],
+        "seconds": trial.duration.total_seconds() if trial.duration else None,
+        "reason": trial.user_attrs.get("reason", reason),
+        "resumed": len(trial.system_attrs.get("retry_history", ())),
+        "same_as": trial.user_attrs.get("same_as"),
+        "folder": f"trial-{number:04d}",
+    }
+
+
+@contextlib.contextmanager
+def _open_study(folder: Path, request: Mapping[str, Any], maximize: bool, pruner: str) -> Iterator[Any]:
+    """Open the Optuna study in a folder, created if missing; failures of its storage are a StorageError."""
+    import optuna
+    from optuna.exceptions import ExperimentalWarning, StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    path = folder / "study.db"
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", category=ExperimentalWarning)
+    nop, median = optuna.pruners.NopPruner, optuna.pruners.MedianPruner
+    try:
+        with _locked(folder):
+            storage = optuna.storages.RDBStorage(
+                f"sqlite:///{path}",
+                engine_kwargs={"connect_args": {"timeout": 120}},  # in s, for slow file systems
+                heartbeat_interval=_HEARTBEAT_SECONDS,
+                grace_period=_GRACE_SECONDS,
+                heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(_RETRIES),
+            )
+            study = optuna.create_study(
+                storage=storage,
+                study_name="bertbench",
+                direction="maximize" if maximize else "minimize",
+                pruner=nop() if pruner == "none" else median(n_warmup_steps=1),
+                load_if_exists=True,
+            )
+            check_same_request(folder, study.user_attrs.get("request", {}), request)
+            study.set_user_attr("request", dict(request))
+        yield study
+    except (StorageInternalError, SQLAlchemyError) as error:
+        reason = first_line(error.__cause__ or error)
+        problem = f"{path} cannot be used ({reason}): repair it, or give another --out"
+        raise StorageError("write-failed", problem) from error

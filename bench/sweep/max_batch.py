@@ -5,7 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bench.machine.devices import free_memory_share
 from bench.sweep.sweep import Measure
+from common.reading import read_notes
+from records.run import RunDirectory
 from records.trial import Trial
 
 # Steps that show a batch size fits: the first allocates the optimizer state, the second runs with it.
@@ -20,8 +23,7 @@ class MaxBatch:
     micro_batch_size: int
     """The largest size that ran; 0 if not even 1 fits."""
     proved: bool
-    """Whether it ran PROOF_STEPS steps and the next size (one search step larger) ran out of memory or is above the
-    limit."""
+    """Whether it ran PROOF_STEPS steps and the next size ran out of memory or is above the limit."""
     fails_at: int | None
     """The smallest size that failed; None if the limit ended the search."""
     failure: str
@@ -30,12 +32,21 @@ class MaxBatch:
     """Every (size, status) in the order tried."""
 
 
-def largest_batch(trial: Trial, limit: int, measure: Measure, step: int = 1) -> MaxBatch:
+def free_memory_gib(run: RunDirectory) -> float:
+    """Return what all ranks of a search on a CPU may take: what its first call found free, so that others resume it.
+
+    The request of the search records it by this name.
+    """
+    notes = read_notes(run.sweep_json)
+    before = [one.get("free_memory_gib") for one in (*notes.get("earlier", []), notes.get("request", {}))]
+    return next(filter(None, before), None) or round(free_memory_share(1) / 2**30, 1)
+
+
+def largest_batch(trial: Trial, limit: int, measure: Measure) -> MaxBatch:
     """Search upwards from `trial.micro_batch_size`; `measure` runs each trial in its own process.
 
     A size fits if its trial ends with status ok, and is too large if it ends as oom. Any other status stops the search
-    without proof that the size is the largest. With `step`, the search ends when the largest size that fits and the
-    smallest that fails are that far apart: a search by 32 has five trials fewer than one by 1.
+    without proof that the size is the largest.
     """
     results: dict[int, Mapping[str, Any]] = {}
     tried: list[tuple[int, str]] = []
@@ -55,19 +66,14 @@ def largest_batch(trial: Trial, limit: int, measure: Measure, step: int = 1) -> 
             fits, size = size, min(2 * size, limit)
         else:
             fails = size
-    # Also try sizes below the step while nothing fits: a result of 0 means that not even 1 fits.
-    while fails is not None and fails - fits > (step if fits else 1) and out_of_memory(fails):
-        half = (fails - fits) // 2
-        middle = fits + (half - half % step if half > step else half)
+    while fails is not None and fails - fits > 1 and out_of_memory(fails):
+        middle = (fits + fails) // 2
         fits, fails = (middle, fails) if runs(middle, PROBE_STEPS) else (fits, middle)
     # Memory can still grow after the first steps (fragmentation, longer batches): prove the size, step down if need be.
     while fits > 0 and not runs(fits, PROOF_STEPS):
-        fails = fits
-        smaller = fits - step if fits > step else fits // 2
-        fits = smaller if out_of_memory(fits) else 0
+        fails, fits = fits, fits - 1 if out_of_memory(fits) else 0
     if fails is None:
         reason = f"the limit of {limit} was reached without running out of memory"
         return MaxBatch(fits, True, None, reason, tuple(tried))
-    failure = results[fails]
-    reason = f"{failure['status']}: {failure.get('reason', '')}"
+    reason = f"{results[fails]['status']}: {results[fails].get('reason', '')}"
     return MaxBatch(fits, fits > 0 and out_of_memory(fails), fails, reason, tuple(tried))

@@ -1,19 +1,18 @@
-"""Add rounds to a sweep until the comparison with the reference at the fastest configuration is conclusive.
+"""Run a sweep in a given time, with rounds added until its comparison with the reference is conclusive.
 
 analysis.metrics.comparison decides this, as in every report. An added round repeats only the two sides of that
 comparison, in alternating order, as further trials of the same run directory.
 """
 
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from analysis.load import LoadedTrial, load_run
-from bench.sweep.sweep import finished_result
-from bench.sweep.trials import Sweep
-from common.errors import UsageError
+from bench.sweep.sweep import Session, finished_result, record_request, run_trials
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -21,102 +20,79 @@ REFERENCE = "hf"
 _OPEN = "cannot decide"
 
 
-def check_reference(sweep: Sweep) -> None:
-    """Refuse a sweep that has nothing to compare with the reference. Raises UsageError."""
-    if REFERENCE not in sweep.implementations or len(set(sweep.implementations)) < 2:
-        raise UsageError(
-            "option-not-applicable",
-            f"--time-budget needs a comparison with {REFERENCE}, not {' '.join(sweep.implementations)} alone: use "
-            f"--implementations bertbench {REFERENCE}",
-        )
+class Decided(NamedTuple):
+    """What ran, and how it compares."""
+
+    trials: list[Trial]
+    """Those of the sweep and of added rounds, earlier calls included."""
+    results: list[dict[str, Any]]
+    left_out: int
+    """Trials of configurations that did not fit into the time."""
+    comparisons: list[dict[str, Any]]
+    """Per model, at its fastest configuration: the columns of runs.ratios_of, and `sentence`, with the reason why it
+    stays open."""
 
 
-def spends(trials: Sequence[Trial], seconds: float) -> Callable[[int], bool]:
-    """Return a function that tells whether to skip the trial at a position and the rest of its configuration.
-
-    A configuration is skipped if, by the time of the trials so far, it would not end within `seconds` from now. The
-    first configuration is always measured: without it there is nothing to compare.
-    """
-    groups = [dataclasses.replace(trial, implementation="", levers="") for trial in trials]
-    began, ran = time.monotonic(), 0
-    skipped: set[Trial] = set()
-
-    def enough(place: int) -> bool:
-        nonlocal ran
-        group = groups[place]
-        if place and group != groups[place - 1] and ran:
-            spent = time.monotonic() - began
-            if spent + groups.count(group) * spent / ran > seconds:
-                skipped.add(group)
-        ran += group not in skipped
-        return group in skipped
-
-    return enough
-
-
-def add_rounds(
-    run: RunDirectory,
-    trials: Sequence[Trial],
-    measure: Callable[[Sequence[Trial]], Sequence[Mapping[str, Any]]],
-    seconds: float,
-) -> tuple[list[Trial], list[dict[str, Any]]]:
-    """Measure more rounds until the comparison of every model is conclusive or no round fits into the time left.
-
-    Used inside `locked(run)` once `trials` are finished.
-
-    Args:
-        run: the run directory.
-        trials: trials of the sweep, with at least one round of every configuration.
-        measure: runs trials and returns their results, in order.
-        seconds: time left in s; the time of a round is estimated from earlier ones.
-
-    Returns:
-        The trials of rounds beyond those of the sweep, and per model the comparison at its fastest configuration: the
-        columns of runs.ratios_of, and `sentence`, with the reason why it stays open.
-    """
+def run_until_decided(session: Session, trials: Sequence[Trial], seconds: float) -> Decided:
+    """Run trials, then more rounds until the comparison of every model is conclusive or no round fits into the time."""
     from analysis.run_views import decisions
 
-    ends = time.monotonic() + seconds
-    family, planned = {_first_round(trial) for trial in trials}, {trial.trial_id for trial in trials}
-    stopped: dict[Trial, str] = {}
+    run, ends, stopped = session.run, time.monotonic() + seconds, dict[Trial, str]()
+    results = run_trials(session, trials, _skips(trials, ends))
+    left_out = len(trials) - len(results)
+    family, rounds = {_first_round(trial) for trial in trials}, max(trial.round for trial in trials) + 1
     while True:
         measured = [trial for trial in load_run(run) if _first_round(trial.trial) in family]
         compared = list(decisions(measured, REFERENCE))
-        undecided = (
+        pairs = [
             (_first_round(one.trial), _first_round(other.trial))
             for row, _, one, other in compared
             if row["decided"] == _OPEN and row["throughput_ratio"] is not None
-            and _first_round(one.trial) not in stopped
-        )  # fmt: skip
-        pair = next(undecided, None)
+        ]
+        pair = next((sides for sides in pairs if sides[0] not in stopped), None)
         if pair is None:
             break
         if sum(_wall_seconds(measured, trial) for trial in pair) > ends - time.monotonic():
             stopped[pair[0]] = "The time budget is spent; run the same command again to add rounds"
             continue
-        for result in measure(_next_round(run, pair, planned)):
+        results += (added := run_trials(session, _next_round(run, pair, rounds)))
+        for result in added:
             if result["status"] != "ok":
                 stopped[pair[0]] = f"An added round ended as {result['status']}: {result.get('reason', '')}"
     comparisons = []
     for row, sentence, one, _ in compared:
         why = stopped.get(_first_round(one.trial)) if row["decided"] == _OPEN else None
         comparisons.append({"sentence": f"{sentence}. {why}" if why else sentence, **row})
-    return [one.trial for one in measured if one.trial.trial_id not in planned], comparisons
+    every = [*trials, *(one.trial for one in measured if one.trial.round >= rounds)]
+    record_request(run, every, session.request)
+    return Decided(every, results, left_out, comparisons)
+
+
+def _skips(trials: Sequence[Trial], ends: float) -> Callable[[int], bool]:
+    """Return a function that tells whether to skip the trial at a position: its configuration begins after `ends`."""
+    groups = [dataclasses.replace(trial, implementation="", levers="") for trial in trials]
+    late = False
+
+    def skip(place: int) -> bool:
+        nonlocal late
+        if place and groups[place] != groups[place - 1]:
+            late = time.monotonic() >= ends
+        return late
+
+    return skip
 
 
 def _first_round(trial: Trial) -> Trial:
     return dataclasses.replace(trial, round=0)
 
 
-def _next_round(run: RunDirectory, pair: tuple[Trial, Trial], planned: set[str]) -> list[Trial]:
-    """Return the first round that at least one side has not finished, in alternating order of the sides."""
-    number = 0
-    while True:
+def _next_round(run: RunDirectory, pair: tuple[Trial, Trial], first: int) -> list[Trial]:
+    """Return the first added round that a side has not finished, in alternating order of the sides."""
+    for number in itertools.count(first):
         sides = [dataclasses.replace(trial, round=number) for trial in pair]
-        due = [side for side in sides if finished_result(run.trial(side.trial_id)) is None]
-        if due and not any(side.trial_id in planned for side in due):
+        if due := [side for side in sides if finished_result(run.trial(side.trial_id)) is None]:
             return due[:: -1 if number % 2 else 1]
-        number += 1
+    raise AssertionError
 
 
 def _wall_seconds(measured: Sequence[LoadedTrial], trial: Trial) -> float:

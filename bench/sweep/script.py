@@ -4,9 +4,8 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
-import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +73,11 @@ def plan_script(
         profile: profile [start, stop) and measure the other steps.
 
     Raises:
-        UsageError: the name or the window is empty, or there is none to profile, or it begins with the first step.
+        UsageError: the window is empty, or there is none to profile, or it begins with the first step.
     """
-    if name is not None and not name.strip():
-        raise UsageError("option-value", "the name of a measurement is empty: give one word or more")
-    if profile and (start is None or stop is None):
-        raise UsageError("option-missing", "--profile needs the steps to profile: give --start and --stop")
-    if profile and start == 0:
-        raise UsageError("option-value", "--profile with --start 0: the start of the first step is unknown; give 1")
+    if profile and not start:
+        problem = "--profile needs the steps to profile: give --start (1 or more, since the start of step 0 is unknown)"
+        raise UsageError("option-missing" if start is None else "option-value", f"{problem} and --stop")
     first = Trial(
         kind="measure",
         implementation=name or name_of(command),
@@ -89,31 +85,29 @@ def plan_script(
         start_iteration=start,
         stop_iteration=stop,
         profiler="torch" if profile else None,
-        **_WITHOUT_MODEL,
+        # What a script does not tell.
+        task="measure",
+        strategy="",
+        preset="",
+        precision="",
+        data="",
+        seq_len=1,
+        micro_batch_size=1,
     )
     return in_next_round(run, first)
 
 
-# Fields of a model, which a script does not tell.
-_WITHOUT_MODEL: dict[str, Any] = {
-    "task": "measure", "strategy": "", "preset": "", "precision": "", "data": "", "seq_len": 1, "micro_batch_size": 1,
-}  # fmt: skip
-
-
 def in_next_round(run: RunDirectory, trial: Trial) -> Trial:
     """Return a trial of kind measure in the round after the last one of its name and command in the run directory."""
-    # A damaged trial may be a round of this command: nothing is measured into its folder.
-    folder = re.compile(re.escape(trial.trial_id.rsplit("-n", 1)[0]) + r"-n\d+-r(\d+)-[0-9a-f]{8}")
-    rounds = [-1]
+    same = ("measure", trial.implementation, trial.command)
+    rounds = [one.round for _, one in _trials(run) if (one.kind, one.implementation, one.command) == same]
+    return dataclasses.replace(trial, round=max(rounds, default=-1) + 1)
+
+
+def _trials(run: RunDirectory) -> Iterator[tuple[TrialDirectory, Trial]]:
     for directory in run.trials():
-        try:
-            other = directory.read_trial()
-        except SchemaError:
-            rounds += [int(match[1]) for match in [folder.fullmatch(directory.path.name)] if match]
-            continue
-        if (other.kind, other.implementation, other.command) == ("measure", trial.implementation, trial.command):
-            rounds.append(other.round)
-    return dataclasses.replace(trial, round=max(rounds) + 1)
+        with contextlib.suppress(SchemaError):  # what is damaged stays as it is
+            yield directory, directory.read_trial()
 
 
 def measure_script(
@@ -126,12 +120,10 @@ def measure_script(
 ) -> TrialDirectory:
     """Run a trial of `plan_script` to its end and return its folder; the run directory must be locked."""
     tidy(run)
-    for directory in run.trials():
-        with contextlib.suppress(SchemaError):
-            before = directory.read_trial()
-            if before.kind == "measure" and directory.read_result() is None:  # another kind is resumed
-                reason = "killed with its launcher before it recorded a result"
-                finish(before, directory, "crashed", reason, options, code="worker-lost")
+    for directory, before in _trials(run):
+        if before.kind == "measure" and directory.read_result() is None:  # another kind is resumed
+            reason = "killed with its launcher before it recorded a result"
+            finish(before, directory, "crashed", reason, options, code="worker-lost")
     record_request(run, [trial], request)
     directory = run.trial(trial.trial_id)
     begun(directory)

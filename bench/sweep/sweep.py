@@ -1,7 +1,5 @@
 """Run the trials of a sweep in a run directory that a later call can resume."""
 
-import dataclasses
-import itertools
 import math
 import shutil
 import statistics
@@ -10,11 +8,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.metrics.throughput import at_price
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
 from bench.run.supervise import LaunchOptions, run_trial
-from bench.sweep.request import first_difference
 from common import locks
 from common.atomic import remove_left_overs, storage_errors
 from common.errors import SchemaError
@@ -46,8 +42,6 @@ class Session:
     devices: Devices
     options: LaunchOptions
     progress: Progress
-    note: Callable[[str], None]
-    """Called with notes for the user."""
     retry_failed: bool = False
     """Whether trials that failed run again."""
 
@@ -57,24 +51,17 @@ def run_trials(
 ) -> list[dict[str, Any]]:
     """Run unfinished trials, update results.csv after every trial, and return the results in order.
 
-    Args:
-        session: where and how.
-        trials: in order.
-        enough: called with the position of a trial before its first run; the trial is skipped if this returns true.
+    An unfinished trial is skipped if `enough` returns true for its position.
     """
-    run, devices, options = session.run, session.devices, session.options
+    run, options = session.run, session.options
     tidy(run)
-    environment = capture(devices)
+    environment = capture(session.devices)
     record_request(run, trials, session.request)
-    _note_differences(session, trials, environment)
     results = []
     for number, trial in enumerate(trials, start=1):
         directory = run.trial(trial.trial_id)
         result = finished_result(directory, session.retry_failed, options.timeout_seconds or math.inf)
         if result is not None:
-            if options.price_per_hour is not None and (priced := at_price(result, options.price_per_hour)) != result:
-                result = priced
-                write_record(directory.result_json, result)
             session.progress(number, len(trials), trial, result, True)
         elif enough(number - 1):
             continue
@@ -84,7 +71,7 @@ def run_trials(
                 if directory.path.exists():
                     with storage_errors(directory.path):
                         shutil.rmtree(directory.path)
-                result = run_trial(trial, directory, devices, environment, options)
+                result = run_trial(trial, directory, session.devices, environment, options)
             finally:
                 write_results(run)
             session.progress(number, len(trials), trial, result, False)
@@ -94,41 +81,14 @@ def run_trials(
 
 
 def measured_trials(session: Session) -> Measure:
-    """Return a function that runs a trial, or reads its result if it is finished. Other hardware is noted once."""
-    quiet = dataclasses.replace(session, note=lambda text: None)
-    sessions = itertools.chain([session], itertools.repeat(quiet))
-
-    def measure(trial: Trial) -> dict[str, Any]:
-        (result,) = run_trials(next(sessions), [trial])
-        return result
-
-    return measure
+    """Return a function that runs a trial, or reads its result if it is finished."""
+    return lambda trial: run_trials(session, [trial])[0]
 
 
 def tidy(run: RunDirectory) -> None:
     """Remove temporary files of killed processes; the caller holds the lock, and no rank is running."""
     for folder in (run.path, *(directory.path for directory in run.trials())):
         remove_left_overs(folder)
-
-
-def _note_differences(session: Session, trials: Sequence[Trial], environment: Mapping[str, Any]) -> None:
-    """Note if finished trials were measured with other hardware or software than now."""
-
-    def versions(about: Mapping[str, Any]) -> dict[str, Any]:
-        libraries = about.get("libraries") or {}
-        named = {name: libraries.get(name) for name in ("torch", "transformers")}
-        return {"device": about.get("device_name"), **named, "bertbench commit": about.get("git_commit")}
-
-    differences = {
-        first_difference(versions(directory.read_environment()), versions(environment))
-        for directory in (session.run.trial(trial.trial_id) for trial in trials)
-        if finished_result(directory) is not None and directory.env_json.exists()
-    } - {""}
-    if differences:
-        session.note(
-            f"finished trials in {session.run.path} were measured with other software or hardware "
-            f"({'; '.join(sorted(differences))}): to repeat them, use another --out"
-        )
 
 
 def expected_seconds(run: RunDirectory, trials: Sequence[Trial]) -> float | None:

@@ -19,7 +19,6 @@ from bench.sweep.options import (
     ABOVE_0,
     AT_LEAST_1,
     AUTO,
-    BELOW_1,
     TaskFlags,
     check_ranges,
     resolve_padding,
@@ -34,7 +33,7 @@ from bert.parallel.options import OPTIONS, options_text
 from bert.speed.registry import check_levers, recorded_levers
 from bert.tasks import resolve_options, task_data
 from common.errors import UsageError
-from common.flags import Positional, check_seed
+from common.flags import Positional, check_seed, flag
 from records.trial import Trial
 
 # Fewer rounds do not show the variation between processes.
@@ -43,19 +42,46 @@ WEAK, STRONG = "weak", "strong"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sweep:
-    """What to measure: every combination of the listed values is one trial."""
+class Workload:
+    """What is trained: task, model and data. Of several values each is a trial of its own."""
 
     task: Positional[str] = "pretrain"
     """Task to train."""
     task_flags: TaskFlags = field(default_factory=TaskFlags)
     presets: tuple[str, ...] = ("base",)
     """Model size."""
+    seq_lens: tuple[int, ...] = ()
+    """Maximum tokens per sequence; default squad: 384; gap: 512; others: 128."""
+    padding: str = AUTO
+    """Padding of fine-tuning batches: to the longest sequence, or to --seq-lens; default auto: longest."""
+    precisions: tuple[str, ...] = (AUTO,)
+    """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
+    data: str = "synthetic"
+    """Data of the batches: synthetic, synthetic:<lengths or path>, or a path."""
+    dropout: float = 0.1
+    """Dropout probability everywhere, attention included."""
+    seed: int = 42
+    """Seed of weights, data order and dropout."""
+    threads: int | None = None
+    """CPU threads per rank; default an equal share."""
+
+    def sweep(self, **others: Any) -> "Sweep":
+        """Return a sweep of this one workload, with the `others` of its options. Raises UsageError: several values."""
+        for name in ("presets", "seq_lens", "precisions"):
+            if len(getattr(self, name)) > 1:
+                raise UsageError("option-value", f"{flag(name)} takes one value here")
+        return Sweep(**{item.name: getattr(self, item.name) for item in dataclasses.fields(Workload)}, **others)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep(Workload):
+    """What to measure: every combination of the listed values is one trial."""
+
     model: str = ""
     """Train this Hugging Face model with implementations hf*: folder, config.json or hub id; default a preset."""
     trust_remote_code: bool = False
     """Run the Python code that comes with --model."""
-    implementations: tuple[str, ...] = ("bertbench",)
+    implementations: tuple[str, ...] = (OURS,)
     """Implementations to measure: bertbench, hf, hf-trainer, hf-unpadded, hf-compiled, torch-encoder, or module:Class
     for your own."""
     levers: tuple[str, ...] = (AUTO,)
@@ -76,22 +102,10 @@ class Sweep:
     """weak keeps the batch size of a device; strong divides the batch size of the fewest devices among all."""
     grad_accum: tuple[int, ...] = (1,)
     """Micro-steps per optimizer step."""
-    seq_lens: tuple[int, ...] = ()
-    """Maximum tokens per sequence; default squad: 384; gap: 512; others: 128."""
-    padding: str = AUTO
-    """Padding of fine-tuning batches: to the longest sequence, or to --seq-lens; default auto: longest."""
     activation_checkpointing: bool = False
     """Keep only the input of each layer and recompute the rest in the backward pass."""
     bucket_mib: int | None = None
     """Gradient bucket size in MiB; default the strategy's own."""
-    precisions: tuple[str, ...] = (AUTO,)
-    """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
-    data: str = "synthetic"
-    """Data of the batches: synthetic, synthetic:<lengths or path>, or a path."""
-    dropout: float = 0.1
-    """Dropout probability everywhere, attention included."""
-    seed: int = 42
-    """Seed of weights, data order and dropout."""
     rounds: int | None = None
     """Interleaved repetitions; default 3 in throughput if implementations or `--levers` compete, otherwise 1."""
     start: int | None = None
@@ -108,8 +122,6 @@ class Sweep:
     """Measuring ends when the 95 % interval of the median is within this fraction."""
     memory_limit_gib: float | None = None
     """Private memory limit per rank in GiB; a trial that exceeds it is oom; default no limit."""
-    threads: int | None = None
-    """CPU threads per rank; default an equal share."""
 
     @property
     def repetitions(self) -> int:
@@ -124,60 +136,48 @@ class Sweep:
             check_implementation(name)
         for name in self.levers:
             check_levers(name)
-        at_least_1 = ("devices", "batch_sizes", "grad_accum", "rounds", "min_steps", "max_steps")
         check_ranges(
-            self, **dict.fromkeys(at_least_1, AT_LEAST_1), max_seconds=ABOVE_0, memory_limit_gib=ABOVE_0,
-            precision_target=(lambda value: 0 < value < 1, "between 0 and 1, such as 0.01"),
-            dropout=BELOW_1,
+            self, **dict.fromkeys(("devices", "batch_sizes", "grad_accum", "rounds"), AT_LEAST_1),
+            memory_limit_gib=ABOVE_0, precision_target=(lambda value: 0 < value < 1, "between 0 and 1, such as 0.01"),
         )  # fmt: skip
-        if (self.start is None) != (self.stop is None):
-            raise UsageError("option-missing", "--start and --stop go together: give both or neither")
         check_seed(self.seed)
-        if set(self.strategies) == {"single"} and min(self.devices, default=1) > 1:
-            given = " ".join(map(str, self.devices))
-            raise UsageError("option-conflict", f"--strategies single with --devices {given}: use --strategies ddp")
         if self.levers != (AUTO,) and OURS not in self.implementations:
-            raise UsageError(
-                "option-not-applicable",
-                f"--levers {' '.join(self.levers)} applies to {OURS}, not to {' '.join(self.implementations)}",
-            )
-        defaults = {field.name: field.default for field in dataclasses.fields(Sweep)}
-        changed = [name for name in ("presets", "dropout") if getattr(self, name) != defaults[name]]
-        check_options(self.model, self.task, changed)
-        others = [name for name in self.implementations if name not in GIVEN_MODEL]
-        if self.model and others:
-            raise UsageError(
-                "unsupported-combination",
-                f"--model does not apply to {' '.join(others)}: use --implementations {' '.join(GIVEN_MODEL)}",
-            )
-        for name in () if self.model else self.presets:
-            longest = PRESETS[name].max_positions
-            if max(self.seq_lens, default=0) > longest:
-                raise UsageError(
-                    "option-value", f"--seq-lens {max(self.seq_lens)} is above the {longest} positions of {name}"
-                )
+            given = f"--levers {' '.join(self.levers)}"
+            others = " ".join(self.implementations)
+            raise UsageError("option-not-applicable", f"{given} applies to {OURS}, not to {others}")
+        if self.model:
+            default = Sweep()
+            changed = [name for name in ("presets", "dropout") if getattr(self, name) != getattr(default, name)]
+            check_options(self.model, self.task, changed)
+            if others := " ".join(name for name in self.implementations if name not in GIVEN_MODEL):
+                problem = f"--model does not apply to {others}: use --implementations {' '.join(GIVEN_MODEL)}"
+                raise UsageError("unsupported-combination", problem)
+            return
+        for name in self.presets:
+            seq_len, longest = max(self.seq_lens, default=0), PRESETS[name].max_positions
+            if seq_len > longest:
+                raise UsageError("option-value", f"--seq-lens {seq_len} is above the {longest} positions of {name}")
 
 
-def expand(
-    sweep: Sweep,
-    devices: Devices,
-    kind: str = "throughput",
-    profiler: str | None = None,
-    profiler_options: tuple[str, ...] = (),
-    world: World | None = None,
-) -> list[Trial]:
+def expand(sweep: Sweep, devices: Devices, world: World | None = None, **fields: Any) -> list[Trial]:
     """Return the trials in the order they run: round by round, with competing trials next to each other.
 
-    `kind` and the profiler (a name in bench.profilers, for kind profile) are those of all trials; the ranks of `world`
-    are used as devices. Raises UsageError, InputError.
+    Args:
+        sweep: the values to combine.
+        devices: where the trials run.
+        world: the ranks to use as devices.
+        fields: further fields of all trials: kind, profiler, profiler_options.
+
+    Raises:
+        UsageError: a value that cannot be measured here.
+        InputError: data or model cannot be read.
     """
     for name in sweep.allocators:
         allocator_environment(name, devices.kind)
     world_sizes = _world_sizes(sweep, devices, world)
     model = find_model(sweep.model, sweep.trust_remote_code) if sweep.model else None
     lengths = [_of_length(sweep, seq_len, model) for seq_len in sweep.seq_lens or (task_data(sweep.task).seq_len,)]
-    nodes = 1 if world is None else world.nodes
-    base = _base(sweep, devices, model, kind=kind, profiler=profiler, profiler_options=profiler_options, nodes=nodes)
+    base = _base(sweep, devices, model, nodes=1 if world is None else world.nodes, **fields)
     options = _strategy_options(
         sweep, {resolve_strategy(*pair) for pair in itertools.product(sweep.strategies, world_sizes)}
     )
@@ -220,13 +220,10 @@ def _world_sizes(sweep: Sweep, devices: Devices, world: World | None) -> Sequenc
     sizes = sweep.devices or devices.default_world_sizes()
     for size in sizes:
         devices.environment(size)
-    share = max(1, devices.cpu_cores // max(sizes))
+    share, ranks = max(1, devices.cpu_cores // max(sizes)), max(sizes)
     if sweep.threads is not None and not 1 <= sweep.threads <= share:
-        raise UsageError(
-            "option-value",
-            f"--threads {sweep.threads} is not between 1 and {share}, the share of each of {max(sizes)} ranks in "
-            f"{devices.cpu_cores} cores",
-        )
+        problem = f"--threads {sweep.threads} is not between 1 and {share}, the share of each of {ranks} ranks"
+        raise UsageError("option-value", f"{problem} in {devices.cpu_cores} cores")
     return sizes
 
 
@@ -287,16 +284,13 @@ def _strategy_options(sweep: Sweep, strategies: Collection[str]) -> dict[str, li
     for option in (name for name, value in variants[-1].items() if value is not None and name not in accepted):
         name = {"zero_stage": "--zero-stages", "config": "--deepspeed-config"}.get(option, "--bucket-mib")
         owner = next(strategy for strategy, options in OPTIONS.items() if option in options)
-        raise UsageError(
-            "option-not-applicable",
-            f"{name} does not apply to {' '.join(sorted(strategies))}: use --strategies {owner}",
-        )
-    return {
-        name: list(
-            dict.fromkeys(options_text(name, {key: one[key] for key in OPTIONS.get(name, ())}) for one in variants)
-        )
+        problem = f"{name} does not apply to {' '.join(sorted(strategies))}: use --strategies {owner}"
+        raise UsageError("option-not-applicable", problem)
+    texts = {
+        name: [options_text(name, {key: one[key] for key in OPTIONS.get(name, ())}) for one in variants]
         for name in strategies
     }
+    return {name: list(dict.fromkeys(several)) for name, several in texts.items()}
 
 
 def _share(sweep: Sweep, batch: int, world_size: int, fewest: int) -> int:
@@ -305,9 +299,7 @@ def _share(sweep: Sweep, batch: int, world_size: int, fewest: int) -> int:
         return batch
     share, left = divmod(batch * fewest, world_size)
     if left or not share:
-        raise UsageError(
-            "batch-size-mismatch",
-            f"--scaling strong: {batch * fewest} sequences cannot be divided equally among {world_size} devices: give "
-            f"another --batch-sizes, such as {math.lcm(batch * fewest, world_size) // fewest}",
-        )
+        example = math.lcm(batch * fewest, world_size) // fewest
+        problem = f"--scaling strong: {batch * fewest} sequences cannot be divided equally among {world_size} devices"
+        raise UsageError("batch-size-mismatch", f"{problem}: give another --batch-sizes, such as {example}")
     return share

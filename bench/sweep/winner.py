@@ -1,34 +1,38 @@
-"""The fastest configuration of a run directory, as in its report, for profile and speed-of-light.
+"""The fastest configuration of a run directory, as in its report, for --winner-of of profile and speed-of-light.
 
 `python -m bench.sweep.winner RUN` prints how long a trial of it took in s, for the time budget of bench.sh.
 """
 
+import dataclasses
 import math
 import sys
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from analysis.load import load_run
 from analysis.run_views import fastest
 from bench.machine.devices import Devices
-from common.errors import BertbenchError, InputError, UsageError
+from bench.sweep.trials import Sweep
+from common.errors import InputError, UsageError
+from common.flags import flag
 from records.run import RunDirectory
 from records.trial import Trial
 
-# What damaged records raise; OverflowError: an infinite time.
-_DAMAGED = (
-    BertbenchError,
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
+
+def check_winner(options: Any, besides: Collection[str]) -> None:
+    """Refuse options other than `besides` with --winner-of. Raises UsageError."""
+    default = type(options)()
+    names = (item.name for item in dataclasses.fields(options) if item.name not in besides)
+    if other := [flag(name) for name in names if getattr(options, name) != getattr(default, name)]:
+        problem = f"--winner-of takes the configuration from the run: omit {' '.join(other)}"
+        raise UsageError("option-conflict", problem)
 
 
-def fastest_trial(folder: Path, task: str, devices: Devices, implementation: str | None = None) -> Trial:
-    """Return a trial of the fastest configuration of a task; `implementation` restricts it to one.
+def fastest_trial(
+    folder: Path, task: str, devices: Devices, implementation: str | None = None, **changes: Any
+) -> Trial:
+    """Return a trial of the fastest configuration of a task with its own `changes`; `implementation` restricts it.
 
     Raises:
         InputError: nothing was measured.
@@ -44,16 +48,13 @@ def fastest_trial(folder: Path, task: str, devices: Devices, implementation: str
         where = f"{winner.nodes} nodes" if winner.nodes > 1 else winner.device
         raise UsageError("device-missing", f"the fastest configuration of {folder} ran on {where}: use that machine")
     devices.environment(winner.world_size)
-    return winner
+    return dataclasses.replace(winner, round=0, relative_half_width=Sweep().precision_target, **changes)
 
 
 def seconds_of_fastest(folder: Path) -> int:
-    """Return the wall time of the slowest round of the fastest configuration in s, rounded up; 0 if it is unknown."""
-    try:
-        rounds = fastest(load_run(RunDirectory(folder)))
-        return max(0, math.ceil(max((float(trial.row.get("wall_seconds") or 0.0) for trial in rounds), default=0.0)))
-    except _DAMAGED:  # the next commands report it
-        return 0
+    """Return the wall time of the slowest round of the fastest configuration in s, rounded up; 0 if there is none."""
+    rounds = fastest(load_run(RunDirectory(folder)))
+    return math.ceil(max((float(trial.row.get("wall_seconds") or 0.0) for trial in rounds), default=0.0))
 
 
 if __name__ == "__main__":

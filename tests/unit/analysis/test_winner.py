@@ -143,7 +143,7 @@ def test_the_winner_of_a_run_is_profiled_as_it_was_measured(tmp_path: Path, monk
         presets=("tiny",), precisions=("fp32",), implementations=("hf",), batch_sizes=(16,), devices=(1,),
         seq_lens=(128,), start=3, stop=6, rounds=1,
     )  # fmt: skip
-    (same,) = expand(by_name, Devices("cpu", (), 2), "profile", "torch")
+    (same,) = expand(by_name, Devices("cpu", (), 2), kind="profile", profiler="torch")
     assert trial.trial_id == same.trial_id, "the trial that its options would name"
     with refused("option-conflict", "--batch-sizes"):
         result("profile", *PROFILE, *words, "--batch-sizes", "4")

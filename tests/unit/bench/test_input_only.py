@@ -40,7 +40,7 @@ def sweep(folder: Path, **changes: object) -> Sweep:
 
 def test_input_trials_are_the_same_grid_under_ids_of_their_own(tmp_path: Path) -> None:
     asked = sweep(make_shards(tmp_path), batch_sizes=(4, 8), rounds=2)
-    training, alone = expand(asked, CPU), expand(asked, CPU, "input")
+    training, alone = expand(asked, CPU), expand(asked, CPU, kind="input")
     assert [trial.kind for trial in alone] == ["input"] * 4
     assert [(t.micro_batch_size, t.round) for t in alone] == [(t.micro_batch_size, t.round) for t in training]
     assert not {trial.trial_id for trial in alone} & {trial.trial_id for trial in training}

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.commands import result, text
 
-from bench.cli import throughput
-from bench.sweep import sweep
-from bench.sweep.max_batch import PROOF_STEPS, MaxBatch, largest_batch
+from bench.sweep import max_batch, sweep
+from bench.sweep.max_batch import PROOF_STEPS, largest_batch
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
@@ -32,14 +31,10 @@ class Machine:
         return {"status": "ok" if trial.micro_batch_size <= room else "oom", "reason": "full"}
 
 
-def searched(trial: Trial, machine: Machine, limit: int, step: int = 1) -> MaxBatch:
-    return largest_batch(trial, limit, machine.run, step)
-
-
 @given(capacity=st.integers(1, 300), start=st.integers(1, 64))
 def test_the_search_finds_the_exact_limit_and_shows_both_sides(capacity: int, start: int) -> None:
     machine = Machine(capacity)
-    found = searched(Trial(micro_batch_size=start), machine, 1024)
+    found = largest_batch(Trial(micro_batch_size=start), 1024, machine.run)
     assert found.micro_batch_size == capacity
     assert found.fails_at == capacity + 1
     assert found.proved and (capacity + 1, "oom") in found.tried
@@ -47,35 +42,22 @@ def test_the_search_finds_the_exact_limit_and_shows_both_sides(capacity: int, st
     assert machine.trials[-1].stop_iteration == PROOF_STEPS and machine.trials[-1].micro_batch_size == capacity
 
 
-@given(capacity=st.integers(1, 300), start=st.integers(1, 64), step=st.integers(2, 40))
-def test_a_search_by_steps_ends_within_a_step_and_shows_both_sides(capacity: int, start: int, step: int) -> None:
-    machine = Machine(capacity)
-    found = searched(Trial(micro_batch_size=start), machine, 1024, step)
-    assert found.fails_at is not None and found.micro_batch_size <= capacity < found.fails_at
-    assert found.fails_at - found.micro_batch_size <= step
-    sizes = [size for size, _ in found.tried]
-    assert len(sizes) - len(set(sizes)) <= 1, "only the proof runs a size again"
-    assert found.proved and found.micro_batch_size > 0, "0 would say that not even 1 fits"
-
-
 def test_the_limit_ends_the_search_and_is_stated() -> None:
-    found = searched(Trial(micro_batch_size=8), Machine(10_000), 100)
+    found = largest_batch(Trial(micro_batch_size=8), 100, Machine(10_000).run)
     assert found.micro_batch_size == 100 and found.fails_at is None and "limit of 100" in found.failure
 
 
 def test_a_size_that_fits_three_steps_but_not_twenty_is_not_the_answer() -> None:
-    found = searched(Trial(micro_batch_size=1), Machine(20, proven=18), 1024)
+    found = largest_batch(Trial(micro_batch_size=1), 1024, Machine(20, proven=18).run)
     assert (found.micro_batch_size, found.fails_at) == (18, 19)
-    found = searched(Trial(micro_batch_size=8), Machine(20, proven=11), 1024, 8)
-    assert (found.micro_batch_size, found.fails_at) == (8, 16), "down by steps"
-    found = searched(Trial(micro_batch_size=4), Machine(0), 64)
+    found = largest_batch(Trial(micro_batch_size=4), 64, Machine(0).run)
     assert (found.micro_batch_size, found.fails_at) == (0, 1), "nothing fits"
 
 
 @pytest.mark.parametrize("status", ["crashed", "timeout", "refused"])
 def test_another_failure_is_not_taken_for_out_of_memory(status: str) -> None:
     machine = Machine(100, fault=(16, status))
-    found = searched(Trial(micro_batch_size=4), machine, 64)
+    found = largest_batch(Trial(micro_batch_size=4), 64, machine.run)
     assert found.micro_batch_size == 8 and found.failure == f"{status}: told to"
     assert not found.proved, "what lies above is not known"
     assert machine.trials[-1].stop_iteration == PROOF_STEPS, "8 itself is shown to run"
@@ -119,9 +101,7 @@ def test_a_search_is_resumed_whatever_memory_is_free_by_then(
     tmp_path: Path, fits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, free in enumerate((4, 3)):
-        monkeypatch.setattr(throughput, "free_memory_share", lambda ranks, free=free: free * 2**30)
+        monkeypatch.setattr(max_batch, "free_memory_share", lambda ranks, free=free: free * 2**30)
         largest_of(tmp_path, "--preset", "tiny")
         assert fits == ([2, 4, 3, 3] if number == 0 else []), "its trials are finished"
         fits.clear()
-    largest_of(tmp_path, "--preset", "mini")
-    assert fits == [2, 4, 3, 3]

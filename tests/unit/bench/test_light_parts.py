@@ -18,6 +18,7 @@ from bench.floor.subject import Part, Subject
 from bench.machine.devices import find_devices
 from bench.run.recorder import RowWriter
 from bench.run.stopwatch import Stopwatch
+from bench.sweep.trials import Workload
 from bert.model.config import ModelConfig
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw
@@ -226,12 +227,12 @@ def test_kernels_between_the_gemms_leave_casts_to_fp8_out(monkeypatch: pytest.Mo
 
 def test_a_task_with_heads_of_its_own_is_refused_by_name() -> None:
     with refused("option-choice", "pretrain, squad, classify, glue", "'gap'"):
-        SpeedOfLightOptions(task="gap")
+        SpeedOfLightOptions(workload=Workload(task="gap"))
 
 
 @pytest.mark.parametrize("levers", ["fp8", "fp8+unpad"])
 def test_a_cpu_has_no_floor_in_fp8(levers: str) -> None:
-    options = SpeedOfLightOptions(levers=levers, precision="bf16", preset="tiny")
+    options = SpeedOfLightOptions(levers=levers, workload=Workload(precisions=("bf16",), presets=("tiny",)))
     with refused("device-unsupported", levers, "CPU", "bertbench throughput"):
         planned(options, find_devices("cpu"))
 

@@ -64,16 +64,6 @@ def test_other_trials_of_the_folder_stay_as_they_are(tmp_path: Path) -> None:
     assert damaged.trial_json.read_text() == "{" and not damaged.result_json.exists()
 
 
-def test_a_round_whose_record_is_damaged_is_not_measured_over(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    for name in ("train", "other"):
-        first = plan_script(run, ("python", "train.py"), name)
-        damaged = run.trial(dataclasses.replace(first, world_size=2).trial_id)
-        damaged.path.mkdir(parents=True)
-        damaged.trial_json.write_text("{")
-    assert [plan_script(run, ("python", "train.py"), name).round for name in ("train", "new")] == [1, 0]
-
-
 def test_a_program_without_the_hook_is_told_and_a_hang_ends_at_the_limit(tmp_path: Path) -> None:
     result = measured(tmp_path, "true")
     assert result.document["status"] == "refused" and "PYTHONPATH" in result.document["reason"]
@@ -94,7 +84,6 @@ PROFILED = ["--start", "0", "--stop", "2", "--profile"]
         (["measure", "--out", "run", *PROFILED, "--", "true"], "option-value"),
         (["measure", "--out", "run", "--start", "10", "--", "true"], "option-missing"),
         (["measure", "--outt", "x", "--", "true"], "option-unknown"),
-        (["measure", "--out", "run", "--name", " ", "--", "true"], "option-value"),
     ],
 )
 def test_what_cannot_be_started_is_refused(

@@ -140,7 +140,7 @@ def test_configurations_that_do_not_fit_into_the_time_are_left_to_the_next_call(
         return inside(trial)
 
     machine.time_ms = passes
-    called = call(tmp_path, budget="30")
+    called = call(tmp_path, budget="15")
     assert machine.forget() == FIRST[:2], "both sides of the first configuration, whatever they take"
     assert called.code == 0 and "2 of 4" in called.notes[0]
     assert called.document["comparisons"][0]["decided"] == "cannot decide"

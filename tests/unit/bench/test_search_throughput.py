@@ -128,7 +128,7 @@ def test_auto_tries_every_installed_strategy_with_its_stages(monkeypatch: pytest
     ("more", "code"),
     [
         (["--last-batch", "0"], "option-value"), (["--rounds", "0"], "option-value"),
-        (["--strategies", "magic"], "option-choice"), (["--devices", "2", "--strategies", "single"], "option-conflict"),
+        (["--strategies", "magic"], "option-choice"), (["--presets", "tiny", "mini"], "option-value"),
         (["--search", "dropout=0,0.1"], "option-unknown"), (["--for", "speed"], "option-choice"),
     ],
 )  # fmt: skip

@@ -7,17 +7,13 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from bench.machine.devices import Devices
-from bench.run.supervise import LaunchOptions
 from bench.sweep.request import check_same_request, first_difference
 from bench.sweep.sweep import (
-    Session,
     expected_seconds,
     finished_result,
     locked,
     record_request,
     result_rows,
-    run_trials,
     tidy,
     write_results,
 )
@@ -126,21 +122,3 @@ def test_the_time_of_a_sweep_is_estimated_from_finished_trials_of_the_kind(tmp_p
         expected_seconds(run, [Trial(micro_batch_size=2), Trial(preset="large", max_seconds=5.0)]) == 20.0 + 8.0 + 5.0
     )
     assert expected_seconds(run, [Trial(preset="large", start_iteration=1, stop_iteration=3)]) is None
-
-
-def test_finished_trials_have_their_cost_at_the_price_of_this_call(tmp_path: Path) -> None:
-    run, name, unknown = RunDirectory(tmp_path), "cost_per_million_samples", "no price was given (--price-per-hour)"
-    put(run, Trial(), "ok", samples_per_second=4.0, unknown={name: unknown})
-
-    def cost(price: float | None) -> object:
-        called = Session(
-            run=run, request={}, devices=Devices("cpu", (), 2), options=LaunchOptions(price_per_hour=price),
-            progress=lambda *rest: None, note=lambda text: None,
-        )  # fmt: skip
-        (result,) = run_trials(called, [Trial()])
-        (row,) = result_rows(run)
-        assert row.get(name) == result.get(name)
-        return row.get(name)
-
-    assert cost(None) is None
-    assert [cost(3.6), cost(7.2), cost(None)] == [250.0, 500.0, 500.0], "the last price that was given"

@@ -59,7 +59,7 @@ def test_every_command_takes_them_beside_the_task_and_its_data():
     sweep = parse(ThroughputOptions, [NAME, "--head", "mul", "--sample-limit", "7"], "throughput").sweep
     assert (sweep.task_flags.head, sweep.task_flags.sample_limit) == ("mul", 7)
     tuned = parse(SearchOptions, [NAME, "--train-on-all"], "tune")
-    assert tuned.task_flags.train_on_all
+    assert tuned.workload.task_flags.train_on_all
 
 
 def test_trials_hold_them_resolved_and_words_lead_back_to_them(folder):
