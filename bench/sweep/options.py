@@ -93,22 +93,9 @@ class _Given:
     """Options that only some tasks have."""
 
     def options(self, task: str) -> dict[str, Any]:
-        """Return the options of a task, with its defaults for missing ones.
-
-        Raises:
-            UsageError: the task does not have a given option, or not with this value.
-        """
+        """Return the options of a task, with its defaults for missing ones. Raises UsageError: one it does not have."""
         names = {field: name for name, field in _FIELDS.items()}
         given = {names.get(field, field): value for field, value in vars(self).items() if value not in (None, False)}
-        accepted = [option.name for option in task_data(task).options if not option.from_data]
-        for name in given:
-            if name not in accepted:
-                owners = [other for other in known_tasks() if name in {one.name for one in task_data(other).options}]
-                raise UsageError(
-                    "option-not-applicable",
-                    f"{flag(name)} applies to {' and '.join(owners)}, not to {task} "
-                    f"(options: {', '.join(map(flag, accepted)) or 'none'}): omit it",
-                )
         return given_options(task, given)
 
 

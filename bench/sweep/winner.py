@@ -10,8 +10,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from analysis.load import load_run
-from analysis.run_views import fastest
 from bench.machine.devices import Devices
 from bench.sweep.trials import Sweep
 from common.errors import InputError, UsageError
@@ -38,6 +36,9 @@ def fastest_trial(
         InputError: nothing was measured.
         UsageError: it ran on devices that this machine does not have.
     """
+    from analysis.load import load_run
+    from analysis.run_views import fastest
+
     trials = [trial for trial in load_run(RunDirectory(folder)) if trial.trial.task == task]
     rounds = fastest([one for one in trials if implementation in (None, one.trial.implementation)])
     if not rounds:
@@ -53,6 +54,9 @@ def fastest_trial(
 
 def seconds_of_fastest(folder: Path) -> int:
     """Return the wall time of the slowest round of the fastest configuration in s, rounded up; 0 if there is none."""
+    from analysis.load import load_run
+    from analysis.run_views import fastest
+
     rounds = fastest(load_run(RunDirectory(folder)))
     return math.ceil(max((float(trial.row.get("wall_seconds") or 0.0) for trial in rounds), default=0.0))
 

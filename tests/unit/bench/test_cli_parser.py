@@ -66,7 +66,7 @@ def test_words_become_the_dataclass_with_its_own_refusals() -> None:
     assert given == ThroughputOptions(sweep=Sweep(task="squad", presets=("mini", "tiny"), rounds=2), json=True)
     with refused("option-choice", "hugo", "tiny"):
         parse(ThroughputOptions, ["pretrain", "--presets", "hugo"], "throughput")
-    with refused("option-not-applicable", "--head", "gap"):
+    with refused("option-not-applicable", "head", "pretrain"):
         parse(ThroughputOptions, ["pretrain", "--head", "mul"], "throughput")
 
 

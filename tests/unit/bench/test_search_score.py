@@ -225,7 +225,7 @@ def test_an_error_that_ends_the_call_leaves_the_trial_to_the_next_one(
         (["--search", "speed=1,2"], "option-choice", ["'speed'"]),
         (["--best-by", "f1"], "option-choice", ["pretrain", "'f1'"]),
         (["--sampler", "grid"], "option-choice", ["grid"]),
-        (["--head", "mul"], "option-not-applicable", ["--head", "gap"]),
+        (["--head", "mul"], "option-not-applicable", ["head", "pretrain"]),
         (["--data", "synthetic"], "option-not-applicable", ["synthetic"]),
     ],
 )
