@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from common.errors import UsageError
@@ -16,22 +14,9 @@ POSITIONAL = "positional"
 Positional = Annotated[T, POSITIONAL]
 """Type of an option that is a word without a name."""
 
-Groups = Mapping[str, tuple[str, ...]]
-"""Heading in the help -> names of the fields below it: GROUPS of a dataclass of options."""
 
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """Annotates an option with the only words that it takes."""
-
-    words: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OfTasks:
+class OfTasks(tuple[str, ...]):
     """Annotates an option with the only tasks that have it, for the help; its dataclass checks them."""
-
-    tasks: tuple[str, ...]
 
 
 def flag(name: str) -> str:

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from cyclopts import Parameter
+
 from analysis.render.tables import Facts
 from bench.cli.options import Printed
 from bench.cli.result import Result
 from bench.machine.devices import Devices, find_devices
 from bench.machine.doctor import FEATURES, MISSING, OK, WARNING, examine, has, to_json
 from common.errors import BertbenchError
-from common.flags import OneOf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +22,7 @@ class DoctorOptions(Printed):
         bertbench doctor --has bf16  # exit code 0 if the hardware supports bf16, otherwise 1
     """
 
-    has: Annotated[str | None, OneOf(tuple(FEATURES))] = None
+    has: Annotated[str | None, Parameter(choices=tuple(FEATURES))] = None
     """Print nothing and answer by exit code, 0 yes or 1 no, whether this is available: cuda, bf16, hf."""
 
 

@@ -5,7 +5,6 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
-from typing import ClassVar
 
 from bench.cli.progress import terminal_text
 from bench.cli.result import Result
@@ -15,7 +14,7 @@ from bench.launch.torchrun import OK, command_of_rank
 from bench.launch.watch import launch
 from bench.machine.devices import find_devices
 from common.errors import UsageError
-from common.flags import Groups, Positional
+from common.flags import Positional
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,12 +30,6 @@ class LaunchOptions:
         bertbench launch -- bertbench throughput pretrain  # one rank per GPU of this node
         bertbench launch --other-gpus 4 --node-rank 0 -- train.py  # node 0 of two
     """
-
-    GROUPS: ClassVar[Groups] = {
-        "node": ("here_gpus", "other_gpus", "node_rank", "master_addr", "master_port", "join_timeout"),
-        "command": ("module", "no_python"),
-        "output": ("quiet",),
-    }
 
     command: Positional[tuple[str, ...]]
     """Program and its arguments."""

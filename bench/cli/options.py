@@ -1,48 +1,23 @@
-"""Options that commands share, and the headings and choices of options in the help."""
+"""Options that commands share, and those that the help of a command leaves to --help-all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from bench.sweep.options import DEVICE
 from common.errors import UsageError
-from common.flags import Groups
 
-GROUPS: Groups = {
-    "model and data": (
-        "file", "phase", "data", "preset", "model", "trust_remote_code", "implementation",
-        "input", "vocab", "init", "checkpoint", "seq_len", "padding", "dropout", "seed", "eval_data",
-    ),
-    "execution": (
-        "batch_size", "strategy", "zero_stage", "deepspeed_config",
-        "lever", "levers", "allocator", "nodes", "device", "devices", "scaling", "grad_accum", "precision",
-        "activation_checkpointing", "bucket_mib", "threads", "rounds", "max_batch_search", "max_batch_limit",
-        "input_only", "global_batch_size", "micro_batch_size", "grad_accum_steps",
-    ),
-    "measuring": (
-        "start", "stop", "min_steps", "max_steps", "max_seconds", "precision_target", "memory_limit_gib",
-        "time_budget", "timeout_seconds", "retry_failed",
-    ),
-    "output": ("json", "out", "output", "full", "csv", "markdown", "price_per_hour", "log_to", "log_every"),
-}  # fmt: skip
-"""Headings in the help of every command. A dataclass of options can add its own as GROUPS."""
-CHOICES: dict[str, tuple[str, ...]] = {
-    "preset": ("bert.model.config:PRESETS",),
-    "allocator": ("bench.run.resources:ALLOCATORS",),
-    "strategy": ("auto", "bert.parallel:STRATEGIES"),
-    "precision": ("auto", "records.trial:PRECISIONS"),
-    "device": ("auto", "cpu", "cuda"),
-    "optimizer": ("lamb", "adamw"),
-    "schedule": ("poly", "linear", "constant", "cyclic"),
-    "scaling": ("weak", "strong"),
-    "padding": ("auto", "longest", "fixed"),
-    "profiler": ("bench.profilers:PROFILERS",),
-    "log_to": ("bench.loggers:LOGGERS", "none"),
-    "collective": ("bench.run.comm:COLLECTIVES",),
-    "dtype": ("bench.run.comm:DTYPES",),
-    "tasks": ("bert.tasks.glue.tasks:TASKS",),
-    "download": ("wikipedia", "pg19"),
-}
-"""Words that fields accept, by name; MODULE:NAME stands for the words of a registry, which is imported when needed."""
+RARE = frozenset({
+    "activation_checkpointing", "allocator", "allocators", "best_by", "bucket_mib", "deepspeed_config", "delimiter",
+    "dropout", "encoding", "eval_every", "eval_samples", "grad_accum", "grad_accum_steps", "header", "implementation",
+    "keep", "log_every", "log_to", "logfile", "max_batch_limit", "max_batch_step", "max_grad_norm", "max_steps",
+    "memory_limit_gib", "micro_batch_size", "min_steps", "model", "optimizer", "padding", "precision_target",
+    "prep_only", "price_per_hour", "quoting", "replace", "retry_failed", "sample_limit", "save_every", "scaling",
+    "schedule", "seed", "test", "threads", "timeout_seconds", "train_on_all", "trust_remote_code", "validation",
+    "warmup", "weight_decay", "zero_stage", "zero_stages",
+})  # fmt: skip
+"""Fields that --help leaves to --help-all, so that it fits one screen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +46,8 @@ class TrialOptions(Printed):
 
     out: Path
     """Run directory. The same command resumes it."""
-    device: str = "auto"
-    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
+    device: Annotated[str, DEVICE] = "auto"
+    """Device type; default auto: a GPU where one is present."""
     timeout_seconds: float = 900.0
     """Time limit of a trial in s; a trial that exceeds it has the status timeout."""
     retry_failed: bool = False

@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from bench.cli.options import TrialOptions
 from bench.cli.progress import describe, note
@@ -12,7 +14,7 @@ from bench.cli.result import Result, of_view
 from bench.cli.session import announce, session
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
-from bench.profilers import load_profiler
+from bench.profilers import PROFILERS, load_profiler
 from bench.run.profiling import Profiled, mark_unread, profile_trials, with_unprofiled
 from bench.sweep.trials import Sweep, expand
 from bench.sweep.winner import check_winner, fastest_trial
@@ -36,7 +38,7 @@ class ProfileOptions(TrialOptions):
     """
 
     sweep: Sweep = field(default_factory=Sweep)
-    profiler: str = "torch"
+    profiler: Annotated[str, Parameter(choices=tuple(PROFILERS))] = "torch"
     """Profiler; `bertbench doctor` shows which can run here."""
     with_: tuple[str, ...] = ()
     """Options of the profiler, NAME or NAME=VALUE; an unknown name lists all; default the profiler's own."""

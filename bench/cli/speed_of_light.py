@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from bench.cli.options import TrialOptions, run_folder
 from bench.cli.progress import describe, note
@@ -10,7 +11,7 @@ from bench.cli.session import run_all
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.run.resources import DEFAULT
-from bench.sweep.options import AUTO
+from bench.sweep.options import ALLOCATOR, AUTO
 from bench.sweep.trials import Workload, expand
 from bench.sweep.winner import check_winner, fastest_trial
 from bert.tasks import known_tasks, task_data
@@ -38,7 +39,7 @@ class SpeedOfLightOptions(TrialOptions):
     """Sequences per device."""
     levers: str = AUTO
     """Optimizations: auto, none, or names joined by + (docs/explanation/speed.md)."""
-    allocator: str = DEFAULT
+    allocator: Annotated[str, ALLOCATOR] = DEFAULT
     """Memory allocator setting of the processes; expandable-segments is for GPU memory."""
     devices: int = 1
     """Ranks. Each measures all parts; communication is the exposed time of their steps."""

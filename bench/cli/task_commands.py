@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from analysis.render.tables import Block, Facts, Plain, texts
 from bench.cli.options import Printed, run_folder
@@ -15,7 +15,7 @@ from bench.cli.parser import parse
 from bench.cli.progress import note, show_stages
 from bench.cli.result import Result, when_writable
 from bench.machine.devices import find_devices
-from bench.sweep.options import AUTO, resolve_precision
+from bench.sweep.options import AUTO, DEVICE, PRECISION, resolve_precision
 from bert.tasks import TASKS, known_tasks, task_data
 from bert.tasks.base import Ready
 from bert.tasks.commands import Grid, Outcome, Shown, TaskCommand
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class Computing:
     """Device and precision for a trained model."""
 
-    device: str = "auto"
-    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
-    precision: str = AUTO
+    device: Annotated[str, DEVICE] = "auto"
+    """Device type; default auto: a GPU where one is present."""
+    precision: Annotated[str, PRECISION] = AUTO
     """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
     batch_size: int = 32
     """Rows per batch; for squad, windows."""

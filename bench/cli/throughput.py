@@ -2,9 +2,9 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from bench.cli.options import TrialOptions, run_folder
 from bench.cli.progress import note
@@ -35,8 +35,7 @@ class ThroughputOptions(TrialOptions):
         bertbench throughput squad --preset large --max-batch-search  # find the largest batch that fits
     """
 
-    REQUIRED: ClassVar = ("task",)
-    sweep: Sweep = field(default_factory=Sweep)
+    sweep: Sweep
     out: Path = Path("runs/throughput")
     price_per_hour: float | None = None
     """Price of the machine per hour, for the cost columns; default no cost columns."""

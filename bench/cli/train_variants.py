@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from analysis.metrics.comparison.trainings import NOT_BEGUN, NOT_REACHED, SCORE, STOPPED, WHOLE, Course
 from bench.cli.options import Printed, run_folder
@@ -25,7 +25,7 @@ from bench.sweep.training import TrainOptions, Value, option_kinds
 from bench.sweep.trainings import TrainingsPlan, plan_trainings, profile_variants
 from common import locks
 from common.errors import UsageError
-from common.flags import LARGEST_SEED, Groups, Positional, request_of
+from common.flags import LARGEST_SEED, Positional, request_of
 from records.training import Trainings
 
 # Options that are no part of what is compared, or that have to be the same.
@@ -49,8 +49,6 @@ class SeveralOptions(Printed):
         bertbench train gap --vary head=mul,concat --seeds 3 --data runs/gap
         bertbench train pretrain --until mlm_loss=6.5 --seeds 3 --preset mini --data data/mine --steps 1000
     """
-
-    GROUPS: ClassVar[Groups] = {"several trainings": ("vary", "seeds", "until", "profile_steps")}
 
     task: Positional[str]
     """Task to train, as in `bertbench train`."""

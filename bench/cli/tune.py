@@ -6,7 +6,7 @@ import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from analysis.wording import fine
 from bench.cli.options import Printed, TrialOptions, run_folder
@@ -21,16 +21,16 @@ from bench.search.score import Worker
 from bench.search.space import FIXED, FREE, read_space
 from bench.search.throughput import Search, lanes
 from bench.sweep.max_batch import free_memory_gib
-from bench.sweep.options import AT_LEAST_1, AUTO, check_ranges
+from bench.sweep.options import AT_LEAST_1, AUTO, STRATEGY, check_ranges
 from bench.sweep.sweep import measured_trials, record_request
 from bench.sweep.training import option_kinds
 from bench.sweep.trials import Workload
 from common.errors import UsageError
-from common.flags import Groups, OneOf, Positional
+from common.flags import Positional
 from records.files import write_record
 from records.run import RunDirectory
 
-Goal = Annotated[str, OneOf(("score", "throughput"))]
+Goal = Literal["score", "throughput"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +46,6 @@ class ScoreOptions(Printed):
         bertbench tune pretrain --for throughput  # the fastest micro batch, strategy, checkpointing and buckets
     """
 
-    GROUPS: ClassVar[Groups] = {"search": ("for_", "search", "trials", "sampler", "pruner")}
-
     task: Positional[str]
     """Task to train, as in `bertbench train`."""
     for_: Goal = "score"
@@ -58,9 +56,9 @@ class ScoreOptions(Printed):
     """Trials in the whole study."""
     max_seconds: float | None = None
     """Stop after this time in s; the running trial is saved and the next call resumes it; default no limit."""
-    sampler: Annotated[str, OneOf(("tpe", "random"))] = "tpe"
+    sampler: Literal["tpe", "random"] = "tpe"
     """tpe learns from earlier trials; random does not."""
-    pruner: Annotated[str, OneOf(("median", "none"))] = "median"
+    pruner: Literal["median", "none"] = "median"
     """median stops a trial that is worse than half of the others at the same evaluation; none stops no trial."""
     out: Path = Path("runs/tune")
     """Folder of the study. The same command resumes it; several processes can share it."""
@@ -76,8 +74,6 @@ class ThroughputOptions(TrialOptions):
         bertbench tune squad --for throughput --preset large --global-batch-size 32
     """
 
-    GROUPS: ClassVar[Groups] = {"search": ("for_", "last_batch")}
-
     workload: Workload = field(default_factory=Workload)
     for_: Goal = "throughput"
     """What to search for."""
@@ -89,7 +85,7 @@ class ThroughputOptions(TrialOptions):
     """Implementation to measure; default bertbench, with --model hf."""
     devices: int | None = None
     """Devices; default every GPU, or one process on all CPU cores."""
-    strategies: tuple[str, ...] = (AUTO,)
+    strategies: Annotated[tuple[str, ...], STRATEGY] = (AUTO,)
     """Parallel strategies to try; default auto: single on one device, otherwise all installed sharding strategies."""
     global_batch_size: int | None = None
     """Sequences per update; micro-batches that do not divide it are skipped; default no accumulation."""

@@ -3,10 +3,12 @@
 import itertools
 import re
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
+
+from cyclopts import Parameter
 
 from common.errors import UsageError
-from common.flags import POSITIONAL, Groups, OneOf, flag
+from common.flags import Positional, flag
 
 _LEAST = {"nodes": 1, "cpus": 1, "memory_gib": 1, "minutes": 1, "restarts": 0}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,-]*")
@@ -83,13 +85,7 @@ class NodeGroup(NamedTuple):
 class ClusterJob:
     """Resources and environment of a job."""
 
-    GROUPS: ClassVar[Groups] = {
-        "job": ("name", "queue", "minutes", "restarts"),
-        "resource": ("nodes", "gpus_per_node", "cpus", "memory_gib"),
-        "command": ("image", "mounts", "env", "no_launch"),
-    }
-
-    cluster: Annotated[str, POSITIONAL, OneOf(tuple(CLUSTERS))]
+    cluster: Annotated[Positional[str], Parameter(choices=tuple(CLUSTERS))]
     """Kind of cluster: slurm, kubernetes or azureml."""
     name: str = "bertbench"
     """Name of the job."""

@@ -5,17 +5,26 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
+
 from bench.machine.devices import Devices
 from bench.machine.environment import native_bf16
+from bench.run.resources import ALLOCATORS
+from bert.model.config import PRESETS
+from bert.parallel import STRATEGIES
 from bert.tasks import given_options, known_tasks, task_data
 from bert.tasks.base import TaskData
 from bert.tasks.options import TaskOption, read_options
 from common.errors import UsageError
-from common.flags import OfTasks, OneOf, flag
+from common.flags import OfTasks, flag
 from common.registry import lookup
 from records.trial import PRECISIONS
 
 AUTO = "auto"
+DEVICE, PADDING = Parameter(choices=(AUTO, "cpu", "cuda")), Parameter(choices=(AUTO, "longest", "fixed"))
+PRESET = Parameter(choices=tuple(PRESETS))
+ALLOCATOR = Parameter(choices=tuple(ALLOCATORS))
+STRATEGY, PRECISION = Parameter(choices=(AUTO, *STRATEGIES)), Parameter(choices=(AUTO, *PRECISIONS))
 Range = tuple[Callable[[float], bool], str]
 """Whether a value is allowed, and which ones are, in words."""
 AT_LEAST_1: Range = (lambda value: value >= 1, "at least 1")
@@ -74,10 +83,10 @@ def _fields() -> list[tuple[str, Any, Any]]:
     fields: list[tuple[str, Any, Any]] = []
     for name, pairs in owners.items():
         kind, choices = pairs[0][1].kind, {option.choices for _, option in pairs}
-        words = OneOf(choices.pop() if len(choices) == 1 else ())
+        words = Parameter(name=flag(name), choices=(choices.pop() if len(choices) == 1 else ()) or None)
         about = {"help": " ".join(_help(*pair) for pair in pairs)}
         default = dataclasses.field(default=False if kind is bool else None, metadata=about)
-        tasks = OfTasks(tuple(task for task, _ in pairs))
+        tasks = OfTasks(task for task, _ in pairs)
         fields.append(
             (_FIELDS.get(name, name), Annotated[kind if kind is bool else kind | None, words, tasks], default)
         )

@@ -7,18 +7,24 @@ import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from bench.implementations import OURS, TRAININGS
 from bench.implementations.model_folder import check_options
 from bench.launch.world import World
-from bench.loggers import chosen_loggers
+from bench.loggers import LOGGERS, chosen_loggers
 from bench.machine.devices import Devices
 from bench.sweep.options import (
     ABOVE_0,
     AT_LEAST_1,
     AUTO,
     BELOW_1,
+    DEVICE,
+    PRECISION,
+    PRESET,
+    STRATEGY,
     TaskFlags,
     check_ranges,
     resolve_precision,
@@ -36,7 +42,7 @@ from bert.tasks import check_task_options, make_task, resolve_options, task_data
 from bert.tasks.base import DataSource, deciding
 from bert.train.settings import GIVEN, TrainSettings, resolve_settings, task_defaults
 from common.errors import InputError, StorageError, UsageError
-from common.flags import Groups, OfTasks, OneOf, Positional, request_of
+from common.flags import OfTasks, Positional, request_of
 from common.registry import lookup
 from records.training import TrainRun
 from records.trial import Trial
@@ -65,21 +71,12 @@ class TrainOptions:
         bertbench train gap --data runs/gap --vary head=mul,concat  # several trainings: --vary, --seeds, --until
     """
 
-    GROUPS: ClassVar[Groups] = {
-        "training": (
-            "steps", "epochs", "learning_rate", "warmup", "optimizer", "schedule", "weight_decay", "max_grad_norm",
-        ),
-        "evaluation and checkpoint": (
-            "eval_every", "eval_data", "eval_samples", "best_by", "save_every", "keep",
-        ),
-    }  # fmt: skip
-
     task: Positional[str]
     """Task to train."""
     file: Positional[str | None] = None
     """Same as --data."""
     task_flags: TaskFlags = field(default_factory=TaskFlags)
-    phase: Annotated[int | None, OfTasks(("pretrain",))] = None
+    phase: Annotated[int | None, OfTasks(["pretrain"])] = None
     """Phase of pretraining: 1 uses sequences of 128 tokens, 2 of 512, after phase 1; default 1."""
     data: str | None = None
     """Folder of shards (pretrain) or features (squad gap glue), CSV or its SQLite file (classify), or synthetic."""
@@ -89,15 +86,15 @@ class TrainOptions:
     """Train this Hugging Face model with hf-trainer: folder, config.json or hub id; default a preset."""
     trust_remote_code: bool = False
     """Run the Python code that comes with --model."""
-    preset: str | None = None
+    preset: Annotated[str | None, PRESET] = None
     """Model size; default pretrain: large; fine-tuning: base; with --init, the size of those weights."""
-    device: str = "auto"
-    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
+    device: Annotated[str, DEVICE] = "auto"
+    """Device type; default auto: a GPU where one is present."""
     devices: int | None = None
     """Devices, one process each; default every GPU, or one process on all CPU cores."""
-    strategy: str = AUTO
+    strategy: Annotated[str, STRATEGY] = AUTO
     """Parallel strategy; default auto: single on one device, ddp on several."""
-    implementation: Annotated[str | None, OneOf(tuple(TRAININGS))] = None
+    implementation: Annotated[str | None, Parameter(choices=tuple(TRAININGS))] = None
     """Implementation; hf-trainer writes no intermediate checkpoints; default bertbench; with --model, hf-trainer."""
     zero_stage: int | None = None
     """ZeRO stage of deepspeed, 0 to 3; default the stage in --deepspeed-config, otherwise no sharding (0)."""
@@ -120,9 +117,9 @@ class TrainOptions:
     warmup: float | None = None
     """Fraction of the updates for the learning-rate warm-up (cyclic: half a cycle); default pretrain: 0.2843, in
     phase 2 0.128; fine-tuning: 0.1."""
-    optimizer: str | None = None
+    optimizer: Literal["lamb", "adamw"] | None = None
     """Optimizer; default pretrain: lamb; fine-tuning: adamw."""
-    schedule: str | None = None
+    schedule: Literal["poly", "linear", "constant", "cyclic"] | None = None
     """Learning-rate schedule; default pretrain: poly; fine-tuning: linear."""
     weight_decay: float | None = None
     """Weight decay of all parameters except biases and LayerNorm; default 0.01."""
@@ -136,7 +133,7 @@ class TrainOptions:
     """Optimizations: auto, none, or names joined by + (docs/explanation/speed.md); default auto."""
     bucket_mib: int | None = None
     """Gradient bucket size in MiB; default the strategy's own."""
-    precision: str = AUTO
+    precision: Annotated[str, PRECISION] = AUTO
     """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
     seed: int | None = None
     """Seed of weights, data order and dropout; default 42."""
@@ -158,13 +155,13 @@ class TrainOptions:
     """Updates between checkpoints; default 200."""
     keep: int | None = None
     """Latest checkpoints to keep, in addition to the best; default 3."""
-    padding: str | None = None
+    padding: Literal["longest", "fixed"] | None = None
     """Padding of fine-tuning batches: to the longest sequence, or fixed to --seq-len; default longest."""
     max_seconds: float | None = None
     """Save and stop after this time in s, for queues with a time limit; default no limit."""
     threads: int | None = None
     """CPU threads per process; default an equal share."""
-    log_to: tuple[str, ...] = ()
+    log_to: Annotated[tuple[str, ...], Parameter(choices=(*LOGGERS, "none"))] = ()
     """Loggers; default tensorboard, and mlflow if MLFLOW_RUN_ID and MLFLOW_TRACKING_URI name a run."""
     json: bool = False
     """Print the result as JSON on stdout; progress goes to stderr."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final, Literal
 
 from bench.implementations import OURS
 from bench.implementations.model_folder import IMPLEMENTATIONS as GIVEN_MODEL
@@ -17,8 +17,13 @@ from bench.machine.devices import Devices
 from bench.run.resources import DEFAULT, allocator_environment
 from bench.sweep.options import (
     ABOVE_0,
+    ALLOCATOR,
     AT_LEAST_1,
     AUTO,
+    PADDING,
+    PRECISION,
+    PRESET,
+    STRATEGY,
     TaskFlags,
     check_ranges,
     resolve_padding,
@@ -38,7 +43,8 @@ from records.trial import Trial
 
 # Fewer rounds do not show the variation between processes.
 ROUNDS_THAT_DECIDE = 3
-WEAK, STRONG = "weak", "strong"
+WEAK: Final = "weak"
+STRONG: Final = "strong"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,13 +54,13 @@ class Workload:
     task: Positional[str] = "pretrain"
     """Task to train."""
     task_flags: TaskFlags = field(default_factory=TaskFlags)
-    presets: tuple[str, ...] = ("base",)
+    presets: Annotated[tuple[str, ...], PRESET] = ("base",)
     """Model size."""
     seq_lens: tuple[int, ...] = ()
     """Maximum tokens per sequence; default squad: 384; gap: 512; others: 128."""
-    padding: str = AUTO
+    padding: Annotated[str, PADDING] = AUTO
     """Padding of fine-tuning batches: to the longest sequence, or to --seq-lens; default auto: longest."""
-    precisions: tuple[str, ...] = (AUTO,)
+    precisions: Annotated[tuple[str, ...], PRECISION] = (AUTO,)
     """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
     data: str = "synthetic"
     """Data of the batches: synthetic, synthetic:<lengths or path>, or a path."""
@@ -86,9 +92,9 @@ class Sweep(Workload):
     for your own."""
     levers: tuple[str, ...] = (AUTO,)
     """Optimizations of bertbench: auto, none, or names joined by +; each set is measured separately."""
-    allocators: tuple[str, ...] = (DEFAULT,)
+    allocators: Annotated[tuple[str, ...], ALLOCATOR] = (DEFAULT,)
     """Memory allocator settings of the processes; expandable-segments is for GPU memory."""
-    strategies: tuple[str, ...] = (AUTO,)
+    strategies: Annotated[tuple[str, ...], STRATEGY] = (AUTO,)
     """Parallel strategy; default auto: single on one device, ddp on several."""
     zero_stages: tuple[int, ...] = ()
     """ZeRO stages of deepspeed, 0 to 3; default the stage in --deepspeed-config, otherwise 0."""
@@ -98,7 +104,7 @@ class Sweep(Workload):
     """Numbers of devices; default 1 2 4 ... up to every GPU, or one rank on all CPU cores."""
     batch_sizes: tuple[int, ...] = (8,)
     """Sequences per device and micro-step."""
-    scaling: str = WEAK
+    scaling: Literal["weak", "strong"] = WEAK
     """weak keeps the batch size of a device; strong divides the batch size of the fewest devices among all."""
     grad_accum: tuple[int, ...] = (1,)
     """Micro-steps per optimizer step."""

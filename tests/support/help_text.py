@@ -24,10 +24,6 @@ def light_help(*words: str, heavy: tuple[str, ...]) -> str:
 
 
 def option_texts(options: type) -> dict[str, str]:
-    """Return what the help says of each field of a dataclass of options, its default after "; default "."""
+    """Return what the help says of each field of a dataclass of options."""
     arguments = application(options, "bertbench").assemble_argument_collection(parse_docstring=True)
-    shown = {one.field_info.name: one.parameter for one in arguments}
-    return {
-        name: f"{one.help}; default {one.show_default(None) if callable(one.show_default) else ''}"
-        for name, one in shown.items()
-    }
+    return {one.field_info.name: one.parameter.help or "" for one in arguments}

@@ -3,10 +3,8 @@
 import codecs
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from common.errors import UsageError
-from common.flags import Groups
 
 SUFFIX = ".sqlite"
 SPECIAL_TOKENS = 2
@@ -18,10 +16,6 @@ _NO_ENCODINGS = ("idna", "punycode", "unicode-escape", "raw-unicode-escape", "un
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CsvForm:
     """How a CSV is to be read, as far as it is given; what is None is found out."""
-
-    GROUPS: ClassVar[Groups] = {
-        "CSV": ("text", "label", "encoding", "delimiter", "header", "quoting"),
-    }
 
     text: str = "text"
     """Column of the texts: its name, or its number starting from 1."""

@@ -3,13 +3,13 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Literal
 
 from bert.data.lengths import default_max_predictions
 from bert.data.stages import Part
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE
 from common.errors import UsageError
-from common.flags import Groups, OneOf, flag
+from common.flags import flag
 
 SPECIAL_TOKENS = 3
 """[CLS] and two [SEP]."""
@@ -60,21 +60,13 @@ SMALLEST_BIN = 8
 class PrepareConfig:
     """Dumps and text in, HDF5 shards of pretraining instances out; a call with the same options continues."""
 
-    GROUPS: ClassVar[Groups] = {
-        "download": ("download", "language", "date", "books_limit", "mirror"),
-        "instance": (
-            "max_predictions", "masked_lm_prob", "short_seq_prob", "dupe_factor", "whole_word_mask", "length_bins",
-        ),
-        "processing": ("stages", "part", "workers", "shards", "gzip_level", "test_fraction"),
-    }  # fmt: skip
-
     output: Path
     """Output folder; the shards are in OUTPUT/hdf5_lower_case_.../<dataset>."""
     input: Path | None = None
     """Folder of .txt files (one book or article each) and MediaWiki dumps (.xml.bz2, .xml.gz, .xml)."""
     generate: int | None = None
     """Instead of --input: write this many bytes of synthetic text to OUTPUT/text and use it."""
-    download: tuple[str, ...] = ()
+    download: tuple[Literal["wikipedia", "pg19"], ...] = ()
     """Instead of --input: download these data sets and use them."""
     language: str = "en"
     """Language code of the Wikipedia to download."""
@@ -84,8 +76,8 @@ class PrepareConfig:
     """Maximum number of books to download; default all."""
     mirror: str | None = None
     """Base URL of a mirror to download from; default the original."""
-    stages: Annotated[tuple[str, ...], OneOf(STAGES)] = STAGES
-    """Stages to run, in this order; earlier stages must be complete; default all."""
+    stages: tuple[str, ...] = STAGES
+    """Stages to run: download extract clean sentences shard hdf5; earlier ones must be complete; default all."""
     part: str = "0/1"
     """I/N: process only every N-th file of a stage, starting with file I, for a job array with one stage per call."""
     dataset: str | None = None

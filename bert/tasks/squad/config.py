@@ -3,13 +3,13 @@
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from bert.data.preparation import check_inputs, split_by_name
 from bert.tasks.squad.features import Settings
 from bert.tasks.squad.windows import SPECIAL_TOKENS
 from common.errors import UsageError
-from common.flags import Groups, flag
+from common.flags import flag
 
 Mode = Literal["merge", "spill"]
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Settings)}
@@ -20,10 +20,6 @@ DEFAULT_OUTPUT = Path("runs/squad")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SquadConfig:
     """SQuAD's JSON in, files of windows out; a call with the same options keeps what is finished."""
-
-    GROUPS: ClassVar[Groups] = {
-        "window": ("max_seq_length", "doc_stride", "max_query_length", "drop_unanswerable_windows"),
-    }
 
     input: tuple[Path, ...]
     """SQuAD 1.1 or 2.0 files, JSON or .gz; each becomes one file of features."""

@@ -1,4 +1,4 @@
-"""The help of every command: groups, choices, defaults; and that the form gives back the options it was made of."""
+"""The help of every command: choices, defaults, length; and that the form gives back the options it was made of."""
 
 import contextlib
 import io
@@ -13,7 +13,6 @@ from support.refusals import refused
 from bench.cli.dispatch import COMMANDS, completion, options_of, read
 from bench.cli.main import run
 from bench.cli.measure import MeasureOptions
-from bench.cli.options import GROUPS
 from bench.cli.parser import examples_of, parse, parse_known
 from bench.cli.report import ReportOptions
 from bench.cli.throughput import ThroughputOptions
@@ -24,18 +23,27 @@ from bench.sweep.trials import Sweep
 OPTIONS = {words: options for name in COMMANDS for words, options in options_of(name).items()}
 
 
-def help_of(options: type, *words: str) -> str:
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def help_lines(options: type, *words: str) -> list[str]:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), pytest.raises(SystemExit) as end:
-        parse(options, [*words, "--help"], "bertbench")
+        parse(options, words, "bertbench")
     assert end.value.code == 0
-    return " ".join(re.sub("[│╭╰─╮╯]", " ", shown.getvalue()).split())
+    return shown.getvalue().splitlines()
 
 
-def test_the_help_of_a_sweep_is_in_groups_with_the_options_of_its_task_alone() -> None:
+def help_of(options: type, *words: str) -> str:
+    return " ".join(re.sub("[│╭╰─╮╯]", " ", "\n".join(help_lines(options, *words, "--help"))).split())
+
+
+def test_the_help_of_a_sweep_has_the_options_of_its_task_alone_and_leaves_rare_ones_to_help_all() -> None:
     pretrain, gap = help_of(ThroughputOptions, "pretrain"), help_of(ThroughputOptions, "gap")
-    for group in GROUPS:
-        assert group.capitalize() in pretrain
+    assert "--threads" not in pretrain and "bertbench --help-all" in pretrain
+    assert "--threads" in "".join(help_lines(ThroughputOptions, "pretrain", "--help-all"))
     assert "--head" in gap and "--head" not in pretrain
     assert "[choices: tiny, mini, small, medium, base, large, distilbert]" in pretrain
     assert "--phase" in help_of(TrainOptions, "pretrain") and "--phase" not in help_of(TrainOptions, "glue")
@@ -47,6 +55,7 @@ EXAMPLES = [(words, example) for words, options in OPTIONS.items() for example i
 @pytest.mark.parametrize("words", OPTIONS)
 def test_every_help_has_defaults_that_say_something_and_one_to_three_examples(words: str) -> None:
     text, shown = help_of(OPTIONS[words]), examples_of(OPTIONS[words])
+    assert len(help_lines(OPTIONS[words], *words.split()[1:2], "--help")) <= 50, "it fits a screen"
     assert not re.search(r"default: *(None|False|True|''|\)|\()", text), text
     assert 1 <= len(shown) <= 3
     assert all(" ".join(example.split()) in text.partition("Examples:")[2] for example in shown)
@@ -73,7 +82,7 @@ def test_words_become_the_dataclass_with_its_own_refusals() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "named"),
     [
-        (["--rounds", "1.5"], "option-value", "1.5"),
+        (["--rounds", "few"], "option-value", "few"),
         (["--batch-sizes", "[4,8]"], "option-value", "[4,8]"),
         (["--strategy", "dpd"], "option-choice", "ddp"),
         (["--bath-sizes", "4"], "option-unknown", "--batch-sizes"),
@@ -87,24 +96,22 @@ def test_wrong_words_are_refused_with_what_is_near(words: list[str], code: str, 
 
 
 def test_words_go_to_the_option_or_argument_that_can_take_them() -> None:
-    report = parse(ReportOptions, ["--project", "8", "16", "RUN"], "bertbench report")
+    report = parse(ReportOptions, ["RUN", "--project", "8", "16"], "bertbench report")
     assert (report.project, report.path) == ((8, 16), Path("RUN"))
     with refused("option-missing", "PATH"):
         parse(ReportOptions, ["--project", "8", "16"], "bertbench report")
     measure = parse(MeasureOptions, ["--out", "x", "--", "python", "a.py", "--help", "--", "1"], "bertbench measure")
     assert measure.command == ("python", "a.py", "--help", "--", "1") and measure.out == Path("x")
-    with refused("option-missing", "COMMAND"):
-        parse(MeasureOptions, ["python", "a.py", "--out", "x"], "bertbench measure")
     words = ["pretrain", "--batch-sizes", "4", "8", "--rounds", "1", "--batch-size", "16", "--rounds=2"]
     sweep = parse(ThroughputOptions, words, "bertbench throughput").sweep
-    assert (sweep.batch_sizes, sweep.rounds) == ((16,), 2), "the last of an option counts"
+    assert (sweep.batch_sizes, sweep.rounds) == ((4, 8, 16), 2), "lists add up; of other options the last counts"
 
 
 def test_bash_completes_commands_tasks_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--completion", "bash"]) == 0
     (tmp_path / "bertbench").write_text(capsys.readouterr().out)
     asked = "source bertbench; COMP_CWORD=2; COMP_WORDS=(bertbench {}); _bertbench; echo ${{COMPREPLY[@]}}"
-    for words, completed in (("throughput --strat", {"--strategies", "--strategy"}), ("eval g", {"gap", "glue"})):
+    for words, completed in (("throughput --strat", {"--strategies"}), ("eval g", {"gap", "glue"})):
         shown = subprocess.check_output(["bash", "-c", asked.format(words)], cwd=tmp_path, text=True)
         assert set(shown.split()) == completed
     with refused("option-choice", "bash"):

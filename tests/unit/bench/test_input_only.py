@@ -58,7 +58,7 @@ def test_a_trial_on_the_lengths_of_a_folder_survives_its_record(tmp_path: Path) 
 
 def test_a_search_of_the_input_alone_is_refused() -> None:
     with refused("option-conflict", "--input-only", "--max-batch-search"):
-        ThroughputOptions(input_only=True, max_batch_search=True)
+        ThroughputOptions(sweep=Sweep(), input_only=True, max_batch_search=True)
 
 
 @pytest.mark.parametrize("gzip_level", [1, 0])
