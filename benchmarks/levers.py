@@ -4,7 +4,7 @@
         [--levers TEXT ...]
 
 For each row of ROWS one sweep of `bertbench throughput pretrain` in interleaved rounds: every set of levers, `hf`, and
-`torch-encoder`, with both allocators. Ends in DIR/levers.md and DIR/levers.json: samples/s, ratios to no levers and to
+`torch-encoder`. Ends in DIR/levers.md and DIR/levers.json: samples/s, ratios to no levers and to
 `hf`, MFU. A call with the same DIR continues.
 """
 
@@ -28,7 +28,6 @@ ROWS = {
     "small-512": ("small", 512, 4, "synthetic:mean254"),
 }
 """Name -> preset, sequence length, batch, data."""
-ALLOCATORS = ("default", "huge-pages")
 OTHERS = ("hf", "torch-encoder")
 
 
@@ -44,7 +43,7 @@ def sweep(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     command = [
         sys.executable, "-m", "bench.cli.main", "throughput", "pretrain", "--presets", preset,
         "--seq-lens", str(length), "--batch-sizes", str(batch), "--data", data, "--precisions", arguments.precision,
-        "--implementations", "bertbench", *OTHERS, "--levers", *arguments.levers, "--allocators", *ALLOCATORS,
+        "--implementations", "bertbench", *OTHERS, "--levers", *arguments.levers,
         "--rounds", str(arguments.rounds), "--max-seconds", str(arguments.seconds),
         "--out", str(arguments.out / name), "--json",
     ]  # fmt: skip
@@ -55,19 +54,19 @@ def sweep(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def summed_up(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """What each competitor reached with each allocator: medians over the rounds, of ratios within each round."""
-    speeds: dict[tuple[str, str], dict[int, dict[str, Any]]] = defaultdict(dict)
+    """What each competitor reached in a step: medians over the rounds, of ratios within each round."""
+    speeds: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
         if row["status"] == "ok":
             name = row["implementation"] if row["implementation"] in OTHERS else row["levers"] or AUTO
-            speeds[row["allocator"] or "default", name][row["round"]] = row
-    for (allocator, name), own in speeds.items():
-        found = {"allocator": allocator, "name": name, "rounds": len(own)}
+            speeds[name][row["round"]] = row
+    for name, own in speeds.items():
+        found = {"name": name, "rounds": len(own)}
         found["precision"] = next(iter(own.values()))["precision"]
         for key in ("samples_per_second", "mfu", "peak_memory_bytes"):
             found[key] = statistics.median(row[key] for row in own.values())
         for reference in (NONE, "hf"):
-            other = speeds.get((allocator, reference), {})
+            other = speeds.get(reference, {})
             ratios = [own[n]["samples_per_second"] / other[n]["samples_per_second"] for n in own.keys() & other.keys()]
             found[f"to_{reference}"] = statistics.median(ratios) if ratios else None
             found[f"to_{reference}_each"] = sorted(ratios)
@@ -75,16 +74,16 @@ def summed_up(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def table(name: str, found: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table of one row, fastest first within each allocator."""
+    """A Markdown table of one row, fastest first."""
     preset, length, batch, data = ROWS[name]
     precision = found[0]["precision"] if found else "no result"
     lines = [f"## {preset}, {length} tokens, batch {batch}, {precision}, lengths `{data}`", ""]
-    lines += ["| allocator | levers | samples/s | x none | x hf | of each round | MFU | peak RSS, MiB |"]
-    lines += ["|---|---|---|---|---|---|---|---|"]
-    for each in sorted(found, key=lambda one: (one["allocator"], -one["samples_per_second"])):
+    lines += ["| levers | samples/s | x none | x hf | of each round | MFU | peak RSS, MiB |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for each in sorted(found, key=lambda one: -one["samples_per_second"]):
         ratios = [f"{each[key]:.2f}" if each[key] else "-" for key in ("to_none", "to_hf")]
         rounds = " ".join(f"{ratio:.2f}" for ratio in each["to_hf_each"])
-        cells = [each["allocator"], f"`{each['name']}`", f"{each['samples_per_second']:.2f}", *ratios, rounds]
+        cells = [f"`{each['name']}`", f"{each['samples_per_second']:.2f}", *ratios, rounds]
         cells += [f"{100 * each['mfu']:.1f} %", f"{each['peak_memory_bytes'] / 2**20:,.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

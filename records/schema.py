@@ -81,7 +81,7 @@ _OPTIONS = (
     Column("task_options", str, "", "options of the task as JSON; empty without options"),
     Column("levers", str, "", "optimizations of our implementation, joined by +; empty for those of its device"),
     Column("activation_checkpointing", bool, "", "whether activations are computed again in the backward pass"),
-    Column("allocator", str, "", "how processes keep main memory; empty for the C library's way"),
+    Column("allocator", str, "", "of earlier versions: how processes kept memory"),
 )
 
 # What is measured of a trial, in the order of results.csv: the head stands before its round, device and kind.

@@ -59,7 +59,7 @@ class Trial(TrainSpec):
     profiler_options: tuple[str, ...] = ()
     """Options of the profiler from --with: "name" or "name=value" words, sorted."""
     allocator: str = ""
-    """How processes keep main memory, a name of bench.run.resources.ALLOCATORS; empty is as the C library does."""
+    """Of earlier versions: how processes kept memory. Empty is as the environment says."""
     training: tuple[tuple[str, Any], ...] = ()
     """Of kind train: every setting of the training, (name, plain value), sorted; `round` is then the attempt."""
     command: tuple[str, ...] = ()

@@ -178,7 +178,7 @@ _OPTIONS = {
     "precisions": "precision", "devices": "world_size", "device": "device", "trust_remote_code": "trust_remote_code",
     "grad_accum": "grad_accum_steps", "levers": "levers", "threads": "threads_per_rank", "padding": "padding",
     "dropout": "dropout", "seed": "seed", "activation_checkpointing": "activation_checkpointing",
-    "allocators": "allocator", "data": "data", "strategies": "strategy", "start": "start_iteration",
+    "data": "data", "strategies": "strategy", "start": "start_iteration",
     "stop": "stop_iteration",
 }  # fmt: skip
 """Options of throughput: field of the trial."""

@@ -1,13 +1,12 @@
 """`bertbench compare A B [C ...]`: two runs or traces, or runs over time; exit code 1 on a regression."""
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.cli.options import Tables
 from bench.cli.result import ALL_TABLES, Result, of_view
 from common.errors import InputError, UsageError
-from common.flags import Positional, flag
+from common.flags import Positional
 from records.run import is_run
 
 
@@ -37,12 +36,6 @@ class CompareOptions(Tables):
 UNDECIDED = 4
 """Exit code if the measurements cannot tell whether there is a regression."""
 _VERDICTS = {"regression": "regression", "undecided": "not conclusive", "nothing": "nothing to compare"}
-# Options that do not apply to what is compared.
-_REFUSED = {
-    "three or more runs": ("csv", "undecided_ok"),
-    "two run directories": ("csv",),
-    "two traces": ("undecided_ok",),
-}
 OPTIONS = {"compare A B [C ...]": CompareOptions}
 
 
@@ -53,13 +46,11 @@ def run(options: CompareOptions) -> Result:
     if len(options.paths) < 2:
         raise UsageError("option-missing", "give two paths or more: bertbench compare --help")
     for path in options.paths:
-        if not os.path.lexists(path):  # of a name that is too long it says no, where Path raises
+        if not path.exists():
             raise InputError("path-missing", f"{path} does not exist: give run directories, or two traces")
     a, b, *more = options.paths
-    kind = "three or more runs" if more else "two run directories" if is_run(a) and is_run(b) else "two traces"
-    for name in _REFUSED[kind]:
-        if getattr(options, name) not in (None, False):
-            raise UsageError("option-not-applicable", f"{flag(name)} does not apply to {kind}: omit it")
+    if options.csv is not None and (more or is_run(a)):
+        raise UsageError("option-not-applicable", "--csv does not apply to run directories: use --json or --markdown")
     view = history(options.paths, options.threshold) if more else compare(a, b, options.threshold)
     code = {"regression": 1, "undecided": 0 if options.undecided_ok else UNDECIDED}.get(view.verdict, 0)
     verdict = _VERDICTS.get(view.verdict if code or view.verdict == "nothing" else "", "no regression")

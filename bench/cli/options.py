@@ -9,9 +9,9 @@ from bench.sweep.options import DEVICE
 from common.errors import UsageError
 
 RARE = frozenset({
-    "activation_checkpointing", "allocator", "allocators", "best_by", "bucket_mib", "deepspeed_config", "delimiter",
+    "activation_checkpointing", "best_by", "bucket_mib", "deepspeed_config", "delimiter",
     "dropout", "encoding", "eval_every", "eval_samples", "grad_accum", "grad_accum_steps", "header", "implementation",
-    "keep", "log_every", "log_to", "logfile", "max_batch_limit", "max_batch_step", "max_grad_norm", "max_steps",
+    "keep", "log_every", "log_to", "logfile", "max_batch_limit", "max_grad_norm", "max_steps",
     "memory_limit_gib", "micro_batch_size", "min_steps", "model", "optimizer", "padding", "precision_target",
     "prep_only", "price_per_hour", "quoting", "replace", "retry_failed", "sample_limit", "save_every", "scaling",
     "schedule", "seed", "test", "threads", "timeout_seconds", "train_on_all", "trust_remote_code", "validation",

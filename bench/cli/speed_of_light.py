@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 from bench.cli.options import TrialOptions, run_folder
 from bench.cli.progress import describe, note
@@ -10,8 +9,7 @@ from bench.cli.result import Result, of_view
 from bench.cli.session import run_all
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
-from bench.run.resources import DEFAULT
-from bench.sweep.options import ALLOCATOR, AUTO
+from bench.sweep.options import AUTO
 from bench.sweep.trials import Workload, expand
 from bench.sweep.winner import check_winner, fastest_trial
 from bert.tasks import known_tasks, task_data
@@ -39,8 +37,6 @@ class SpeedOfLightOptions(TrialOptions):
     """Sequences per device."""
     levers: str = AUTO
     """Optimizations: auto, none, or names joined by + (docs/explanation/speed.md)."""
-    allocator: Annotated[str, ALLOCATOR] = DEFAULT
-    """Memory allocator setting of the processes; expandable-segments is for GPU memory."""
     devices: int = 1
     """Ranks. Each measures all parts; communication is the exposed time of their steps."""
     rounds: int = 12
@@ -90,8 +86,7 @@ def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:
         note(f"the fastest configuration of {options.winner_of}: {describe(trial)}")
     else:
         sweep = options.workload.sweep(
-            devices=(options.devices,), batch_sizes=(options.batch_size,), levers=(options.levers,),
-            allocators=(options.allocator,), **limits,
+            devices=(options.devices,), batch_sizes=(options.batch_size,), levers=(options.levers,), **limits,
         )  # fmt: skip
         (trial,) = expand(sweep, devices, kind=_KIND)
     if "fp8" in trial.levers.split("+") and trial.device == "cpu":

@@ -1,5 +1,6 @@
 """`bertbench tune TASK --for score|throughput`: search for training options, or for the fastest configuration."""
 
+import functools
 import itertools
 import shlex
 import signal
@@ -133,10 +134,6 @@ def run(call: ScoreCall | ThroughputOptions) -> Result:
     return _for_throughput(call) if isinstance(call, ThroughputOptions) else _for_score(call.options, call.words)
 
 
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _for_score(options: ScoreOptions, words: list[str]) -> Result:
     from analysis.render.study import tune_blocks
     from analysis.render.tables import Facts
@@ -148,7 +145,7 @@ def _for_score(options: ScoreOptions, words: list[str]) -> Result:
         document, ended = Worker(
             folder=out, space=read_space(options.search, option_kinds((*FREE, *FIXED))), base=base,
             words=[options.task, *words], devices=find_devices(base.device), trials=options.trials,
-            sampler=options.sampler, pruner=options.pruner, stop=stop, note=_note,
+            sampler=options.sampler, pruner=options.pruner, stop=stop, note=functools.partial(print, file=sys.stderr, flush=True),
         ).run()  # fmt: skip
     unfinished = sum(trial["state"] in ("waiting", "running") for trial in document["trials"])
     charts = shlex.join(["optuna-dashboard", f"sqlite:///{out / 'study.db'}"])
@@ -190,7 +187,7 @@ def _for_throughput(options: ThroughputOptions) -> Result:
         written = {"tune.json": {"trials": rows, "best": best}, **({"best.json": best} if best else {})}
         for name, document in written.items():
             write_record(run.path / name, document)
-    names, facts = [row["configuration"] for row in rows], [("no result", f"see {run.path}/trials/*/log.txt")]
+    facts = [("no result", f"see {run.path}/trials/*/log.txt")]
     if best is not None:
         rate, low, high = map(fine, (best["samples_per_second"], *best["interval"]))
         facts = [
@@ -198,6 +195,7 @@ def _for_throughput(options: ThroughputOptions) -> Result:
             ("conclusive", f"no: {best['undecided']} (--rounds)" if best["undecided"] else "yes"),
             ("command", shlex.join(best["command"])),
         ]
+    names = [row["configuration"] for row in rows]
     table = configurations_table(rows, names, best["configuration"] if best else "", best["close"] if best else [])
     return Result(
         document={"run": str(run.path), "trials": rows, "best": best},

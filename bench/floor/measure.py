@@ -12,7 +12,7 @@ from bench.floor.parts import make_parts
 from bench.floor.subject import Part, Subject
 from bench.run.peak import matmul_peak, memory_bandwidth, peak_dtype
 from bench.run.recorder import RowWriter
-from bench.run.resources import check_allocator, reset_used_memory, used_memory
+from bench.run.resources import reset_used_memory, used_memory
 from bench.run.stopwatch import Stopwatch, stopwatch
 from bert.data.batch import Batch
 from bert.model.step import Step
@@ -59,7 +59,6 @@ def measure_components(
     steps.make("warmup", WARMUP_STEPS)
     steps.make("before", STEPS_AROUND)
     memory = used_memory(device)  # of steps alone, before the parts allocate theirs
-    check_allocator(trial)
     batch = typical_batch(sample, lambda each: step.model_flops(each.counts))
     subject = Subject(task=task, step=step, model=model, training=training, batch=batch.to(device))
     parts = make_parts(subject)

@@ -16,7 +16,7 @@ from bench.implementations.own import make_implementation
 from bench.run.clock import StepClock
 from bench.run.peak import matmul_peak, peak_dtype
 from bench.run.recorder import RowWriter, step_writer
-from bench.run.resources import check_allocator, reset_used_memory, used_memory
+from bench.run.resources import reset_used_memory, used_memory
 from bench.run.stopwatch import Stopwatch, stopwatch
 from bench.run.window import Window
 from bert.data.batch import Batch, BatchCounts
@@ -104,7 +104,6 @@ class _Measurement:
         with self.rank.timed("train"):
             steps = (built.loop or train)(training, self.observer, self.window.keep_going)
         memory = used_memory(device)
-        check_allocator(self.trial)
         strategy.barrier()
         with self.rank.timed("backward_timeline"):
             backward = backward_of(training, self.trial)

@@ -1,10 +1,4 @@
-"""What a rank may take of its machine and what it took: cores, memory, libraries.
-
-Allocators are environment variables, for every implementation alike. On the host they are those of mallopt(3) and of
-glibc's manual, section "Memory Allocation Tunables": by default glibc gives large blocks back to the kernel, and the
-next step zeroes every page again, a tenth to a fifth of a step of BERT-base on a CPU. On a GPU they configure PyTorch's
-caching allocator (its CUDA semantics notes, section "Optimizing memory usage with PYTORCH_ALLOC_CONF").
-"""
+"""What a rank may take of its machine and what it took: cores, memory, libraries."""
 
 import os
 import resource
@@ -12,25 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError
 from common.memory import control_group
-from common.registry import lookup
 from records.trial import Trial
-
-DEFAULT = "default"
-EXPANDABLE = "expandable-segments"
-_KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-
-ALLOCATORS: dict[str, dict[str, str]] = {
-    DEFAULT: {},
-    # Freed memory stays with the process.
-    "keep": _KEEP,
-    # Besides, the kernel is asked for pages of 2 MiB (transparent huge pages, where they are `madvise` or `always`).
-    "huge-pages": {**_KEEP, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
-    # A segment of GPU memory grows, so that freed blocks are reused where sizes change from step to step. Every torch
-    # reads this older name of the variable, and prefers it to PYTORCH_ALLOC_CONF.
-    EXPANDABLE: {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-}
 
 
 def take_share_of_cores(trial: Trial) -> None:
@@ -118,26 +95,6 @@ def torch_versions() -> dict[str, str | None]:
         "cudnn": None if cudnn is None else str(cudnn),
         "nccl": nccl,
     }
-
-
-def allocator_environment(name: str, device_type: str) -> dict[str, str]:
-    """Return the variables of an allocator by name, "" for the default, on a device type, cpu or cuda."""
-    if name == EXPANDABLE and device_type != "cuda":
-        problem = f"--allocators {name} is for GPU memory, but this run uses the CPU: give keep or huge-pages"
-        raise UsageError("option-not-applicable", problem)
-    return lookup(ALLOCATORS, name or DEFAULT, "allocator")
-
-
-def check_allocator(trial: Trial) -> None:
-    """Check, after some steps, that the GPU memory has the allocator of the trial."""
-    if trial.allocator != EXPANDABLE:
-        return
-    import torch
-
-    flags = [segment["is_expandable"] for segment in torch.cuda.memory_snapshot() if "is_expandable" in segment]
-    if flags and not any(flags):
-        problem = f"--allocators {EXPANDABLE}: torch made no expandable segment on this device: omit the option"
-        raise UsageError("device-unsupported", problem)
 
 
 def oom_kill_count() -> int:

@@ -23,7 +23,7 @@ from bench.launch.world import AGENT_STORE_VARIABLE, World
 from bench.machine.devices import Devices
 from bench.machine.environment import bounded_spin
 from bench.run.processes import STOP_VARIABLE, death_in_words, descendants, end_guarded, send, start_guarded
-from bench.run.resources import allocator_environment, oom_kill_count, under_memory_limit
+from bench.run.resources import oom_kill_count, under_memory_limit
 from bench.run.script import add_to_result, program_variables, settle, why_incomplete
 from bench.run.telemetry import Telemetry, telemetry_writer
 from bert.parallel import JOIN_TIMEOUT_VARIABLE
@@ -147,7 +147,6 @@ def _start(
         **(devices.environment(trial.world_size) if world is None else {}),
         **rank_variables(threads, options.timeout_seconds),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")])),
-        **allocator_environment(trial.allocator, trial.device),
         **own_variables(trial.implementation),
         **options.variables,
     }

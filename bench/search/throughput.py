@@ -46,10 +46,9 @@ def lanes(sweep: Sweep, devices: Devices) -> list[Trial]:
 
 @dataclass(kw_only=True, slots=True)
 class Search:
-    """A search, and the results so far."""
+    """A search: from `lanes`, one trial of each strategy with the smallest micro batch, to `results` in their order."""
 
     lanes: Sequence[Trial]
-    """One trial of each strategy and its options, with the smallest micro batch."""
     last_batch: int
     global_batch_size: int | None
     """Samples per update; None for no accumulation."""
@@ -57,14 +56,12 @@ class Search:
     """Most rounds of a configuration."""
     measure: Measure
     results: dict[Trial, Mapping[str, Any]] = field(default_factory=dict)
-    """Of each trial in the order run."""
 
     def run(self) -> None:
         """Search; the results are in the attributes."""
         for lane in self.lanes:
             fastest = self.choice()[0][:1]
-            start = max([lane.micro_batch_size, *(trial.micro_batch_size // 4 for trial in fastest)])
-            too_large = self._grow(lane, start)
+            too_large = self._grow(lane, max([lane.micro_batch_size, *(one.micro_batch_size // 4 for one in fastest)]))
             if too_large is not None:  # checkpointing saves memory and adds work
                 self._grow(dataclasses.replace(lane, activation_checkpointing=True), too_large)
         if self.candidates():

@@ -9,7 +9,6 @@ from cyclopts import Parameter
 
 from bench.machine.devices import Devices
 from bench.machine.environment import native_bf16
-from bench.run.resources import ALLOCATORS
 from bert.model.config import PRESETS
 from bert.parallel import STRATEGIES
 from bert.tasks import given_options, known_tasks, task_data
@@ -23,7 +22,6 @@ from records.trial import PRECISIONS
 AUTO = "auto"
 DEVICE, PADDING = Parameter(choices=(AUTO, "cpu", "cuda")), Parameter(choices=(AUTO, "longest", "fixed"))
 PRESET = Parameter(choices=tuple(PRESETS))
-ALLOCATOR = Parameter(choices=tuple(ALLOCATORS))
 STRATEGY, PRECISION = Parameter(choices=(AUTO, *STRATEGIES)), Parameter(choices=(AUTO, *PRECISIONS))
 Range = tuple[Callable[[float], bool], str]
 """Whether a value is allowed, and which ones are, in words."""

@@ -64,16 +64,8 @@ def plan_script(
 ) -> Trial:
     """Return the next trial of a command: its round is one more than the last of its kind in the run directory.
 
-    Args:
-        run: the run directory.
-        command: a program and its arguments.
-        name: what tables call it; None takes the script's.
-        start: first measured step; None, with `stop`, finds the end of warm-up.
-        stop: one past the last measured step.
-        profile: profile [start, stop) and measure the other steps.
-
-    Raises:
-        UsageError: the window is empty, or there is none to profile, or it begins with the first step.
+    Tables call it `name`, or as its script. Without `start` and `stop`, the measured steps begin with the end of
+    warm-up. With `profile` the steps [start, stop) are profiled, and the others measured. Raises UsageError.
     """
     if profile and not start:
         problem = "--profile needs the steps to profile: give --start (1 or more, since the start of step 0 is unknown)"

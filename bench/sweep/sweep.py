@@ -14,8 +14,8 @@ from bench.run.supervise import LaunchOptions, run_trial
 from common import locks
 from common.atomic import remove_left_overs, storage_errors
 from common.errors import SchemaError
-from records.documents import Request
-from records.files import read_record, write_record
+from common.reading import read_notes
+from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
 
@@ -43,7 +43,6 @@ class Session:
     options: LaunchOptions
     progress: Progress
     retry_failed: bool = False
-    """Whether trials that failed run again."""
 
 
 def run_trials(
@@ -92,10 +91,9 @@ def tidy(run: RunDirectory) -> None:
 
 
 def expected_seconds(run: RunDirectory, trials: Sequence[Trial]) -> float | None:
-    """Estimate the total time of trials in s; None if --start and --stop are given and no similar trial is finished.
+    """Estimate the total time of trials in s from finished ones of the kind and model, else their longest time.
 
-    A trial is assumed to take as long as finished trials of its kind and model; without any, its start-up time and its
-    maximum measuring time.
+    None if --start and --stop are given and no similar trial is finished.
     """
     rows = [row for row in result_rows(run) if row["status"] == "ok" and row.get("wall_seconds")]
     total = 0.0
@@ -130,12 +128,9 @@ def finished_result(
 
 def record_request(run: RunDirectory, trials: Sequence[Trial], request: Mapping[str, Any]) -> None:
     """Write sweep.json: the latest request, and those before it that used the same folder."""
-    earlier: list[dict[str, Any]] = []
-    if run.sweep_json.exists():
-        before = read_record(run.sweep_json, Request)
-        earlier = list(before.get("earlier", []))
-        if before.get("request") != dict(request):
-            earlier.append(before["request"])
+    before = read_notes(run.sweep_json)
+    earlier = [*before.get("earlier", []), before.get("request")]
+    earlier = earlier[: -1 if earlier[-1] in (None, dict(request)) else None]
     ids = [trial.trial_id for trial in trials]
     write_record(run.sweep_json, {"request": dict(request), "trials": ids, "earlier": earlier})
 

@@ -14,10 +14,8 @@ from bench.implementations.model_folder import ModelFolder, check_data, check_op
 from bench.implementations.own import check_implementation
 from bench.launch.world import World
 from bench.machine.devices import Devices
-from bench.run.resources import DEFAULT, allocator_environment
 from bench.sweep.options import (
     ABOVE_0,
-    ALLOCATOR,
     AT_LEAST_1,
     AUTO,
     PADDING,
@@ -92,8 +90,6 @@ class Sweep(Workload):
     for your own."""
     levers: tuple[str, ...] = (AUTO,)
     """Optimizations of bertbench: auto, none, or names joined by +; each set is measured separately."""
-    allocators: Annotated[tuple[str, ...], ALLOCATOR] = (DEFAULT,)
-    """Memory allocator settings of the processes; expandable-segments is for GPU memory."""
     strategies: Annotated[tuple[str, ...], STRATEGY] = (AUTO,)
     """Parallel strategy; default auto: single on one device, ddp on several."""
     zero_stages: tuple[int, ...] = ()
@@ -168,18 +164,9 @@ class Sweep(Workload):
 def expand(sweep: Sweep, devices: Devices, world: World | None = None, **fields: Any) -> list[Trial]:
     """Return the trials in the order they run: round by round, with competing trials next to each other.
 
-    Args:
-        sweep: the values to combine.
-        devices: where the trials run.
-        world: the ranks to use as devices.
-        fields: further fields of all trials: kind, profiler, profiler_options.
-
-    Raises:
-        UsageError: a value that cannot be measured here.
-        InputError: data or model cannot be read.
+    The ranks of `world` are used as devices; `fields` are those of all trials: kind, profiler, profiler_options. Raises
+    UsageError and InputError.
     """
-    for name in sweep.allocators:
-        allocator_environment(name, devices.kind)
     world_sizes = _world_sizes(sweep, devices, world)
     model = find_model(sweep.model, sweep.trust_remote_code) if sweep.model else None
     lengths = [_of_length(sweep, seq_len, model) for seq_len in sweep.seq_lens or (task_data(sweep.task).seq_len,)]
@@ -191,9 +178,9 @@ def expand(sweep: Sweep, devices: Devices, world: World | None = None, **fields:
     texts = [recorded_levers(text, devices.kind) for text in sweep.levers]
     implementations = [(name, text) for name in sweep.implementations for text in (texts if name == OURS else [""])]
     presets, trials = sweep.presets if model is None else (model.settings["preset"],), []
-    for round_number, preset, length, precision, world_size, name, batch, accumulated, allocator in itertools.product(
+    for round_number, preset, length, precision, world_size, name, batch, accumulated in itertools.product(
         range(sweep.repetitions), presets, lengths, sweep.precisions,
-        world_sizes, sweep.strategies, sweep.batch_sizes, sweep.grad_accum, sweep.allocators,
+        world_sizes, sweep.strategies, sweep.batch_sizes, sweep.grad_accum,
     ):  # fmt: skip
         strategy = resolve_strategy(name, world_size)
         competitors = [*itertools.product(implementations, options[strategy])]
@@ -207,7 +194,6 @@ def expand(sweep: Sweep, devices: Devices, world: World | None = None, **fields:
                     preset=preset,
                     implementation=implementation,
                     levers=levers,
-                    allocator="" if allocator == DEFAULT else allocator,
                     strategy=strategy,
                     strategy_options=strategy_options,
                     devices_per_rank=devices_per_rank(strategy, world_size),

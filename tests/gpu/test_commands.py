@@ -102,12 +102,3 @@ def test_training_without_padding_is_measured(cli: Cli) -> None:
         cli, "--preset", "mini", "--precisions", "bf16", "--batch-sizes", "16", "--rounds", "1", "--levers", *levers
     )
     assert sorted((row["levers"], row["status"]) for row in rows) == [("", "ok"), ("chunks", "ok"), ("unpad", "ok")]
-
-
-def test_expandable_segments_are_an_allocator_of_a_trial(cli: Cli) -> None:
-    allocators = ("default", "expandable-segments")
-    rows = sweep(cli, "--preset", "mini", "--batch-sizes", "16", "--allocators", *allocators, "--rounds", "1")
-    assert [row["status"] for row in rows] == ["ok", "ok"], [row["reason"] for row in rows]
-    assert sorted((row["strategy"], row["allocator"]) for row in rows) == [
-        ("single", ""), ("single", "expandable-segments"),
-    ]  # fmt: skip

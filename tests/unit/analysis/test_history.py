@@ -123,8 +123,8 @@ def test_bad_input_of_three_runs_is_refused(on_day: Any, tmp_path: Path) -> None
         result("compare", run, run, run, "--threshold", "1.0")
     with refused("path-missing", tmp_path / "absent"):
         result("compare", run, run, tmp_path / "absent")
-    with refused("option-not-applicable", "--undecided-ok"):
-        result("compare", run, run, run, "--undecided-ok")
+    with refused("option-not-applicable", "--csv"):
+        result("compare", run, run, run, "--csv", tmp_path / "csv")
     (tmp_path / "empty/trials").mkdir(parents=True)
     with refused("run-incomplete", tmp_path / "empty"):
         result("compare", *[tmp_path / "empty"] * 3)

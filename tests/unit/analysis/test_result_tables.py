@@ -49,8 +49,6 @@ def test_compare_names_the_path_that_does_not_fit(tmp_path: Path) -> None:
     for names in ([run.path, tmp_path / "empty"], [tmp_path / "empty", run.path]):
         with refused("file-empty", "/empty"):
             result("compare", *names)
-    with refused("option-not-applicable", "--undecided-ok"):
-        result("compare", tmp_path / "empty", tmp_path / "empty", "--undecided-ok")
 
 
 def test_runs_without_a_common_configuration_are_refused(tmp_path: Path) -> None:

@@ -1,24 +1,20 @@
 """From a sweep to its trials."""
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from support.refusals import refused
 from support.squad_windows import VOCAB, squad_windows, write_windows
 
 from analysis.wording import implementation, strategy
-from bench.machine.devices import Devices, Gpu
-from bench.run.resources import allocator_environment, check_allocator
+from bench.machine.devices import Devices
 from bench.sweep.training import TrainOptions, plan_training
 from bench.sweep.trials import Sweep, expand
 from bert.train.settings import TrainSettings
 from common.errors import Code
-from records.trial import Trial
 
 CPU = Devices("cpu", (), 4)
 
@@ -55,40 +51,6 @@ def test_each_set_of_levers_is_a_competitor_of_our_own_model_alone() -> None:
     assert labels == ["bertbench", "bertbench without optimizations", "bertbench chunks+unpad", "hf"]
 
 
-def test_each_allocator_is_a_trial_of_every_implementation_and_stands_beside_the_strategy() -> None:
-    trials = expand(Sweep(implementations=BOTH, allocators=("default", "keep"), rounds=1), CPU)
-    assert [(trial.implementation, trial.allocator) for trial in trials] == [
-        ("bertbench", ""), ("hf", ""), ("bertbench", "keep"), ("hf", "keep"),
-    ]  # fmt: skip
-    assert strategy(trials[2].row()) == "single memory=keep"
-    assert allocator_environment("", "cpu") == {} and allocator_environment("keep", "cpu")["MALLOC_MMAP_MAX_"] == "0"
-    gpu = Devices("cuda", (Gpu("NVIDIA H200", "0", "GPU-0", 141 << 30),), 16)
-    (trial,) = expand(Sweep(allocators=("expandable-segments",), devices=(1,)), gpu)
-    assert trial.allocator == "expandable-segments"
-
-
-def test_torch_accepts_the_setting_of_expandable_segments() -> None:
-    """The allocator's parser runs in a CPU build, too."""
-    code = "import torch; torch.zeros(1); print(torch._C._accelerator_getAllocatorSettings())"
-    given = {"PYTORCH_ALLOC_CONF": "backend:native"}  # what the user has set must not win
-    environment = {**os.environ, **given, **allocator_environment("expandable-segments", "cuda")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and done.stdout.strip() == "expandable_segments:True", done.stderr
-
-
-def test_a_trial_whose_memory_has_no_expandable_segment_is_no_trial_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = Trial(device="cuda", allocator="expandable-segments")
-    segments: list[dict[str, object]] = []
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    check_allocator(trial)
-    segments[:] = [{"is_expandable": False}, {"is_expandable": True}]
-    check_allocator(trial)
-    segments[:] = [{"is_expandable": False}, {"is_expandable": False}]
-    with refused("device-unsupported", "expandable-segments"):
-        check_allocator(trial)
-    check_allocator(Trial(device="cuda"))
-
-
 def test_the_rules_of_an_automatic_window_do_not_count_where_one_is_given() -> None:
     plain, changed = Sweep(start=1, stop=4), Sweep(start=1, stop=4, max_seconds=5.0, min_steps=3)
     assert [t.trial_id for t in expand(plain, CPU)] == [t.trial_id for t in expand(changed, CPU)]
@@ -101,7 +63,6 @@ def test_the_rules_of_an_automatic_window_do_not_count_where_one_is_given() -> N
         ({"implementations": ("bert",)}, "option-choice", ["'bert'"]),
         ({"levers": ("warp",)}, "option-choice", ["'warp'"]),
         ({"levers": ("none",), "implementations": ("hf",)}, "option-not-applicable", ["--levers none", "hf"]),
-        ({"allocators": ("expandable-segments",)}, "option-not-applicable", ["expandable-segments", "CPU"]),
         ({"rounds": 0}, "option-value", ["--rounds 0", 1]),
         ({"devices": (0,)}, "option-value", ["--devices 0", 1]),
         ({"devices": (8,)}, "device-missing", [8, "--devices 4"]),
