@@ -145,7 +145,8 @@ def _for_score(options: ScoreOptions, words: list[str]) -> Result:
         document, ended = Worker(
             folder=out, space=read_space(options.search, option_kinds((*FREE, *FIXED))), base=base,
             words=[options.task, *words], devices=find_devices(base.device), trials=options.trials,
-            sampler=options.sampler, pruner=options.pruner, stop=stop, note=functools.partial(print, file=sys.stderr, flush=True),
+            sampler=options.sampler, pruner=options.pruner, stop=stop,
+            note=functools.partial(print, file=sys.stderr, flush=True),
         ).run()  # fmt: skip
     unfinished = sum(trial["state"] in ("waiting", "running") for trial in document["trials"])
     charts = shlex.join(["optuna-dashboard", f"sqlite:///{out / 'study.db'}"])

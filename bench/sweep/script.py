@@ -119,11 +119,7 @@ def measure_script(
     record_request(run, [trial], request)
     directory = run.trial(trial.trial_id)
     begun(directory)
-    scripts = [Path(word).resolve() for word in options.program if word.endswith(".py")]
-    about = {
-        "script_sha256": script_sha256(options.program),
-        "script_folder": scripts[0].parent.name if scripts else None,
-    }
+    about = {"script_sha256": script_sha256(options.program)}
     try:
         result = run_trial(trial, directory, devices, {**capture(devices), **about}, options)
     finally:

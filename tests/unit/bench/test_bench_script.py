@@ -90,12 +90,6 @@ def test_steps_that_do_not_fit_into_the_budget_are_left_out_and_the_report_is_wr
     assert time_budget(calls) == 1
 
 
-def test_time_for_profile_speed_of_light_and_report_is_reserved(script: Script) -> None:
-    calls, notes = script(1000, 31)
-    assert not notes and "profile" in calls
-    assert 1000 - (4 * 31 + 15) - 10 <= time_budget(calls) <= 1000 - (4 * 31 + 15)
-
-
 @pytest.mark.parametrize("budget", ["abc", "-5", "0", "1.5"])
 def test_a_budget_that_is_none_is_refused_before_anything_runs(script: Script, budget: str) -> None:
     environment = {**os.environ, "OUT": str(script.run), "CALLS": str(script.calls), "BUDGET": budget}
@@ -121,10 +115,3 @@ def test_a_run_that_cannot_be_read_is_left_to_the_next_commands(script: Script) 
     (script.folder / ".venv/bin/python3").write_text("#!/usr/bin/env bash\nexit 1\n")
     calls, notes = script(300)
     assert "profile" in calls and not notes
-
-
-def test_a_folder_of_text_that_does_not_exist_is_named_and_nothing_is_made(script: Script) -> None:
-    argv = ["bash", str(script.folder / "bench" / "bench.sh"), str(script.folder / "missing")]
-    environment = {name: value for name, value in os.environ.items() if name != "OUT"}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2 and "missing" in done.stderr and not (script.folder / "runs").exists()

@@ -48,11 +48,6 @@ def test_what_cannot_be_measured_is_refused(options: dict[str, Any], code: Code)
         expand_collectives(CommSweep(**options), CPU)
 
 
-def test_one_device_has_no_collective() -> None:
-    with refused("device-missing", 1):
-        expand_collectives(CommSweep(), Devices("cpu", (), 1))
-
-
 def test_a_world_is_measured_as_it_is() -> None:
     world = World(3, 0, 6, 3, 2)
     (trial,) = expand_collectives(CommSweep(), CPU, world)

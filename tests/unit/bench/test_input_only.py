@@ -1,6 +1,5 @@
 """Trials of the input alone and twins on made-up batches: planned, named, drawn and recorded."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from bench.sweep.trials import Sweep, expand
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.batches import Hdf5Batches
 from bert.tasks.pretrain.instances import Instances
-from records.trial import Trial
 
 CPU = Devices("cpu", (), 4)
 SEQ_LEN = 16
@@ -45,15 +43,6 @@ def test_input_trials_are_the_same_grid_under_ids_of_their_own(tmp_path: Path) -
     assert [(t.micro_batch_size, t.round) for t in alone] == [(t.micro_batch_size, t.round) for t in training]
     assert not {trial.trial_id for trial in alone} & {trial.trial_id for trial in training}
     assert alone[0].trial_id.startswith("input-pretrain-bertbench-")
-
-
-def test_a_trial_on_the_lengths_of_a_folder_survives_its_record(tmp_path: Path) -> None:
-    folder = make_shards(tmp_path)
-    (twin,) = expand(sweep(folder, data=f"synthetic:{folder}"), CPU)
-    assert twin.data_fingerprint and twin.trial_id != expand(sweep(folder), CPU)[0].trial_id
-    assert (twin.max_predictions, twin.vocab_size, twin.seq_len) == (2, 30522, SEQ_LEN)
-    again = Trial.from_json(json.loads(json.dumps(twin.to_json())))
-    assert again == twin and again.trial_id == twin.trial_id
 
 
 def test_a_search_of_the_input_alone_is_refused() -> None:

@@ -226,18 +226,6 @@ def test_the_hash_of_a_script_is_that_of_its_content(tmp_path: Path, monkeypatch
     assert script_sha256(("python", "-m", "no.such")) is None is script_sha256(("true",))
 
 
-def test_energy_of_gpus_that_the_script_may_not_have_used_is_unknown() -> None:
-    trial = Trial(kind="measure", command=("train",), precision="", device="cuda")
-    steps = {0: [{"step": number, "step_time_ms": 1e3, "start_ns": int(number * 1e9)} for number in range(4)]}
-    power = [
-        {"time_ns": int(second * 1e9), "device": device, "quantity": "power_watts", "value": 100.0}
-        for device in ("gpu0", "gpu1")
-        for second in range(6)
-    ]
-    assert summarize(trial, steps, {}, {}, power)["energy_joules"] is None
-    assert summarize(trial, steps, {}, {}, power[:6])["energy_joules"] > 0
-
-
 @pytest.mark.parametrize(
     ("command", "name"),
     [

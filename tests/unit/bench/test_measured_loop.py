@@ -97,11 +97,6 @@ def test_counts_of_other_libraries_and_a_loss_that_is_no_number_are_taken(tmp_pa
     assert steps["samples"].tolist() == [8, 1] and steps["loss"].tolist()[0] == 0.5
 
 
-def test_an_empty_name_is_refused(tmp_path: Path) -> None:
-    with refused("option-value"):
-        bertbench.measure(" ", out=tmp_path)
-
-
 def test_the_same_name_again_is_another_round(tmp_path: Path) -> None:
     blocks = [bertbench.measure(name, out=tmp_path) for name in ("loop", "loop", "other")]  # planned at once
     for block in blocks:

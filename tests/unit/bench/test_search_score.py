@@ -5,7 +5,6 @@ import json
 import math
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -112,16 +111,6 @@ def test_a_study_exports_its_best_trial_with_command_and_checkpoint(
     with (out / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["value"]) for row in rows] == [row["value"] for row in ended.document["trials"]]
-
-
-def test_trials_select_their_checkpoint_by_the_objective(data: Path, tmp_path: Path, trainings: Trainings) -> None:
-    trainings.score = "nsp_accuracy"
-    trainings.scores = lambda settings, number: 0.1 * len(trainings.made)
-    found = called(data, tmp_path / "study", "--trials", "3", "--best-by", "nsp_accuracy")
-    assert [settings["best_by"] for settings in trainings.made] == ["nsp_accuracy"] * 3
-    assert found["objective"]["maximize"] and found["best"]["number"] == 2
-    options = parse(TrainOptions, shlex.split(found["best"]["command"])[2:], "bertbench train")
-    assert (options.best_by, options.eval_every) == ("nsp_accuracy", 2)
 
 
 def test_the_same_command_resumes_and_a_larger_number_adds_trials(
@@ -235,17 +224,6 @@ def test_options_that_mean_nothing_are_refused_before_anything_runs(
     with refused(code, *facts):
         result("tune", *words(data, tmp_path / "study"), *more)
     assert trainings.made == [] and not (tmp_path / "study").exists()
-
-
-def test_a_missing_search_and_a_missing_optuna_are_refused(
-    data: Path, tmp_path: Path, trainings: Trainings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = words(data, tmp_path / "study")
-    with refused("option-missing", "--search"):
-        result("tune", *given[: given.index("--search")])
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with refused("package-missing", "bertbench[tune]"):
-        result("tune", *given)
 
 
 def test_a_storage_that_cannot_be_read_is_named(data: Path, tmp_path: Path, trainings: Trainings) -> None:

@@ -103,17 +103,6 @@ def test_three_rounds_decide_between_steady_configurations(most: int, last: int)
     assert max(one.round for one in machine.ran) == last and bool(found.choice()[1]) == (most < 3)
 
 
-def test_each_round_measures_half_as_many_in_alternating_order() -> None:
-    swing = (1.0, 1.08, 0.92, 1.05, 0.95, 1.08)
-    speeds = {1: 100.0, 2: 101.5, 3: 60.0, 4: 50.0}
-    machine = Machine(lambda one: speeds[one.micro_batch_size] * swing[one.round])
-    found = machine.search(replace(DDP, strategy="single"), rounds=6, last=4)
-    rounds = [[one.micro_batch_size for one in machine.ran if one.round == number] for number in range(1, 6)]
-    assert [len(sizes) for sizes in rounds] == [4, 2, 2, 2, 2] and rounds[1] == rounds[2][::-1]
-    (best, close), undecided = found.choice()
-    assert (best.micro_batch_size, close.micro_batch_size) == (2, 1) and undecided
-
-
 def test_auto_tries_every_installed_strategy_with_its_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = Devices("cpu", (), 4)
     sweep = Sweep(devices=(2,), batch_sizes=(1,))

@@ -11,13 +11,11 @@ from bench.sweep.request import check_same_request, first_difference
 from bench.sweep.sweep import (
     expected_seconds,
     finished_result,
-    locked,
     record_request,
     result_rows,
     tidy,
     write_results,
 )
-from common.errors import LockedError
 from records.files import write_record
 from records.run import RunDirectory
 from records.trial import Trial
@@ -78,14 +76,6 @@ def test_results_csv_has_a_row_per_finished_trial_with_its_configuration(tmp_pat
     assert {size: row["status"] for size, row in rows.items()} == {"4": "ok", "8": "oom", "": "ok"}
     assert rows["4"]["samples_per_second"] == "3.5" and rows["4"]["mfu"] == ""
     assert rows[""]["world_size"] == "2" and not rows[""]["task"], "collectives have no shape of a training"
-
-
-def test_a_lock_is_exclusive_and_given_back(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "new")
-    with locked(run), refused("folder-locked", run.path, kind=LockedError), locked(run):
-        pass
-    with locked(run):
-        pass
 
 
 def test_the_request_is_kept_with_those_before_it(tmp_path: Path) -> None:
