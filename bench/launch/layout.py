@@ -66,11 +66,15 @@ def _read_hosts(path: Path) -> dict[str, int]:
 
 def names_of_this_node() -> set[str]:
     """Return the names and addresses of this node, in lower case."""
+    name = socket.gethostname()
+    return {word.lower() for word in ("localhost", name, name.partition(".")[0], socket.getfqdn(), *interfaces())}
+
+
+def interfaces() -> dict[str, str]:
+    """Return the network interface of each address of this node."""
     import psutil
 
-    addresses = [one.address.partition("%")[0] for ones in psutil.net_if_addrs().values() for one in ones]
-    name = socket.gethostname()
-    return {word.lower() for word in ("localhost", name, name.partition(".")[0], socket.getfqdn(), *addresses)}
+    return {one.address.partition("%")[0]: name for name, ones in psutil.net_if_addrs().items() for one in ones}
 
 
 def least_busy(devices: Devices, count: int) -> Devices:

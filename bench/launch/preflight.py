@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 SILENCE_SECONDS = 20.0
 """Seconds without a sign of a node after which it counts as lost."""
-_POLL_SECONDS = 0.3
+POLL_SECONDS = 0.3
+"""Between two looks at the store."""
 # Seconds that node 0 keeps its store for nodes that have not read the end.
 _LEAVE_SECONDS = 5.0
 
@@ -34,7 +35,6 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     counts: tuple[int, ...]
     """Processes of every node."""
     device: str
-    """cpu or cuda."""
     command: str
     host: str = msgspec.field(default_factory=socket.gethostname)
     pid: int = msgspec.field(default_factory=os.getpid)
@@ -49,17 +49,15 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return f"node {self.rank} (host {self.host})"
 
 
-class _Refusal(msgspec.Struct, frozen=True):
+class Refusal(msgspec.Struct, frozen=True):
+    """Why the nodes cannot start together."""
+
     code: Code
     text: str
 
 
-class NodeLostError(Exception):
-    """Node 0 does not answer."""
-
-
 def answer(call: Callable[..., T], *arguments: Any, seconds: float = SILENCE_SECONDS) -> T:
-    """Return call(*arguments), which uses the store. Raises NodeLostError without an answer of node 0 in `seconds`.
+    """Return call(*arguments), which uses the store. Raises ConnectionError without an answer of node 0 in `seconds`.
 
     It is made in a thread, since calls of a TCPStore wait forever where a link is cut or another program listens.
     """
@@ -75,17 +73,18 @@ def answer(call: Callable[..., T], *arguments: Any, seconds: float = SILENCE_SEC
     try:
         return future.result(seconds)
     except (RuntimeError, TimeoutError) as error:  # RuntimeError: of torch.distributed
-        raise NodeLostError(str(error).partition("\n")[0] or f"no answer for {seconds:g} s") from error
+        raise ConnectionError(str(error).partition("\n")[0] or f"no answer for {seconds:g} s") from error
 
 
-def read(store: "TCPStore", key: str, kind: type[T]) -> T | None:
-    """Return a value of the store, or None."""
-    return msgspec.json.decode(store.get(key), type=kind) if store.check([key]) else None
-
-
-def post(store: "TCPStore", key: str, value: T) -> T:
-    """Write a value unless there is one; return the one that is there."""
-    return msgspec.json.decode(store.compare_set(key, "", msgspec.json.encode(value).decode()), type=type(value))
+def share(store: "TCPStore", key: str, kind: type[T], value: T | None) -> T | None:
+    """Write a value, if any, unless the key has one; return the one that the key has, or None."""
+    if value is not None:
+        text = store.compare_set(key, "", msgspec.json.encode(value).decode())
+    elif store.check([key]):
+        text = store.get(key)
+    else:
+        return None
+    return msgspec.json.decode(text, type=kind)
 
 
 def leave(store: "TCPStore", node: Node, others: int) -> None:
@@ -93,7 +92,7 @@ def leave(store: "TCPStore", node: Node, others: int) -> None:
     deadline = time.monotonic() + _LEAVE_SECONDS
     store.add("left", 1 if node.rank else 0)
     while node.rank == 0 and store.add("left", 0) < others and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def meet(node: Node, address: str, port: int, seconds: float) -> "tuple[TCPStore, list[Node]]":
@@ -106,6 +105,8 @@ def meet(node: Node, address: str, port: int, seconds: float) -> "tuple[TCPStore
     Returns:
         The store, and the nodes by rank.
     """
+    nodes: list[Node] = []
+    refusal = None
     try:
         with socket.create_server(("", 0)) as server:
             node = msgspec.structs.replace(node, address=source_address(address), port=server.getsockname()[1])
@@ -115,16 +116,14 @@ def meet(node: Node, address: str, port: int, seconds: float) -> "tuple[TCPStore
         deadline = time.monotonic() + seconds
         limit, is_master = timedelta(seconds=seconds), node.rank == 0
         store = answer(TCPStore, address, port, None, is_master, limit, False, seconds=seconds)
-        nodes: list[Node] = []
         try:
-            refusal = answer(_join, store, node)
             while refusal is None and len(nodes) < len(node.counts):
-                time.sleep(_POLL_SECONDS)
+                time.sleep(POLL_SECONDS)
                 nodes, refusal = answer(_look, store, node, seconds if time.monotonic() >= deadline else None)
         except KeyboardInterrupt:  # this node may be started again while the others wait
             answer(store.delete_key, f"node/{node.rank}")
             raise
-    except (OSError, UnicodeError, NodeLostError) as error:
+    except (OSError, UnicodeError) as error:
         raise UsageError(
             "node-unreachable",
             f"{node.name} cannot reach node 0 at {address}:{port} ({error}): start it with the same --master-port, "
@@ -135,50 +134,42 @@ def meet(node: Node, address: str, port: int, seconds: float) -> "tuple[TCPStore
     return store, nodes
 
 
-def _join(store: "TCPStore", node: Node) -> _Refusal | None:
-    """Write what this node was started with; return what is wrong where another one has its rank."""
-    first = post(store, f"node/{node.rank}", node)
-    if first == node:
-        return None
-    problem = (
-        f"two nodes have --node-rank {node.rank}: host {first.host} (process {first.pid}) and host {node.host} "
-        f"(process {node.pid}); give each node its own, and each job its own --master-port"
-    )
-    return post(store, "refusal", _Refusal("nodes-disagree", problem))
-
-
-def _look(store: "TCPStore", node: Node, waited_seconds: float | None) -> tuple[list[Node], _Refusal | None]:
-    """Return the nodes that have joined, and why they cannot start together, as all nodes read it."""
-    entries = [read(store, f"node/{rank}", Node) for rank in range(len(node.counts))]
+def _look(store: "TCPStore", node: Node, waited_seconds: float | None) -> tuple[list[Node], Refusal | None]:
+    """Return the nodes that have joined, this one too, and why they cannot start together, as all nodes read it."""
+    ranks = range(len(node.counts))
+    entries = [share(store, f"node/{rank}", Node, node if rank == node.rank else None) for rank in ranks]
     nodes = [entry for entry in entries if entry is not None]
-    refusal = read(store, "refusal", _Refusal) or objection(nodes, waited_seconds)
-    if refusal is not None:
-        refusal = post(store, "refusal", refusal)
+    refusal = share(store, "refusal", Refusal, objection(node, nodes, waited_seconds))
+    if refusal is not None and node in nodes:  # no other one has its rank
         leave(store, node, len(nodes) - 1)
     return nodes, refusal
 
 
-def objection(nodes: Sequence[Node], waited_seconds: float | None) -> _Refusal | None:
-    """Return why these nodes cannot start together; None where they agree, and missing ones may still come."""
-    first = nodes[0]
-    for node in nodes[1:]:
-        for what, mine, other in (
-            ("numbers of processes", in_words(first.counts), in_words(node.counts)),
-            ("command", first.command, node.command),
-            ("kind of device", first.device, node.device),
+def objection(node: Node, nodes: Sequence[Node], waited_seconds: float | None) -> Refusal | None:
+    """Return why this node and those that joined cannot start; None where they agree and missing ones may come."""
+    for other in nodes:
+        if other.rank == node.rank and other != node:
+            text = f"two nodes have --node-rank {node.rank}: " + " and ".join(
+                f"host {one.host} (process {one.pid})" for one in (other, node)
+            )
+            return Refusal("nodes-disagree", f"{text}; give each node its own, and each job its own --master-port")
+        for what, first, second in (
+            ("numbers of processes", in_words(nodes[0].counts), in_words(other.counts)),
+            ("command", nodes[0].command, other.command),
+            ("kind of device", nodes[0].device, other.device),
         ):
-            if mine != other:
-                text = f"{first.name} has {mine}, but {node.name} has {other}: give every node the same {what}"
-                return _Refusal("nodes-disagree", text)
-    missing = sorted(set(range(len(first.counts))) - {node.rank for node in nodes})
+            if first != second:
+                text = f"{nodes[0].name} has {first}, but {other.name} has {second}: give every node the same {what}"
+                return Refusal("nodes-disagree", text)
+    missing = sorted(set(range(len(node.counts))) - {other.rank for other in nodes})
     if not missing or waited_seconds is None:
         return None
     text = (
         f"node {', '.join(map(str, missing))} did not join within {waited_seconds:g} s: "
-        f"{sum(first.counts[node.rank] for node in nodes)} of {sum(first.counts)} processes are here, on "
-        f"{', '.join(node.name for node in nodes)}; start it with the same numbers, --master-addr and --master-port"
+        f"{sum(node.counts[other.rank] for other in nodes)} of {sum(node.counts)} processes are here, on "
+        f"{', '.join(other.name for other in nodes)}; start it with the same numbers, --master-addr and --master-port"
     )
-    return _Refusal("node-unreachable", text)
+    return Refusal("node-unreachable", text)
 
 
 def source_address(peer: str) -> str:

@@ -57,32 +57,17 @@ def command_of_rank(command: Sequence[str], module: bool, no_python: bool) -> tu
     return (sys.executable, "-u", *command)
 
 
-def options(counts: Sequence[int], node_rank: int, address: str, port: int) -> list[str]:
-    """Return the options of torchrun on a node; over several nodes a static rendezvous keeps the order of the nodes."""
-    several = f"--nnodes={len(counts)} --node-rank={node_rank} --master-addr={address} --master-port={port}".split()
-    return [*(several if len(counts) > 1 else ONE_NODE), f"--nproc-per-node={counts[node_rank]}"]
-
-
 def environment(devices: Devices, here: int) -> dict[str, str]:
     """Return the environment of torchrun with `here` ranks on these devices."""
     threads = str(max(1, devices.cpu_cores // here))
     visible = devices.environment(here) if devices.kind == "cuda" else {}
-    grace = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{GRACE_SECONDS:.0f}"}
-    return {"OMP_NUM_THREADS": threads, **grace, **bounded_spin(), **os.environ, **visible}
-
-
-def gloo_interface(local_address: str) -> dict[str, str]:
-    """Return the variable that makes gloo use the interface of this address; by default it often uses loopback."""
-    import psutil
-
-    interfaces = {one.address.partition("%")[0]: name for name, ones in psutil.net_if_addrs().items() for one in ones}
-    return {"GLOO_SOCKET_IFNAME": interfaces[local_address]} if local_address in interfaces else {}
+    return {"OMP_NUM_THREADS": threads, **bounded_spin(), **os.environ, **visible}
 
 
 def command(words: Sequence[str], record: Path) -> list[str]:
     """Return the command that runs torchrun with these words and writes an Ending to `record`."""
-    module = [sys.executable, "-P", "-m", "bench.launch.torchrun", str(record)]
-    return [*module, "--monitor-interval=0.1", "--signals-to-handle=SIGHUP", *words]
+    options = ("--monitor-interval=0.1", "--signals-to-handle=SIGHUP")
+    return [sys.executable, "-P", "-m", "bench.launch.torchrun", str(record), *options, *words]
 
 
 def import_torch() -> None:
@@ -93,23 +78,6 @@ def import_torch() -> None:
     logging.disable()
     if level is None:
         del os.environ["TORCH_CPP_LOG_LEVEL"]  # not for the ranks
-
-
-def run_torchrun(words: Sequence[str], log_dir: Path) -> "dict[int, ProcessFailure]":
-    """Run torchrun with these words in this process; return torch's ProcessFailure of each rank that failed.
-
-    Args:
-        words: of its command line.
-        log_dir: folder for torchrun's files.
-    """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
-
-    try:
-        run(parse_args([f"--log-dir={log_dir}", *words]))
-    except ChildFailedError as error:
-        return dict(error.failures)
-    return {}
 
 
 def _ending(rank: int, failure: "ProcessFailure", failed_at: Mapping[int, float]) -> Ending:
@@ -142,16 +110,23 @@ def main(argv: list[str]) -> int:
     for number in STOP_SIGNALS:  # of a batch system, which signals every process; the launcher passes them to the ranks
         signal.signal(number, lambda *_: None)
     import_torch()
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
     failed_at: dict[int, float] = {}
     threading.Thread(target=_watch_ranks, args=(failed_at,), daemon=True).start()
+    record = Path(argv[0])
     try:
-        failures = run_torchrun(argv[1:], Path(argv[0]).with_name("torchrun"))
+        run(parse_args([f"--log-dir={record.with_name('torchrun')}", *argv[1:]]))
+        ending = Ending(OK)
+    except ChildFailedError as error:
         # The others were ended because of the first.
-        first = min(failures, key=lambda rank: failed_at.get(failures[rank].pid, time.time()), default=None)
-        ending = Ending(OK) if first is None else _ending(first, failures[first], failed_at)
+        failures = error.failures
+        first = min(failures, key=lambda rank: failed_at.get(failures[rank].pid, time.time()))
+        ending = _ending(first, failures[first], failed_at)
     except Exception as error:
         ending = Ending(STOPPED, f"torchrun failed: {first_line(error)}", time.time())
-    write_text(Path(argv[0]), msgspec.json.encode(ending).decode())
+    write_text(record, msgspec.json.encode(ending).decode())
     return int(ending.kind != OK)
 
 

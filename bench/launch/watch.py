@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bench.launch import torchrun
-from bench.launch.preflight import SILENCE_SECONDS, Node, NodeLostError, answer, leave, meet, post, read, source_address
+from bench.launch.layout import interfaces
+from bench.launch.preflight import POLL_SECONDS, SILENCE_SECONDS, Node, answer, leave, meet, share, source_address
 from bench.launch.torchrun import GRACE_SECONDS, KILLED, LOST, OK, STOPPED, Ending
 from bench.machine.devices import Devices
 from bench.run.processes import StopRequest, death_in_words, end_guarded, send, start_guarded
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 # Silence after which a node is lost once another one has failed: probably because of it.
 _SHORT_SILENCE_SECONDS = 6.0
-_POLL_SECONDS = 0.1
-_EXCHANGE_SECONDS = 0.5
 
 
 def launch(
@@ -44,40 +43,41 @@ def launch(
     Raises:
         UsageError: the nodes cannot start together.
     """
-    store, nodes, variables = None, [node], torchrun.environment(devices, node.counts[node.rank])
+    here = node.counts[node.rank]
+    store, nodes, variables, words = None, [node], torchrun.environment(devices, here), [*torchrun.ONE_NODE]
     if len(node.counts) > 1:
         note(f"waiting for the other nodes at {address}:{port} (timeout {join_seconds:g} s)")
         store, nodes = meet(node, address, port, join_seconds)
         local = nodes[node.rank].address if node.rank else source_address(nodes[1].address)
-        variables = {**torchrun.gloo_interface(local), **variables}
-    words = [*torchrun.options(node.counts, node.rank, address, nodes[0].port), "--no-python", *command]
+        if local in interfaces():  # by default gloo often uses loopback
+            variables = {"GLOO_SOCKET_IFNAME": interfaces()[local], **variables}
+        words = [f"--nnodes={len(nodes)}", f"--node-rank={node.rank}"]  # a static rendezvous keeps their order
+        words += [f"--master-addr={address}", f"--master-port={nodes[0].port}"]
+    words += [f"--nproc-per-node={here}", "--no-python", *command]
     with tempfile.TemporaryDirectory(prefix="bertbench-launch-") as folder, StopRequest() as stop:
         record = Path(folder, "ending.json")
         child = start_guarded(torchrun.command(words, record), None, env=variables)
-        watch = Watch(node=node, nodes=nodes, store=store, child=child, record=record, stop=stop)
-        return watch.to_end(), stop.signal
+        return Watch(node, nodes, store, child, record, stop).to_end(), stop.signal
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Watch:
     """A running launch, as one node sees it."""
 
     node: Node
-    """This node."""
     nodes: Sequence[Node]
     store: "TCPStore | None"
-    """The store of node 0; None on one node."""
     child: "subprocess.Popen[bytes]"
     """The guard of torchrun on this node."""
     record: Path
-    """Where it writes its Ending."""
+    """Where torchrun writes its Ending."""
     stop: StopRequest
     endings: dict[int, Ending] = field(default_factory=dict)
     """By rank of the node."""
     request: str | None = None
     """Who asked all ranks to stop."""
     beats: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """Last sign of each other node, and when it was new."""
+    """Last sign of each node, and when it was new."""
     signalled: set[int] = field(default_factory=set)
     kill_at: float | None = None
 
@@ -88,19 +88,20 @@ class Watch:
 
     def to_end(self) -> Ending:
         """Return how the launch ended. Raises KeyboardInterrupt on a second signal."""
-        exchange_at = time.monotonic()
         try:
             while self.node.rank not in self.endings or (self.store and len(self.endings) < len(self.nodes)):
+                time.sleep(POLL_SECONDS)
                 self._look()
-                if self.store is not None and time.monotonic() >= exchange_at:
-                    exchange_at = time.monotonic() + _EXCHANGE_SECONDS
-                    self._exchange(self.store)
-                time.sleep(_POLL_SECONDS)
+                try:
+                    if self.store is not None:
+                        answer(self._exchange, self.store)
+                except ConnectionError as error:
+                    self.store, self.endings[0] = None, Ending(LOST, f"lost ({error})")
             return self._verdict()
         finally:
             end_guarded(self.child)
             if self.store is not None:
-                with suppress(NodeLostError):
+                with suppress(ConnectionError):
                     answer(self._leave, self.store)
 
     def _look(self) -> None:
@@ -124,7 +125,7 @@ class Watch:
         with suppress(psutil.NoSuchProcess):
             below = psutil.Process(self.child.pid).children()  # torchrun; the ranks are its children
             ranks = {rank.pid for one in below for rank in one.children()} - self.signalled
-            send(sorted(ranks), signal.SIGTERM)
+            send(ranks, signal.SIGTERM)
             self.signalled |= ranks
         if self.failed and self.kill_at is None:
             self.kill_at = time.monotonic() + GRACE_SECONDS
@@ -133,32 +134,21 @@ class Watch:
 
     def _exchange(self, store: "TCPStore") -> None:
         """Tell the others what happened here, and learn what happened there."""
-        try:
-            answer(self._write_and_read, store)
-        except NodeLostError as error:
-            self.store = None
-            self.endings[0] = Ending(LOST, f"lost ({error})")
+        store.add(f"beat/{self.node.rank}", 1)
+        self.request = share(store, "request", str, self.request)
+        for rank in range(len(self.nodes)):
+            known = self.endings.get(rank) or self._loss(rank, store)
+            if ending := share(store, f"ending/{rank}", Ending, known):
+                self.endings[rank] = ending
 
-    def _write_and_read(self, store: "TCPStore") -> None:
-        rank = self.node.rank
-        store.add(f"beat/{rank}", 1)
-        self.request = read(store, "request", str) if self.request is None else post(store, "request", self.request)
-        if rank in self.endings:
-            self.endings[rank] = post(store, f"ending/{rank}", self.endings[rank])
-        for other in self.nodes:
-            if other.rank != rank and other.rank not in self.endings:
-                ending = read(store, f"ending/{other.rank}", Ending) or self._loss_of(other, store)
-                self.endings |= {} if ending is None else {other.rank: ending}
-
-    def _loss_of(self, other: Node, store: "TCPStore") -> Ending | None:
-        beat, now = store.add(f"beat/{other.rank}", 0), time.monotonic()
-        if self.beats.get(other.rank, (-1, now))[0] != beat:
-            self.beats[other.rank] = (beat, now)
-        silence = now - self.beats[other.rank][1]
+    def _loss(self, rank: int, store: "TCPStore") -> Ending | None:
+        beat, now = store.add(f"beat/{rank}", 0), time.monotonic()
+        last, since = self.beats.get(rank, (beat, now))
+        self.beats[rank] = (beat, since if beat == last else now)
+        silence = now - self.beats[rank][1]
         if silence <= (_SHORT_SILENCE_SECONDS if self.failed else SILENCE_SECONDS):
             return None
-        lost = Ending(LOST, f"lost (no sign of its launcher for {silence:.0f} s)")
-        return post(store, f"ending/{other.rank}", lost)
+        return Ending(LOST, f"lost (no sign of its launcher for {silence:.0f} s)")
 
     def _verdict(self) -> Ending:
         """Return the ending that caused the others, with its node: a loss, a kill, or what failed first."""
@@ -168,5 +158,5 @@ class Watch:
         return first if first.kind == OK else Ending(first.kind, f"{self.nodes[rank].name}: {first.text}")
 
     def _leave(self, store: "TCPStore") -> None:
-        post(store, f"ending/{self.node.rank}", Ending(STOPPED, "was ended by a second signal", time.time()))
+        share(store, f"ending/{self.node.rank}", Ending, Ending(STOPPED, "was ended by a second signal", time.time()))
         leave(store, self.node, sum(ending.kind != LOST for ending in self.endings.values()) - 1)

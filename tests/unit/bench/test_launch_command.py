@@ -52,11 +52,6 @@ def test_ranks_share_the_cores_and_see_only_their_gpus(monkeypatch: pytest.Monke
     assert torchrun.environment(Devices("cpu", (), 16), 2)["OMP_NUM_THREADS"] == "3"
 
 
-def test_gloo_uses_the_interface_of_the_address() -> None:
-    assert torchrun.gloo_interface("127.0.0.1") == {"GLOO_SOCKET_IFNAME": "lo"}
-    assert torchrun.gloo_interface("192.0.2.1") == {}
-
-
 WORLD = {"RANK": "2", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
 

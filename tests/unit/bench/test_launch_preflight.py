@@ -37,7 +37,7 @@ def node(rank: int, *counts: int, **changes: Any) -> Node:
 def test_an_objection_names_the_node_and_both_numbers(
     nodes: list[Node], waited_seconds: float | None, facts: tuple[str, ...]
 ) -> None:
-    refusal = objection(nodes, waited_seconds)
+    refusal = objection(nodes[0], nodes, waited_seconds)
     assert (refusal is None) == (not facts)
     if refusal is not None:
         assert all(fact in refusal.text for fact in facts) and "\n" not in refusal.text, refusal
@@ -143,7 +143,7 @@ def watched(folder: Path, rank: int, store: Any = None) -> Watch:
 
 def exchanged(store: Any, *watches: Watch) -> None:
     for each in watches:
-        each._write_and_read(store)
+        each._exchange(store)
 
 
 def test_every_node_learns_of_requests_and_endings_and_comes_to_the_same_verdict(tmp_path: Path) -> None:
