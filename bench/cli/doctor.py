@@ -1,6 +1,6 @@
 """`bertbench doctor`: describe this machine and check which tools it can run."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -9,7 +9,7 @@ from analysis.render.tables import Facts
 from bench.cli.options import Printed
 from bench.cli.result import Result
 from bench.machine.devices import Devices, find_devices
-from bench.machine.doctor import FEATURES, MISSING, OK, WARNING, examine, has, to_json
+from bench.machine.doctor import MISSING, OK, WARNING, examine
 from common.errors import BertbenchError
 
 
@@ -19,11 +19,11 @@ class DoctorOptions(Printed):
 
     Examples:
         bertbench doctor
-        bertbench doctor --has bf16  # exit code 0 if the hardware supports bf16, otherwise 1
+        bertbench doctor --has cuda  # exit code 0 if there is a GPU, otherwise 1
     """
 
-    has: Annotated[str | None, Parameter(choices=tuple(FEATURES))] = None
-    """Print nothing and answer by exit code, 0 yes or 1 no, whether this is available: cuda, bf16, hf."""
+    has: Annotated[str | None, Parameter(choices=("cuda",))] = None
+    """Print nothing and answer by exit code, 0 yes or 1 no, whether this is available: cuda."""
 
 
 OPTIONS = {"doctor": DoctorOptions}
@@ -39,7 +39,7 @@ def run(options: DoctorOptions) -> Result:
     if options.has is not None:
         if isinstance(devices, BertbenchError):
             raise devices
-        return Result(code=0 if has(options.has, devices) else 1)
+        return Result(code=0 if devices.kind == options.has else 1)
     checks = examine(devices)
     rows = []
     for check in checks:
@@ -47,4 +47,4 @@ def run(options: DoctorOptions) -> Result:
         rows.append((check.name, f"{mark:<7}  {check.detail}"))
         if check.state != OK and check.remedy:
             rows.append(("", f"         -> {check.remedy}"))
-    return Result(document=to_json(checks), blocks=[Facts(rows)])
+    return Result(document=[asdict(check) for check in checks], blocks=[Facts(rows)])

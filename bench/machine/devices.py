@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine.nvml import ask, nvml
-from common.errors import UsageError
+from common.errors import Code, UsageError
 from common.memory import available_bytes, control_group
 
 
@@ -20,7 +21,7 @@ class Gpu:
 
     name: str
     visible_as: str
-    """Its name in CUDA_VISIBLE_DEVICES: a number, GPU-<uuid> or MIG-<uuid>."""
+    """Its name in CUDA_VISIBLE_DEVICES."""
     uuid: str
     memory_bytes: int | None
     """Its own memory; None if NVML does not report it."""
@@ -32,7 +33,7 @@ class Gpu:
     @property
     def is_mig(self) -> bool:
         """Return whether this is a MIG slice."""
-        return self.visible_as.upper().startswith("MIG-") or self.uuid.upper().startswith("MIG-")
+        return self.uuid.upper().startswith("MIG-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +67,14 @@ class Devices:
             UsageError: there are fewer devices.
         """
         if world_size > self.count:
-            what = "GPUs" if self.kind == "cuda" else f"CPU cores ({self.note})"
-            raise UsageError(
-                "device-missing",
-                f"{world_size} devices, but this node has {self.count} {what}: use --devices {self.count} or fewer",
-            )
+            what = f"{self.count} GPUs" if self.kind == "cuda" else f"{self.count} CPU cores ({self.note})"
+            problem = f"{world_size} devices, but this node has {what}: use --devices {self.count} or fewer"
+            raise UsageError("device-missing", problem)
         if self.kind == "cpu":
             return {"CUDA_VISIBLE_DEVICES": ""}
         if world_size > 1 and any(gpu.is_mig for gpu in self.gpus[:world_size]):
-            raise UsageError(
-                "device-unsupported",
-                f"{world_size} MIG slices, which NCCL cannot connect: use --devices 1, or whole GPUs",
-            )
+            problem = f"{world_size} MIG slices, which NCCL cannot connect: use --devices 1, or whole GPUs"
+            raise UsageError("device-unsupported", problem)
         names = ",".join(gpu.visible_as for gpu in self.gpus[:world_size])
         # By default CUDA numbers GPUs by speed and NVML by bus; this makes them agree.
         return {"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -87,9 +84,8 @@ def find_devices(kind: str = "auto") -> Devices:
     """Return the devices that this process may use. `kind` is auto, cpu or cuda."""
     gpus, note = ([], "the CPU was requested") if kind == "cpu" else _visible_gpus()
     if kind == "cuda" and not gpus:
-        raise UsageError(
-            "device-missing", f"--device cuda needs a GPU, but {note}: run `bertbench doctor` for the remedy"
-        )
+        problem = f"--device cuda needs a GPU, but {note}: run `bertbench doctor` for the remedy"
+        raise UsageError("device-missing", problem)
     return Devices("cuda" if gpus else "cpu", tuple(gpus), physical_cores(), note)
 
 
@@ -106,9 +102,10 @@ def _visible_gpus() -> tuple[list[Gpu], str]:
         return [], f"NVML is unavailable ({error}): no NVIDIA driver, or the container was started without GPUs"
     if not present:
         return [], "NVML reports no GPU"
-    if "+cpu" in _torch_version():
+    torch = installed_version("torch") or ""
+    if "+cpu" in torch:
         build = "make clean setup TORCH_INDEX=https://download.pytorch.org/whl/cu130"
-        return [], f"torch {_torch_version()} is a CPU build: install a CUDA build ({build})"
+        return [], f"torch {torch} is a CPU build: install a CUDA build ({build})"
     return (present if wanted is None else select_gpus(wanted, present)), ""
 
 
@@ -135,10 +132,9 @@ def _gpus_of(library: Any, number: int) -> Iterator[Gpu]:
 
 def free_memory_share(ranks: int) -> int:
     """Return the bytes per rank if `ranks` share 80 % of the free memory of this machine and its container."""
-    import psutil
-
-    machine, container = psutil.virtual_memory().available, available_bytes()
-    return int(0.8 * min(machine, machine if container is None else container) / ranks)
+    available = available_bytes()
+    assert available is not None, "Linux tells it"
+    return int(0.8 * available / ranks)
 
 
 def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:
@@ -156,32 +152,26 @@ def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:
                 # NVML may not list MIG slices (no permission); CUDA resolves the name itself.
                 matches = [Gpu("MIG slice", name, name, None)]
         if len(matches) != 1 or any(gpu.uuid == matches[0].uuid for gpu in chosen):
-            known = ", ".join(f"{gpu.number}={gpu.uuid}" for gpu in present) or "none"
-            raise UsageError(
-                "option-value" if matches else "device-missing",
-                f"CUDA_VISIBLE_DEVICES={wanted!r}: {name!r} must name 1 GPU or MIG slice, once, but names "
-                f"{len(matches)} of {known}",
-            )
+            known = ", ".join(f"{gpu.number}={gpu.uuid}" for gpu in present)
+            problem = f"{name!r} must name 1 GPU or MIG slice, once, but names {len(matches)} of {known}"
+            code: Code = "option-value" if matches else "device-missing"
+            raise UsageError(code, f"CUDA_VISIBLE_DEVICES={wanted!r}: {problem}")
         # Numbers identify GPUs only. MIG slices are given by name, so that sensors and training use the same slice.
         (gpu,) = matches
         chosen.append(dataclasses.replace(gpu, visible_as=gpu.uuid if gpu.is_mig else name))
     return chosen
 
 
-def core_groups() -> list[list[int]]:
-    """Return the logical CPUs of this process, grouped by physical core, in the order of packages and cores.
-
-    A group holds all hyper-threads of one core, so that shares made of whole groups never share a core.
-    """
-    usable = sorted(os.sched_getaffinity(0))
-    groups: dict[tuple[int, int], list[int]] = {}
-    for cpu in usable:
+def _core_groups() -> list[list[int]]:
+    """Return the logical CPUs of this process, grouped by physical core, in the order of packages and cores."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
         topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
         try:
             place = tuple(int((topology / name).read_text()) for name in ("physical_package_id", "core_id"))
         except (OSError, ValueError):
             place = (0, cpu)  # unknown topology: treat every logical CPU as a core
-        groups.setdefault((place[0], place[1]), []).append(cpu)
+        groups.setdefault(place, []).append(cpu)
     return [groups[place] for place in sorted(groups)]
 
 
@@ -190,15 +180,15 @@ def shares_of_cores(count: int) -> list[list[int]]:
 
     The remainder is not used: with unequal shares one rank would be slower than the others.
     """
-    groups = core_groups()
+    groups = _core_groups()
     size = len(groups) // count
-    parts = [groups[number * size : (number + 1) * size] for number in range(count)]
-    return [sorted(cpu for group in part for cpu in group) for part in parts]
+    parts = (groups[number * size : (number + 1) * size] for number in range(count))
+    return [sorted(itertools.chain(*part)) for part in parts]
 
 
 def physical_cores() -> int:
     """Return the number of physical cores that affinity and cgroup quota allow this process, at least 1."""
-    cores, group = len(core_groups()), control_group()
+    cores, group = len(_core_groups()), control_group()
     for folder in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError):  # not a group, or "max"
             quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
@@ -206,8 +196,9 @@ def physical_cores() -> int:
     return max(1, cores)
 
 
-def _torch_version() -> str:
+def installed_version(name: str) -> str | None:
+    """Return the version of a distribution, or None if it is not installed."""
     try:
-        return metadata.version("torch")
+        return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return ""
+        return None

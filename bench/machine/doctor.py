@@ -1,27 +1,25 @@
 """Check this machine: its devices, the tools that can run here, and the remedy for everything that is missing."""
 
-import importlib.util
 import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bench.machine.devices import Devices
-from bench.machine.environment import cpu_description, driver_version, installed_version, native_bf16
+from bench.machine.devices import Devices, installed_version
+from bench.machine.environment import cpu_description, driver_version, native_bf16
 from bench.profilers import PROFILERS, load_profiler
 from bench.submit.job import CLUSTERS
 from common.errors import BertbenchError
-from common.registry import lookup
 from common.tools import run_program
 from records.trial import Trial
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
-ENGINE_TIMEOUT_SECONDS = 10.0
-"""Seconds to wait for a tool; a container engine that hangs keeps its socket open without an answer."""
-PACKAGES = {
+# Seconds to wait for a tool; a container engine that hangs keeps its socket open without an answer.
+_TOOL_SECONDS = 10.0
+# How to install each distribution.
+_PACKAGES = {
     "torch": "make setup",
     "h5py": "make setup",
     "tokenizers": "make setup",
@@ -37,7 +35,6 @@ PACKAGES = {
     "deepspeed": "pip install 'bertbench[deepspeed]' for the strategy deepspeed",
     "horovod": "build the image with WITH_HOROVOD=1 for the strategy horovod",
 }
-"""How to install each distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +50,11 @@ class Check:
 
 def examine(devices: Devices | BertbenchError) -> list[Check]:
     """Check everything the suite can use. `devices` is the result or error of find_devices."""
-    return [*_hardware(devices), *_packages(), *_tools(), *profiler_checks(devices), *_state()]
+    return [*_hardware(devices), *_packages(), *_tools(), *_profilers(devices), *_state()]
 
 
-FEATURES = ("cuda", "bf16", "hf")
-"""What `has` answers."""
-
-
-def has(feature: str, devices: Devices) -> bool:
-    """Return whether a feature is available: cuda, bf16 (in hardware) or hf (transformers installed)."""
-    answers = {
-        "cuda": devices.kind == "cuda",
-        "bf16": native_bf16(devices) is True,
-        "hf": importlib.util.find_spec("transformers") is not None,
-    }
-    return lookup(answers, feature, "feature")
+def _check(name: str, is_there: bool, detail: str, remedy: str, otherwise: str = MISSING) -> Check:
+    return Check(name, OK, detail) if is_there else Check(name, otherwise, detail, remedy)
 
 
 def _hardware(devices: Devices | BertbenchError) -> Iterator[Check]:
@@ -79,26 +66,22 @@ def _hardware(devices: Devices | BertbenchError) -> Iterator[Check]:
         yield Check("GPU", WARNING, str(devices), "correct CUDA_VISIBLE_DEVICES")
         return
     if not devices.gpus:
-        remedy = (
-            "everything runs on the CPU; to use GPUs, install the NVIDIA driver, and start containers with "
-            "start_container.sh, which passes the GPUs through"
-        )
+        remedy = "to use GPUs, install the NVIDIA driver, and start containers with start_container.sh"
         yield Check("GPU", MISSING, devices.note, remedy)
     for index, gpu in enumerate(devices.gpus):
         memory = "" if gpu.memory_bytes is None else f", {gpu.memory_bytes / 2**30:.0f} GiB"
         yield Check(f"GPU {index}", OK, f"{gpu.name}{memory}, {gpu.uuid}, driver {driver_version()}")
     details = {True: "in hardware", False: "not in hardware: GEMMs are emulated and slower than fp32", None: "unknown"}
     native = native_bf16(devices)
-    remedy = "" if native else "use --precisions fp32 (the default auto selects it)"
-    yield Check("bf16", OK if native else WARNING, details[native], remedy)
+    yield _check(
+        "bf16", native is True, details[native], "use --precisions fp32 (the default auto selects it)", WARNING
+    )
 
 
 def _packages() -> Iterator[Check]:
-    for name, remedy in PACKAGES.items():
+    for name, remedy in _PACKAGES.items():
         version = installed_version(name)
-        yield Check(
-            f"package {name}", OK if version else MISSING, version or "not installed", "" if version else remedy
-        )
+        yield _check(f"package {name}", version is not None, version or "not installed", remedy)
 
 
 def _tools() -> Iterator[Check]:
@@ -109,41 +92,37 @@ def _tools() -> Iterator[Check]:
     }
     for name, remedy in tools.items():
         path = shutil.which(name)
-        yield Check(f"tool {name}", OK if path else MISSING, path or "not on PATH", "" if path else remedy)
-    if "BERTBENCH_REVISION" not in os.environ:  # set in the container image, which starts no containers
-        yield _container_engine()
-
-
-def _container_engine() -> Check:
-    """Find a container engine as docker/engine.sh does: the first client whose engine answers."""
-    problem = "not on PATH"
+        yield _check(f"tool {name}", path is not None, path or "not on PATH", remedy)
+    if "BERTBENCH_REVISION" in os.environ:  # set in the container image, which starts no containers
+        return
+    answers, detail = False, "not on PATH"
     for path in filter(None, map(shutil.which, ("docker", "podman"))):
-        try:
-            done = run_program([path, "ps", "--quiet"], ENGINE_TIMEOUT_SECONDS)
-        except BertbenchError as error:
-            problem = str(error)
-            continue
-        if done.exit_code == 0:
-            return Check("tool docker", OK, f"{_with_version(path)}, engine running")
-        problem = f"{_with_version(path)}; its engine does not answer: {done.message}"
-    remedy = (
-        "for start_container.sh: start docker (sudo systemctl start docker) and join its group (sudo usermod -aG "
-        'docker "$USER"), or install podman, which needs no daemon'
-    )
-    return Check("tool docker", MISSING, problem, remedy)
+        answers, message = _run(path, "ps", "--quiet")
+        detail = _with_version(path) if answers else f"{path} does not answer: {message}"
+        if answers:
+            break
+    remedy = 'for start_container.sh: sudo systemctl start docker; sudo usermod -aG docker "$USER"; or install podman'
+    yield _check("tool docker", answers, detail, remedy)
+
+
+def _run(*argv: str) -> tuple[bool, str]:
+    """Return whether a program succeeds, and what it prints."""
+    try:
+        done = run_program([*argv], _TOOL_SECONDS)
+    except BertbenchError as error:
+        return False, str(error)
+    return done.exit_code == 0, done.stdout or done.message
 
 
 def _with_version(path: str) -> str:
-    try:
-        lines = run_program([path, "--version"], ENGINE_TIMEOUT_SECONDS).stdout.splitlines()
-    except BertbenchError as error:
-        return str(error)
+    lines = _run(path, "--version")[1].splitlines()
     return next((f"{path}: {line.strip()}" for line in reversed(lines) if any(map(str.isdigit, line))), path)
 
 
-def profiler_checks(devices: Devices | BertbenchError) -> Iterator[Check]:
+def _profilers(devices: Devices | BertbenchError) -> Iterator[Check]:
     """Check whether every profiler can run here, by `Profiler.check`, so that `bertbench profile` agrees."""
     device = devices.kind if isinstance(devices, Devices) else "cuda"
+    without_gpu = {"torch": "CPU operators", "nsys": "NVTX ranges"}
     for name in PROFILERS:
         trial = Trial(kind="profile", device=device, profiler=name, start_iteration=10, stop_iteration=13)
         try:
@@ -153,27 +132,15 @@ def profiler_checks(devices: Devices | BertbenchError) -> Iterator[Check]:
             yield Check(f"profiler {name}", MISSING, problem, remedy)
             continue
         tool, version = shutil.which(name), installed_version(name)
-        detail = _with_version(tool) if tool else f"{name} {version}"
-        if device == "cpu" and name in ("torch", "nsys"):
-            detail += f"; without a GPU: {'CPU operators' if name == 'torch' else 'NVTX ranges'}"
-        if not tool and version is None:
-            yield Check(f"profiler {name}", MISSING, f"the package {name} is not installed", "make setup")
-        else:
-            yield Check(f"profiler {name}", OK, detail)
+        detail = _with_version(tool) if tool else f"{name} {version}" if version else f"{name} is not installed"
+        if device == "cpu" and name in without_gpu:
+            detail += f"; without a GPU: {without_gpu[name]}"
+        yield _check(f"profiler {name}", bool(tool or version), detail, "make setup")
 
 
 def _state() -> Iterator[Check]:
-    pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    mode = pages.read_text(encoding="ascii").partition("[")[2].partition("]")[0] if pages.exists() else "not supported"
-    yield Check("huge pages", OK, f"transparent huge pages: {mode}")
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    state, remedy = (WARNING, "stop other work before measuring") if load > 0.2 * cores else (OK, "")
-    yield Check("load", state, f"load average {load:.1f} on {cores} cores", remedy)
+    idle, detail = load <= 0.2 * cores, f"load average {load:.1f} on {cores} cores"
+    yield _check("load", idle, detail, "stop other work before measuring", WARNING)
     free = shutil.disk_usage(Path.cwd()).free / 2**30
-    state, remedy = (OK, "") if free > 5 else (WARNING, "free disk space")
-    yield Check("disk", state, f"{free:.0f} GiB free", remedy)
-
-
-def to_json(checks: list[Check]) -> list[dict[str, Any]]:
-    """Return the checks as plain values."""
-    return [asdict(check) for check in checks]
+    yield _check("disk", free > 5, f"{free:.0f} GiB free", "free disk space", WARNING)

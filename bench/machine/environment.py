@@ -3,32 +3,30 @@
 import os
 import platform
 import subprocess
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from bench.machine.devices import Devices, find_devices
+from bench.machine.devices import Devices, find_devices, installed_version
 from bench.machine.nvml import ask, nvml
 from common.errors import BertbenchError
 from common.redact import redact_environment
 
 _LIBRARIES = ("torch", "transformers", "numpy", "h5py", "tokenizers", "deepspeed", "horovod", "nvtx", "triton")
-_OPENMP_PREFIXES = ("OMP_", "GOMP_", "MKL_", "KMP_")
-_VARIABLE_PREFIXES = ("NCCL_", "CUDA_", "TORCH_", *_OPENMP_PREFIXES, "GLOO_", "SLURM_", "PYTORCH_", "LD_PRELOAD")
+# Prefixes of the variables to record.
+_VARIABLES = ("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "OMP_", "GOMP_", "MKL_", "KMP_", "GLOO_", "SLURM_", "LD_PRELOAD")
 # libgomp's default is 300,000: beside another busy process each parallel region then waits for a time slice.
 _SPIN_COUNT = "5000"
 # Instruction sets with fast bf16 GEMMs.
-_NATIVE_BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
-_NATIVE_BF16_CAPABILITY = (8, 0)
+_BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 _FLAGS = ("avx", "amx", "sve", "bf16", "fma", "f16c", "asimd", "vnni")
 
 
 def capture(devices: Devices) -> dict[str, Any]:
     """Describe this machine for env.json; unknown values are omitted or None."""
     cpu = cpu_description()
-    variables = os.environ | bounded_spin()
+    variables = {name: value for name, value in (os.environ | bounded_spin()).items() if name.startswith(_VARIABLES)}
     gpus = [
         {
             "index": index,
@@ -53,9 +51,7 @@ def capture(devices: Devices) -> dict[str, Any]:
         "libraries": {name: version for name in _LIBRARIES if (version := installed_version(name))},
         "git_commit": _git_commit(),
         "load_average": list(os.getloadavg()),
-        "variables": redact_environment(
-            {name: value for name, value in variables.items() if name.startswith(_VARIABLE_PREFIXES)}
-        ),
+        "variables": redact_environment(variables),
     }
 
 
@@ -72,9 +68,9 @@ def native_bf16(devices: Devices) -> bool | None:
     """Return whether the devices have bf16 GEMMs in hardware; None if unknown."""
     if devices.kind == "cpu":
         flags = cpu_description()["flags"]
-        return not _NATIVE_BF16_FLAGS.isdisjoint(flags) if flags else None
+        return not _BF16_FLAGS.isdisjoint(flags) if flags else None
     known = [gpu.capability for gpu in devices.gpus if gpu.capability is not None]
-    return min(known) >= _NATIVE_BF16_CAPABILITY if known else None
+    return min(known) >= (8, 0) if known else None
 
 
 def cpu_description() -> dict[str, Any]:
@@ -108,19 +104,11 @@ def first_gpu_capability() -> tuple[int, int] | str:
         return str(error)
 
 
-def installed_version(name: str) -> str | None:
-    """Return the version of a distribution, or None if it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _git_commit() -> str | None:
     """Return the commit of the checkout; the container image, which has no git, knows the commit of its build."""
-    root = Path(__file__).resolve().parents[2]
-    built_from = os.environ.get("BERTBENCH_REVISION")
-    return _command(["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]) or built_from or None
+    root = str(Path(__file__).resolve().parents[2])
+    described = _command(["git", "-C", root, "describe", "--always", "--dirty", "--abbrev=12"])
+    return described or os.environ.get("BERTBENCH_REVISION") or None
 
 
 def _command(argv: list[str]) -> str | None:

@@ -129,7 +129,7 @@ def test_a_client_whose_engine_does_not_answer_is_no_engine(
     machine: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bench.machine.doctor.ENGINE_TIMEOUT_SECONDS", 0.5 if docker == HANGS else 60.0)
+    monkeypatch.setattr("bench.machine.doctor._TOOL_SECONDS", 0.5 if docker == HANGS else 60.0)
     for name, answer in (("docker", docker), ("podman", podman)):
         if answer is not None:
             client(machine, name, answer)

@@ -44,7 +44,7 @@ def nvml(library: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     pynvml = pytest.importorskip("pynvml")
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(library)))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-    monkeypatch.setattr("bench.machine.devices._torch_version", lambda: "2.13.0+cu130")
+    monkeypatch.setattr("bench.machine.devices.installed_version", lambda name: "2.13.0+cu130")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("FAKE_NVML", raising=False)
     return monkeypatch
