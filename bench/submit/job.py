@@ -10,7 +10,6 @@ from cyclopts import Parameter
 from common.errors import UsageError
 from common.flags import Positional, flag
 
-_LEAST = {"nodes": 1, "cpus": 1, "memory_gib": 1, "minutes": 1, "restarts": 0}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _MOUNT = re.compile(r"(.+):(/[^:,]*?)(:ro)?")
@@ -124,18 +123,14 @@ class ClusterJob:
         if self.image is None and (cluster.container or self.mounts):
             subject = "--mounts" if self.mounts else self.cluster
             raise UsageError("option-missing", f"{subject} needs a container: give --image")
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError("option-value", f"{flag(name)} {value} must be at least {least}")
-        if min(self.gpus_per_node, default=0) < 0 or len(self.gpus_per_node) not in (0, 1, self.node_count):
-            counts = " ".join(map(str, self.gpus_per_node))
-            raise UsageError(
-                "option-value",
-                f"--gpus-per-node {counts}: give one number for all nodes, or one for each of {self.node_count}",
-            )
-        if self.cluster == "azureml" and len(set(self.gpus_per_node)) > 1:
-            raise UsageError("option-value", "all nodes of an AzureML cluster are equal: give one --gpus-per-node")
+        for name in ("nodes", "cpus", "memory_gib", "minutes"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UsageError("option-value", f"{flag(name)} {value} must be at least 1")
+        counts = self.gpus_per_node
+        is_unequal = self.cluster == "azureml" and len({*counts}) > 1  # its clusters have equal nodes
+        if min(counts, default=0) < 0 or len(counts) not in (0, 1, self.node_count) or is_unequal:
+            needed = f"one number for all nodes, or, except on AzureML, one for each of {self.node_count}"
+            raise UsageError("option-value", f"--gpus-per-node {' '.join(map(str, counts))}: give {needed}")
         for option, text in (("--name", self.name), ("--queue", self.queue)):
             if text is not None and not _NAME.fullmatch(text):
                 raise UsageError("option-value", f"{option} {text!r}: use letters, digits, dots, commas, - and _")
@@ -151,11 +146,6 @@ class ClusterJob:
     def node_count(self) -> int:
         """Number of nodes."""
         return self.nodes or max(1, len(self.gpus_per_node))
-
-    @property
-    def has_gpus(self) -> bool:
-        """Whether a node has GPUs."""
-        return any(self.gpus_per_node)
 
     @property
     def groups(self) -> list[NodeGroup]:

@@ -7,28 +7,15 @@ from functools import partial
 from pathlib import Path
 
 from bench.submit.job import CLUSTERS, ClusterJob
-from common.errors import UsageError
 
 _JOIN_SECONDS = 600
 """Time within which all nodes must have started; one may still pull the image."""
 
 
 def render(job: ClusterJob, command: Sequence[str]) -> str:
-    """Return the file of a job.
-
-    Args:
-        job: its cluster, resources and environment.
-        command: program and arguments, which reach it unchanged.
-
-    Raises:
-        UsageError: a word is not UTF-8, as the file must be.
-    """
+    """Return the file of a job whose nodes run `command`, a program and its arguments."""
     import jinja2
 
-    try:
-        "".join([*command, *job.env, *job.mounts, job.image or ""]).encode()
-    except UnicodeEncodeError as error:
-        raise UsageError("option-value", f"{error.object!a} is not UTF-8: give valid text") from None
     environment = jinja2.Environment(  # noqa: S701 # nosec B701 # HTML escapes would damage commands
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
@@ -39,22 +26,14 @@ def render(job: ClusterJob, command: Sequence[str]) -> str:
     environment.filters |= {"sh": shlex.quote, "yaml": _yaml, "no_expansion": lambda text: text.replace("$", "$$")}
     cluster = CLUSTERS[job.cluster]
     return environment.get_template(cluster.template).render(
-        job=job,
-        cluster=cluster,
-        line=partial(node_line, job, command),
-        bin=str(Path(sys.executable).parent),
+        job=job, cluster=cluster, line=partial(_node_line, job, command), bin=str(Path(sys.executable).parent)
     )
 
 
-def node_line(job: ClusterJob, command: Sequence[str], processes: str, others: str, rank: str) -> str:
+def _node_line(job: ClusterJob, command: Sequence[str], processes: str, others: str, rank: str) -> str:
     """Return the shell line that runs a command on a node.
 
-    Args:
-        job: the job of the node.
-        command: program and arguments.
-        processes: shell word for the processes of this node.
-        others: shell words for the processes of each other node, in the order of their ranks.
-        rank: shell word for the rank of this node; the variables MASTER_ADDR and MASTER_PORT name node 0.
+    `processes`, `others` and `rank` are shell words; the variables MASTER_ADDR and MASTER_PORT name node 0.
     """
     if job.no_launch:
         return shlex.join(command)
