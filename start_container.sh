@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Runs a command in the bertbench container:
 #
-#   bash start_container.sh [--profiling] [--print] [--help] DATA_DIR [--] [COMMAND ...]
+#   bash start_container.sh [--cpu] [--profiling] [--print] [--help] DATA_DIR [--] [COMMAND ...]
 #
 #   DATA_DIR      your data, mounted at /data; the folder is created if it does not exist
 #   COMMAND       what to run in /workspace, with its arguments; a shell without one
+#   --cpu         use no GPU
 #   --profiling   let Nsight Compute read the GPUs' counters: adds the one capability that the driver asks for
 #   --print       print the command, run and create nothing
 #   --help        print this
@@ -15,20 +16,17 @@
 #
 # By environment:
 #   CUDA_VISIBLE_DEVICES, NCCL_*, GLOO_SOCKET_IFNAME, OMP_NUM_THREADS      passed on unchanged
-#   GPUS            auto, all (fail without GPUs) or none                     (auto)
 #   RUNS_DIR        folder for results                                        (./runs)
 #   IMAGE           image to run                    (bertbench:cuda with GPUs, else bertbench:cpu)
 #   SHM_SIZE        private shared memory of this size, e.g. 16g              (the host's: --ipc=host)
 #   NETWORK         the engine's --network; several nodes need host           (the engine's default)
-#   PROFILING_CAPABILITY    PERFMON or SYS_ADMIN                (PERFMON from driver 565 on, else SYS_ADMIN)
 #   ENGINE          docker or podman                                          (the first that answers)
 
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=docker/engine.sh
 source "$root/docker/engine.sh"
-usage='usage: bash start_container.sh [--profiling] [--print] [--help] DATA_DIR [--] [COMMAND ...]'
-toolkit='https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html'
+usage='usage: bash start_container.sh [--cpu] [--profiling] [--print] [--help] DATA_DIR [--] [COMMAND ...]'
 host=${TEST_HOST:-} # tests put a folder in front of /dev, /etc and /proc
 
 engine_info() {
@@ -49,71 +47,53 @@ has_cdi() {
 
 # Sets gpu_options; empty means CPU only; the reason is printed.
 choose_gpus() {
-    local reason
     gpu_options=()
-    case ${GPUS:-auto} in
-        none) reason="GPUS=none" ;;
-        auto | all)
-            if [[ ${GPUS:-auto} == auto && $(nvidia-smi -L 2>/dev/null) != *GPU* ]]; then
-                reason="nvidia-smi lists no GPU here (GPUS=all insists)"
-            elif has_nvidia_runtime; then
-                gpu_options=(--gpus all)
-            elif has_cdi; then
-                gpu_options=(--device nvidia.com/gpu=all)
-            else
-                reason="$ENGINE has neither the NVIDIA runtime nor a CDI specification; install the NVIDIA Container Toolkit: $toolkit"
-            fi
-            ;;
-        *) die "GPUS=$GPUS is not known: use auto, all or none" ;;
-    esac
-    if ((${#gpu_options[@]} == 0)); then
-        if [[ ${GPUS:-auto} == all ]]; then die "GPUS=all, but $reason"; fi
-        note "CPU only: $reason"
+    if [[ -n $cpu ]]; then
+        return
+    elif [[ $(nvidia-smi -L 2>/dev/null) != *GPU* ]]; then
+        note "CPU only: nvidia-smi lists no GPU here"
+    elif has_nvidia_runtime; then
+        gpu_options=(--gpus all)
+    elif has_cdi; then
+        gpu_options=(--device nvidia.com/gpu=all)
+    else
+        note "CPU only: $ENGINE has neither the NVIDIA runtime nor a CDI specification; install the NVIDIA Container Toolkit:" \
+            "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
     fi
 }
 
-# Sets user (uid:gid), groups, rootless, user_options and limit_options: no limit on locked memory where it may be lifted.
+# Sets user (uid:gid), groups, rootless and user_options, with no limit on locked memory where it may be lifted.
 choose_user() {
     local group
     local -a of=()
-    user="$(id -u):$(id -g)"
+    user="$(id -u):$(id -g)" rootless=''
     if [[ $user == 0:* && -n ${SUDO_UID:-} ]]; then user="$SUDO_UID:${SUDO_GID:-$SUDO_UID}" of=("$SUDO_UID"); fi
     read -r -a groups < <(id -G "${of[@]}" 2>/dev/null || echo "${user#*:}")
-    rootless=
+    user_options=(--user "$user" --ulimit memlock=-1 --ulimit stack=67108864)
     # Folders may be yours by a second group only.
-    user_options=(--user "$user" --security-opt no-new-privileges)
     for group in "${groups[@]}"; do user_options+=(--group-add "$group"); done
-    limit_options=(--ulimit memlock=-1 --ulimit stack=67108864)
-    if [[ $DIALECT == podman ]]; then
-        if [[ $(id -u) != 0 ]]; then
-            rootless=yes
-            user_options=(--user "$user" --security-opt no-new-privileges --userns keep-id)
-            if [[ $(engine_info '{{.Host.OCIRuntime.Name}}') == crun ]]; then user_options+=(--group-add keep-groups); fi
-            limit_options=(--ulimit host)
-        fi
-        # Without this, SELinux denies access to the mounted folders and the GPUs; relabeling your data would be worse.
-        user_options+=(--security-opt label=disable)
-    elif [[ $(engine_info '{{json .SecurityOptions}}') == *rootless* ]]; then
+    if [[ $DIALECT == podman && $(id -u) != 0 ]]; then
+        rootless=yes user_options=(--user "$user" --userns keep-id --ulimit host)
+    elif [[ $DIALECT == docker && $(engine_info '{{json .SecurityOptions}}') == *rootless* ]]; then
         # A rootless Docker maps its uid 0 to the caller, and may not raise limits.
-        rootless=yes
-        user_options=(--user 0:0 --security-opt no-new-privileges)
-        limit_options=()
+        rootless=yes user_options=(--user 0:0)
     fi
+    user_options+=(--security-opt no-new-privileges)
+    # Without this, SELinux denies access to the mounted folders and the GPUs; relabeling your data would be worse.
+    if [[ $DIALECT == podman ]]; then user_options+=(--security-opt label=disable); fi
 }
 
 # Sets profiling_options. NVIDIA's rule: https://developer.nvidia.com/ERR_NVGPUCTRPERM
 choose_profiling() {
-    local capability=${PROFILING_CAPABILITY:-} driver
+    local capability=SYS_ADMIN driver
     profiling_options=()
     if [[ -z $profiling || ${#gpu_options[@]} == 0 ]] || grep -qs 'RmProfilingAdminOnly: 0' "$host/proc/driver/nvidia/params"; then
         return # nothing to permit, or every user may read the counters
     fi
     [[ -z $rootless ]] || die "--profiling cannot work under a rootless $ENGINE: the driver does not accept its capabilities." \
         "Ask your administrator for NVreg_RestrictProfilingToAdminUsers=0 (docs/how-to/container.md), or use an engine that runs as root"
-    if [[ -z $capability ]]; then
-        driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1) || true
-        if [[ $driver =~ ^[0-9]+ && ${BASH_REMATCH[0]} -ge 565 ]]; then capability=PERFMON; else capability=SYS_ADMIN; fi
-    fi
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1) || true
+    if [[ $driver =~ ^[0-9]+ && ${BASH_REMATCH[0]} -ge 565 ]]; then capability=PERFMON; fi
     note "--profiling: adds the capability $capability"
     profiling_options=(--cap-add "$capability")
     if [[ $user != 0:* ]]; then
@@ -125,20 +105,17 @@ choose_profiling() {
 
 # Prints the absolute path of folder $2, creating it unless only printing; $1 is its name in messages.
 folder() {
-    local path
-    path=$(realpath -m -- "$2")
-    if [[ -e $path && ! -d $path ]]; then die "$1 '$2' is a file: give a folder"; fi
-    if [[ ! -e $path && -z $print_only ]]; then
-        note "$1 $path does not exist: creating it"
-        mkdir -p -- "$path" || die "$1 '$2' cannot be created: choose another folder"
-        if [[ $(id -u) == 0 ]]; then chown "$user" "$path"; fi # under sudo it belongs to the one who called
+    if [[ ! -d $2 && -z $print_only ]]; then
+        mkdir -p -- "$2" || die "$1 '$2' cannot be created: give a folder"
+        if [[ $(id -u) == 0 ]]; then chown "$user" "$2"; fi # under sudo it belongs to the one who called
     fi
-    printf '%s\n' "$path"
+    realpath -m -- "$2"
 }
 
-print_only='' profiling=''
+cpu='' print_only='' profiling=''
 while (($#)); do
     case $1 in
+        --cpu) cpu=yes ;;
         --profiling) profiling=yes ;;
         --print) print_only=yes ;;
         -h | --help) show_help "${BASH_SOURCE[0]}" && exit 0 ;;
@@ -148,8 +125,8 @@ while (($#)); do
     esac
     shift
 done
-if (($# == 0)) || [[ -z $1 ]]; then die "no DATA_DIR given: $usage"; fi
-data_argument=$1
+data_argument=${1:-}
+[[ -n $data_argument ]] || die "no DATA_DIR given: $usage"
 shift
 case ${1:-} in
     --) shift ;;
@@ -157,32 +134,27 @@ case ${1:-} in
 esac
 
 find_engine
-if [[ -z $print_only ]]; then require_engine; fi
 choose_gpus
 choose_user
 choose_profiling
 if ((${#gpu_options[@]})); then target=cuda; else target=cpu; fi
 image=${IMAGE:-bertbench:$target}
-if [[ -z $print_only ]] && ! "$ENGINE" image inspect "$image" >/dev/null 2>&1; then
-    die "image $image not found: build it with: ${IMAGE:+IMAGE=$IMAGE }bash build_image.sh$([[ $target == cuda ]] || echo ' --cpu')"
+if [[ -z $print_only ]]; then
+    require_engine
+    "$ENGINE" image inspect "$image" >/dev/null 2>&1 ||
+        die "image $image not found: build it with: ${IMAGE:+IMAGE=$IMAGE }bash build_image.sh$([[ $target == cuda ]] || echo ' --cpu')"
 fi
 runs=$(folder RUNS_DIR "${RUNS_DIR:-runs}")
 data=$(folder DATA_DIR "$data_argument")
 
 command=("$ENGINE" run --rm --interactive)
 if [[ -t 0 && -t 1 ]]; then command+=(--tty); fi
-command+=("${user_options[@]}" "${limit_options[@]}" "${gpu_options[@]}" "${profiling_options[@]}")
+command+=("${user_options[@]}" "${gpu_options[@]}" "${profiling_options[@]}")
 if [[ -d $host/dev/infiniband ]]; then command+=(--device /dev/infiniband); fi
 if [[ -n ${SHM_SIZE:-} ]]; then command+=(--shm-size "$SHM_SIZE"); else command+=(--ipc host); fi
 if [[ -n ${NETWORK:-} ]]; then command+=(--network "$NETWORK"); fi
 for name in CUDA_VISIBLE_DEVICES GLOO_SOCKET_IFNAME OMP_NUM_THREADS "${!NCCL_@}"; do
     if [[ -n ${!name+set} ]]; then command+=(--env "$name=${!name}"); fi
 done
-command+=(--mount "type=bind,source=$data,target=/data" --mount "type=bind,source=$runs,target=/workspace/runs")
-command+=("$image" "$@")
-
-if [[ -n $print_only ]]; then
-    print_command "${command[@]}"
-    exit 0
-fi
-exec "${command[@]}"
+command+=(--mount "type=bind,source=$data,target=/data" --mount "type=bind,source=$runs,target=/workspace/runs" "$image" "$@")
+if [[ -n $print_only ]]; then print_command "${command[@]}"; else exec "${command[@]}"; fi

@@ -1,6 +1,5 @@
 """start_container.sh: what the engine is asked to run on which machine, and what is refused before."""
 
-import re
 import shlex
 from dataclasses import dataclass, field
 
@@ -53,11 +52,9 @@ GPUS = {
     "CDI of docker": (Machine(gpu=NEW, cdi=True, variables=CDI_ON), {"--gpus": [], "--device": CDI_DEVICE}),
     "CDI of podman": (Machine("podman", gpu=NEW, cdi=True), {"--gpus": [], "--device": CDI_DEVICE}),
     "podman named docker": (Machine(really="podman", gpu=NEW, cdi=True, variables=NVIDIA), {"--device": CDI_DEVICE}),
-    "insisted on": (Machine(variables={"GPUS": "all", **NVIDIA}), {"--gpus": ["all"]}),
 }
 CPU_ONLY = {
     "no GPU": (Machine(variables=NVIDIA), "nvidia-smi lists no GPU here"),
-    "not wanted": (Machine(gpu=NEW, variables={"GPUS": "none", **NVIDIA}), "GPUS=none"),
     "no toolkit": (Machine(gpu=NEW), "docker has neither the NVIDIA runtime nor a CDI specification"),
     "docker's CDI off": (Machine(gpu=NEW, cdi=True), "docker has neither"),
     "no CDI of podman": (Machine("podman", gpu=NEW), "podman has neither"),
@@ -80,11 +77,9 @@ def test_a_container_without_gpus_says_why(host: Host, case: str) -> None:
     assert f"CPU only: {reason}" in stderr
 
 
-def test_gpus_that_were_insisted_on_or_not_known_are_refused(host: Host) -> None:
-    Machine(gpu=NEW).make(host)
-    refused(host.run(SCRIPT, "data", GPUS="all"), "GPUS=all", "docker has neither", "Container Toolkit")
-    refused(host.run(SCRIPT, "data", GPUS="0,1"), "GPUS=0,1", "auto, all or none")
-    assert not host.called()
+def test_gpus_are_left_out_where_the_cpu_is_asked_for(host: Host) -> None:
+    words, stderr = host.start(SCRIPT, "--cpu", "data", **Machine(gpu=NEW, variables=NVIDIA).make(host))
+    assert "--gpus" not in words and words[-1] == "bertbench:cpu" and not stderr
 
 
 def test_infiniband_is_passed_on_where_there_is_any(host: Host) -> None:
@@ -111,9 +106,8 @@ USERS = {
     ),
     "rootless podman": (
         Machine("podman", groups="100 27"),
-        {"--user": ["1000:100"], "--userns": ["keep-id"], "--ulimit": ["host"], "--group-add": ["keep-groups"]},
+        {"--user": ["1000:100"], "--userns": ["keep-id"], "--ulimit": ["host"], "--group-add": []},
     ),
-    "runc keeps no groups": (Machine("podman", variables={"FAKE_OCI_RUNTIME": "runc"}), {"--group-add": []}),
     "podman of root": (
         Machine("podman", root=True, variables={"SUDO_UID": "1234"}),
         {"--user": ["1234:1234"], "--userns": [], "--ulimit": LIMITS, "--security-opt": [SAFE, "label=disable"]},
@@ -130,7 +124,7 @@ def test_the_command_runs_as_who_called(host: Host, case: str) -> None:
 def test_folders_that_sudo_makes_belong_to_who_called(host: Host) -> None:
     Machine(root=True).make(host)
     host.start(SCRIPT, "new/data", **SUDO)
-    assert host.calls("chown") == [["1234:5678", f"{host.work}/runs"], ["1234:5678", f"{host.work}/new/data"]]
+    assert host.calls("chown") == [["1234:5678", "runs"], ["1234:5678", "new/data"]]
 
 
 # ---- --profiling ----
@@ -139,12 +133,10 @@ CAPABILITIES = {
     "565.57.01": (Machine(gpu="565.57.01", counters=False), "PERFMON"),
     "99.9": (Machine(gpu="99.9"), "SYS_ADMIN"),
     "unknown driver": (Machine(gpu=""), "SYS_ADMIN"),
-    "given": (Machine(gpu=NEW, variables={"PROFILING_CAPABILITY": "SYS_ADMIN"}), "SYS_ADMIN"),
 }
 NOTHING_TO_PERMIT = {
     "no GPU": Machine(),
     "everybody may": Machine(gpu=NEW, counters=True),
-    "everybody may, rootless": Machine(gpu=NEW, counters=True, variables=ROOTLESS),
 }
 
 
@@ -167,13 +159,6 @@ def test_profiling_under_a_rootless_engine_is_refused(host: Host) -> None:
     variables = Machine("podman", gpu=NEW, cdi=True, counters=False).make(host)
     refused(host.run(SCRIPT, "--profiling", "data", **variables), "rootless podman", "docs/how-to/container.md")
     assert not host.called()
-
-
-def test_a_container_is_never_privileged(host: Host) -> None:
-    words, _ = host.start(SCRIPT, "data", **Machine(root=True, gpu=NEW, variables=NVIDIA).make(host))
-    assert "--cap-add" not in words and option(words, "--security-opt") == [SAFE]
-    text = (ROOT / SCRIPT).read_text(encoding="utf-8")
-    assert re.findall(r"--privileged|--cap-add[ =]ALL|unconfined|--pid", text) == []
 
 
 # ---- arguments, folders, image ----
@@ -234,12 +219,6 @@ def test_a_terminal_is_passed_on_where_it_is_whole(docker: Host, whole: bool) ->
     assert ("--tty" in docker.call()) == whole
 
 
-def test_a_folder_that_cannot_be_made_is_refused(docker: Host) -> None:
-    (docker.work / "file").touch()
-    refused(docker.run(SCRIPT, "file/data"), "DATA_DIR 'file/data' cannot be created")
-    assert not docker.called()
-
-
 def test_a_missing_image_says_how_to_build_it(docker: Host) -> None:
     refused(docker.run(SCRIPT, "data", FAKE_IMAGES=""), "bertbench:cpu", "bash build_image.sh --cpu")
     refused(docker.run(SCRIPT, "data", IMAGE="mine"), "image mine not found", "IMAGE=mine bash build_image.sh")
@@ -252,7 +231,7 @@ def test_a_missing_image_says_how_to_build_it(docker: Host) -> None:
 def test_settings_of_devices_nccl_gloo_and_openmp_are_passed_on_and_nothing_else(docker: Host) -> None:
     settings = {"CUDA_VISIBLE_DEVICES": "MIG-1c2d", "NCCL_SOCKET_IFNAME": "eth0 eth1", "NCCL_IB_HCA": ""}
     settings |= {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "4"}
-    others = {"CUDA_HOME": "/cuda", "MY_NCCL_DEBUG": "1", "OMP_PLACES": "x", "HF_TOKEN": "secret", "GPUS": "none"}
+    others = {"CUDA_HOME": "/cuda", "MY_NCCL_DEBUG": "1", "OMP_PLACES": "x", "HF_TOKEN": "secret"}
     words, _ = docker.start(SCRIPT, "data", **settings, **others)
     assert sorted(option(words, "--env")) == sorted(f"{name}={value}" for name, value in settings.items())
     assert "secret" not in " ".join(words)
