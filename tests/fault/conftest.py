@@ -1,4 +1,4 @@
-"""The fault campaign, `make fault-test`: KILLS is the number of kills of each workload, FAULT_SEED draws when."""
+"""The fault campaign of `make release-test`: KILLS is the number of kills of each workload, FAULT_SEED draws when."""
 
 import os
 import random

@@ -1,9 +1,6 @@
 """Written batch scripts, and the job array of the documentation, in a real Slurm of two nodes on this machine."""
 
-import hashlib
 import json
-import re
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -11,8 +8,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.cli import ROOT
-from support.real_text import CORPUS, VOCABULARY, prepare
 from support.slurm_cluster import Slurm, cluster, why_not
 
 from bench.submit.job import CLUSTERS, ClusterJob
@@ -158,60 +153,3 @@ def steps() -> list[psutil.Process]:
 def last_step(run: Path) -> int:
     lines = (run / "curve.csv").read_text(encoding="utf-8").splitlines() if (run / "curve.csv").exists() else []
     return int(lines[-1].split(",")[0]) if len(lines) > 1 else 0
-
-
-def preparation_array(folder: Path, dumps: Path, parts: int) -> Path:
-    """Write the batch script of docs/explanation/pretraining-data.md for these dumps and as many tasks."""
-    page = (ROOT / "docs/explanation/pretraining-data.md").read_text(encoding="utf-8")
-    (text,) = re.findall(r"^```\n(#!/bin/bash\n#SBATCH.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    for written, here in (
-        ("0-15 --cpus-per-task=8", f"0-{parts - 1} --output={folder}/%A-%a.out"),
-        ("/16 --workers 8", f"/{parts} --workers 1"),
-        ("bertbench data", f"{sys.executable} -m bench.cli.main data"),
-        ("/data/dumps", str(dumps)),
-        ("/data/wiki", str(folder / "out")),
-        ("/data/vocab.txt", str(VOCABULARY)),
-    ):
-        assert text.count(written) == 1, written
-        text = text.replace(written, here)
-    script = folder / "prepare.sh"
-    script.write_text(text, encoding="utf-8")
-    return script
-
-
-@pytest.mark.soak
-@pytest.mark.public
-def test_a_job_array_with_a_killed_task_prepares_what_one_command_does(slurm: Slurm, tmp_path: Path) -> None:
-    dumps = tmp_path / "dumps"
-    dumps.mkdir()
-    for number in range(3):
-        shutil.copy(CORPUS / "wiki/enwiki-sample.xml.bz2", dumps / f"pages-{number}.xml.bz2")
-    script = preparation_array(tmp_path, dumps, 3)
-
-    def submit(stage: str, *words: str) -> str:
-        return slurm.run("sbatch", "--parsable", f"--export=ALL,STAGE={stage}", *words, str(script)).strip()
-
-    def gone(job: str) -> None:
-        slurm.wait(job, lambda state: not slurm.run("squeue", "--noheader", "--jobs", job).strip(), 400)
-
-    first = submit("extract", f"--chdir={ROOT}")
-    await_files(tmp_path, f"{first}-1.out", 1)
-    slurm.run("scancel", "--signal=KILL", "--full", f"{first}_1")
-    gone(first)
-    states = [slurm.state(f"{first}_{task}")["JobState"] for task in range(3)]
-    assert states == ["COMPLETED", "CANCELLED", "COMPLETED"], logs(tmp_path)
-
-    after = submit("extract", f"--chdir={ROOT}", "--array=1")
-    for stage, words in (("sentences", []), ("shard", ["--array=0"]), ("hdf5", [])):
-        after = submit(stage, f"--chdir={ROOT}", f"--dependency=afterok:{after}", *words)
-    gone(after)
-    assert slurm.state(after)["JobState"] == "COMPLETED", logs(tmp_path)
-    whole = tmp_path / "whole"
-    prepare(whole, 128, 512, corpus=dumps, dataset="wikipedia")
-
-    def shards(folder: Path) -> dict[str, str]:
-        paths = sorted(folder.glob("hdf5_*/*/*.hdf5"))
-        return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
-
-    assert shards(whole)
-    assert shards(tmp_path / "out") == shards(whole)

@@ -1,4 +1,4 @@
-"""Truth beside what was reported, row by row; `make truth-test` keeps the rows as truth.csv."""
+"""Truth beside what was reported, row by row; `make release-test` keeps the rows as truth.csv."""
 
 import csv
 from pathlib import Path

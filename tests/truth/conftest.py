@@ -1,4 +1,4 @@
-"""The book that every test of this folder writes into; `make truth-test` keeps it in OUT."""
+"""The book that every test of this folder writes into; `make release-test` keeps it in OUT."""
 
 import os
 from collections.abc import Iterator
