@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -168,25 +167,6 @@ def test_a_job_at_its_limit_sends_sigterm_once_and_starts_again(
     assert (tmp_path / "count").read_text() == "1"
     assert (tmp_path / "requeued").exists() == requeued
     assert not requeued or (tmp_path / "requeued").read_text() == "requeue 7_2\n"
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--gpus-per-node", "4", "8", "--cpus", "2", "--env", "A=b c", "--", "train.py", "it's"],
-        [*IMAGE, "--mounts", "/a b:/c", "--no-launch", "--", "program"],
-        ["--image", "a.sif", "--mounts", "/a:/b", "--nodes", "2", "--", "bertbench", "train"],
-    ],
-)
-def test_scripts_are_free_of_mistakes_that_bash_and_shellcheck_know(argv: list[str], tmp_path: Path) -> None:
-    script = tmp_path / "job"
-    script.write_text(rendered("slurm", *argv))
-    subprocess.run(["bash", "-n", script], check=True)
-    shellcheck = shutil.which("shellcheck") or str(Path(sys.executable).with_name("shellcheck"))
-    if not Path(shellcheck).exists():
-        pytest.skip("shellcheck is not installed here")
-    words = [shellcheck, "--exclude=SC2329", str(script)]  # `declare -f` passes the function on
-    assert subprocess.run(words, stdout=subprocess.PIPE).stdout == b""
 
 
 def job_set(*argv: str) -> dict[str, Any]:

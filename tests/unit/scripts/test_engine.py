@@ -46,14 +46,6 @@ def test_the_engine_is_the_chosen_one_or_the_first_that_answers(
     assert host.start(script, *ARGUMENTS[script], ENGINE=engine)[0][0] == chosen
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_print_needs_no_engine_that_answers(host: Host, script: str, installed: bool) -> None:
-    if installed:
-        host.engine("docker", error="down")
-    outcome = host.run(script, "--print", *ARGUMENTS[script])
-    assert (outcome.returncode, outcome.stdout.split()[0]) == (0, "docker")
-
-
 def test_help_names_every_variable_that_is_read(host: Host, script: str) -> None:
     outcome = host.run(script, "--help")
     assert outcome.returncode == 0 and f"bash {script}" in outcome.stdout

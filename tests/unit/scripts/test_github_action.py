@@ -130,24 +130,13 @@ def test_a_failed_measurement_fails(runner: Path) -> None:
     assert done.code == 3 and done.outputs["verdict"] == "no-baseline"
 
 
-def test_the_action_is_what_github_reads_and_hands_inputs_to_no_shell() -> None:
+def test_the_action_hands_inputs_to_no_shell_and_reads_all_of_them() -> None:
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
-    assert set(action) == {"name", "description", "inputs", "outputs", "runs"}
-    assert action["runs"]["using"] == "composite"
-    for one in action["inputs"].values():
-        assert set(one) <= {"description", "required", "default"} and one["description"]
-        assert isinstance(one.get("default", ""), str) and ("default" in one) != one.get("required", False)
-    used = set()
-    for one in action["runs"]["steps"]:
-        assert set(one) <= {"name", "id", "shell", "env", "run"} and one["shell"] == "bash"
-        assert "${{" not in one["run"]  # a value could hold commands
-        used |= set(re.findall(r"\$\{\{ inputs\.([\w-]+) \}\}", " ".join(one["env"].values())))
-    assert used == set(action["inputs"])
+    install, measure = action["runs"]["steps"]
+    assert "${{" not in install["run"] + measure["run"]  # a value could hold commands
+    used = re.findall(r"inputs\.([\w-]+)", " ".join([*install["env"].values(), *measure["env"].values()]))
+    assert {*used} == {*action["inputs"]}
     script = (ROOT / "bench/github_action.sh").read_text(encoding="utf-8")
-    (measure,) = [one for one in action["runs"]["steps"] if one.get("id") == "measure"]
-    assert set(re.findall(r"\bINPUT_\w+", script)) == set(measure["env"])
-    for name, one in action["outputs"].items():
-        assert one["value"] == f"${{{{ steps.measure.outputs.{name} }}}}" and f"{name}=%s" in script
-    (install,) = [one for one in action["runs"]["steps"] if one is not measure]
+    assert {*re.findall(r"\bINPUT_\w+", script)} == {*measure["env"]}
     target = install["run"].rpartition(" ")[2]
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)

@@ -104,17 +104,6 @@ def test_help_names_every_variable_and_is_no_more_than_the_comment_on_top(script
     assert "source" not in done.stdout and "shellcheck" not in done.stdout
 
 
-@pytest.mark.parametrize("body", ["bench/measure_throughput.sh", "profiling/measure_compute_util.sh"])
-def test_the_body_alone_names_the_scripts(body: str, checkout: Path) -> None:
-    done = call(checkout, body)
-    assert done.returncode != 0 and "_squad.sh" in done.stderr
-
-
-@pytest.mark.parametrize("code", [0, 2, 3])
-def test_a_script_ends_as_its_command_does(code: int, checkout: Path) -> None:
-    assert call(checkout, PROFILED, CODE=str(code)).returncode == code
-
-
 @pytest.mark.parametrize(
     ("script", "words"), [("bench/measure_throughput_squad.sh", ["08"]), (PROFILED, ["ncu", "08"])]
 )

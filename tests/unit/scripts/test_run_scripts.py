@@ -32,12 +32,6 @@ def test_an_argument_is_refused(script: str) -> None:
     assert done.returncode == 2 and "DATA" in done.stdout and "extra" in done.stderr
 
 
-@SCRIPTS
-def test_missing_data_are_named(script: str) -> None:
-    done = called(script)
-    assert done.returncode == 2 and script in done.stderr and "DATA" in done.stderr
-
-
 @pytest.mark.parametrize(("name", "value"), [("MAX_SECONDS", "1m"), ("MAX_SECONDS", "08"), ("PHASES", " ")])
 def test_values_that_pretraining_cannot_use_are_named(name: str, value: str) -> None:
     done = called("run_pretraining.sh", **{"DATA": "shards", name: value})
