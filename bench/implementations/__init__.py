@@ -1,9 +1,5 @@
 """The implementations of BERT, by name. An entry is "module:class", imported on demand; `own` loads those of users."""
 
-import importlib.util
-
-from common.errors import MissingToolError
-
 OURS = "bertbench"
 
 IMPLEMENTATIONS = {
@@ -21,14 +17,5 @@ TRAINER_STRATEGIES = ("single", "ddp")
 # Implementations for complete training runs with evaluations; each takes a bert.train.base_run.RunRequest.
 TRAININGS = {
     OURS: "bert.train.run:run_training",
-    "hf-trainer": "bench.implementations.hf_trainer_run:run_training",
+    "hf-trainer": "bench.implementations.hf_trainer:run_training",
 }
-
-
-def check_packages(what: str, *packages: str) -> None:
-    """Raise MissingToolError if a package that `what` needs is not installed."""
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingToolError(
-            "package-missing", f"{what} needs the package {' and '.join(missing)}: pip install 'bertbench[hf]'"
-        )

@@ -1,20 +1,47 @@
-"""Hugging Face's Trainer in place of bert.train.loop.train, with the same Training, observers and checks."""
+"""Hugging Face's Trainer in place of bert.train.loop.train, with the same Training, observers and checks.
+
+A training run with it has our weights, batches, optimizer and schedule. It cannot resume: an interrupted run starts
+again, and a finished run is kept. At the end the weights are saved, of a preset in our format, so that `bertbench
+predict` and `bertbench eval` can read them.
+"""
 
 import os
 import tempfile
-from collections import deque
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import reduce
+from operator import add
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
+from bench.implementations.hugging_face import GivenModel, HuggingFaceImplementation, HuggingFaceModel, preset_config
+from bert.checkpoints.folder import new_folder
+from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
+from bert.checkpoints.ours import save_model
 from bert.data.batch import Batch, BatchCounts
+from bert.data.vocabulary import VOCABULARY_FILE
+from bert.model.config import model_config
 from bert.parallel.base import Options
+from bert.parallel.options import read_options
+from bert.tasks.base import Task
+from bert.train.agreement import any_rank, together
+from bert.train.base_run import BaseRun, RunRequest, make_optimizer
+from bert.train.checkpoint import checkpoint_path, seed_generators
+from bert.train.events import Best, RunOutcome, Saved, Warned
+from bert.train.feed import Feed
 from bert.train.loop import Training
 from bert.train.observer import Observer, StepResult
+from bert.train.resume import initial_on_all
+from bert.train.settings import TrainSettings
+from bert.train.weights import load_initial
+from common.atomic import write_text
+from records.trial import Trial
 
 # More steps than any run has; the caller decides when to stop.
 _ENDLESS = 2**40
@@ -27,20 +54,21 @@ def train_with_trainer(
     """Train with transformers.Trainer until `keep_going(step)` is False; return the number of the first step not run.
 
     Trainer wraps the model (DistributedDataParallel through Accelerate), moves batches, scales losses and gradients,
-    clips, and steps optimizer and scheduler. `training` provides model, batches, optimizer and learning rates, and its
-    strategy has already joined the ranks; all other arguments are defaults of Trainer. Phases are timed where Trainer
-    enters them; Trainer does not report when the last gradients are ready. `options` are those of the strategy.
+    clips, and steps the optimizer. `training` provides model, batches, optimizer and learning rates, and its strategy
+    has already joined the ranks; all other arguments are defaults of Trainer. Phases are timed where Trainer enters
+    them; Trainer does not report when the last gradients are ready. `options` are those of the strategy.
     """
     if not keep_going(0):
         return 0
-    steps = _Steps(training, observer, keep_going)
+    steps, device = _Steps(training, observer, keep_going), training.strategy.device
     with ExitStack() as stack:
         if training.strategy.world_size == 1:
             # Without torchrun's variables a process that trains alone joins no process group.
             hidden = {name: os.environ.pop(name) for name in _RANK_VARIABLES if name in os.environ}
             stack.callback(os.environ.update, hidden)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bertbench-"))
-        trainer = _Trainer(steps, _arguments(training, folder, options))
+        with torch.random.fork_rng(devices=[device] * (device.type == "cuda")):  # it seeds every rank alike
+            trainer = _Trainer(steps, _arguments(training, folder, options))
         stack.callback(observer.run_end)
         observer.run_begin()
         trainer.train()
@@ -56,54 +84,41 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
         self.training, self.observer, self.keep_going = training, observer, keep_going
         self.step = 0
         self.skipped: Callable[[], bool]
-        self._device = training.strategy.device
-        self._random = torch.get_rng_state()
-        self._random_on_gpu = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        self._rate = 0.0
-        self._waiting: deque[BatchCounts] = deque()
-        self._counts: BatchCounts | None = None
-        self._loss: torch.Tensor | None = None
-        self._phase: AbstractContextManager[None] | None = None
+        # Of the step that is being made; losses are divided by the number of micro-steps.
+        self._counts: list[BatchCounts] = []
+        self._losses: list[torch.Tensor] = []
+        self._update = ExitStack()
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        training = self.training
         while True:
-            for micro in range(self.training.grad_accum_steps):
-                if micro == 0:
-                    self.observer.step_begin(self.step)
+            self.observer.step_begin(self.step)
+            if training.learning_rate is not None:
+                for group in training.optimizer.param_groups:
+                    group["lr"] = training.learning_rate(training.progress.applied_steps)
+            for _ in range(training.grad_accum_steps):
                 with self.observer.phase("data"):
-                    batch = next(self.training.batches)
-                self._waiting.append(batch.counts)
+                    batch = next(training.batches)
+                self._counts.append(batch.counts)
                 yield dict(batch.tensors)
 
     def loss(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        counts = self._waiting.popleft()
-        self._counts = counts if self._counts is None else self._counts + counts
         with self.observer.phase("forward"):
-            return self.training.compute_loss(model, Batch(inputs, counts))
+            return self.training.compute_loss(model, Batch(inputs, self._counts[len(self._losses)]))
 
     def end_micro_step(self, loss: torch.Tensor) -> None:
-        """Add the loss, divided by the number of micro-steps; the update begins after the last one of a step."""
-        self._loss = loss if self._loss is None else self._loss + loss
-        if not self._waiting:
-            self._phase = self.observer.phase("optimizer")
-            self._phase.__enter__()
-
-    def on_train_begin(self, *args: Any, **parts: Any) -> None:
-        torch.set_rng_state(self._random)  # Trainer has seeded every rank with the same number
-        if self._random_on_gpu is not None:
-            torch.cuda.set_rng_state(self._random_on_gpu, self._device)
-
-    def on_pre_optimizer_step(self, *args: Any, **parts: Any) -> None:
-        self._rate = float(self.training.optimizer.param_groups[0]["lr"])
+        """Add the loss of a micro-step; the update begins after the last one of a step."""
+        self._losses.append(loss)
+        if len(self._losses) == self.training.grad_accum_steps:
+            self._rate = float(self.training.optimizer.param_groups[0]["lr"])
+            self._update.enter_context(self.observer.phase("optimizer"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        if self._phase is not None:
-            self._phase.__exit__(None, None, None)
-        assert self._loss is not None and self._counts is not None
+        self._update.close()
         training, applied = self.training, not self.skipped()
         training.progress.count(applied)
-        result = StepResult(self._counts, self._loss, self._rate, applied)
-        self._phase = self._loss = self._counts = None
+        result = StepResult(reduce(add, self._counts), reduce(add, self._losses), self._rate, applied)
+        self._counts, self._losses = [], []
         self.observer.step_end(self.step, result)
         if training.divergence is not None:
             training.divergence.note(self.step, result, training.progress)
@@ -114,16 +129,17 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
 
 
 class _Trainer(Trainer):  # type: ignore[misc]
-    """Trainer with our batches, which are already those of this rank, and our loss."""
+    """Trainer with our batches, which are already those of this rank, our loss and our learning rates."""
 
     def __init__(self, steps: _Steps, arguments: TrainingArguments) -> None:
         training = steps.training
         self.steps = steps
+        constant = torch.optim.lr_scheduler.LambdaLR(training.optimizer, lambda step: 1.0)
         super().__init__(
             model=training.model.to(training.strategy.device),
             args=arguments,
             callbacks=[steps],
-            optimizers=(training.optimizer, _Rates(training)),
+            optimizers=(training.optimizer, constant),
         )
         self.remove_callback(PrinterCallback)
         # The loss of a micro-step is a mean and must be divided by the number of micro-steps.
@@ -149,20 +165,6 @@ class _Trainer(Trainer):  # type: ignore[misc]
         return loss
 
 
-class _Rates(torch.optim.lr_scheduler.LRScheduler):
-    """Our learning rates as functions of the number of updates."""
-
-    def __init__(self, training: Training) -> None:
-        self._rate = training.learning_rate
-        self._began = training.progress.applied_steps
-        self._base = float(training.optimizer.param_groups[0]["lr"])
-        super().__init__(training.optimizer)
-
-    def get_lr(self) -> list[float | torch.Tensor]:
-        rate = self._base if self._rate is None else self._rate(self.last_epoch + self._began)
-        return [rate for _ in self.optimizer.param_groups]
-
-
 def _arguments(training: Training, folder: str, options: Options) -> TrainingArguments:
     on_cpu = training.strategy.device.type == "cpu"
     arguments = TrainingArguments(
@@ -184,3 +186,106 @@ def _arguments(training: Training, folder: str, options: Options) -> TrainingArg
     # Otherwise Trainer would use DataParallel in a process with several GPUs and no ranks.
     arguments._n_gpu = min(1, arguments.n_gpu) if arguments.device.type == "cuda" else 0
     return arguments
+
+
+def run_training(asked: RunRequest) -> RunOutcome:
+    """Train from the first update to `settings.steps`."""
+    settings, strategy = asked.settings, asked.strategy
+    HuggingFaceImplementation().check(Trial.of(settings, implementation="hf-trainer"))
+    final = checkpoint_path(asked.folder, settings.steps)
+    if not any_rank(strategy, strategy.rank == 0 and final.is_dir()):
+        return _Run(asked).go()
+    if strategy.rank == 0:
+        done = f"this run has finished its {settings.steps} updates"
+        asked.report(Warned(message=f"{done}, so nothing was trained: give another --out to train again"))
+    samples = settings.steps * settings.global_batch_size
+    return RunOutcome(
+        finished=True, applied_steps=settings.steps, skipped_steps=0, samples_seen=samples, resumed_from=None,
+        checkpoint=final, evaluation=None,
+    )  # fmt: skip
+
+
+class _Run(BaseRun):
+    """A run with Hugging Face's model and loop, which report one loss and save only at the end."""
+
+    tells_parts = saves_best = False
+
+    def build(self, observer: Observer) -> Training:
+        settings, strategy = self.settings, self.strategy
+        torch.manual_seed(settings.seed)
+        self.trained: HuggingFaceModel = (
+            together(strategy, lambda: GivenModel(settings, self.task)) if settings.model else self._port()
+        )
+        self.model: Any = together(strategy, self.trained.module).to(strategy.device)
+        if names := self.trained.not_loaded:
+            self.warn(f"{len(names)} weights begin with random values: {', '.join(names)}")
+        batches = Feed(self.task.batches(self.spec), strategy.device.type == "cuda", self.trained.adapt)
+        return self.make_training(self.model, make_optimizer(settings, self.model), self.trained.loss, batches)
+
+    def _port(self) -> "_Port":
+        settings, config = self.settings, model_config(self.settings)
+        ours = self.task.build_model(config)
+        if settings.init is not None:
+            initial = initial_on_all(settings, self.data, self.strategy, self.warn)
+            whole = not self.task.begins_from_encoder
+            together(self.strategy, lambda: load_initial(initial, ours, config, whole=whole))
+        return _Port(settings, self.task, ours)
+
+    def go(self) -> RunOutcome:
+        seed_generators(self.settings.seed, self.strategy.rank, 0)
+        options = read_options(self.settings.strategy_options)
+        train_with_trainer(self.training, self.observer, self.between_steps, options)
+        if not self.done:
+            self.warn("hf-trainer saves no intermediate checkpoints: if interrupted, this run starts again from step 1")
+        return replace(self.outcome(), best=self._best_saved())
+
+    def _best_saved(self) -> Best | None:
+        best = self.evaluations.best
+        return best if best is not None and self.done and best.applied_steps == self.counts.applied_steps else None
+
+    def model_to_evaluate(self) -> torch.nn.Module:
+        return self.trained.scored(self.model).to(self.strategy.device)
+
+    def due(self, done: bool, stop: bool) -> bool:
+        return done
+
+    def save(self, step: int) -> None:
+        began, applied = time.perf_counter(), self.counts.applied_steps
+        self.checkpoint = final = checkpoint_path(self.folder, applied)
+
+        def write() -> int:
+            if self.strategy.rank != 0:
+                return 0
+            with new_folder(final) as folder:
+                self.trained.write(self.model, folder)
+                if self.vocabulary is not None:
+                    write_text(folder / VOCABULARY_FILE, self.vocabulary)
+            return sum(path.stat().st_size for path in final.iterdir())
+
+        size = together(self.strategy, write)
+        seconds, best = time.perf_counter() - began, self._best_saved()
+        self.report(Saved(applied_steps=applied, path=final, seconds=seconds, size_bytes=size, best=best))
+
+
+class _Port(HuggingFaceModel):
+    """Hugging Face's model in the shape of ours, whose weights begin, are saved and are evaluated as ours."""
+
+    def __init__(self, settings: TrainSettings, task: Task, ours: torch.nn.Module) -> None:
+        super().__init__(settings, task, preset_config(model_config(settings)))
+        self._begin = to_hugging_face_state(ours)
+
+    def module(self) -> Any:
+        model = super().module()
+        missing = model.load_state_dict(self._begin, strict=False).missing_keys
+        assert all(name.startswith("cls.predictions.decoder.") for name in missing)  # tied
+        return model
+
+    def scored(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return our model with the weights of Hugging Face's, on the CPU, without changing the random state."""
+        with torch.random.fork_rng(devices=[]):
+            ours = self.task.build_model(model_config(self.spec))
+        load_hugging_face_state(ours, {name: value.cpu() for name, value in model.state_dict().items()})
+        return ours
+
+    def write(self, model: torch.nn.Module, folder: Path) -> None:
+        save_model(folder, self.scored(model))

@@ -1,6 +1,6 @@
 """The model that `--model` names: a Hugging Face configuration, a checkpoint folder or a hub id. Imports no torch.
 
-It is inspected once, before anything runs; `bench.implementations.given` builds it in the ranks.
+It is inspected once, before anything runs; `bench.implementations.hugging_face` builds it in the ranks.
 """
 
 import hashlib
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.implementations import check_packages
+from bert.data.lengths import is_synthetic
 from bert.tasks import known_tasks, task_data
 from bert.tasks.base import DataSource
 from common.errors import InputError, UsageError, first_line
 from common.flags import flag
+from common.packages import need
 from common.reading import read_json
 
 IMPLEMENTATIONS = ("hf", "hf-compiled", "hf-unpadded", "hf-trainer")
@@ -47,7 +48,7 @@ def find_model(given: str, trust_remote_code: bool = False) -> ModelFolder:
 
     An id may end with @ and a commit, tag or branch. Code in the folder runs only with `trust_remote_code`.
     """
-    check_packages(f"--model {given}", "transformers")
+    need(f"--model {given}", "hf", "transformers")
     here = Path(given).exists()
     path = Path(given) if here else _downloaded(given)
     named = Path(given if here else given.partition("@")[0]).resolve()
@@ -58,10 +59,10 @@ def find_model(given: str, trust_remote_code: bool = False) -> ModelFolder:
     vocab_size, positions = (getattr(config, field, None) for field in ("vocab_size", "max_position_embeddings"))
     if not isinstance(vocab_size, int):
         raise InputError("model-unsupported", f"{file} has no vocab_size: give the configuration of a text encoder")
-    if positions and positions_after_padding(config):
-        positions -= int(config.pad_token_id or 0) + 1
-    fingerprint = _fingerprint(path, file, trust_remote_code)
-    weights = [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]
+    # Speed follows from the shape: of weights, names and sizes count.
+    weights = sorted([*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")])
+    shapes = "".join(f"{each.name} {each.stat().st_size}" for each in weights if each.suffix == ".safetensors")
+    fingerprint = hashlib.blake2b(file.read_bytes() + shapes.encode(), digest_size=8).hexdigest()
     return ModelFolder(
         settings={
             "preset": f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-.') or 'model'}-{fingerprint[:6]}",
@@ -71,7 +72,7 @@ def find_model(given: str, trust_remote_code: bool = False) -> ModelFolder:
             "dropout": float(next((getattr(config, name) for name in _DROPOUTS if hasattr(config, name)), 0.0) or 0.0),
         },
         vocab_size=vocab_size,
-        positions=positions if isinstance(positions, int) and positions > 0 else None,
+        positions=positions - first_position(config) if isinstance(positions, int) and positions > 0 else None,
     )
 
 
@@ -91,20 +92,23 @@ def load_config(path: str, trust_remote_code: bool) -> Any:
         ) from error
 
 
-def check_data(model: ModelFolder, seq_len: int, source: DataSource, real: Path | None) -> None:
-    """Refuse sequences and word pieces that the model has no embedding for; `real` is the data if not synthetic."""
-    folder = model.settings["model"]
+def check_data(model: ModelFolder, seq_len: int, source: DataSource) -> int:
+    """Return the vocabulary size of batches; refuse sequences and word pieces that the model has no embedding for."""
+    folder, data = model.settings["model"], source.source
     if model.positions is not None and seq_len > model.positions:
         raise UsageError(
             "option-value",
             f"sequences of {seq_len} tokens are longer than the {model.positions} positions of {folder}: shorten them",
         )
-    if real is not None and (source.vocab_size > model.vocab_size or not _same_tokenizer(Path(folder), real, source)):
+    if is_synthetic(data):
+        return model.vocab_size
+    if source.vocab_size > model.vocab_size or not _same_tokenizer(Path(folder), Path(data), source):
         raise InputError(
             "vocabulary-mismatch",
-            f"{real} was made with another vocabulary ({source.vocab_size} word pieces) than {folder} "
+            f"{data} was made with another vocabulary ({source.vocab_size} word pieces) than {folder} "
             f"({model.vocab_size}): prepare it with --vocab {folder}/vocab.txt, or measure with --data synthetic",
         )
+    return source.vocab_size
 
 
 def check_options(model: str, task: str, others: Sequence[str]) -> None:
@@ -117,9 +121,9 @@ def check_options(model: str, task: str, others: Sequence[str]) -> None:
         raise UsageError("option-conflict", f"--model has its own weights, shape and dropout: leave out {given}")
 
 
-def positions_after_padding(config: Any) -> bool:
-    """Return whether the position of the first token is the padding's number plus 1, as in RoBERTa."""
-    return config.model_type in _POSITIONS_AFTER_PADDING
+def first_position(config: Any) -> int:
+    """Return the position of the first token: in RoBERTa the padding's number plus 1."""
+    return int(config.pad_token_id or 0) + 1 if config.model_type in _POSITIONS_AFTER_PADDING else 0
 
 
 def _same_tokenizer(folder: Path, data: Path, source: DataSource) -> bool:
@@ -152,13 +156,3 @@ def _downloaded(given: str) -> Path:
             "path-missing" if isinstance(error, HFValidationError) else "download-failed",
             f"{problem} ({first_line(error)}): check the path, the id, the network",
         ) from error
-
-
-def _fingerprint(path: Path, file: Path, trust_remote_code: bool) -> str:
-    """Speed follows from the shape: of weights, names and sizes count, of code its text."""
-    digest = hashlib.blake2b(file.read_bytes(), digest_size=8)
-    for each in sorted(path.glob("*.safetensors")):
-        digest.update(f"{each.name} {each.stat().st_size}".encode())
-    for each in sorted(file.parent.glob("*.py")) if trust_remote_code else []:
-        digest.update(each.read_bytes())
-    return digest.hexdigest()

@@ -3,7 +3,7 @@
 The body of an encoder takes a n^2 + b n + c FLOPs for a sequence of n tokens: scores and weighted values, weight
 matrices, and what each sequence costs whatever its length. DeBERTa adds GEMMs of relative positions once a batch.
 A head that predicts words takes as many FLOPs for every position it predicts, one that classifies as many for every
-sequence. The coefficients follow exactly from a few lengths and batch sizes, and further ones have to agree.
+sequence. The coefficients follow exactly from three lengths and two batch sizes, and further ones have to agree.
 
 Training takes three times the forward pass (bert.model.step), so that the figures compare with those of our own model:
 padding and positions without a label do not count. Attention in windows counts as the module computes it, in full.
@@ -21,8 +21,6 @@ from common.errors import first_line
 
 TrainingFlops = Callable[[BatchCounts, int], float]
 """(counts, micro-batches) -> FLOPs of forward and backward passes over micro-batches with these counts together."""
-_PARTS = (1, 2, 4, 6, 8)  # eighths of the longest sequence
-_FEWEST_LENGTHS = 4  # three give the coefficients, the fourth checks them
 
 
 class NotTracedError(Exception):
@@ -37,18 +35,21 @@ def training_flops(model: Any, longest: int, predicts_words: bool = True) -> Tra
         longest: tokens of the longest sequence.
         predicts_words: whether the head works on predicted positions; False where it works on whole sequences.
     """
-    body = model.base_model
-    lengths = sorted({max(1, longest * part // 8) for part in _PARTS})
-    if body is model or len(lengths) < _FEWEST_LENGTHS:
+    body, unit = model.base_model, longest // 4
+    if body is model or not unit:
         raise NotTracedError(f"{type(model).__name__} has no encoder apart from its head, or too short sequences")
-    one = {length: _count(body, 1, length) for length in lengths}
+    first, second, third, fourth = (_count(body, 1, unit * times) for times in (1, 2, 3, 4))
+    squared = Fraction(third - 2 * second + first, 2 * unit**2)
+    token = Fraction(second - first, unit) - 3 * unit * squared
     # What a batch costs whatever its size: F(1) = s + c, F(2) = 2 s + c.
-    fixed = {2 * one[length] - _count(body, 2, length) for length in (lengths[0], lengths[-1])}
-    heads = {Fraction(_count(model, 1, length) - one[length], length if predicts_words else 1) for length in lengths}
-    batch, head = fixed.pop(), heads.pop()
-    squared, token, sequence = _parabola([(length, one[length] - batch) for length in lengths[-3:]])
-    quadratic = all(squared * length**2 + token * length + sequence + batch == one[length] for length in lengths)
-    if fixed or heads or not quadratic:
+    batch, batch_of_longest = 2 * first - _count(body, 2, unit), 2 * fourth - _count(body, 2, 4 * unit)
+    sequence = first - batch - squared * unit**2 - token * unit
+    head, head_of_longest = (
+        Fraction(_count(model, 1, length) - whole, length if predicts_words else 1)
+        for length, whole in ((unit, first), (4 * unit, fourth))
+    )
+    cubic = fourth - 3 * third + 3 * second - first
+    if cubic or batch != batch_of_longest or head != head_of_longest:
         raise NotTracedError(f"the FLOPs of {type(model).__name__} are not a quadratic function of the sequence length")
 
     def flops(counts: BatchCounts, micro_batches: int) -> float:
@@ -57,15 +58,6 @@ def training_flops(model: Any, longest: int, predicts_words: bool = True) -> Tra
         return float(3 * (forward + batch * micro_batches + head * heads))
 
     return flops
-
-
-def _parabola(points: list[tuple[int, int]]) -> tuple[Fraction, Fraction, Fraction]:
-    """Return a, b, c of y = a x^2 + b x + c through three points."""
-    (x0, y0), (x1, y1), (x2, y2) = points
-    first, second = Fraction(y1 - y0, x1 - x0), Fraction(y2 - y1, x2 - x1)
-    a = (second - first) / (x2 - x0)
-    b = first - a * (x0 + x1)
-    return a, b, y0 - a * x0**2 - b * x0
 
 
 def _count(module: Any, sequences: int, length: int) -> int:

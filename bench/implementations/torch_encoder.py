@@ -8,6 +8,7 @@ Shapes: B sequences, S tokens, H hidden width, M predicted positions of the whol
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +32,8 @@ class TorchEncoderImplementation(Implementation):
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
         """Build the task's model; its forward pass returns the loss."""
         model = MODELS[task_data(task.name).heads](config, task)
-        model.encoder.recompute = trial.activation_checkpointing
+        for layer in model.encoder.transformer.layers if trial.activation_checkpointing else []:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
         return Built(model=model, compute_loss=lambda model, batch: model(batch))
 
 
@@ -42,7 +44,6 @@ class PlainEncoder(nn.Module):
         super().__init__()
         hidden = config.hidden_size
         self.config = config
-        self.recompute = False
         self.word = nn.Embedding(config.vocab_size, hidden, padding_idx=PAD_TOKEN_ID)
         self.position = nn.Embedding(config.max_positions, hidden)
         self.token_type = nn.Embedding(config.type_vocab_size, hidden) if config.type_vocab_size else None
@@ -57,10 +58,9 @@ class PlainEncoder(nn.Module):
         self.transformer = nn.TransformerEncoder(layer, config.num_layers, enable_nested_tensor=False)
         self.pooler = nn.Linear(hidden, hidden) if pooler else None
         initialize(self, config)
-        for each in self.transformer.layers:
-            assert isinstance(each, nn.TransformerEncoderLayer)
-            nn.init.normal_(each.self_attn.in_proj_weight, std=config.initializer_range)
-            nn.init.zeros_(each.self_attn.in_proj_bias)
+        for attention in (part for part in self.modules() if isinstance(part, nn.MultiheadAttention)):
+            nn.init.normal_(attention.in_proj_weight, std=config.initializer_range)
+            nn.init.zeros_(attention.in_proj_bias)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return the last hidden states [B, S, H] and the projected first tokens [B, H], None without a pooler."""
@@ -71,11 +71,7 @@ class PlainEncoder(nn.Module):
         hidden = self.dropout(self.norm(summed))
         full = batch.counts.real_tokens == batch.counts.padded_tokens
         padding = None if full else batch.tensors["attention_mask"] == 0
-        if self.recompute:
-            for layer in self.transformer.layers:
-                hidden = checkpoint(layer, hidden, None, padding, use_reentrant=False)
-        else:
-            hidden = self.transformer(hidden, src_key_padding_mask=padding)
+        hidden = self.transformer(hidden, src_key_padding_mask=padding)
         return hidden, None if self.pooler is None else torch.tanh(self.pooler(hidden[:, 0]))
 
 

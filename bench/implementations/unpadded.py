@@ -13,34 +13,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.implementations.given import GivenModel
-from bench.implementations.model_folder import positions_after_padding
+from bench.implementations.hugging_face import GivenModel
+from bench.implementations.model_folder import first_position
 from bert.data.batch import Batch
 from bert.model.attention import attend
 from bert.model.packing import Unpadded
+from bert.tasks.base import Task
 from common.errors import UsageError
+from common.train_spec import TrainSpec
 
 
 class UnpaddedModel(GivenModel):
-    """A given model whose input has no padding. Raises InputError: its configuration cannot be read."""
+    """A given model whose input has no padding. Raises UsageError: its input needs it; InputError, as GivenModel."""
 
-    ATTENTION: ClassVar[str | None] = "bertbench-unpadded"
+    ATTENTION: ClassVar[dict[str, str]] = {"attn_implementation": "bertbench-unpadded"}
 
-    def module(self) -> Any:
-        """Build the model with its own dropout. Raises UsageError: its input needs padding."""
+    def __init__(self, spec: TrainSpec, task: Task) -> None:
         from transformers import AttentionInterface
 
-        AttentionInterface.register(self.ATTENTION, _attend)
-        model = super().module()
-        takes = inspect.signature(model.forward).parameters
-        if not getattr(model, "_supports_attention_backend", False) or "position_ids" not in takes:
+        super().__init__(spec, task)
+        AttentionInterface.register(self.ATTENTION["attn_implementation"], _attend)
+        takes = inspect.signature(self.on_meta.forward).parameters
+        if not getattr(self.on_meta, "_supports_attention_backend", False) or "position_ids" not in takes:
             raise UsageError(
                 "unsupported-combination",
-                f"{type(model).__name__} has attention of its own or no position_ids, so its input needs padding: use "
-                "--implementations hf",
+                f"{type(self.on_meta).__name__} has attention of its own or no position_ids, so its input needs "
+                "padding: use --implementations hf",
             )
         self.inputs = ["input_ids", "position_ids", *["token_type_ids"] * ("token_type_ids" in takes)]
-        return model
 
     def adapt(self, batch: Batch) -> Batch:
         """Return a batch with one row of T tokens: input_ids, position_ids, labels and segments [1, T]."""
@@ -51,16 +51,17 @@ class UnpaddedModel(GivenModel):
                 "unsupported-combination",
                 "a sequence of the data begins with padding, so it cannot be concatenated: use --implementations hf",
             )
-        first = int(self.config.pad_token_id or 0) + 1 if positions_after_padding(self.config) else 0
         names = ("input_ids", "labels", "token_type_ids")
         row = {name: laid.tensors[name].flatten()[layout.places][None] for name in names}
         if not self.two_segments:
             row["token_type_ids"] = torch.zeros_like(row["token_type_ids"])
-        return Batch({**row, "position_ids": layout.position_ids[None] + first}, batch.counts, layout)
+        return Batch(
+            {**row, "position_ids": layout.position_ids[None] + first_position(self.config)}, batch.counts, layout
+        )
 
-    def output(self, model: torch.nn.Module, batch: Batch, *further: str) -> Any:
-        """Return what the module computes of a batch that `adapt` returned, with `further` tensors of it."""
-        return model(**self.tensors(batch, *further), bertbench_layout=batch.layout)
+    def output(self, model: torch.nn.Module, batch: Batch, **further: Any) -> Any:
+        """Return what the module computes of a batch that `adapt` returned; `further` are other arguments."""
+        return super().output(model, batch, bertbench_layout=batch.layout, **further)
 
 
 def _attend(

@@ -70,12 +70,12 @@ class _Measurement:
         implementation.check(trial)
         self.given: Any = None
         if trial.model:
-            from bench.implementations.given import build_given, traced_model
+            from bench.implementations.hugging_face import built, traced_model
 
             self.given = given = traced_model(trial, self.task, trial.implementation)
             self.step = None
             self.adapt: Adapt | None = given.adapt
-            self.build: Callable[[], Built] = lambda: build_given(given, trial)
+            self.build: Callable[[], Built] = lambda: built(trial, given)
         else:
             config = model_config(trial)
             self.step, self.adapt = task_step(trial.task, trial.task_options, config), implementation.adapter(trial)
@@ -117,7 +117,7 @@ class _Measurement:
             "measured_peak": {**peak, **{name: peak_after[name] for name in ("dtype", "shape")}, "products": products},
             "parameters": sum(parameter.numel() for parameter in built.model.parameters()),
             **self._chosen(built),
-            **({} if self.given is None else self.given.record(built.model)),
+            **({} if self.given is None else self.given.record()),
             "backward": backward,
         }
 

@@ -82,10 +82,11 @@ def _counted(
 ) -> tuple[Callable[[BatchCounts], float | None], dict[str, Any]]:
     """Return the FLOPs of a step by its batches, and what a rank records of its model, the number of parameters."""
     if settings.model:
-        from bench.implementations.given import traced_model
+        from bench.implementations.hugging_face import traced_model
 
         given = traced_model(settings, make_task(settings.task, settings.task_options), implementation)
-        return given.model_flops, {"parameters": given.parameters, **given.record()}
+        parameters = sum(weight.numel() for weight in given.on_meta.parameters())
+        return given.model_flops, {"parameters": parameters, **given.record()}
     config = model_config(settings)
     # Only our vocabulary is padded.
     shape = config if implementation == OURS else config.replace(vocab_multiple=1)

@@ -1,23 +1,12 @@
-"""The model that a training begins with: the weights of --init in their shape, or the model that --model names."""
+"""The weights of --init that a training begins with, and their shape."""
 
 from pathlib import Path
-from typing import Any
 
-from bench.implementations.model_folder import check_data, find_model
 from bert.checkpoints.model_config import read_config
-from bert.data.lengths import is_synthetic
 from bert.model.config import preset, preset_of, shape_in_words
-from bert.tasks.base import DataSource, TaskData
+from bert.tasks.base import TaskData
 from common.errors import InputError, UsageError
 from records.training import TrainRun, is_train_run
-
-
-def given_settings(model: str, trust_remote_code: bool, seq_len: int, source: DataSource) -> dict[str, Any]:
-    """Return the settings of the model that --model names."""
-    found = find_model(model, trust_remote_code)
-    synthetic = is_synthetic(source.source)
-    check_data(found, seq_len, source, None if synthetic else Path(source.source))
-    return {**found.settings, "vocab_size": found.vocab_size if synthetic else source.vocab_size}
 
 
 def initial_weights(path: Path, best: bool) -> Path:

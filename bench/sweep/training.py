@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from bench.implementations import OURS, TRAININGS
-from bench.implementations.model_folder import check_options
+from bench.implementations.model_folder import check_data, check_options, find_model
 from bench.launch.world import World
 from bench.loggers import LOGGERS, chosen_loggers
 from bench.machine.devices import Devices
@@ -31,7 +31,7 @@ from bench.sweep.options import (
     resolve_strategy,
 )
 from bench.sweep.request import check_same_request
-from bench.sweep.starting_model import given_settings, initial_weights, shape_of
+from bench.sweep.starting_model import initial_weights, shape_of
 from bert.data.lengths import is_synthetic
 from bert.model.config import model_config
 from bert.model.memory import parameter_count
@@ -266,7 +266,8 @@ def plan_training(options: TrainOptions, devices: Devices, world: World | None =
     values |= {"data": source.source, "vocab_size": source.vocab_size, "max_predictions": source.max_predictions}
     values["task_options"] = resolve_options(task, task_options, source)
     if options.model:
-        values |= given_settings(options.model, options.trust_remote_code, seq_len, source)
+        found = find_model(options.model, options.trust_remote_code)
+        values |= {**found.settings, "vocab_size": check_data(found, seq_len, source)}
     if options.init is not None:
         init = initial_weights(options.init, best=phase is None)
         values |= {"init": str(init), **shape_of(init, options.preset, seq_len, source.vocab_size, data)}

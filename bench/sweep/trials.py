@@ -28,7 +28,6 @@ from bench.sweep.options import (
     resolve_precision,
     resolve_strategy,
 )
-from bert.data.lengths import is_synthetic
 from bert.model.config import PRESETS
 from bert.parallel import devices_per_rank
 from bert.parallel.deepspeed_config import read_deepspeed_config
@@ -229,17 +228,13 @@ def _of_length(sweep: Sweep, seq_len: int, model: ModelFolder | None) -> dict[st
             f"--seq-lens {seq_len} does not match {source.source}: use --seq-lens {source.seq_len}, or prepare data "
             f"with `{data.prepare_command(seq_len)}`",
         )
-    vocab_size, synthetic = source.vocab_size, is_synthetic(source.source)
-    if model is not None:
-        check_data(model, seq_len, source, None if synthetic else Path(source.source))
-        vocab_size = model.vocab_size if synthetic else vocab_size
     return {
         "task_options": resolve_options(sweep.task, given, source),
         "seq_len": seq_len,
         "data": source.source,
         "data_fingerprint": source.fingerprint,
         "max_predictions": source.max_predictions or data.max_predictions(seq_len),
-        "vocab_size": vocab_size,
+        "vocab_size": source.vocab_size if model is None else check_data(model, seq_len, source),
     }
 
 

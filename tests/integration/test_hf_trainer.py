@@ -19,7 +19,7 @@ needs_accelerate = pytest.mark.skipif(not HAS_ACCELERATE, reason="needs accelera
 
 
 def train_theirs(wanted: Any, folder: Path, recorder: Recorder) -> Any:
-    from bench.implementations.hf_trainer_run import run_training
+    from bench.implementations.hf_trainer import run_training
     from bert.parallel.single import SingleStrategy
     from bert.train.base_run import RunRequest
     from bert.train.observer import Observer

@@ -14,7 +14,7 @@ from torch import nn
 
 from bench.cli.parser import parse
 from bench.cli.throughput import ThroughputOptions
-from bench.implementations.given import GivenModel, build_given
+from bench.implementations.hugging_face import GivenModel, built
 from bench.implementations.model_folder import RANDOM, SAFETENSORS, find_model
 from bench.implementations.module_flops import NotTracedError, training_flops
 from bench.search.throughput import command
@@ -101,8 +101,8 @@ def test_flops_are_unknown_where_the_form_does_not_hold_or_values_are_needed(rea
 def test_the_loss_is_the_cross_entropy_of_masked_words_or_classes(kind: str, task: str, tmp_path: Path) -> None:
     trial = trial_of(write_config(tmp_path / kind, kind), task=task)
     given = given_model(trial)
-    built = build_given(given, trial)
-    model: Any = built.model.eval()
+    made = built(trial, given)
+    model: Any = made.model.eval()
     ids = torch.randint(5, VOCAB, (2, LONGEST), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     ids[1, 40:], mask[1, 40:] = 0, 0
@@ -115,8 +115,8 @@ def test_the_loss_is_the_cross_entropy_of_masked_words_or_classes(kind: str, tas
     assert (adapted.tensors["input_ids"][1, 40:] == CONFIGS[kind]["pad_token_id"]).all() and (ids[1, 40:] == 0).all()
     logits = model(input_ids=adapted.tensors["input_ids"], attention_mask=mask).logits
     wanted = (logits.flatten(0, 1)[positions], labels) if task == "pretrain" else (logits, labels[:2] % 2)
-    torch.testing.assert_close(built.compute_loss(model, adapted), F.cross_entropy(*wanted))
-    assert given.record(model)["model"]["weights"] == RANDOM
+    torch.testing.assert_close(made.compute_loss(model, adapted), F.cross_entropy(*wanted))
+    assert given.record()["model"]["weights"] == RANDOM
 
 
 def test_weights_of_a_folder_are_loaded(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_weights_of_a_folder_are_loaded(tmp_path: Path) -> None:
     saved = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(folder))
     saved.save_pretrained(folder)
     trial = trial_of(folder)
-    loaded = build_given(given_model(trial), trial).model.state_dict()
+    loaded = built(trial, given_model(trial)).model.state_dict()
     assert trial.model_weights == SAFETENSORS
     assert all(torch.equal(loaded[name], tensor) for name, tensor in saved.state_dict().items())
 
