@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from common.atomic import storage_errors
-from common.errors import StorageError, first_line
+from common.errors import first_line
 from common.packages import need
 from common.registry import lookup
 from records.training import TrainRun
@@ -35,22 +34,15 @@ class _TensorBoard:
     def __init__(self, run: TrainRun, first_step: int, settings: Mapping[str, Any], run_id: str | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._folder = run.tensorboard
-        with storage_errors(self._folder):
-            self._writer: Any = SummaryWriter(str(self._folder), purge_step=first_step)
+        self._writer: Any = SummaryWriter(str(run.tensorboard), purge_step=first_step)
+        self.flush = self._writer.flush
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        with storage_errors(self._folder):
-            for tag, value in values.items():
-                self._writer.add_scalar(tag, value, step)
-
-    def flush(self) -> None:
-        with storage_errors(self._folder):
-            self._writer.flush()
+        for tag, value in values.items():
+            self._writer.add_scalar(tag, value, step)
 
     def close(self, finished: bool) -> None:
-        with storage_errors(self._folder):
-            self._writer.close()
+        self._writer.close()
 
 
 class _Mlflow:
@@ -127,30 +119,20 @@ class _Wandb:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({WANDB_STEP: step, **values})
 
-    def flush(self) -> None:
-        pass
+    def flush(self) -> None: ...
 
     def close(self, finished: bool) -> None:
-        failures: list[Exception] = []
-
-        def finish() -> None:
-            try:
-                self._run.finish(exit_code=0 if finished else 255)  # wandb shows 255 as killed
-            except Exception as error:  # raised again below, where it is a warning
-                failures.append(error)
-
-        thread = threading.Thread(target=finish, daemon=True)
+        code = 0 if finished else 255  # wandb shows 255 as killed
+        thread = threading.Thread(target=self._run.finish, kwargs={"exit_code": code}, daemon=True)
         thread.start()
         thread.join(_WANDB_SECONDS)
         if thread.is_alive():
             raise TimeoutError("values are left in the folder wandb of the run directory: send them by `wandb sync`")
-        for error in failures:
-            raise error
 
 
 LOGGERS: dict[str, Any] = {"tensorboard": _TensorBoard, "mlflow": _Mlflow, "wandb": _Wandb}
 """Classes by the name of their package: `module` is imported early; `run_id` is that of the run that a resumed training
-continues; log(step, values), flush() and close(finished) drop the logger by what they raise, except StorageError."""
+continues; log(step, values), flush() and close(finished) drop the logger by what they raise."""
 
 
 class Loggers:
@@ -160,47 +142,45 @@ class Loggers:
         """Import the loggers that VARIABLE names."""
         self._warn = warn
         self._open: dict[str, Any] = {}
-        self._kinds = {}
-        for name in os.environ.get(VARIABLE, "").split():
+        self._names = os.environ.get(VARIABLE, "").split()
+        for name in self._names:
             with self._dropping(name):
                 importlib.import_module(LOGGERS[name].module)
-                self._kinds[name] = LOGGERS[name]
 
     def open(self, run: TrainRun, first_step: int, settings: Mapping[str, Any]) -> dict[str, str | None]:
-        """Open the loggers; return by name the ids of their runs. Raises StorageError."""
+        """Open the loggers; return by name the ids of their runs."""
         before = run.logger_runs()
         known = {name: value for name, value in settings.items() if value is not None}
-        for name, kind in self._kinds.items():
+        for name in self._names:
             with self._dropping(name):
-                self._open[name] = kind(run, first_step, known, before.get(name))
+                self._open[name] = LOGGERS[name](run, first_step, known, before.get(name))
         return {name: logger.run_id for name, logger in self._open.items()}
 
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Log the known, finite values by name. Raises StorageError."""
+        """Log the known, finite values by name."""
         known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-        self._each(lambda logger: logger.log(step, known))
+        self._each("log", step, known)
 
     def flush(self) -> None:
-        """Write or send all pending values. Raises StorageError."""
-        self._each(lambda logger: logger.flush())
+        """Write or send all pending values."""
+        self._each("flush")
 
     def close(self, finished: bool) -> None:
-        """Close all loggers; `finished` says whether the training is complete. Raises StorageError."""
-        self._each(lambda logger: logger.close(finished))
+        """Close all loggers; `finished` says whether the training is complete."""
+        self._each("close", finished)
 
-    def _each(self, act: Callable[[Any], object]) -> None:
+    def _each(self, method: str, *given: Any) -> None:
         for name, logger in list(self._open.items()):
             with self._dropping(name):
-                act(logger)
+                getattr(logger, method)(*given)
 
     @contextlib.contextmanager
     def _dropping(self, name: str) -> Iterator[None]:
         try:
             yield
-        except StorageError:
-            raise
         except Exception as error:  # these packages and their plug-ins raise any class
             self._open.pop(name, None)
+            self._names = [other for other in self._names if other != name]
             self._warn(f"not logging to {name}: {type(error).__name__}: {first_line(error)}")
 
 
