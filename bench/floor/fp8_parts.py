@@ -6,12 +6,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.floor.subject import Part, Subject
+from bench.floor.subject import Part, Subject, make_part
 from bert.model.step import Pass
 from bert.speed.copies import LOW, Linear, copy_of, give_copies
 from bert.speed.fp8 import Fp8Copy, OutputGradient, forward_product, input_gradient, weight_gradient
 from bert.speed.scales import FORMATS, GRADIENT, INPUT, MULTIPLE, WEIGHT, Scales
-from records.kinds import Component
 
 
 def products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable[[], Tensor]]:
@@ -55,11 +54,8 @@ def gelu(subject: Subject, described: Pass) -> Part:
         gelu_backward_to_fp8(x, bias, grad, rows, FORMATS[GRADIENT], scale, record)
 
     traffic = float(described.traffic(rows, subject.dtype.itemsize))
-    component = Component(
-        name=described.name, group="elementwise", shape=f"{rows} x {described.width}, in FP8",
-        calls_per_step=described.times, bytes=traffic,
-    )  # fmt: skip
-    return Part(component, run)
+    shape = f"{rows} x {described.width}, in FP8"
+    return make_part(run, described.name, "elementwise", shape, described.times, bytes=traffic)
 
 
 def casts(subject: Subject) -> Iterator[Part]:
@@ -80,17 +76,13 @@ def casts(subject: Subject) -> Iterator[Part]:
         if not subject.kernels_write_fp8 or gemm == gemms[0]:
             moving.append((subject.tensor(rows, gemm.columns), layer, GRADIENT))
         still.append((subject.tensor(gemm.columns, gemm.inner, dtype=LOW), layer, WEIGHT))
-    for cast in (*moving, *still):
-        scales.quantize(*cast)
+
+    def cast(given: Sequence[tuple[Tensor, int, int]]) -> None:
+        for values, layer, role in given:
+            scales.quantize(values, layer, role)
+
+    cast([*moving, *still])
     scales.renew()  # now they are known, as in every step but the first
     for name, given in (("activations and gradients", moving), ("weights", still)):
-        count = sum(values.numel() for values, _, _ in given)
-        component = Component(
-            name=f"FP8 casts of {name}", group="copies", shape=f"{count:,} numbers of a layer", calls_per_step=depth
-        )
-        yield Part(component, partial(_cast, scales, given))
-
-
-def _cast(scales: Scales, given: Sequence[tuple[Tensor, int, int]]) -> None:
-    for cast in given:
-        scales.quantize(*cast)
+        shape = f"{sum(values.numel() for values, _, _ in given):,} numbers of a layer"
+        yield make_part(partial(cast, given), f"FP8 casts of {name}", "copies", shape, depth)

@@ -7,14 +7,13 @@ backward in one call.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bench.floor import fp8_parts
-from bench.floor.subject import Part, Subject
+from bench.floor.subject import Part, Subject, make_part
 from bert.model.attention import Where
 from bert.model.heads import gather_positions, label_loss, mean_cross_entropy, span_losses
 from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass
@@ -24,7 +23,6 @@ from bert.speed.copies import LOW, copy_of, has_low_gradients
 from bert.speed.elementwise import Product, gelu, residual_norm
 from bert.speed.scales import MULTIPLE
 from bert.tasks import task_data
-from records.kinds import Component
 
 _CLIPPING_NORM = 1.0
 _DIRECTIONS = ("forward", "input gradient", "weight gradient")
@@ -34,11 +32,12 @@ Forward = Callable[[], Tensor | tuple[Tensor, ...]]
 def make_parts(subject: Subject) -> list[Part]:
     """Return all parts of a step, most frequent first."""
     layers, heads, padded = subject.step.layers, subject.step.head, Extent.padded(subject.batch.counts)
-    found = [part for gemm in layers for part in _gemm_parts(subject, gemm, subject.extent, "layers")]
-    found += [part for gemm in heads if gemm.rows(padded) for part in _gemm_parts(subject, gemm, padded, "head")]
-    found += [_attention(subject), *_elementwise(subject), *_head_passes(subject)]
-    found += [*_copies(subject), *_optimizer_parts(subject)]
-    return found
+    return [
+        *(part for gemm in layers for part in _gemm_parts(subject, gemm, subject.extent, "layers")),
+        *(part for gemm in heads if gemm.rows(padded) for part in _gemm_parts(subject, gemm, padded, "head")),
+        *(_attention(subject), *_elementwise(subject), _embeddings(subject), *_head_passes(subject)),
+        *(*_copies(subject), *_optimizer_parts(subject)),
+    ]
 
 
 def _gemm_parts(subject: Subject, gemm: Gemm, extent: Extent, group: str) -> Iterator[Part]:
@@ -50,16 +49,16 @@ def _gemm_parts(subject: Subject, gemm: Gemm, extent: Extent, group: str) -> Ite
     products = (fp8_parts.products if low else _products)(subject, m, k, n)
     sizes = ((m, k, n), (m, n, k), (n, m, k))
     for direction, (rows, inner, columns), run in zip(_DIRECTIONS, sizes, products, strict=True):
-        component = Component(
-            name=f"{gemm.name}, {direction}",
-            group=group,
-            shape=f"[{rows} x {inner}] [{inner} x {columns}]{' in FP8' if low else ''}",
-            calls_per_step=gemm.times,
+        yield make_part(
+            torch.no_grad()(run),
+            f"{gemm.name}, {direction}",
+            group,
+            f"[{rows} x {inner}] [{inner} x {columns}]{' in FP8' if low else ''}",
+            gemm.times,
             model_flops=float(gemm.model_flops(subject.batch.counts)),
             computed_flops=2.0 * m * k * n,
             bytes=float(size * (rows * inner + inner * columns) + wide * rows * columns),
         )
-        yield Part(component, torch.no_grad()(run))
 
 
 def _products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable[[], Tensor]]:
@@ -69,96 +68,93 @@ def _products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable[[],
     return lambda: F.linear(x, weight, bias), lambda: grad.mm(weight), lambda: grad.t().mm(x)
 
 
-def _both_ways(subject: Subject, component: Component, forward: Forward, inputs: Sequence[Tensor]) -> Part:
-    """Return a part that runs a forward pass under autocast and computes the gradients of `inputs`."""
-    with subject.precision.autocast(), torch.no_grad():
+def _both_ways(subject: Subject, forward: Forward, inputs: Sequence[Tensor]) -> Callable[[], object]:
+    """Return what runs a forward pass under autocast and computes the gradients of `inputs`."""
+    autocast = subject.training.precision.autocast
+    with autocast(), torch.no_grad():
         result = forward()
     grad = torch.randn_like(result) if isinstance(result, Tensor) else tuple(map(torch.randn_like, result))
 
     def run() -> object:
-        with subject.precision.autocast():
+        with autocast():
             result = forward()
         return torch.autograd.grad(result, inputs, grad)
 
-    return Part(component, run)
+    return run
 
 
 def _attention(subject: Subject) -> Part:
-    step, batch, mask = subject.step, subject.batch, subject.batch.mask
+    step, batch, extent = subject.step, subject.batch, subject.extent
     placed, layer = subject.placed, subject.model.encoder.layers[0].attention
     where: Where = placed
     ids = batch.tensors["input_ids"]
     if placed is not None:
         ids = placed.take(ids)
-    elif mask is not None:
-        where = mask.bool()[:, None, None, :]
+    elif batch.mask is not None:
+        where = batch.mask.bool()[:, None, None, :]
     qkv = subject.tensor(*ids.shape, 3 * step.config.hidden_size, grad=True)
-    extent = subject.extent
-    component = Component(
-        name="attention",
-        group="attention",
-        shape=f"{extent.sequences} sequences, {step.config.num_heads} heads, {extent.tokens} tokens",
-        calls_per_step=step.config.num_layers,
+    return make_part(
+        _both_ways(subject, lambda: layer.context(qkv, where), [qkv]),
+        "attention",
+        "attention",
+        f"{extent.sequences} sequences, {step.config.num_heads} heads, {extent.tokens} tokens",
+        step.config.num_layers,
         model_flops=float(step.attention_flops(batch.counts.squared_lengths)),
         computed_flops=float(step.attention_flops(extent.squared_lengths)),
         bytes=float(step.attention_traffic(extent.tokens, subject.dtype.itemsize)),
     )
-    return _both_ways(subject, component, lambda: layer.context(qkv, where), [qkv])
 
 
 def _elementwise(subject: Subject) -> Iterator[Part]:
-    config, rows = subject.step.config, subject.extent.tokens
-    activation, closing = subject.step.layer_passes
-    fused, kernels = subject.fused, subject.by_kernels
-    x = subject.tensor(rows, activation.width, grad=True)
+    """Yield GELU, and what closes either half of a layer."""
+    rows, (activation, closing) = subject.extent.tokens, subject.step.layer_passes
+    fused, kernels, dropout = subject.fused, subject.by_kernels, subject.step.config.hidden_dropout
+    x, y = (subject.tensor(rows, each.width, grad=True) for each in (activation, closing))
     biases = [subject.tensor(each.width, dtype=torch.float32, grad=True) for each in (activation, closing) if kernels]
-    first, second = (Product(x, biases[0] if kernels else None), biases[1:])
     if subject.kernels_write_fp8:
         yield fp8_parts.gelu(subject, activation)
     else:
-        yield _pass(subject, activation, "elementwise", lambda: gelu(first, fused), [x, *biases[:1]])
-    y = subject.tensor(rows, closing.width, grad=True)
+        product = Product(x, biases[0] if kernels else None)
+        yield _pass(subject, activation, "elementwise", lambda: gelu(product, fused), [x, *biases[:1]])
     residual = subject.tensor(rows, closing.width, dtype=None if kernels else torch.float32, grad=True)
-    norm = torch.nn.LayerNorm(closing.width, eps=config.layer_norm_eps).to(subject.device)
+    norm = torch.nn.LayerNorm(closing.width, eps=subject.step.config.layer_norm_eps).to(subject.device)
     twice = kernels or (fused and y.dtype != residual.dtype)
     if kernels:  # forward: two inputs, one result; backward: both inputs, two gradients in, two out
         closing = replace(closing, narrow=9 + subject.kernels_write_fp8, wide=0)  # the result in FP8 too
     elif twice:  # also the result in the type of the GEMMs, and its gradient
         closing = replace(closing, narrow=closing.narrow + 2)
-
     reader, output = fp8_parts.around_norm(subject, closing.width) if subject.kernels_write_fp8 else (None, None)
 
     def dropout_residual_norm() -> Tensor | tuple[Tensor, ...]:
-        given = Product(y, second[0] if kernels else None, output)
-        result = residual_norm(given, residual, norm, config.hidden_dropout, fused, reader)
+        given = Product(y, biases[1] if kernels else None, output)
+        result = residual_norm(given, residual, norm, dropout, fused, reader)
         return result[:2] if twice else result.wide
 
-    yield _pass(subject, closing, "elementwise", dropout_residual_norm, [y, residual, *norm.parameters(), *second])
-    embeddings, placed = subject.model.encoder.embeddings, subject.placed
+    inputs = [y, residual, *norm.parameters(), *biases[1:]]
+    yield _pass(subject, closing, "elementwise", dropout_residual_norm, inputs)
+
+
+def _embeddings(subject: Subject) -> Part:
+    embeddings, placed, config = subject.model.encoder.embeddings, subject.placed, subject.step.config
     ids, types = (subject.batch.tensors[name] for name in ("input_ids", "token_type_ids"))
     columns = None
     if placed is not None:
         ids, types, columns = placed.take(ids), placed.take(types), placed.position_ids
-
     words = embeddings.word.weight
-    used = [p for p in embeddings.parameters() if p.requires_grad and not (p is words and has_low_gradients(words))]
-    shape = f"{rows} x {config.hidden_size} of {config.padded_vocab_size} words"
+    low = has_low_gradients(words)
+    used = [p for p in embeddings.parameters() if p.requires_grad and not (low and p is words)]
+    shape = f"{subject.extent.tokens} x {config.hidden_size} of {config.padded_vocab_size} words"
     part = _pass(
         subject, subject.step.embeddings, "elementwise", lambda: embeddings(ids, types, None, columns), used, shape
     )
-    yield _adding_to(words, part) if has_low_gradients(words) else part
+    gradient = torch.zeros_like(words, dtype=LOW) if low else None
 
-
-def _adding_to(weight: Tensor, part: Part) -> Part:
-    """Return a part that adds to an existing gradient of `weight`, as the masked-word head leaves one in a step."""
-    gradient = torch.zeros_like(weight, dtype=LOW)
-
-    def run() -> None:
-        weight.grad = gradient
+    def adding() -> None:  # to the gradient that the masked-word head leaves in a step
+        words.grad = gradient
         part.run()
-        weight.grad = None
+        words.grad = None
 
-    return Part(part.component, run)
+    return part._replace(run=adding) if low else part
 
 
 def _pass(
@@ -172,14 +168,9 @@ def _pass(
 ) -> Part:
     extent = Extent.padded(subject.batch.counts) if group == "head" else subject.extent
     rows = extent.rows(described.over)
-    component = Component(
-        name=described.name,
-        group=group,
-        shape=shape or f"{rows} x {described.width}",
-        calls_per_step=described.times,
-        bytes=float(described.traffic(rows, subject.dtype.itemsize) + further_bytes),
-    )
-    return _both_ways(subject, component, forward, inputs)
+    moved = float(described.traffic(rows, subject.dtype.itemsize) + further_bytes)
+    run = _both_ways(subject, forward, inputs)
+    return make_part(run, described.name, group, shape or f"{rows} x {described.width}", described.times, bytes=moved)
 
 
 def _head_passes(subject: Subject) -> Iterator[Part]:
@@ -216,51 +207,48 @@ def _copies(subject: Subject) -> Iterator[Part]:
     config, dtype, layers, summed = subject.step.config, subject.dtype, subject.step.layers, subject.bias_gradients
     rows, hidden, depth = subject.extent.tokens, config.hidden_size, config.num_layers
     grads = [subject.tensor(rows, gemm.columns) for gemm in summed]
-
-    def copies(name: str, shape: str, calls: int, run: Callable[[], object]) -> Part:
-        return Part(Component(name=name, group="copies", shape=shape, calls_per_step=calls), run)
-
     if grads:
         shape = f"{rows} x {', '.join(str(gemm.columns) for gemm in summed)}"
-        yield copies("bias gradients", shape, depth, lambda: [grad.sum(0) for grad in grads])
+        yield make_part(lambda: [grad.sum(0) for grad in grads], "bias gradients", "copies", shape, depth)
     one, other = (subject.tensor(rows, hidden, dtype=torch.float32) for _ in range(2))
     # Kernels with two results do this too, except after the embeddings.
     sums = 1 if subject.fused and dtype != torch.float32 else 2 * depth
     if not subject.by_kernels:
-        yield copies("residual gradients", f"{rows} x {hidden}", sums, lambda: one + other)
+        yield make_part(lambda: one + other, "residual gradients", "copies", f"{rows} x {hidden}", sums)
     low = has_low_gradients(subject.model.encoder.layers[0].intermediate.weight)
     if task_data(subject.task.name).heads == "masked words" and not low:  # as an input, and as the decoder
         words = [subject.tensor(config.padded_vocab_size, hidden, dtype=torch.float32) for _ in range(2)]
         shape = f"{config.padded_vocab_size} x {hidden}"
-        yield copies("word embedding's gradients", shape, 1, lambda: words[0] + words[1])
+        yield make_part(lambda: words[0] + words[1], "word embedding's gradients", "copies", shape, 1)
     if dtype == torch.float32:
         return
     yield from fp8_parts.casts(subject)
     narrow = subject.tensor(rows, hidden)
     if not subject.by_kernels:
-        yield copies(
-            "casts of activations", f"{rows} x {hidden}, there and back", sums,
-            lambda: (one.to(dtype), narrow.float()),
-        )  # fmt: skip
+        shape = f"{rows} x {hidden}, there and back"
+        yield make_part(lambda: (one.to(dtype), narrow.float()), "casts of activations", "copies", shape, sums)
     if low:
         return
     copied = copy_of(subject.model.encoder.layers[0].intermediate.weight) is not None
     padded = Extent.padded(subject.batch.counts)
     heads = [gemm for gemm in subject.step.head if gemm.rows(padded)]
-    for name, gemms, calls in (("layer", layers, depth), ("heads", heads, 1)):
-        wide = [subject.tensor(gemm.columns, gemm.inner, dtype=torch.float32) for gemm in gemms]
-        half = [weight.to(dtype) for weight in wide]
-        count = sum(weight.numel() for weight in wide)
-        shape = f"{count:,} weights{'' if copied else ' there'}, gradients back"
-        yield copies(f"casts of weights, {name}", shape, calls, partial(_cast, [] if copied else wide, half))
+    yield _weight_casts(subject, "layer", layers, depth, copied)
+    yield _weight_casts(subject, "heads", heads, 1, copied)
 
 
-def _cast(wide: Sequence[Tensor], half: Sequence[Tensor]) -> None:
-    """Cast weights to the type of `half`, and gradients, which are as large, back."""
-    for weight in wide:
-        weight.to(half[0].dtype)
-    for grad in half:
-        grad.float()
+def _weight_casts(subject: Subject, name: str, gemms: Sequence[Gemm], calls: int, copied: bool) -> Part:
+    """Return the casts of weights, unless they have copies, and of gradients, which are as large, back."""
+    wide = [subject.tensor(gemm.columns, gemm.inner, dtype=torch.float32) for gemm in gemms]
+    half = [weight.to(subject.dtype) for weight in wide]
+    shape = f"{sum(weight.numel() for weight in wide):,} weights{'' if copied else ' there'}, gradients back"
+
+    def cast() -> None:
+        for weight in [] if copied else wide:
+            weight.to(subject.dtype)
+        for grad in half:
+            grad.float()
+
+    return make_part(cast, f"casts of weights, {name}", "copies", shape, calls)
 
 
 def _optimizer_parts(subject: Subject) -> Iterator[Part]:
@@ -269,6 +257,7 @@ def _optimizer_parts(subject: Subject) -> Iterator[Part]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     grads = [torch.full_like(p, 1e-6, dtype=LOW if has_low_gradients(p) else p.dtype) for p in parameters]
     count = sum(parameter.numel() for parameter in parameters)
+    own_clip = optimizer.clip if isinstance(optimizer, AdamW) and optimizer.clips else None
 
     def lend() -> None:
         for parameter, grad in zip(parameters, grads, strict=True):
@@ -283,29 +272,23 @@ def _optimizer_parts(subject: Subject) -> Iterator[Part]:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
-    clips = isinstance(optimizer, AdamW) and optimizer.clips
-
     def clip() -> None:
         lend()
-        if isinstance(optimizer, AdamW) and optimizer.clips:
-            optimizer.clip(_CLIPPING_NORM)
+        if own_clip is not None:
+            own_clip(_CLIPPING_NORM)
         else:
             torch.nn.utils.clip_grad_norm_(parameters, _CLIPPING_NORM)
         optimizer.zero_grad(set_to_none=True)
 
-    # The norm is read; without an optimizer that scales gradients in its update they are read and written once again.
     gradients = sum(grad.nbytes for grad in grads)
-    clipping = gradients * (1 if clips else 3)
     # AdamW reads parameter, gradient and two moments, and writes all except the gradient.
     moved = 6 * FLOAT_BYTES * count + gradients
     for parameter, grad in zip(parameters, grads, strict=True):
         copy = copy_of(parameter)
         if copy is not None and (isinstance(optimizer, FusedAdamW) or grad.dtype == LOW):
             moved += copy.values.nbytes
-    parts = (("optimizer", 1, moved, update), ("clipping", int(training.max_grad_norm is not None), clipping, clip))
-    for name, calls, traffic, run in parts:
-        component = Component(
-            name=name, group="optimizer", shape=f"{count:,} parameters", calls_per_step=calls,
-            bytes=float(traffic),
-        )  # fmt: skip
-        yield Part(component, run)
+    shape, clips = f"{count:,} parameters", int(training.max_grad_norm is not None)
+    yield make_part(update, "optimizer", "optimizer", shape, 1, bytes=float(moved))
+    # The norm is read; without an optimizer that scales gradients in its update they are read and written once again.
+    clipped = gradients * (3 if own_clip is None else 1)
+    yield make_part(clip, "clipping", "optimizer", shape, clips, bytes=float(clipped))

@@ -10,7 +10,6 @@ from torch import Tensor
 from bert.data.batch import Batch
 from bert.model.packing import Unpadded
 from bert.model.step import Extent, Gemm, Step
-from bert.optim.precision import Precision
 from bert.speed.copies import copy_of
 from bert.speed.fp8 import Fp8Copy
 from bert.speed.kernels import usable
@@ -24,6 +23,11 @@ class Part(NamedTuple):
 
     component: Component
     run: Callable[[], object]
+
+
+def make_part(run: Callable[[], object], name: str, group: str, shape: str, calls: int, **numbers: float) -> Part:
+    """Return a part; `numbers` are FLOPs and bytes of a call, as Component names them."""
+    return Part(Component(name=name, group=group, shape=shape, calls_per_step=calls, **numbers), run)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,11 +44,6 @@ class Subject:
     """A typical batch, on the device."""
 
     @property
-    def precision(self) -> Precision:
-        """Precision of the GEMMs."""
-        return self.training.precision
-
-    @property
     def device(self) -> torch.device:
         """Device of the model."""
         return self.training.strategy.device
@@ -52,7 +51,7 @@ class Subject:
     @property
     def dtype(self) -> torch.dtype:
         """Type of the operands of a GEMM."""
-        return self.precision.matmul_dtype
+        return self.training.precision.matmul_dtype
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
         """Return normally distributed numbers, by default in the type of a GEMM."""
@@ -68,8 +67,8 @@ class Subject:
     @property
     def placed(self) -> Unpadded | None:
         """Positions of the tokens that the layers compute; None if they compute the padded batch."""
-        found: Unpadded | None = self.model.encoder.placed(self.batch.mask, self.batch.layout)
-        return found
+        placed: Unpadded | None = self.model.encoder.placed(self.batch.mask, self.batch.layout)
+        return placed
 
     @property
     def fused(self) -> bool:
@@ -84,15 +83,14 @@ class Subject:
     @property
     def bias_gradients(self) -> tuple[Gemm, ...]:
         """GEMMs whose bias gradient is a separate sum; fused kernels compute the other bias gradients."""
-        gemms = self.step.layers
         if not self.by_kernels:
-            return gemms
-        return gemms[:0] if isinstance(self.placed, Unpadded) and self.dtype.itemsize == 2 else gemms[:1]
+            return self.step.layers
+        return self.step.layers[: 0 if self.placed is not None and self.dtype.itemsize == 2 else 1]
 
     def in_fp8(self, gemm: Gemm) -> bool:
         """Whether the layers multiply this matrix in FP8."""
-        found = self.model.encoder.layers[0].parameters()
-        return any(isinstance(copy_of(p), Fp8Copy) and p.shape == (gemm.columns, gemm.inner) for p in found)
+        weights = self.model.encoder.layers[0].parameters()
+        return any(isinstance(copy_of(p), Fp8Copy) and p.shape == (gemm.columns, gemm.inner) for p in weights)
 
     @property
     def kernels_write_fp8(self) -> bool:
