@@ -1,29 +1,12 @@
 """The interface of a profiler."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from bert.train.observer import Observer
 from common.errors import UsageError
 from records.trial import Trial
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scope:
-    """The profiled trial and the folder for the profile."""
-
-    trial: Trial
-    """The trial, with its window [start_iteration, stop_iteration)."""
-    directory: Path
-    """Existing folder trials/<id>/profile."""
-
-    @property
-    def window(self) -> tuple[int, int]:
-        """First recorded iteration, and one past the last."""
-        assert self.trial.start_iteration is not None and self.trial.stop_iteration is not None
-        return self.trial.start_iteration, self.trial.stop_iteration
 
 
 class Profiler:
@@ -58,14 +41,20 @@ class Profiler:
     def check(self, trial: Trial) -> None:
         """Raise MissingToolError or UsageError, with the remedy, if this tool cannot profile `trial` here."""
 
-    def wrap(self, argv: list[str], scope: Scope) -> list[str]:
-        """Return the command that runs `argv`, the launcher of a node, under the tool."""
+    def wrap(self, argv: list[str], trial: Trial, folder: Path) -> list[str]:
+        """Return the command that runs `argv`, the launcher of a node, under the tool; `folder` is for the profile."""
         return argv
 
-    def observer(self, scope: Scope, rank: int) -> Observer:
+    def observer(self, trial: Trial, folder: Path, rank: int) -> Observer:
         """Return the observer that runs inside the program, on one rank."""
         raise NotImplementedError
 
-    def collect(self, scope: Scope) -> list[Path]:
+    def collect(self, trial: Trial, folder: Path) -> list[Path]:
         """Export the output of the tool and list its files. Raises InputError if there is no usable output."""
         raise NotImplementedError
+
+
+def window(trial: Trial) -> tuple[int, int]:
+    """Return the first recorded iteration, and one past the last."""
+    assert trial.start_iteration is not None and trial.stop_iteration is not None
+    return trial.start_iteration, trial.stop_iteration

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from bench.profilers.base import Profiler, Scope
+from bench.profilers.base import Profiler, window
 from bert.train.observer import Observer
 from common.errors import InputError, UsageError
 from records.trial import Trial
@@ -39,21 +39,20 @@ class TorchProfiler(Profiler):
 
     def check(self, trial: Trial) -> None:
         """Raise UsageError if the schedule is not valid or does not fit into the window."""
-        assert trial.start_iteration is not None and trial.stop_iteration is not None
-        self.cycles(trial.start_iteration, trial.stop_iteration)
+        self.cycles(*window(trial))
 
-    def observer(self, scope: Scope, rank: int) -> Observer:
+    def observer(self, trial: Trial, folder: Path, rank: int) -> Observer:
         """Return the observer that starts and stops the recording on one rank."""
         from bench.profilers.kineto_trace import TraceObserver
 
-        return TraceObserver(_trace(scope.directory, rank), rank, self.cycles(*scope.window), frozenset(self.options))
+        return TraceObserver(folder / _trace(rank), rank, self.cycles(*window(trial)), frozenset(self.options))
 
-    def collect(self, scope: Scope) -> list[Path]:
+    def collect(self, trial: Trial, folder: Path) -> list[Path]:
         """List the traces, one per rank. Raises InputError if one is missing."""
-        traces = [_trace(scope.directory, rank) for rank in range(scope.trial.ranks)]
+        traces = [folder / _trace(rank) for rank in range(trial.ranks)]
         missing = [str(rank) for rank, trace in enumerate(traces) if not trace.exists()]
         if missing:
-            problem = f"{scope.directory} lacks the trace of rank {', '.join(missing)}: see log.txt beside it"
+            problem = f"{folder} lacks the trace of rank {', '.join(missing)}: see log.txt beside it"
             raise InputError("run-incomplete", problem)
         return traces
 
@@ -75,5 +74,5 @@ class TorchProfiler(Profiler):
         return [Cycle(begin, begin + warmup, begin + warmup + active) for begin in begins]
 
 
-def _trace(directory: Path, rank: int) -> Path:
-    return directory / f"trace-rank{rank}.json.gz"
+def _trace(rank: int) -> str:
+    return f"trace-rank{rank}.json.gz"

@@ -16,7 +16,6 @@ from typing import ClassVar
 
 from analysis.counters import rules_file
 from bench.machine.environment import first_gpu_capability
-from bench.profilers.base import Scope
 from bench.profilers.ncu_metrics import metrics_of
 from bench.profilers.tool import ALLOW, DENIED, ToolProfiler, check_written, counters_denied, nothing_usable
 from common.atomic import write_json, write_text
@@ -63,14 +62,14 @@ class NsightCompute(ToolProfiler):
         if denied is not None:
             raise UsageError("permission-missing", f"ncu would end with {DENIED}, since {denied}: {ALLOW}")
 
-    def wrap(self, argv: list[str], scope: Scope) -> list[str]:
+    def wrap(self, argv: list[str], trial: Trial, folder: Path) -> list[str]:
         """Return `ncu ... argv`; make the folder for the report. Raises UsageError, MissingToolError."""
-        report = _report(scope)
+        report = _report(trial, folder)
         report.parent.mkdir(exist_ok=True)
         return [
             *(self.path, "--target-processes", "all", "--profile-from-start", "off", "--nvtx"),
             *("--launch-count", str(self._limit)),
-            *(["--devices", "0"] if scope.trial.ranks > 1 else []),
+            *(["--devices", "0"] if trial.ranks > 1 else []),
             *("--clock-control", "none"),  # clocks as in training
             "--force-overwrite",
             *("--export", str(report.with_suffix("")).replace("%", "%%")),  # ncu expands %h, %p and others
@@ -89,16 +88,16 @@ class NsightCompute(ToolProfiler):
         words = ["--apply-rules", "yes" if sections else "no", "--metrics", ",".join(names)]
         return [*words, *(word for name in sections for word in ("--section", name))]
 
-    def collect(self, scope: Scope) -> list[Path]:
+    def collect(self, trial: Trial, folder: Path) -> list[Path]:
         """Export the report; return it, a CSV with a row per kernel, one with what rules say, and collected.json.
 
         Raises InputError: there is no permission, no report or no kernel in it, or the report is truncated.
         """
         from analysis.readers.ncu import read
 
-        report = _report(scope)
+        report = _report(trial, folder)
         if not report.exists():
-            raise nothing_usable(scope, "report of ncu")
+            raise nothing_usable(folder, "report of ncu")
         check_written(report)
         table = report.with_suffix(".csv")
         rules = rules_file(table)
@@ -108,7 +107,7 @@ class NsightCompute(ToolProfiler):
             write_text(rules, messages)
         counters = read(table)
         if counters.kernels.empty:
-            raise nothing_usable(scope, f"kernel in {report.name}")
+            raise nothing_usable(folder, f"kernel in {report.name}")
         reached = len(counters.kernels) >= self._limit
         short = f"counted only {self._limit} kernels: raise --with kernels=N for the rest of the window"
         note = table.with_name(COLLECTED_FILE)
@@ -146,5 +145,5 @@ def available(names: Sequence[str], query: str) -> list[str]:
     return [name for name in names if name.partition(".")[0] in known]
 
 
-def _report(scope: Scope) -> Path:
-    return scope.directory / "ncu" / f"batch_{scope.trial.micro_batch_size}.ncu-rep"
+def _report(trial: Trial, folder: Path) -> Path:
+    return folder / "ncu" / f"batch_{trial.micro_batch_size}.ncu-rep"

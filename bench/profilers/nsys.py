@@ -12,13 +12,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
-from bench.profilers.base import Scope
 from bench.profilers.tool import CAPTURE, DOMAIN, ToolProfiler, check_written, nothing_usable
 from common.errors import MissingToolError
 from common.nsys import EXPORT_SECONDS, export_arguments
 from common.tools import Version, dotted, run_program
 from records.trial import Trial
 
+_REPORT = "node0.nsys-rep"
 _DEBIAN = Path("/usr/lib/nsight-systems/host-linux-x64")
 _IMPORTER = Path("/usr/lib/x86_64-linux-gnu/nsight-systems/host-linux-x64")
 
@@ -52,9 +52,9 @@ class NsightSystems(ToolProfiler):
                 "install nsys 2023 or newer",
             )
 
-    def wrap(self, argv: list[str], scope: Scope) -> list[str]:
+    def wrap(self, argv: list[str], trial: Trial, folder: Path) -> list[str]:
         """Return `nsys profile ... argv`."""
-        on_gpu = scope.trial.device == "cuda"
+        on_gpu = trial.device == "cuda"
         trace = self.options.get("trace") or ("cuda,nvtx,osrt,cublas,cudnn" if on_gpu else "nvtx,osrt")
         sampling = "process-tree" if "sampling" in self.options else "none"
         capture = ["--capture-range=cudaProfilerApi"]
@@ -66,15 +66,15 @@ class NsightSystems(ToolProfiler):
             *(["--cuda-graph-trace=node", "--cuda-memory-usage=false"] if on_gpu else []),
             "--kill=none",  # the run continues and records all steps
             "--force-overwrite=true",
-            f"--output={_report(scope)}".replace("%", "%%"),  # nsys expands %h, %p and others
+            f"--output={folder / _REPORT}".replace("%", "%%"),  # nsys expands %h, %p and others
             *argv,
         ]
 
-    def collect(self, scope: Scope) -> list[Path]:
+    def collect(self, trial: Trial, folder: Path) -> list[Path]:
         """Export the report of the node; return it and the SQLite file. Raises InputError."""
-        report = _report(scope)
+        report = folder / _REPORT
         if not report.exists():
-            raise nothing_usable(scope, "report of nsys, which may not have seen the NVTX range of the window")
+            raise nothing_usable(folder, "report of nsys, which may not have seen the NVTX range of the window")
         check_written(report)
         database = report.with_suffix(".sqlite")
         help_text = run_program([self.path, "export", "--help"], 60).stdout
@@ -85,7 +85,3 @@ class NsightSystems(ToolProfiler):
             connection.commit()
             connection.execute("VACUUM")
         return [report, database]
-
-
-def _report(scope: Scope) -> Path:
-    return scope.directory / "node0.nsys-rep"

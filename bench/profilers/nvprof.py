@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench.machine.environment import first_gpu_capability
-from bench.profilers.base import Scope
 from bench.profilers.tool import ToolProfiler, nothing_usable
 from common.errors import UsageError
 from records.trial import Trial
@@ -33,26 +32,26 @@ class Nvprof(ToolProfiler):
             problem = f"nvprof needs a GPU of compute capability below 8.0, but this one has {capability}"
             raise UsageError("device-unsupported", f"{problem}: {_INSTEAD}")
 
-    def wrap(self, argv: list[str], scope: Scope) -> list[str]:
+    def wrap(self, argv: list[str], trial: Trial, folder: Path) -> list[str]:
         """Return `nvprof ... argv`."""
-        folder = str(scope.directory).replace("%", "%%")  # nvprof replaces %p by the process id
+        place = str(folder).replace("%", "%%")  # nvprof replaces %p by the process id
         return [
             self.path,
             "--profile-child-processes",
             *("--profile-from-start", "off"),
             *("--unified-memory-profiling", "off"),  # fails on GPUs without peer access; BERT does not use it
             "--force-overwrite",
-            *("--export-profile", f"{folder}/nvprof-%p.nvvp"),
-            *("--log-file", f"{folder}/nvprof-%p.log"),
+            *("--export-profile", f"{place}/nvprof-%p.nvvp"),
+            *("--log-file", f"{place}/nvprof-%p.log"),
             *argv,
         ]
 
-    def collect(self, scope: Scope) -> list[Path]:
+    def collect(self, trial: Trial, folder: Path) -> list[Path]:
         """Return the .nvvp file of every rank; processes without GPU work are skipped. Raises InputError."""
-        files = [file for file in sorted(scope.directory.glob("nvprof-*.nvvp")) if _has_kernels(file)]
-        if len(files) < scope.trial.ranks:
-            what = f".nvvp with GPU work of {scope.trial.ranks - len(files)} of {scope.trial.ranks} ranks"
-            raise nothing_usable(scope, what, tuple(sorted(scope.directory.glob("nvprof-*.log"))))
+        files = [file for file in sorted(folder.glob("nvprof-*.nvvp")) if _has_kernels(file)]
+        if len(files) < trial.ranks:
+            what = f".nvvp with GPU work of {trial.ranks - len(files)} of {trial.ranks} ranks"
+            raise nothing_usable(folder, what, tuple(sorted(folder.glob("nvprof-*.log"))))
         return files
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from bench.profilers.base import Profiler, Scope
+from bench.profilers.base import Profiler, window
 from bert.train.observer import Observer
 from common.errors import InputError, MissingToolError, UsageError
 from common.packages import need
@@ -65,11 +65,11 @@ class ToolProfiler(Profiler):
             found = f"{self.NAME} {dotted(self.version)} at {self.path}"
             raise MissingToolError("tool-version", f"{found} is too old: {self.REMEDY}")
 
-    def observer(self, scope: Scope, rank: int) -> Observer:
+    def observer(self, trial: Trial, folder: Path, rank: int) -> Observer:
         """Return the observer that makes the ranges and calls cudaProfilerStart and cudaProfilerStop."""
         from bench.profilers.range_observer import RangeObserver
 
-        return RangeObserver(rank, *scope.window)
+        return RangeObserver(rank, *window(trial))
 
     def run(self, *words: str, timeout_seconds: float) -> str:
         """Run the tool and return its standard output. Raises InputError in its own words if it fails."""
@@ -86,12 +86,12 @@ def check_written(file: Path) -> None:
         raise InputError("file-empty", f"{file} is empty: the disk was full or the profiler was killed; record again")
 
 
-def nothing_usable(scope: Scope, what: str, logs: tuple[Path, ...] = ()) -> InputError:
+def nothing_usable(folder: Path, what: str, logs: tuple[Path, ...] = ()) -> InputError:
     """Return why a tool left no `what`: the permission that it lacks, or its complaints in log.txt and `logs`."""
-    log = scope.directory.parent / "log.txt"
+    log = folder.parent / "log.txt"
     texts = (path.read_text(encoding="utf-8", errors="replace") for path in (log, *logs) if path.exists())
     lines = [line.strip() for text in texts for line in text.splitlines() if _COMPLAINT.search(line)]
-    problem = f"{scope.directory} has no {what}" + (f" ({'; '.join(dict.fromkeys(lines[-3:]))})" if lines else "")
+    problem = f"{folder} has no {what}" + (f" ({'; '.join(dict.fromkeys(lines[-3:]))})" if lines else "")
     if any(DENIED in line for line in lines):
         return InputError("permission-missing", f"{problem}: {ALLOW}")
     return InputError("run-incomplete", f"{problem}: see {log}")

@@ -191,10 +191,9 @@ def _profiler_observers(rank: "Rank") -> list[Observer]:
     if trial.profiler is None:
         return []
     from bench.profilers import load_profiler
-    from bench.profilers.base import Scope
 
     profiler = load_profiler(trial.profiler, trial.profiler_options)
-    return [profiler.observer(Scope(trial=trial, directory=rank.directory.profile), rank.strategy.rank)]
+    return [profiler.observer(trial, rank.directory.profile, rank.strategy.rank)]
 
 
 def draw(batches: Iterator[Batch], grad_accum_steps: int, observer: Observer, keep_going: Callable[[int], bool]) -> int:

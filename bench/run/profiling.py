@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.profilers import load_profiler
-from bench.profilers.base import Scope
 from bench.sweep.sweep import Session, finished_result, run_trials
 from common.errors import BertbenchError
 from records.files import write_record
@@ -74,7 +73,7 @@ def _collected(
         files, problem = (), str(result["reason"])
         if result["status"] == "ok":
             try:
-                files, problem = tuple(profiler.collect(Scope(trial=trial, directory=directory.profile))), ""
+                files, problem = tuple(profiler.collect(trial, directory.profile)), ""
             except BertbenchError as error:  # one profile that cannot be had must not cost the others theirs
                 problem = str(error)
     plain, profiled = without.get("step_time_ms"), result.get("step_time_ms")

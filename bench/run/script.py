@@ -104,13 +104,12 @@ def profile_of(trial: Trial, directory: TrialDirectory, step_time_ms: float | No
     It is compared with `step_time_ms`, the median of the steps that were not profiled; None where it is unknown.
     """
     from bench.profilers import load_profiler
-    from bench.profilers.base import Scope
 
     assert trial.profiler is not None and trial.start_iteration is not None and trial.stop_iteration is not None
     profiler = load_profiler(trial.profiler)
     files, problem = [], ""
     try:
-        files = profiler.collect(Scope(trial=trial, directory=directory.profile))
+        files = profiler.collect(trial, directory.profile)
     except InputError as error:
         problem = _outside_window(trial, directory) or _text(directory.path / NOTES / "profile") or str(error)
     window = [row for row in _steps(directory) if trial.start_iteration <= row["step"] < trial.stop_iteration]

@@ -159,11 +159,9 @@ def _start(
         argv = torchrun.command(words, torchrun_json(directory))
     if trial.profiler is not None:
         from bench.profilers import load_profiler
-        from bench.profilers.base import Scope
 
         profiler = load_profiler(trial.profiler, trial.profiler_options)
-        scope = Scope(trial=trial, directory=directory.profile)
-        wrapped = profiler.wrap(argv, scope)
+        wrapped = profiler.wrap(argv, trial, directory.profile)
         variables |= profiler.ENVIRONMENT
         if wrapped != argv:
             argv, variables = wrapped, without_secrets(variables)  # tools write the environment into their reports

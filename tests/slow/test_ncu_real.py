@@ -17,7 +17,6 @@ from analysis.metrics.kernels.roofline import roofline
 from analysis.open import open_sources
 from analysis.readers.ncu import read
 from bench.profilers import ncu as ncu_profiler
-from bench.profilers.base import Scope
 from bench.profilers.ncu import NsightCompute
 from bench.profilers.ncu_metrics import metrics_of
 from records.trial import Trial
@@ -85,7 +84,7 @@ def test_the_whole_command_is_accepted_by_the_real_ncu(tmp_path: Path) -> None:
     """Without a GPU nothing is profiled; a switch or section that it does not know would end it before the program."""
     for words in ({}, {"no-rules": ""}, {"metrics": "dram__bytes.sum"}):
         trial = Trial(kind="profile", device="cuda", start_iteration=1, stop_iteration=2, world_size=1 if words else 2)
-        command = NsightCompute(words).wrap(["/bin/echo", "the program ran"], Scope(trial=trial, directory=tmp_path))
+        command = NsightCompute(words).wrap(["/bin/echo", "the program ran"], trial, tmp_path)
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert "the program ran" in done.stdout, done.stdout + done.stderr
         assert done.returncode == 0 and "==ERROR==" not in done.stdout + done.stderr, done.stdout + done.stderr
@@ -95,7 +94,7 @@ def collected(tmp_path: Path, report: bytes) -> list[Path]:
     trial = Trial(kind="profile", device="cuda", start_iteration=1, stop_iteration=2)
     (tmp_path / "ncu").mkdir()
     (tmp_path / "ncu" / f"batch_{trial.micro_batch_size}.ncu-rep").write_bytes(report)
-    return NsightCompute().collect(Scope(trial=trial, directory=tmp_path))
+    return NsightCompute().collect(trial, tmp_path)
 
 
 def sample(name: str) -> Path:

@@ -144,7 +144,6 @@ def test_a_moved_model_keeps_its_trial_and_another_shape_is_another_trial(tmp_pa
     ("name", "content", "code"),
     [
         ("none", None, "path-missing"),
-        ("empty", None, "path-missing"),
         ("damaged", "{", "file-damaged"),
         ("ours", "{}", "model-unsupported"),
         ("code", '{"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}', "model-unsupported"),
@@ -172,12 +171,16 @@ def test_an_id_of_the_hub_is_downloaded_at_its_revision_without_pickles(
 
     def download(name: str, **how: Any) -> str:
         asked.append((name, how["revision"], how["allow_patterns"]))
+        if len(asked) > 1:
+            raise ConnectionError("404: no such revision")
         return str(write_config(tmp_path / "snapshot"))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert find_model(given).settings["preset"].startswith("bert-")
     ((name, found, patterns),) = asked
     assert (name, found) == ("who/bert", revision) and not any("bin" in pattern for pattern in patterns)
+    with refused("download-failed", given):
+        find_model(given)
 
 
 def test_pickled_weights_alone_are_refused_and_the_configuration_is_not(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
+from unittest.mock import MagicMock
 
 import pytest
 from support.cli import wait_for
@@ -171,24 +172,12 @@ def test_a_real_wandb_keeps_the_scalars_in_the_run_directory_without_a_server(
             wait_for(lambda path=path, word=word: word in path.read_bytes(), f"{word!r} in {path.name}", 30)
 
 
-class WandbRun:
-    """A run of wandb whose server is lost."""
-
-    id = "one"
-
-    def define_metric(self, name: str, **settings: Any) -> None: ...
-
-    def log(self, values: Mapping[str, float]) -> None: ...
-
-    def finish(self, exit_code: int) -> None:
-        time.sleep(60)
-
-
 def test_the_end_of_a_training_does_not_wait_for_a_server_of_wandb_that_is_gone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     module: Any = types.ModuleType("wandb")
-    module.init, module.Settings = lambda **settings: WandbRun(), dict
+    module.init, module.Settings = MagicMock(), dict
+    module.init.return_value.finish = lambda exit_code: time.sleep(60)
     monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.setattr("bench.loggers._WANDB_SECONDS", 0.05)
     (warned,) = log(tmp_path, "wandb", monkeypatch)

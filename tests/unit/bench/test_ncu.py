@@ -14,7 +14,7 @@ from analysis.counters import rules_file
 from analysis.open import open_sources
 from analysis.readers.ncu import read
 from bench.profilers import load_profiler, ncu, tool
-from bench.profilers.base import Profiler, Scope
+from bench.profilers.base import Profiler
 from bench.profilers.ncu_metrics import NEWER, metrics_of
 from common.errors import Code
 from records.trial import Trial
@@ -42,16 +42,16 @@ def profiler(*words: str) -> Profiler:
     return load_profiler("ncu", words)
 
 
-def scope(tmp_path: Path, trial: Trial = GPU, log: str = "") -> Scope:
+def folder(tmp_path: Path, log: str = "") -> Path:
     directory = tmp_path / "trial" / "profile"
     directory.mkdir(parents=True, exist_ok=True)
     (directory.parent / "log.txt").write_text(log, encoding="utf-8")
-    return Scope(trial=trial, directory=directory)
+    return directory
 
 
 def switches(machine: Path, *words: str, trial: Trial = GPU) -> dict[str, str]:
     """Return the switches before the program, with the word behind each that is no switch itself."""
-    command = profiler(*words).wrap(["app", "--x"], scope(machine, trial))
+    command = profiler(*words).wrap(["app", "--x"], trial, folder(machine))
     assert Path(command[0]).name == "ncu" and command[-2:] == ["app", "--x"]
     given = command[1:-2]
     return {
@@ -192,16 +192,16 @@ def test_without_permission_to_count_it_is_refused_with_the_ways_out(
 # ---- what comes out ----
 
 
-def reported(machine: Path, log: str = "", content: bytes = b"report") -> Scope:
-    here = scope(machine, GPU, log)
-    (here.directory / "ncu").mkdir()
-    (here.directory / "ncu" / "batch_16.ncu-rep").write_bytes(content)
+def reported(machine: Path, log: str = "", content: bytes = b"report") -> Path:
+    here = folder(machine, log)
+    (here / "ncu").mkdir()
+    (here / "ncu" / "batch_16.ncu-rep").write_bytes(content)
     return here
 
 
 @pytest.mark.parametrize(("limit", "reached"), [(4, False), (3, True)])
 def test_the_report_is_exported_with_a_note_of_what_was_counted(machine: Path, limit: int, reached: bool) -> None:
-    files = profiler(f"kernels={limit}").collect(reported(machine))
+    files = profiler(f"kernels={limit}").collect(GPU, reported(machine))
     assert [file.name for file in files] == [
         "batch_16.ncu-rep", "batch_16.csv", "rules_batch_16.csv", "collected.json",
     ]  # fmt: skip
@@ -212,7 +212,7 @@ def test_the_report_is_exported_with_a_note_of_what_was_counted(machine: Path, l
 
 
 def test_what_rules_say_is_read_with_its_table_and_a_report_beside_it_is_not(machine: Path) -> None:
-    report, table, rules, _ = profiler().collect(reported(machine))
+    report, table, rules, _ = profiler().collect(GPU, reported(machine))
     assert rules == rules_file(table)
     found = read(table)
     assert [(one.rule, one.speedup, one.text) for one in found.rules] == [
@@ -237,9 +237,9 @@ def test_what_ncu_says_is_the_reason_for_no_report_or_no_kernel(
     machine: Path, monkeypatch: pytest.MonkeyPatch, log: str, code: Code, facts: tuple[str, ...], there: bool
 ) -> None:
     monkeypatch.setenv("FAKE_NCU", "no-kernels")
-    here = reported(machine, log) if there else scope(machine, log=log)
-    with refused(code, here.directory, *facts):
-        profiler().collect(here)
+    here = reported(machine, log) if there else folder(machine, log=log)
+    with refused(code, here, *facts):
+        profiler().collect(GPU, here)
 
 
 @pytest.mark.parametrize(
@@ -256,4 +256,4 @@ def test_a_report_that_cannot_be_exported_is_refused_in_the_words_of_ncu(
     monkeypatch.setenv("FAKE_NCU", mode)
     monkeypatch.setattr(ncu, "_EXPORT_SECONDS", 0.5 if mode == "hangs" else 60)
     with refused(code, fact):
-        profiler().collect(reported(machine, content=content))
+        profiler().collect(GPU, reported(machine, content=content))

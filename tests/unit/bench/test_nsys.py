@@ -10,7 +10,6 @@ from support import fake_nsys
 from support.refusals import refused
 
 from bench.profilers import load_profiler
-from bench.profilers.base import Scope
 from common.errors import Code
 from records.trial import Trial
 
@@ -25,20 +24,20 @@ def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path.parent
 
 
-def scope(tmp_path: Path, trial: Trial = CPU) -> Scope:
+def folder(tmp_path: Path) -> Path:
     directory = tmp_path / "trial" / "profile"
     directory.mkdir(parents=True, exist_ok=True)
-    return Scope(trial=trial, directory=directory)
+    return directory
 
 
-def switches(scope: Scope, *words: str) -> dict[str, str]:
-    command = load_profiler("nsys", words).wrap(["app", "--x"], scope)
+def switches(tmp_path: Path, *words: str, trial: Trial = CPU) -> dict[str, str]:
+    command = load_profiler("nsys", words).wrap(["app", "--x"], trial, folder(tmp_path))
     assert command[1] == "profile" and command[-2:] == ["app", "--x"]
     return dict(word.split("=", 1) for word in command[2:-2])
 
 
 def test_a_cpu_run_is_captured_between_its_nvtx_ranges(tmp_path: Path) -> None:
-    given = switches(scope(tmp_path / "100%pure"))
+    given = switches(tmp_path / "100%pure")
     assert (given["--capture-range"], given["--nvtx-capture"]) == ("nvtx", "bertbench:capture@bertbench")
     assert given["--trace"] == "nvtx,osrt" and "--cuda-graph-trace" not in given
     assert (given["--sample"], given["--capture-range-end"], given["--kill"]) == ("none", "stop", "none")
@@ -46,13 +45,13 @@ def test_a_cpu_run_is_captured_between_its_nvtx_ranges(tmp_path: Path) -> None:
 
 
 def test_a_gpu_run_is_captured_by_the_profiler_api_with_every_node_of_its_graphs(tmp_path: Path) -> None:
-    given = switches(scope(tmp_path, GPU))
+    given = switches(tmp_path, trial=GPU)
     assert given["--capture-range"] == "cudaProfilerApi" and "--nvtx-capture" not in given
     assert given["--cuda-graph-trace"] == "node" and given["--trace"].split(",")[:2] == ["cuda", "nvtx"]
 
 
 def test_options_change_what_is_recorded(tmp_path: Path) -> None:
-    given = switches(scope(tmp_path), "sampling", "trace=nvtx")
+    given = switches(tmp_path, "sampling", "trace=nvtx")
     assert (given["--trace"], given["--sample"], given["--cpuctxsw"]) == ("nvtx", "process-tree", "process-tree")
 
 
@@ -82,9 +81,9 @@ def test_a_missing_nsys_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: 
 
 
 def test_the_report_is_exported_without_the_environment(tmp_path: Path) -> None:
-    here = scope(tmp_path)
-    (here.directory / "node0.nsys-rep").write_bytes(b"report")
-    report, export = load_profiler("nsys").collect(here)
+    here = folder(tmp_path)
+    (here / "node0.nsys-rep").write_bytes(b"report")
+    report, export = load_profiler("nsys").collect(CPU, here)
     assert (report.name, export.name) == ("node0.nsys-rep", "node0.sqlite")
     with contextlib.closing(sqlite3.connect(export)) as connection:
         tables = connection.execute("select name from sqlite_master").fetchall()
@@ -107,9 +106,9 @@ def test_what_nsys_says_is_the_reason_for_no_report_or_no_export(
     mode: str, report: bytes | None, log: str, code: Code, facts: tuple[str, ...],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("FAKE_NSYS", mode)
-    here = scope(tmp_path)
-    (here.directory.parent / "log.txt").write_text(log, encoding="utf-8")
+    here = folder(tmp_path)
+    (here.parent / "log.txt").write_text(log, encoding="utf-8")
     if report is not None:
-        (here.directory / "node0.nsys-rep").write_bytes(report)
-    with refused(code, here.directory if report is None else "nsys", *facts):
-        load_profiler("nsys").collect(here)
+        (here / "node0.nsys-rep").write_bytes(report)
+    with refused(code, here if report is None else "nsys", *facts):
+        load_profiler("nsys").collect(CPU, here)

@@ -7,20 +7,10 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from bench.profilers.base import Scope
 from bench.profilers.nvprof import Nvprof
 from records.trial import Trial
 
-
-@pytest.fixture
-def scope(tmp_path: Path) -> Scope:
-    return scope_of(tmp_path / "50%p done", 2)
-
-
-def scope_of(directory: Path, world_size: int, device: str = "cuda") -> Scope:
-    directory.mkdir(exist_ok=True)
-    trial = Trial(kind="profile", device=device, start_iteration=3, stop_iteration=5, world_size=world_size)
-    return Scope(trial=trial, directory=directory)
+GPUS = Trial(kind="profile", device="cuda", start_iteration=3, stop_iteration=5, world_size=2)
 
 
 @pytest.fixture
@@ -54,58 +44,46 @@ def profile(directory: Path, pid: int, kernels: int = 1, table: str = "CUPTI_ACT
 
 @pytest.mark.parametrize(("value", "works"), [((3, 7), True), ((7, 5), True), ((8, 0), False), ("NVML is lost", False)])
 def test_only_gpus_before_ampere_are_accepted(
-    value: tuple[int, int] | str, works: bool, nvprof: Path, scope: Scope, monkeypatch: pytest.MonkeyPatch
+    value: tuple[int, int] | str, works: bool, nvprof: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capability(monkeypatch, value)
     if works:
-        return Nvprof().check(scope.trial)
+        return Nvprof().check(GPUS)
     with refused("device-unsupported", str(value), "--profiler nsys", "--profiler ncu"):
-        Nvprof().check(scope.trial)
+        Nvprof().check(GPUS)
     return None
 
 
-def test_without_nvprof_or_a_gpu_it_is_refused(
-    nvprof: Path, scope: Scope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_nvprof_or_a_gpu_it_is_refused(nvprof: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with refused("option-not-applicable", "CPU", "--profiler nsys", "--profiler torch"):
-        Nvprof().check(scope_of(tmp_path / "p", 1, device="cpu").trial)
+        Nvprof().check(Trial(kind="profile", device="cpu"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with refused("tool-missing", "nvprof", "before 13"):
-        Nvprof().check(scope.trial)
+        Nvprof().check(GPUS)
 
 
 def test_the_launcher_is_followed_and_recording_waits_for_the_range(nvprof: Path, tmp_path: Path) -> None:
-    argv = Nvprof().wrap(["python", "-m", "bench.launch.torchrun"], scope_of(tmp_path / "p", 1))
+    argv = Nvprof().wrap(["python", "-m", "bench.launch.torchrun"], GPUS, tmp_path / "p")
     assert argv[0] == str(nvprof) and argv[-3:] == ["python", "-m", "bench.launch.torchrun"]
     files = f"--export-profile {tmp_path}/p/nvprof-%p.nvvp --log-file {tmp_path}/p/nvprof-%p.log"
     assert all(part in " ".join(argv) for part in ("--profile-child-processes", "--profile-from-start off", files))
 
 
-def test_files_of_processes_without_gpu_work_are_left_out(scope: Scope) -> None:
-    profile(scope.directory, 1, kernels=0)
-    (scope.directory / "nvprof-2.nvvp").touch()
-    ranks = [profile(scope.directory, 3), profile(scope.directory, 4, table="CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL")]
-    (scope.directory / "nvprof-3.log").write_text("==3== Profiling application: python\n")
-    assert Nvprof().collect(scope) == ranks
+def test_files_of_processes_without_gpu_work_are_left_out(tmp_path: Path) -> None:
+    profile(tmp_path, 1, kernels=0)
+    (tmp_path / "nvprof-2.nvvp").touch()
+    ranks = [profile(tmp_path, 3), profile(tmp_path, 4, table="CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL")]
+    (tmp_path / "nvprof-3.log").write_text("==3== Profiling application: python\n")
+    assert Nvprof().collect(GPUS, tmp_path) == ranks
 
 
 @pytest.mark.parametrize("kept", [None, 0, 0.5, 0.99])
-def test_a_rank_without_a_whole_file_is_reported_with_the_words_of_nvprof(kept: float | None, scope: Scope) -> None:
-    profile(scope.directory, 1, kernels=200)
-    (scope.directory / "nvprof-3.log").write_text("==3== Error: unified memory profiling failed.\n")
+def test_a_rank_without_a_whole_file_is_reported_with_the_words_of_nvprof(kept: float | None, tmp_path: Path) -> None:
+    profile(tmp_path, 1, kernels=200)
+    (tmp_path / "nvprof-3.log").write_text("==3== Error: unified memory profiling failed.\n")
     if kept is not None:
-        cut = profile(scope.directory, 2, kernels=200)
+        cut = profile(tmp_path, 2, kernels=200)
         content = cut.read_bytes()
         cut.write_bytes(content[: int(kept * len(content))])
     with refused("run-incomplete", "1 of 2 ranks", "unified memory", "log.txt"):
-        Nvprof().collect(scope)
-
-
-def test_missing_permission_is_reported_with_the_ways_to_get_it(scope: Scope) -> None:
-    profile(scope.directory, 1)
-    (scope.directory / "nvprof-2.log").write_text(
-        "==2== Warning: The user does not have permission to profile on the target device. See the following link for "
-        "instructions: https://developer.nvidia.com/ERR_NVGPUCTRPERM\n"
-    )
-    with refused("permission-missing", "start_container.sh --profiling", "NVreg_RestrictProfilingToAdminUsers=0"):
-        Nvprof().collect(scope)
+        Nvprof().collect(GPUS, tmp_path)

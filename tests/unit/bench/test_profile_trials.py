@@ -60,7 +60,7 @@ def test_a_finished_profile_is_not_measured_again_unless_it_is_useless(
         return result
 
     monkeypatch.setattr(sweep, "run_trial", run_trial)
-    collected = SimpleNamespace(check=lambda trial: None, collect=lambda scope: [scope.directory / "rank-0.txt"])
+    collected = SimpleNamespace(check=lambda trial: None, collect=lambda trial, folder: [folder / "rank-0.txt"])
     read = OpenedProfile(source=Source(path=tmp_path)), {"compute": [], "core": []}
     monkeypatch.setattr(views, "summarize", lambda directory: read)
     for module in (profiling, profile):

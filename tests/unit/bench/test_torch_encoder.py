@@ -5,9 +5,7 @@ import torch
 from support.refusals import refused
 from torch import nn
 
-from bench.implementations import IMPLEMENTATIONS
 from bench.implementations.torch_encoder import MODELS, PlainEncoder, PlainModel, TorchEncoderImplementation
-from bench.sweep.trials import Sweep
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.tasks import TASKS, make_task, task_data
@@ -143,31 +141,7 @@ def test_dropout_is_where_the_configuration_has_it() -> None:
     assert attention == [0.125] * SHAPE.num_layers
 
 
-def test_every_layer_has_weights_of_its_own_of_the_wanted_spread() -> None:
-    torch.manual_seed(0)
-    config = SHAPE.replace(hidden_size=128, intermediate_size=512)
-    layers = PlainEncoder(config).transformer.layers
-    for name in ("self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight", "linear2.weight"):
-        first, second = (layer.get_parameter(name) for layer in layers)
-        assert not torch.equal(first, second)
-        assert float(first.detach().std()) == pytest.approx(config.initializer_range, rel=0.1)
-
-
 def test_tasks_without_a_model_are_refused_by_name() -> None:
     assert {task for task in TASKS if task_data(task).heads not in MODELS} == {"gap"}
     with refused("unsupported-combination", "'torch-encoder'", "pretrain, squad, classify, glue", "'gap'"):
         TorchEncoderImplementation().check(Trial(implementation="torch-encoder", task="gap"))
-
-
-def test_help_and_scripts_name_every_implementation() -> None:
-    from pathlib import Path
-
-    from support.help_text import option_texts
-
-    shown = option_texts(Sweep)["implementations"]
-    assert all(name in shown for name in IMPLEMENTATIONS)
-    root = Path(__file__).resolve().parents[3]
-    for task in ("pretrain", "squad"):
-        text = (root / f"bench/measure_throughput_{task}.sh").read_text(encoding="utf-8")
-        # hf-unpadded builds given models only, and the scripts measure presets.
-        assert " ".join(name for name in IMPLEMENTATIONS if name != "hf-unpadded") in text

@@ -53,8 +53,6 @@ def test_cycles_follow_each_other_as_the_schedule_says(
         ({"active": "0"}, "option-value", ("--with active=0", "1 or more")),
         ({"wait": "x"}, "option-value", ("--with wait=x", "0 or more")),
         ({"wait": "5", "active": "3"}, "option-conflict", ("5 + 1 + 3", "--stop 9 ")),
-        ({"repeat": "4"}, "option-conflict", ("--stop 20 ",)),
-        ({"when": "1"}, "option-unknown", ("--with when", "--profiler torch")),
     ],
 )
 def test_a_schedule_that_is_none_or_does_not_fit_is_refused(
