@@ -60,7 +60,7 @@ def measure_components(
     steps.make("before", STEPS_AROUND)
     memory = used_memory(device)  # of steps alone, before the parts allocate theirs
     batch = typical_batch(sample, lambda each: step.model_flops(each.counts))
-    subject = Subject(task=task, step=step, model=model, training=training, batch=batch.to(device))
+    subject = Subject(task, step, model, training, batch.to(device))
     parts = make_parts(subject)
     if strategy.rank == 0:
         layout = {"layout": subject.extent.layout, **asdict(batch.counts)}
@@ -86,8 +86,8 @@ def measure_components(
 
 def typical_batch(batches: Iterable[Batch], work: Callable[[Batch], float]) -> Batch:
     """Return the batch with the median work among the first 16."""
-    found = sorted(itertools.islice(batches, _LOOKED_AT), key=work)
-    return found[len(found) // 2]
+    first = sorted(itertools.islice(batches, _LOOKED_AT), key=work)
+    return first[len(first) // 2]
 
 
 def _ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, dict[str, Any]]:
@@ -102,19 +102,17 @@ class _Steps:
     """Runs whole steps, and records the range of each series."""
 
     def __init__(self, training: Training, observer: Observer) -> None:
-        self.training = training
-        self._observer = observer
+        self.training, self._observer = training, observer
         self.made = 0
         self.series: dict[str, list[int]] = {name: [0, 0] for name in SERIES}
 
     def make(self, series: str, count: int = 1) -> None:
         """Run steps of a series."""
-        if self.series[series] == [0, 0]:
-            self.series[series] = [self.made, self.made]
+        first = self.series[series][0] or self.made
         for _ in range(count):
             run_step(self.training, self._observer, self.made)
             self.made += 1
-        self.series[series][1] = self.made
+        self.series[series] = [first, self.made]
 
 
 def _time_rounds(trial: Trial, parts: Sequence[Part], writer: RowWriter, steps: _Steps, watch: Stopwatch) -> int:

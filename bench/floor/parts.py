@@ -31,7 +31,7 @@ Forward = Callable[[], Tensor | tuple[Tensor, ...]]
 
 def make_parts(subject: Subject) -> list[Part]:
     """Return all parts of a step, most frequent first."""
-    layers, heads, padded = subject.step.layers, subject.step.head, Extent.padded(subject.batch.counts)
+    layers, heads, padded = subject.step.layers, subject.step.head, subject.padded
     return [
         *(part for gemm in layers for part in _gemm_parts(subject, gemm, subject.extent, "layers")),
         *(part for gemm in heads if gemm.rows(padded) for part in _gemm_parts(subject, gemm, padded, "head")),
@@ -166,8 +166,7 @@ def _pass(
     shape: str = "",
     further_bytes: int = 0,
 ) -> Part:
-    extent = Extent.padded(subject.batch.counts) if group == "head" else subject.extent
-    rows = extent.rows(described.over)
+    rows = (subject.padded if group == "head" else subject.extent).rows(described.over)
     moved = float(described.traffic(rows, subject.dtype.itemsize) + further_bytes)
     run = _both_ways(subject, forward, inputs)
     return make_part(run, described.name, group, shape or f"{rows} x {described.width}", described.times, bytes=moved)
@@ -204,8 +203,11 @@ def _head_passes(subject: Subject) -> Iterator[Part]:
 
 def _copies(subject: Subject) -> Iterator[Part]:
     """Yield work that better kernels would avoid: gradient sums and casts between precisions. Its floor is 0."""
-    config, dtype, layers, summed = subject.step.config, subject.dtype, subject.step.layers, subject.bias_gradients
+    config, dtype, layers = subject.step.config, subject.dtype, subject.step.layers
     rows, hidden, depth = subject.extent.tokens, config.hidden_size, config.num_layers
+    summed = layers
+    if subject.by_kernels:  # these compute the other gradients of biases
+        summed = layers[: 0 if subject.placed is not None and dtype.itemsize == 2 else 1]
     grads = [subject.tensor(rows, gemm.columns) for gemm in summed]
     if grads:
         shape = f"{rows} x {', '.join(str(gemm.columns) for gemm in summed)}"
@@ -230,8 +232,7 @@ def _copies(subject: Subject) -> Iterator[Part]:
     if low:
         return
     copied = copy_of(subject.model.encoder.layers[0].intermediate.weight) is not None
-    padded = Extent.padded(subject.batch.counts)
-    heads = [gemm for gemm in subject.step.head if gemm.rows(padded)]
+    heads = [gemm for gemm in subject.step.head if gemm.rows(subject.padded)]
     yield _weight_casts(subject, "layer", layers, depth, copied)
     yield _weight_casts(subject, "heads", heads, 1, copied)
 

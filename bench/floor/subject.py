@@ -1,7 +1,6 @@
 """The step that is broken down, and one part of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -30,69 +29,30 @@ def make_part(run: Callable[[], object], name: str, group: str, shape: str, call
     return Part(Component(name=name, group=group, shape=shape, calls_per_step=calls, **numbers), run)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """The step of this suite's BERT."""
+    """The step of this suite's BERT, and how its layers compute it."""
 
-    task: Task
-    step: Step
-    """Description of its computation."""
-    model: Any
-    """The model, on its device, not wrapped by a strategy."""
-    training: Training
-    batch: Batch
-    """A typical batch, on the device."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the model."""
-        return self.training.strategy.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the operands of a GEMM."""
-        return self.training.precision.matmul_dtype
+    def __init__(self, task: Task, step: Step, model: Any, training: Training, batch: Batch) -> None:
+        """Take the description of a step, its model, not wrapped by a strategy, and a typical batch, on the device."""
+        self.task, self.step, self.model, self.training, self.batch = task, step, model, training, batch
+        self.device, self.dtype = training.strategy.device, training.precision.matmul_dtype
+        # Positions of the tokens that the layers compute; None if they compute the padded batch.
+        self.placed: Unpadded | None = model.encoder.placed(batch.mask, batch.layout)
+        self.padded = Extent.padded(batch.counts)
+        self.extent = self.padded if self.placed is None else Extent.unpadded(batch.counts)
+        # Whether the layers also return hidden states in the type of the GEMMs (bert.speed.elementwise).
+        self.fused = bool(model.encoder.layers[0].fused)
+        # Whether GPU kernels compute the elementwise parts: they add biases and return no float32 hidden states.
+        self.by_kernels = self.fused and usable(self.tensor(1))
+        # Whether these write inputs and gradients of the linear layers in FP8.
+        self.kernels_write_fp8 = self.by_kernels and all(map(self.in_fp8, step.layers))
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
         """Return normally distributed numbers, by default in the type of a GEMM."""
         values = torch.randn(shape, device=self.device).to(dtype or self.dtype)
         return values.requires_grad_(grad)
 
-    @property
-    def extent(self) -> Extent:
-        """The part of the batch that the layers compute."""
-        counts = self.batch.counts
-        return Extent.padded(counts) if self.placed is None else Extent.unpadded(counts)
-
-    @property
-    def placed(self) -> Unpadded | None:
-        """Positions of the tokens that the layers compute; None if they compute the padded batch."""
-        placed: Unpadded | None = self.model.encoder.placed(self.batch.mask, self.batch.layout)
-        return placed
-
-    @property
-    def fused(self) -> bool:
-        """Whether the layers also return hidden states in the type of the GEMMs (bert.speed.elementwise)."""
-        return bool(self.model.encoder.layers[0].fused)
-
-    @property
-    def by_kernels(self) -> bool:
-        """Whether GPU kernels compute the elementwise parts: they add biases and return no float32 hidden states."""
-        return self.fused and usable(self.tensor(1))
-
-    @property
-    def bias_gradients(self) -> tuple[Gemm, ...]:
-        """GEMMs whose bias gradient is a separate sum; fused kernels compute the other bias gradients."""
-        if not self.by_kernels:
-            return self.step.layers
-        return self.step.layers[: 0 if self.placed is not None and self.dtype.itemsize == 2 else 1]
-
     def in_fp8(self, gemm: Gemm) -> bool:
         """Whether the layers multiply this matrix in FP8."""
         weights = self.model.encoder.layers[0].parameters()
         return any(isinstance(copy_of(p), Fp8Copy) and p.shape == (gemm.columns, gemm.inner) for p in weights)
-
-    @property
-    def kernels_write_fp8(self) -> bool:
-        """Whether the kernels of GELU and the norms write inputs and gradients of the linear layers in FP8."""
-        return self.by_kernels and all(map(self.in_fp8, self.step.layers))

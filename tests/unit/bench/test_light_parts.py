@@ -58,7 +58,13 @@ def subject(task_name: str = "pretrain", precision: str = "fp32", levers: str = 
     )  # fmt: skip
     batch = typical_batch(stream, lambda each: float(each.counts.real_tokens))
     step = task_step(task_name, options, SHAPE)
-    return Subject(task=task, step=step, model=model, training=training, batch=batch)
+    return Subject(task, step, model, training, batch)
+
+
+def again(step: Subject, **changes: Any) -> Subject:
+    """Return the subject as its model is now."""
+    parts = ("task", "step", "model", "training", "batch")
+    return Subject(**{name: getattr(step, name) for name in parts} | changes)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,7 @@ def test_the_bytes_of_the_optimizer_are_those_of_what_the_step_runs(
         from bert.speed.kernels import multi_tensor
 
         training = dataclasses.replace(step.training, optimizer=adamw(step.model, 1e-4, fused=True))
-        step, calls = dataclasses.replace(step, training=training), list[str]()
+        step, calls = again(step, training=training), list[str]()
         for module in (multi_tensor, update):
             monkeypatch.setattr(module, "launch", lambda made, *given, **how: calls.append(made.fn.__name__))
     parts = {part.component.name: part for part in make_parts(step) if part.component.group == "optimizer"}
@@ -178,7 +184,7 @@ def test_fused_parts_hold_the_casts_and_sums_between_the_layers() -> None:
     for fused in (False, True):
         step = subject("pretrain", "bf16")
         use_levers(step.model, frozenset({"unpad", *(["fused-elementwise"] if fused else [])}))
-        found[fused] = {part.component.name: part.component for part in make_parts(step)}
+        found[fused] = {part.component.name: part.component for part in make_parts(again(step))}
     name = "dropout, residual, norm"
     assert found[True][name].bytes - found[False][name].bytes == 2 * 2 * step.extent.tokens * SHAPE.hidden_size
     calls = [found[fused]["residual gradients"].calls_per_step for fused in (True, False)]
@@ -195,7 +201,7 @@ def test_kernels_between_the_gemms_leave_casts_to_fp8_out(monkeypatch: pytest.Mo
     monkeypatch.setattr(kernels, "DEVICES", {"cpu"})
     for module in (embedding, gelu, loss, norm, quantize):
         monkeypatch.setattr(module, "launch", lambda kernel, *given, **more: launched.append(kernel.fn.__name__))
-    parts = {part.component.name: part for part in make_parts(step)}
+    parts = {part.component.name: part for part in make_parts(again(step))}
     rows, inner = step.extent.tokens, SHAPE.intermediate_size
     launched.clear()
     parts["GELU"].run()
