@@ -1,7 +1,6 @@
 """A stand-in for Nsight Compute: enough of its command line to export a report, and ways to fail.
 
-What it does is set by FAKE_NCU: ok, hangs (the raw page never ends), bad-import (the report cannot be loaded),
-no-kernels (an export without one).
+What it does is set by FAKE_NCU: ok, bad-import (the report cannot be loaded), no-kernels (an export without one).
 """
 
 import sys
@@ -11,7 +10,7 @@ HEADER = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","
 UNITS = ",".join(['""'] * 9)
 
 _SCRIPT = """#!{python}
-import os, sys, time
+import os, sys
 
 words, mode = sys.argv[1:], os.environ.get("FAKE_NCU", "ok")
 if words == ["--version"]:
@@ -23,8 +22,6 @@ elif words == ["--query-metrics"]:
         print(name.ljust(70) + " Counter         inst            # of things")
 elif words[0] == "--import":
     page = words[words.index("--page") + 1]
-    if mode == "hangs" and page == "raw":
-        time.sleep(60)
     if mode == "bad-import":
         print("==ERROR== Failed to load report file '" + words[1] + "'.")
         sys.exit(1)

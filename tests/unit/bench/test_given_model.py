@@ -68,30 +68,22 @@ class Encoder(nn.Module):
         self.base_model = body
         self.head = nn.Linear(8, 50, device="meta")
 
-    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
-        hidden: torch.Tensor = self.head(self.base_model(**inputs))
-        return hidden
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        return self.head(self.base_model(input_ids))
 
 
 class Body(nn.Module):
-    """Attention in a window, or a length read from the ids."""
+    """Attention in a window."""
 
-    def __init__(self, reads: bool) -> None:
-        super().__init__()
-        self.reads = reads
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        if self.reads and input_ids.sum().item():
-            raise AssertionError("no value is there to be read")
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         hidden = torch.zeros(*input_ids.shape, 8, device="meta")
         near = hidden[:, :20]
         return hidden + (hidden @ near.transpose(1, 2)) @ near
 
 
-@pytest.mark.parametrize("reads", [True, False])
-def test_flops_are_unknown_where_the_form_does_not_hold_or_values_are_needed(reads: bool) -> None:
-    with pytest.raises(NotTracedError, match="meta" if reads else "quadratic"):
-        training_flops(Encoder(Body(reads)), LONGEST)
+def test_flops_are_unknown_where_the_form_does_not_hold() -> None:
+    with pytest.raises(NotTracedError, match="quadratic"):
+        training_flops(Encoder(Body()), LONGEST)
 
 
 @pytest.mark.parametrize(

@@ -218,11 +218,6 @@ def test_kernels_between_the_gemms_leave_casts_to_fp8_out(monkeypatch: pytest.Mo
     assert parts["FP8 casts of activations and gradients"].component.shape.startswith(f"{numbers:,} ")
 
 
-def test_a_task_with_heads_of_its_own_is_refused_by_name() -> None:
-    with refused("option-choice", "pretrain, squad, classify, glue", "'gap'"):
-        SpeedOfLightOptions(workload=Workload(task="gap"))
-
-
 @pytest.mark.parametrize("levers", ["fp8", "fp8+unpad"])
 def test_a_cpu_has_no_floor_in_fp8(levers: str) -> None:
     options = SpeedOfLightOptions(levers=levers, workload=Workload(precisions=("bf16",), presets=("tiny",)))

@@ -7,8 +7,7 @@ import time
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, call
 
 import pytest
 from support.cli import wait_for
@@ -19,50 +18,8 @@ from common.errors import MissingToolError
 from records.training import TrainRun
 
 VALUES: dict[str, float | None] = {"eval/f1": 81.5, "train/loss": None, "train/loss_scale": float("inf")}
-
-
-class Metric(NamedTuple):
-    key: str
-    value: float
-    timestamp: int
-    step: int
-
-
-class Param(NamedTuple):
-    key: str
-    value: str
-
-
-class Client:
-    """Takes what is sent; a broken one raises."""
-
-    calls: ClassVar[list[tuple[Any, ...]]] = []
-    broken: ClassVar[bool] = False
-
-    def __init__(self, uri: str) -> None:
-        self.uri = uri
-
-    def log_batch(self, run: str, metrics: Any = (), params: Any = ()) -> None:
-        if Client.broken:
-            raise ConnectionError("no server at https://host")
-        Client.calls += [("metric", run, metric.key, metric.value, metric.step) for metric in metrics]
-        Client.calls += [("parameter", run, param.key, param.value) for param in params]
-
-    def get_experiment_by_name(self, name: str) -> None:
-        return None
-
-    def create_experiment(self, name: str) -> str:
-        return f"experiment {name}"
-
-    def create_run(self, experiment: str, run_name: str) -> Any:
-        Client.calls.append(("begun", experiment, run_name, self.uri))
-        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="own-run"))
-
-    def update_run(self, run: str, status: str) -> None:
-        Client.calls.append(("again", run, status))
-
-    def set_terminated(self, run: str, status: str) -> None:
-        Client.calls.append(("ended", run, status))
+SENT = [("eval/f1", 81.5, 7)]
+"""What of VALUES is known: name, value, step."""
 
 
 @pytest.fixture(autouse=True)
@@ -74,16 +31,17 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Client]:
-    Client.calls, Client.broken = [], False
-    entities: Any = types.ModuleType("mlflow.entities")
-    entities.Metric, entities.Param = Metric, Param
-    module: Any = types.ModuleType("mlflow")
-    module.MlflowClient = Client
-    module.__spec__ = types.SimpleNamespace(name="mlflow")
-    monkeypatch.setitem(sys.modules, "mlflow", module)
-    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
-    return Client
+def client(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """The client of an MLflow server, whose package need not be installed."""
+    made = MagicMock()
+    made.get_experiment_by_name.return_value = None
+    made.create_run.return_value.info.run_id = "own-run"
+    entities = types.SimpleNamespace(
+        Metric=lambda name, value, now, step: (name, value, step), Param=lambda name, value: (name, value)
+    )
+    monkeypatch.setitem(sys.modules, "mlflow", MagicMock(MlflowClient=MagicMock(return_value=made), __spec__=None))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)  # type: ignore[arg-type]
+    return made
 
 
 def log(
@@ -109,33 +67,39 @@ def log(
 
 
 def test_a_run_of_mlflow_that_waits_gets_known_values_under_their_names(
-    mlflow: type[Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    client: MagicMock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:///nowhere")
     monkeypatch.setenv("MLFLOW_RUN_ID", "the-run")
     assert chosen_loggers(()) == ("tensorboard", "mlflow")
     assert log(tmp_path, "mlflow", monkeypatch) == []
-    assert mlflow.calls == [("metric", "the-run", "eval/f1", 81.5, 7)]  # and is not ended: somebody else began it
+    assert client.mock_calls == [call.log_batch("the-run", metrics=SENT)]  # and is not ended: somebody else began it
 
 
 def test_a_run_of_our_own_names_the_settings_and_goes_on_after_a_stop(
-    mlflow: type[Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    client: MagicMock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run_ids: dict[str, str] = {}
     log(tmp_path / "fast", "mlflow", monkeypatch, finished=False, run_ids=run_ids)
     log(tmp_path / "fast", "mlflow", monkeypatch, run_ids=run_ids)
-    place = f"sqlite:///{tmp_path}/fast/mlflow.db"
-    assert mlflow.calls == [
-        ("begun", "experiment bertbench", "fast", place), ("parameter", "own-run", "learning_rate", "3e-05"),
-        ("metric", "own-run", "eval/f1", 81.5, 7), ("ended", "own-run", "KILLED"),
-        ("again", "own-run", "RUNNING"), ("metric", "own-run", "eval/f1", 81.5, 7), ("ended", "own-run", "FINISHED"),
-    ]  # fmt: skip
+    sys.modules["mlflow"].MlflowClient.assert_called_with(f"sqlite:///{tmp_path}/fast/mlflow.db")
+    assert client.mock_calls == [
+        call.get_experiment_by_name("bertbench"),
+        call.create_experiment("bertbench"),
+        call.create_run(client.create_experiment.return_value, run_name="fast"),
+        call.log_batch("own-run", params=[("learning_rate", "3e-05")]),
+        call.log_batch("own-run", metrics=SENT),
+        call.set_terminated("own-run", "KILLED"),
+        call.update_run("own-run", status="RUNNING"),
+        call.log_batch("own-run", metrics=SENT),
+        call.set_terminated("own-run", "FINISHED"),
+    ]
 
 
 def test_a_logger_that_fails_leaves_the_others_and_warns_once(
-    mlflow: type[Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    client: MagicMock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    mlflow.broken = True
+    client.log_batch.side_effect = ConnectionError("no server at https://host")
     (warned,) = log(tmp_path, "mlflow tensorboard", monkeypatch)
     assert "mlflow" in warned and "ConnectionError" in warned
     monkeypatch.setitem(sys.modules, "mlflow", None)
@@ -175,8 +139,7 @@ def test_a_real_wandb_keeps_the_scalars_in_the_run_directory_without_a_server(
 def test_the_end_of_a_training_does_not_wait_for_a_server_of_wandb_that_is_gone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    module: Any = types.ModuleType("wandb")
-    module.init, module.Settings = MagicMock(), dict
+    module = MagicMock()
     module.init.return_value.finish = lambda exit_code: time.sleep(60)
     monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.setattr("bench.loggers._WANDB_SECONDS", 0.05)
