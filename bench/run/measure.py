@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bench.implementations import OURS
+from bench.implementations import OURS, make_implementation
 from bench.implementations.base import Built
-from bench.implementations.own import make_implementation
 from bench.run.clock import StepClock
 from bench.run.peak import matmul_peak, peak_dtype
 from bench.run.recorder import RowWriter, step_writer

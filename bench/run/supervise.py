@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from analysis.load import summarize_trial
-from bench.implementations.own import own_variables
+from bench.implementations import own_variables
 from bench.launch import torchrun
 from bench.launch.world import AGENT_STORE_VARIABLE, World
 from bench.machine.devices import Devices

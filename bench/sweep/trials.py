@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from bench.implementations import OURS
+from bench.implementations import OURS, check_implementation
 from bench.implementations.model_folder import IMPLEMENTATIONS as GIVEN_MODEL
 from bench.implementations.model_folder import ModelFolder, check_data, check_options, find_model
-from bench.implementations.own import check_implementation
 from bench.launch.world import World
 from bench.machine.devices import Devices
 from bench.sweep.options import (

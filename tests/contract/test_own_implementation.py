@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.refusals import check_refusal, refused
 
-from bench.implementations.own import check_implementation
+from bench.implementations import check_implementation
 from common.errors import Code
 from records.run import RunDirectory
 

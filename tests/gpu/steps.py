@@ -25,8 +25,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 import torch  # noqa: E402
 
-from bench.implementations import OURS  # noqa: E402
-from bench.implementations.own import make_implementation  # noqa: E402
+from bench.implementations import OURS, make_implementation  # noqa: E402
 from bert.model.config import model_config  # noqa: E402
 from bert.optim.precision import Precision  # noqa: E402
 from bert.optim.registry import lamb  # noqa: E402

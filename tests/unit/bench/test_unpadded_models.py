@@ -8,8 +8,8 @@ import torch
 from support.given_models import CONFIGS, LONGEST, VOCAB, trial_of, write_config
 from support.refusals import refused
 
+from bench.implementations import make_implementation
 from bench.implementations.hugging_face import traced_model
-from bench.implementations.own import make_implementation
 from bert.data.batch import Batch, BatchCounts
 from bert.tasks import make_task
 
