@@ -60,7 +60,7 @@ def train_with_trainer(
     """
     if not keep_going(0):
         return 0
-    steps, device = _Steps(training, observer, keep_going), training.strategy.device
+    device = training.strategy.device
     with ExitStack() as stack:
         if training.strategy.world_size == 1:
             # Without torchrun's variables a process that trains alone joins no process group.
@@ -68,28 +68,50 @@ def train_with_trainer(
             stack.callback(os.environ.update, hidden)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bertbench-"))
         with torch.random.fork_rng(devices=[device] * (device.type == "cuda")):  # it seeds every rank alike
-            trainer = _Trainer(steps, _arguments(training, folder, options))
+            trainer = _Trainer(training, observer, keep_going, _arguments(training, folder, options))
         stack.callback(observer.run_end)
         observer.run_begin()
         trainer.train()
     if training.divergence is not None:
         training.divergence.check(training.strategy)
-    return steps.step
+    return trainer.step
 
 
-class _Steps(TrainerCallback):  # type: ignore[misc]
-    """The data loader of Trainer, without a length, and its callback: reports steps to the observers and ends them."""
+class _Trainer(Trainer):  # type: ignore[misc]
+    """Trainer with our batches, which are already those of this rank, our loss and our learning rates."""
 
-    def __init__(self, training: Training, observer: Observer, keep_going: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        training: Training,
+        observer: Observer,
+        keep_going: Callable[[int], bool],
+        arguments: TrainingArguments,
+    ) -> None:
         self.training, self.observer, self.keep_going = training, observer, keep_going
         self.step = 0
-        self.skipped: Callable[[], bool]
         # Of the step that is being made; losses are divided by the number of micro-steps.
-        self._counts: list[BatchCounts] = []
-        self._losses: list[torch.Tensor] = []
-        self._update = ExitStack()
+        self.counts: list[BatchCounts] = []
+        self.losses: list[torch.Tensor] = []
+        self.update = ExitStack()
+        constant = torch.optim.lr_scheduler.LambdaLR(training.optimizer, lambda step: 1.0)
+        super().__init__(
+            model=training.model.to(training.strategy.device),
+            args=arguments,
+            callbacks=[_AtStepEnds(self)],
+            optimizers=(training.optimizer, constant),
+        )
+        self.remove_callback(PrinterCallback)
+        # The loss of a micro-step is a mean and must be divided by the number of micro-steps.
+        self.model_accepts_loss_kwargs = False
+        backward = self.accelerator.backward
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        def timed(*args: Any, **options: Any) -> None:
+            with observer.phase("backward"):
+                backward(*args, **options)
+
+        self.accelerator.backward = timed
+
+    def get_train_dataloader(self) -> Iterator[dict[str, torch.Tensor]]:
         training = self.training
         while True:
             self.observer.step_begin(self.step)
@@ -99,70 +121,44 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
             for _ in range(training.grad_accum_steps):
                 with self.observer.phase("data"):
                     batch = next(training.batches)
-                self._counts.append(batch.counts)
+                self.counts.append(batch.counts)
                 yield dict(batch.tensors)
 
-    def loss(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> torch.Tensor:
         with self.observer.phase("forward"):
-            return self.training.compute_loss(model, Batch(inputs, self._counts[len(self._losses)]))
+            return self.training.compute_loss(model, Batch(inputs, self.counts[len(self.losses)]))
 
-    def end_micro_step(self, loss: torch.Tensor) -> None:
-        """Add the loss of a micro-step; the update begins after the last one of a step."""
-        self._losses.append(loss)
-        if len(self._losses) == self.training.grad_accum_steps:
-            self._rate = float(self.training.optimizer.param_groups[0]["lr"])
-            self._update.enter_context(self.observer.phase("optimizer"))
+    def training_step(self, *args: Any, **options: Any) -> torch.Tensor:
+        """Make a micro-step; the update begins after the last one of a step."""
+        loss: torch.Tensor = super().training_step(*args, **options)
+        self.losses.append(loss)
+        if len(self.losses) == self.training.grad_accum_steps:
+            self.rate = float(self.training.optimizer.param_groups[0]["lr"])
+            self.update.enter_context(self.observer.phase("optimizer"))
+        return loss
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        self._update.close()
-        training, applied = self.training, not self.skipped()
+    def end_step(self) -> bool:
+        """Report a step; return whether another one follows."""
+        self.update.close()
+        training, applied = self.training, not self.accelerator.optimizer_step_was_skipped
         training.progress.count(applied)
-        result = StepResult(reduce(add, self._counts), reduce(add, self._losses), self._rate, applied)
-        self._counts, self._losses = [], []
+        result = StepResult(reduce(add, self.counts), reduce(add, self.losses), self.rate, applied)
+        self.counts, self.losses = [], []
         self.observer.step_end(self.step, result)
         if training.divergence is not None:
             training.divergence.note(self.step, result, training.progress)
             if training.divergence.due(self.step, training.strategy.device):
                 training.divergence.check(training.strategy)
         self.step += 1
-        control.should_training_stop = not self.keep_going(self.step)
+        return self.keep_going(self.step)
 
 
-class _Trainer(Trainer):  # type: ignore[misc]
-    """Trainer with our batches, which are already those of this rank, our loss and our learning rates."""
+class _AtStepEnds(TrainerCallback):  # type: ignore[misc]
+    def __init__(self, trainer: _Trainer) -> None:
+        self.trainer = trainer
 
-    def __init__(self, steps: _Steps, arguments: TrainingArguments) -> None:
-        training = steps.training
-        self.steps = steps
-        constant = torch.optim.lr_scheduler.LambdaLR(training.optimizer, lambda step: 1.0)
-        super().__init__(
-            model=training.model.to(training.strategy.device),
-            args=arguments,
-            callbacks=[steps],
-            optimizers=(training.optimizer, constant),
-        )
-        self.remove_callback(PrinterCallback)
-        # The loss of a micro-step is a mean and must be divided by the number of micro-steps.
-        self.model_accepts_loss_kwargs = False
-        steps.skipped = lambda: bool(self.accelerator.optimizer_step_was_skipped)
-        backward = self.accelerator.backward
-
-        def timed(*args: Any, **options: Any) -> None:
-            with steps.observer.phase("backward"):
-                backward(*args, **options)
-
-        self.accelerator.backward = timed
-
-    def get_train_dataloader(self) -> _Steps:
-        return self.steps
-
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> torch.Tensor:
-        return self.steps.loss(model, inputs)
-
-    def training_step(self, *args: Any, **options: Any) -> torch.Tensor:
-        loss: torch.Tensor = super().training_step(*args, **options)
-        self.steps.end_micro_step(loss)
-        return loss
+    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        control.should_training_stop = not self.trainer.end_step()
 
 
 def _arguments(training: Training, folder: str, options: Options) -> TrainingArguments:

@@ -241,7 +241,7 @@ def test_parts_of_a_step_in_fp8_multiply_and_cast_as_its_layers_do(
     monkeypatch.setattr(torch, "_scaled_mm", noted)
     run_step(step.training, Observer(), 0)
     called.clear()
-    with step.precision.autocast():
+    with step.training.precision.autocast():
         loss = step.model(step.batch).loss
     loss.backward()
     of_step = Counter(called)
