@@ -36,9 +36,9 @@ def read_layout(
     place = 0
     if len(others) == 1 and not others[0].lstrip("-").isdigit():
         hosts = _read_hosts(Path(others[0]))
-        local = [host for host in hosts if host.lower() in names_of_this_node()][:1]
-        place = list(hosts).index(local[0]) if local else 0
-        default_here = hosts.pop(local[0]) if local else default_here
+        local = next((host for host in hosts if host.lower() in names_of_this_node()), None)
+        if local is not None:
+            place, default_here = list(hosts).index(local), hosts.pop(local)
         counts = list(hosts.values())
     else:
         try:

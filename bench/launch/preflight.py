@@ -49,9 +49,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return f"node {self.rank} (host {self.host})"
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """Why the nodes cannot start together."""
-
+class _Refusal(msgspec.Struct, frozen=True):
     code: Code
     text: str
 
@@ -96,14 +94,11 @@ def leave(store: "TCPStore", node: Node, others: int) -> None:
 
 
 def meet(node: Node, address: str, port: int, seconds: float) -> "tuple[TCPStore, list[Node]]":
-    """Wait up to so many seconds until all nodes have joined the store at the address and port of node 0, and agree.
+    """Return the store at the address and port of node 0, and the nodes by rank, once all have joined and agree.
 
     Raises:
-        UsageError: node 0 cannot be reached, a node is missing, two have one rank, or they were started differently.
-            All that have joined raise the same.
-
-    Returns:
-        The store, and the nodes by rank.
+        UsageError: node 0 cannot be reached, a node is missing after so many seconds, two have one rank, or they were
+            started differently. All that have joined raise the same.
     """
     nodes: list[Node] = []
     refusal = None
@@ -134,25 +129,25 @@ def meet(node: Node, address: str, port: int, seconds: float) -> "tuple[TCPStore
     return store, nodes
 
 
-def _look(store: "TCPStore", node: Node, waited_seconds: float | None) -> tuple[list[Node], Refusal | None]:
+def _look(store: "TCPStore", node: Node, waited_seconds: float | None) -> tuple[list[Node], _Refusal | None]:
     """Return the nodes that have joined, this one too, and why they cannot start together, as all nodes read it."""
     ranks = range(len(node.counts))
     entries = [share(store, f"node/{rank}", Node, node if rank == node.rank else None) for rank in ranks]
     nodes = [entry for entry in entries if entry is not None]
-    refusal = share(store, "refusal", Refusal, objection(node, nodes, waited_seconds))
+    refusal = share(store, "refusal", _Refusal, objection(node, nodes, waited_seconds))
     if refusal is not None and node in nodes:  # no other one has its rank
         leave(store, node, len(nodes) - 1)
     return nodes, refusal
 
 
-def objection(node: Node, nodes: Sequence[Node], waited_seconds: float | None) -> Refusal | None:
+def objection(node: Node, nodes: Sequence[Node], waited_seconds: float | None) -> _Refusal | None:
     """Return why this node and those that joined cannot start; None where they agree and missing ones may come."""
     for other in nodes:
         if other.rank == node.rank and other != node:
             text = f"two nodes have --node-rank {node.rank}: " + " and ".join(
                 f"host {one.host} (process {one.pid})" for one in (other, node)
             )
-            return Refusal("nodes-disagree", f"{text}; give each node its own, and each job its own --master-port")
+            return _Refusal("nodes-disagree", f"{text}; give each node its own, and each job its own --master-port")
         for what, first, second in (
             ("numbers of processes", in_words(nodes[0].counts), in_words(other.counts)),
             ("command", nodes[0].command, other.command),
@@ -160,7 +155,7 @@ def objection(node: Node, nodes: Sequence[Node], waited_seconds: float | None) -
         ):
             if first != second:
                 text = f"{nodes[0].name} has {first}, but {other.name} has {second}: give every node the same {what}"
-                return Refusal("nodes-disagree", text)
+                return _Refusal("nodes-disagree", text)
     missing = sorted(set(range(len(node.counts))) - {other.rank for other in nodes})
     if not missing or waited_seconds is None:
         return None
@@ -169,7 +164,7 @@ def objection(node: Node, nodes: Sequence[Node], waited_seconds: float | None) -
         f"{sum(node.counts[other.rank] for other in nodes)} of {sum(node.counts)} processes are here, on "
         f"{', '.join(other.name for other in nodes)}; start it with the same numbers, --master-addr and --master-port"
     )
-    return Refusal("node-unreachable", text)
+    return _Refusal("node-unreachable", text)
 
 
 def source_address(peer: str) -> str:

@@ -3,7 +3,6 @@
 import importlib
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -19,6 +18,7 @@ from bench.machine.environment import bounded_spin
 from bench.run.processes import STOP_SIGNALS, death_in_words, descendants, die_with_parent, send
 from common.atomic import write_text
 from common.errors import UsageError, first_line
+from common.tools import find_tool
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -46,9 +46,7 @@ def command_of_rank(command: Sequence[str], module: bool, no_python: bool) -> tu
     if module:
         return (sys.executable, "-u", "-m", *command)
     if no_python:
-        if shutil.which(command[0]) is None:
-            raise UsageError("tool-missing", f"program {command[0]!r} is not on this node: give its path")
-        return tuple(command)
+        return (str(find_tool(command[0], "give its path")), *command[1:])
     if command[0] == "bertbench":
         return (sys.executable, "-u", "-P", "-m", "bench.cli.main", *command[1:])
     if not Path(command[0]).is_file():

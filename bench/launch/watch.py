@@ -37,11 +37,7 @@ def launch(
 ) -> tuple[Ending, signal.Signals | None]:
     """Run torchrun on this node once all nodes have met at the address and port of node 0 and agree.
 
-    Returns:
-        How the ranks of all nodes ended, and the signal that stopped this launcher, if any.
-
-    Raises:
-        UsageError: the nodes cannot start together.
+    Return how the ranks of all nodes ended, and the signal that stopped this launcher. Raises UsageError from `meet`.
     """
     here = node.counts[node.rank]
     store, nodes, variables, words = None, [node], torchrun.environment(devices, here), [*torchrun.ONE_NODE]

@@ -63,8 +63,7 @@ class Devices:
     def environment(self, world_size: int) -> dict[str, str]:
         """Return the environment variables that show a child process only the first `world_size` devices.
 
-        Raises:
-            UsageError: there are fewer devices.
+        Raises UsageError if there are fewer.
         """
         if world_size > self.count:
             what = f"{self.count} GPUs" if self.kind == "cuda" else f"{self.count} CPU cores ({self.note})"

@@ -165,20 +165,17 @@ class Host:
         return [words[1:] for words in calls if words[0] == name]
 
 
-def on_terminal(
-    command: list[str], cwd: Path, environment: Mapping[str, str], typed: str = "", output: bool = True
-) -> tuple[int, str]:
-    """Run a command on a terminal, `output` False: with its stdout elsewhere; its exit code and what it showed."""
+def on_terminal(command: list[str], cwd: Path, environment: Mapping[str, str], typed: str) -> tuple[int, str]:
+    """Run a command on a terminal; return its exit code and what it showed."""
     master, slave = pty.openpty()
     try:
         os.write(master, typed.encode())
-        stdout = slave if output else subprocess.DEVNULL
         code = subprocess.run(
             command,
             cwd=cwd,
             env=dict(environment),
             stdin=slave,
-            stdout=stdout,
+            stdout=slave,
             stderr=slave,
             check=False,
             timeout=30,

@@ -4,7 +4,7 @@ import shlex
 from dataclasses import dataclass, field
 
 import pytest
-from hosts import BASH, NVIDIA_RUNTIME, ROOT, Host, on_terminal, option, options, refused
+from hosts import NVIDIA_RUNTIME, Host, option, options, refused
 
 SCRIPT = "start_container.sh"
 CDI_ON = {"FAKE_CDI_DIRS": '["/etc/cdi","/var/run/cdi"]'}
@@ -80,12 +80,6 @@ def test_a_container_without_gpus_says_why(host: Host, case: str) -> None:
 def test_gpus_are_left_out_where_the_cpu_is_asked_for(host: Host) -> None:
     words, stderr = host.start(SCRIPT, "--cpu", "data", **Machine(gpu=NEW, variables=NVIDIA).make(host))
     assert "--gpus" not in words and words[-1] == "bertbench:cpu" and not stderr
-
-
-def test_infiniband_is_passed_on_where_there_is_any(host: Host) -> None:
-    Machine("podman", gpu=NEW, cdi=True).make(host)
-    host.path_of_host("/dev/infiniband")
-    assert sorted(option(host.start(SCRIPT, "data")[0], "--device")) == ["/dev/infiniband", *CDI_DEVICE]
 
 
 # ---- the user ----
@@ -210,13 +204,6 @@ def test_print_runs_and_creates_nothing_and_can_be_pasted(docker: Host) -> None:
     outcome = docker.run(SCRIPT, "--print", *command, FAKE_IMAGES="")
     assert outcome.returncode == 0 and list(docker.work.iterdir()) == [] and not docker.called()
     assert shlex.split(outcome.stdout) == docker.start(SCRIPT, *command)[0]
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_terminal_is_passed_on_where_it_is_whole(docker: Host, whole: bool) -> None:
-    code, shown = on_terminal([BASH, str(ROOT / SCRIPT), "data"], docker.work, docker.variables, output=whole)
-    assert code == 0, shown
-    assert ("--tty" in docker.call()) == whole
 
 
 def test_a_missing_image_says_how_to_build_it(docker: Host) -> None:
