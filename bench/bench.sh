@@ -46,9 +46,6 @@ fits() {
         "are left; run the same command again, or with a larger BUDGET" >&2
     return 1
 }
-trial_seconds() {
-    python3 -m bench.sweep.winner "$OUT" 2>/dev/null || echo 0 # what cannot be read is left to the next commands
-}
 text=${1:+$(realpath -m "$1")}
 root=$(realpath "$(dirname "$script")/..")
 # A relative path is as the caller means it, who may be elsewhere.
@@ -67,10 +64,10 @@ fi
 # its trial's id: it stays the same, so that another call finds what is finished.
 if bertbench doctor --has cuda; then
     : "${PRESET:=base}" "${BATCH_SIZES:=32 64 128}" "${DEVICES:=}" "${MAX_SECONDS:=20}" "${BUDGET:=1800}"
-    reserve=180 light_seconds=60 report_seconds=30
+    light_seconds=60 report_seconds=30
 else
     : "${PRESET:=mini}" "${BATCH_SIZES:=4 8 16}" "${DEVICES:=1}" "${MAX_SECONDS:=6}" "${BUDGET:=195}"
-    reserve=70 light_seconds=15 report_seconds=15
+    light_seconds=15 report_seconds=15
 fi
 : "${OUT:=runs/bench${text:+-$(basename "$text")}}" "${PRECISION:=auto}" "${ROUNDS:=1}"
 if [[ ! $BUDGET =~ ^[1-9][0-9]*$ ]]; then
@@ -88,9 +85,8 @@ mkdir -p "$OUT"
 echo "== 1/5 data (time budget for all steps: $BUDGET s)"
 quietly "$OUT/data.txt" bertbench data pretrain "${source_options[@]}" --output "$data" --seq-len 128 --dupe-factor 1
 echo "== 2/5 throughput"
-wall=$(trial_seconds)
-needed=$((4 * wall + light_seconds))
-left=$((BUDGET - SECONDS - (needed > reserve ? needed : reserve)))
+wall=$((${MAX_SECONDS%.*} + 8)) # of a trial, with its start
+left=$((BUDGET - SECONDS - 3 * wall - light_seconds - report_seconds))
 common=(--preset "$PRESET" --precisions "$PRECISION" --seq-lens 128 --data "$data" --out "$OUT")
 status=0
 quietly "$OUT/throughput.txt" bertbench throughput pretrain "${common[@]}" --batch-sizes "${batch_sizes[@]}" \
@@ -98,7 +94,6 @@ quietly "$OUT/throughput.txt" bertbench throughput pretrain "${common[@]}" --bat
     --rounds "$ROUNDS" --time-budget "$((left > 0 ? left : 1))" || status=$?
 [[ $status -eq 0 || $status -eq 3 ]] || exit "$status"
 echo "== 3/5 profile of three iterations of the fastest configuration"
-wall=$(trial_seconds)
 if fits "the profile" $((2 * wall)); then # one trial without the profiler, one with it
     quietly "$OUT/profile.txt" bertbench profile pretrain --winner-of "$OUT" --out "$OUT" --profiler torch --start 3 --stop 6 ||
         status=$?

@@ -124,6 +124,7 @@ def _measured(options: ThroughputOptions, trials: Sequence[Trial]) -> Result:
 
 def _largest_batches(options: ThroughputOptions, devices: Devices) -> Result:
     from analysis import wording
+    from analysis.render.result_tables import largest_tables
 
     run, notes = RunDirectory(run_folder(options.out)), {}
     # One search per combination of everything but the batch size.
@@ -149,16 +150,6 @@ def _largest_batches(options: ThroughputOptions, devices: Devices) -> Result:
             run.add_max_batches(rows)
     return Result(
         document={"run": str(run.path), "max_batch": rows},
-        blocks=[_largest(row) for row in rows],
+        blocks=largest_tables(rows),
         code=0 if all(row["proved"] for row in rows) else 3,
     )
-
-
-def _largest(row: Mapping[str, Any]) -> str:
-    from analysis.wording import by, implementation, model
-
-    what = f"{implementation(row)} {model(row)} on {row['world_size']} device(s){by(row)}"
-    what += f" with {row['grad_accum_steps']} micro-steps" * (row["grad_accum_steps"] > 1)
-    above = f"{row['fails_at']} fails" if row["fails_at"] else "limit"
-    doubt = "" if row["proved"] else ", not proved"
-    return f"{what}: largest micro batch {row['micro_batch_size']}{doubt} ({above}: {row['failure']})"

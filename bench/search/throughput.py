@@ -18,12 +18,14 @@ from analysis import wording
 from analysis.metrics.comparison.ratio import Candidate, choose, decided
 from bench.implementations import OURS, TRAININGS
 from bench.machine.devices import Devices
-from bench.sweep.options import AUTO, task_words
+from bench.search.space import option_words
+from bench.sweep.options import AUTO
 from bench.sweep.sweep import Measure
 from bench.sweep.trials import Sweep, expand
 from bert.model.memory import predict_memory
 from bert.parallel.options import OPTIONS, ZERO_STAGES, options_text, read_options
-from common.flags import flag
+from bert.tasks import task_data
+from bert.tasks.options import read_options as read_task_options
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -124,7 +126,7 @@ class Search:
         """Return the rounds of each configuration, without those that failed in a round."""
         rounds: dict[Trial, list[Mapping[str, Any]]] = {}
         for trial, result in self.results.items():
-            rounds.setdefault(dataclasses.replace(trial, round=0), []).append(result)
+            rounds.setdefault(_configuration(trial), []).append(result)
         return {trial: _candidate(results) for trial, results in rounds.items() if all(map(_rate, results))}
 
     def choice(self) -> tuple[list[Trial], str]:
@@ -157,18 +159,22 @@ class Search:
         if not chosen:
             return None
         best, *close = chosen
-        rounds = [(row["trial_id"], row) for trial, row in zip(self.results, self.rows(), strict=True)
-                  if dataclasses.replace(trial, round=0) == best]  # fmt: skip
+        first = next(row for trial, row in zip(self.results, self.rows(), strict=True) if _configuration(trial) == best)
+        measured = [one for one in load_run(run) if _configuration(one.trial) == best]
         candidate = self.candidates()[best]
         return {
-            **rounds[0][1],
+            **first,
             "samples_per_second": candidate.rate,
-            "interval": rate_interval([one for one in load_run(run) if one.trial.trial_id in dict(rounds)]),
+            "interval": rate_interval(measured),
             "rounds": list(candidate.rates),
             "close": [label(trial) for trial in close],
             "undecided": undecided,
             "command": command(best),
         }
+
+
+def _configuration(trial: Trial) -> Trial:
+    return dataclasses.replace(trial, round=0)
 
 
 def _rate(result: Mapping[str, Any]) -> float:
@@ -189,8 +195,9 @@ def label(trial: Trial) -> str:
 
 def command(trial: Trial) -> list[str]:
     """Return the command that trains with a configuration, or measures it if its implementation does not train."""
-    trains = trial.implementation in TRAININGS
+    trains, given = trial.implementation in TRAININGS, read_task_options(trial.task_options)
     values = {
+        **{one.name: given.get(one.name) for one in task_data(trial.task).options if not one.from_data},
         "implementation": "" if trial.implementation == OURS else trial.implementation,
         **({"model": trial.model} if trial.model else {"preset": trial.preset, "dropout": f"{trial.dropout:g}"}),
         **{name: getattr(trial, name) for name in ("data", "seq_len", "precision", "padding", "device", "strategy")},
@@ -198,8 +205,7 @@ def command(trial: Trial) -> list[str]:
         "micro_batch_size" if trains else "batch_sizes": trial.micro_batch_size,
         "grad_accum_steps" if trains else "grad_accum": trial.grad_accum_steps,
         **read_options(trial.strategy_options),
+        **{name: getattr(trial, name) for name in ("trust_remote_code", "activation_checkpointing")},
     }
-    words = ["bertbench", "train" if trains else "throughput", trial.task, *task_words(trial.task, trial.task_options)]
-    words += [word for name, value in values.items() if value != "" for word in (flag(name), str(value))]
-    words += ["--trust-remote-code"] * trial.trust_remote_code
-    return [*words, *["--activation-checkpointing"] * trial.activation_checkpointing]
+    words = option_words({name: value for name, value in values.items() if value not in (None, "")})
+    return ["bertbench", "train" if trains else "throughput", trial.task, *words]

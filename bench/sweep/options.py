@@ -13,7 +13,7 @@ from bert.model.config import PRESETS
 from bert.parallel import STRATEGIES
 from bert.tasks import given_options, known_tasks, task_data
 from bert.tasks.base import TaskData
-from bert.tasks.options import TaskOption, read_options
+from bert.tasks.options import TaskOption
 from common.errors import UsageError
 from common.flags import OfTasks, flag
 from common.registry import lookup
@@ -50,7 +50,7 @@ def resolve_precision(name: str, devices: Devices) -> str:
     """Return the precision for `auto`; other names are unchanged. Raises UsageError: an unknown name."""
     if name == AUTO:
         return "bf16" if native_bf16(devices) else "fp32"
-    lookup(dict.fromkeys(PRECISIONS), name, "precision")
+    lookup(dict.fromkeys(PRECISIONS), name, "precision")  # --vary and --search give any word
     return name
 
 
@@ -63,7 +63,6 @@ def resolve_padding(name: str, data: TaskData, task: str) -> str:
             "option-not-applicable",
             f"--padding {name} does not apply to {task}, whose samples are already padded: omit the option",
         )
-    lookup(dict.fromkeys((AUTO, *data.paddings)), name, "padding")
     return name
 
 
@@ -118,15 +117,3 @@ else:
     TaskFlags = dataclasses.make_dataclass(
         "TaskFlags", _fields(), bases=(_Given,), namespace={"__module__": __name__}, frozen=True, kw_only=True
     )
-
-
-def task_words(task: str, task_options: str) -> list[str]:
-    """Return the options of a resolved task as command-line words, except those that the data determine."""
-    options = read_options(task_options)
-    words: list[str] = []
-    for option in task_data(task).options:
-        value = options.get(option.name)
-        if option.from_data or value is None or value is False:
-            continue
-        words += [flag(option.name)] if value is True else [flag(option.name), str(value)]
-    return words

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -272,11 +271,10 @@ def _strategy_options(sweep: Sweep, strategies: Collection[str]) -> dict[str, li
         owner = next(strategy for strategy, options in OPTIONS.items() if option in options)
         problem = f"{name} does not apply to {' '.join(sorted(strategies))}: use --strategies {owner}"
         raise UsageError("option-not-applicable", problem)
-    texts = {
+    return {
         name: [options_text(name, {key: one[key] for key in OPTIONS.get(name, ())}) for one in variants]
         for name in strategies
     }
-    return {name: list(dict.fromkeys(several)) for name, several in texts.items()}
 
 
 def _share(sweep: Sweep, batch: int, world_size: int, fewest: int) -> int:
@@ -285,7 +283,6 @@ def _share(sweep: Sweep, batch: int, world_size: int, fewest: int) -> int:
         return batch
     share, left = divmod(batch * fewest, world_size)
     if left or not share:
-        example = math.lcm(batch * fewest, world_size) // fewest
         problem = f"--scaling strong: {batch * fewest} sequences cannot be divided equally among {world_size} devices"
-        raise UsageError("batch-size-mismatch", f"{problem}: give another --batch-sizes, such as {example}")
+        raise UsageError("batch-size-mismatch", f"{problem}: give another --batch-sizes")
     return share

@@ -1,11 +1,6 @@
-"""The fastest configuration of a run directory, as in its report, for --winner-of of profile and speed-of-light.
-
-`python -m bench.sweep.winner RUN` prints how long a trial of it took in s, for the time budget of bench.sh.
-"""
+"""The fastest configuration of a run directory, as in its report, for --winner-of of profile and speed-of-light."""
 
 import dataclasses
-import math
-import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -50,16 +45,3 @@ def fastest_trial(
         raise UsageError("device-missing", f"the fastest configuration of {folder} ran on {where}: use that machine")
     devices.environment(winner.world_size)
     return dataclasses.replace(winner, round=0, relative_half_width=Sweep().precision_target, **changes)
-
-
-def seconds_of_fastest(folder: Path) -> int:
-    """Return the wall time of the slowest round of the fastest configuration in s, rounded up; 0 if there is none."""
-    from analysis.load import load_run
-    from analysis.run_views import fastest
-
-    rounds = fastest(load_run(RunDirectory(folder)))
-    return math.ceil(max((float(trial.row.get("wall_seconds") or 0.0) for trial in rounds), default=0.0))
-
-
-if __name__ == "__main__":
-    sys.stdout.write(f"{seconds_of_fastest(Path(sys.argv[1]))}\n")

@@ -79,7 +79,6 @@ def test_the_rules_of_an_automatic_window_do_not_count_where_one_is_given() -> N
         ({"bucket_mib": 5, "strategies": ("fsdp",), "devices": (2,)}, "option-not-applicable", ["--bucket-mib", "ddp"]),
         ({"data": "synthetic:banana"}, "option-choice", ["'banana'"]),
         ({"data": "/no/such/folder"}, "path-missing", ["/no/such/folder"]),
-        ({"task": "squad", "padding": "short"}, "option-choice", ["'short'"]),
         ({"task": "pretrain", "padding": "fixed"}, "option-not-applicable", ["--padding fixed", "pretrain"]),
         ({"task": "squid"}, "option-choice", ["'squid'"]),
     ],
