@@ -6,12 +6,11 @@ comparison, in alternating order, as further trials of the same run directory.
 
 import dataclasses
 import itertools
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from analysis.load import LoadedTrial, load_run
+from analysis.load import load_run
 from bench.sweep.sweep import Session, finished_result, record_request, run_trials
 from records.run import RunDirectory
 from records.trial import Trial
@@ -34,38 +33,37 @@ class Decided(NamedTuple):
 
 
 def run_until_decided(session: Session, trials: Sequence[Trial], seconds: float) -> Decided:
-    """Run trials, then more rounds until the comparison of every model is conclusive or no round fits into the time."""
+    """Run trials, then more rounds until the comparison of every model is conclusive or the time is spent.
+
+    No configuration but the first and no added round begins after that time.
+    """
     from analysis.run_views import decisions
 
-    run, ends, stopped = session.run, time.monotonic() + seconds, dict[Trial, str]()
-    results = run_trials(session, trials, _skips(trials, ends))
-    left_out = len(trials) - len(results)
-    family, rounds = {_first_round(trial) for trial in trials}, max(trial.round for trial in trials) + 1
+    run, ends, rounds = session.run, time.monotonic() + seconds, max(trial.round for trial in trials) + 1
+    results, added = run_trials(session, trials, _skips(trials, ends)), list[dict[str, Any]]()
+    family = {_first_round(trial) for trial in trials}
     while True:
         measured = [trial for trial in load_run(run) if _first_round(trial.trial) in family]
         compared = list(decisions(measured, REFERENCE))
-        pairs = [
+        undecided = [
             (_first_round(one.trial), _first_round(other.trial))
             for row, _, one, other in compared
             if row["decided"] == _OPEN and row["throughput_ratio"] is not None
         ]
-        pair = next((sides for sides in pairs if sides[0] not in stopped), None)
-        if pair is None:
+        failed = next((result for result in added if result["status"] != "ok"), None)
+        if not undecided or failed or time.monotonic() >= ends:
             break
-        if sum(_wall_seconds(measured, trial) for trial in pair) > ends - time.monotonic():
-            stopped[pair[0]] = "The time budget is spent; run the same command again to add rounds"
-            continue
-        results += (added := run_trials(session, _next_round(run, pair, rounds)))
-        for result in added:
-            if result["status"] != "ok":
-                stopped[pair[0]] = f"An added round ended as {result['status']}: {result.get('reason', '')}"
-    comparisons = []
-    for row, sentence, one, _ in compared:
-        why = stopped.get(_first_round(one.trial)) if row["decided"] == _OPEN else None
-        comparisons.append({"sentence": f"{sentence}. {why}" if why else sentence, **row})
+        added += run_trials(session, _next_round(run, undecided[0], rounds))
+    why = ". The time budget is spent; run the same command again to add rounds"
+    if failed:
+        why = f". An added round ended as {failed['status']}: {failed.get('reason', '')}"
     every = [*trials, *(one.trial for one in measured if one.trial.round >= rounds)]
     record_request(run, every, session.request)
-    return Decided(every, results, left_out, comparisons)
+    comparisons = [
+        {"sentence": sentence + why * (row["decided"] == _OPEN and bool(undecided)), **row}
+        for row, sentence, _, _ in compared
+    ]
+    return Decided(every, [*results, *added], len(trials) - len(results), comparisons)
 
 
 def _skips(trials: Sequence[Trial], ends: float) -> Callable[[int], bool]:
@@ -93,8 +91,3 @@ def _next_round(run: RunDirectory, pair: tuple[Trial, Trial], first: int) -> lis
         if due := [side for side in sides if finished_result(run.trial(side.trial_id)) is None]:
             return due[:: -1 if number % 2 else 1]
     raise AssertionError
-
-
-def _wall_seconds(measured: Sequence[LoadedTrial], trial: Trial) -> float:
-    rounds = [one for one in measured if _first_round(one.trial) == trial and one.row.get("wall_seconds")]
-    return float(max(rounds, key=lambda one: one.trial.round).row["wall_seconds"]) if rounds else math.inf

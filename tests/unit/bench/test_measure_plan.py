@@ -18,7 +18,6 @@ from bench.cli.result import Result
 from bench.run.recorder import step_writer
 from bench.run.script import profile_of, why_incomplete
 from bench.sweep.script import name_of, plan_script, script_sha256
-from bench.sweep.sweep import result_rows
 from common.errors import Code
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
@@ -174,19 +173,6 @@ def test_rounds_of_an_edited_script_are_one_measurement_that_says_so(tmp_path: P
     assert cautions_of_scripts(trials[:2]) == []
 
 
-def test_the_answer_of_scripts_says_what_to_do_first_and_how_much_of_a_step_it_saves(tmp_path: Path) -> None:
-    directory = stepped(script(implementation="t.py"), tmp_path, 30, 2.0, data_ms=0.5)
-    (answer,) = result_of(["report", str(tmp_path), "--json"]).document["answers"]
-    assert (answer["do_first"]["cause"], answer["do_first"]["saves_share"]) == ("data", 0.25) and not answer["badge"]
-    write_record(
-        directory.env_json,
-        {"script_sha256": "aa", "device_name": "CPU", "load_average": [9.0, 9.0, 9.0], "cpu": {"logical_cores": 2}},
-    )
-    (answer,) = result_of(["report", str(tmp_path), "--json"]).document["answers"]
-    assert answer["do_first"]["cause"] == "machine" and answer["then"][0]["cause"] == "data"
-    assert answer["do_first"]["command"] == f"bertbench measure --out {tmp_path} -- train"
-
-
 def test_history_knows_a_script_by_its_name(tmp_path: Path) -> None:
     for name, step_ms in (("old", 2.0), ("new", 4.0)):
         for number in range(3):
@@ -200,19 +186,6 @@ def test_history_knows_a_script_by_its_name(tmp_path: Path) -> None:
     assert series["points"][1]["verdict"] == "regression" and series["points"][1]["time_ratio"] == 2.0
     assert "command: /old/t.py -> /new/t.py" in series["points"][1]["changed"]
     assert any("content" in text for text in series["points"][1]["changed"])
-
-
-def test_what_a_script_does_not_tell_is_null_in_every_row(tmp_path: Path) -> None:
-    stepped(script(implementation="t.py"), tmp_path, 30)
-    run = RunDirectory(tmp_path)
-    (trial,) = load_run(run)
-    (row,) = result_rows(run)
-    for one in (trial.row, row):
-        told = {name for name in ("dropout", "vocab_size", "seq_len", "micro_batch_size", "seed", "max_seconds", "task",
-                                  "data", "precision", "strategy") if one[name] is not None}  # fmt: skip
-        assert told == set()
-        assert (one["implementation"], one["world_size"], one["device"]) == ("t.py", 1, "cpu")
-    assert trial.row["samples_per_step"] == 4
 
 
 def test_the_hash_of_a_script_is_that_of_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,17 +125,6 @@ def test_the_same_command_resumes_and_a_larger_number_adds_trials(
     assert [row["values"] for row in whole["trials"]] == [row["values"] for row in more["trials"]]
 
 
-def test_another_search_in_the_same_folder_is_refused(data: Path, tmp_path: Path, trainings: Trainings) -> None:
-    called(data, tmp_path / "study", "--trials", "1")
-    called(data, tmp_path / "study", "--trials", "1", "--sampler", "random", "--threads", "1")
-    for more, difference in (
-        (["--search", "dropout=0:0.2"], "dropout"), (["--steps", "20"], "steps 10, not 20"),
-        (["--best-by", "mlm_accuracy"], "mlm_accuracy"),
-    ):  # fmt: skip
-        with refused("settings-changed", tmp_path / "study", difference):
-            result("tune", *words(data, tmp_path / "study"), *more)
-
-
 def test_trials_that_are_refused_diverge_or_run_out_of_memory_are_rows_with_their_reason(
     data: Path, tmp_path: Path, trainings: Trainings
 ) -> None:
