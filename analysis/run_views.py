@@ -43,6 +43,7 @@ from analysis.render.result_tables import (
     collectives_table,
     comparison_blocks,
     input_tables,
+    largest_tables,
     light_blocks,
     links_table,
     projection_blocks,
@@ -189,6 +190,11 @@ def collectives(run: RunDirectory, trial_ids: Collection[str]) -> View:
         ],
         verdict="wrong" if any(trial.row["wrong"] for trial in measured) else "",
     )
+
+
+def largest_batches(run: RunDirectory, rows: Sequence[Row]) -> View:
+    """Return the largest batches that searches found."""
+    return View(document={"run": str(run.path), "max_batch": rows}, blocks=largest_tables(rows))
 
 
 def speed_of_light(run: RunDirectory, trial_id: str) -> View:

@@ -124,7 +124,7 @@ def _measured(options: ThroughputOptions, trials: Sequence[Trial]) -> Result:
 
 def _largest_batches(options: ThroughputOptions, devices: Devices) -> Result:
     from analysis import wording
-    from analysis.render.result_tables import largest_tables
+    from analysis.run_views import largest_batches
 
     run, notes = RunDirectory(run_folder(options.out)), {}
     # One search per combination of everything but the batch size.
@@ -148,8 +148,4 @@ def _largest_batches(options: ThroughputOptions, devices: Devices) -> Result:
                 }
             )
             run.add_max_batches(rows)
-    return Result(
-        document={"run": str(run.path), "max_batch": rows},
-        blocks=largest_tables(rows),
-        code=0 if all(row["proved"] for row in rows) else 3,
-    )
+    return of_view(largest_batches(run, rows), options, code=0 if all(row["proved"] for row in rows) else 3)
