@@ -128,7 +128,8 @@ def _parsed(options: type[T], argv: Sequence[str], program: str, strict: bool) -
         name, equals, value = word.partition("=")
         if not name.startswith("--") or name in (*names, "--help"):
             continue
-        plural = next((one for one in names if one in (f"{name}s", f"{name.removesuffix('y')}ies")), None)
+        # Words that are handed on may be options of their own: --seed beside --seeds.
+        plural = next((one for one in names if strict and one in (f"{name}s", f"{name.removesuffix('y')}ies")), None)
         if plural is None and strict and name != "--help-all":
             near = "".join(f": did you mean {one}?" for one in difflib.get_close_matches(name, names, 1))
             raise UsageError("option-unknown", f"unknown option {name}{near} (see {program} --help)")

@@ -107,7 +107,7 @@ def test_what_cannot_be_combined_says_why(tmp_path: Path) -> None:
         (("--vary", "strategy=ddp,dpd", *SMALL), "option-choice", "'dpd'"),
         (("--vary", "precision=fp32,fp23", *SMALL), "option-choice", "'fp23'"),
         (("--vary", "seq_len=32,64", "seq_len=32,128", *SMALL), "option-conflict", "seq_len"),
-        (("--vary", "head=mul,concat", *SMALL), "option-not-applicable", "--head"),
+        (("--vary", "head=mul,concat", *SMALL), "option-not-applicable", "head"),
         (("--vary", "devices=1,4096", *SMALL, "--device", "cpu"), "device-missing", "4096"),
         (("--vary", "devices=1,2"), "option-missing", "--data"),
         (("--vary", "devices=1,2", "--profile-steps", "-1"), "option-value", "--profile-steps -1"),
