@@ -43,14 +43,13 @@ from bert.train.weights import load_initial
 from common.atomic import write_text
 from records.trial import Trial
 
+KeepGoing = Callable[[int], bool]
 # More steps than any run has; the caller decides when to stop.
 _ENDLESS = 2**40
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
 
-def train_with_trainer(
-    training: Training, observer: Observer, keep_going: Callable[[int], bool], options: Options
-) -> int:
+def train_with_trainer(training: Training, observer: Observer, keep_going: KeepGoing, options: Options) -> int:
     """Train with transformers.Trainer until `keep_going(step)` is False; return the number of the first step not run.
 
     Trainer wraps the model (DistributedDataParallel through Accelerate), moves batches, scales losses and gradients,
@@ -80,13 +79,7 @@ def train_with_trainer(
 class _Trainer(Trainer):  # type: ignore[misc]
     """Trainer with our batches, which are already those of this rank, our loss and our learning rates."""
 
-    def __init__(
-        self,
-        training: Training,
-        observer: Observer,
-        keep_going: Callable[[int], bool],
-        arguments: TrainingArguments,
-    ) -> None:
+    def __init__(self, training: Training, observer: Observer, keep_going: KeepGoing, arguments: Any) -> None:
         self.training, self.observer, self.keep_going = training, observer, keep_going
         self.step = 0
         # Of the step that is being made; losses are divided by the number of micro-steps.

@@ -83,17 +83,11 @@ def test_every_part_runs_and_leaves_the_weights_as_they_are(task_name: str, prec
     assert {part.component.group for part in parts} == {
         "layers", "attention", "head", "elementwise", "copies", "optimizer"
     }  # fmt: skip
+    total = sum(part.component.calls_per_step * part.component.model_flops for part in parts)
+    assert total == step.step.model_flops(step.batch.counts)
     assert any(name.startswith("casts of weights") for name in names) == (precision == "bf16" and levers == "none")
     for name, parameter in step.model.named_parameters():
         assert torch.equal(parameter, before[name]) and parameter.grad is None, name
-
-
-@pytest.mark.parametrize("levers", ["none", "unpad"])
-@pytest.mark.parametrize("task_name", ["pretrain", "squad", "glue", "classify"])
-def test_the_flops_of_the_parts_are_those_of_the_step(task_name: str, levers: str) -> None:
-    step = subject(task_name, levers=levers)
-    total = sum(p.component.calls_per_step * p.component.model_flops for p in make_parts(step))
-    assert total == step.step.model_flops(step.batch.counts)
 
 
 @pytest.mark.parametrize(("levers", "name"), [("none", "padded"), ("unpad", "unpadded")])
@@ -108,12 +102,6 @@ def test_parts_have_the_rows_that_the_layers_compute(levers: str, name: str) -> 
     assert product.computed_flops == 2 * seen[0].numel() * SHAPE.hidden_size**2
     widths = {"padded": 4 * 32**2, "unpadded": step.batch.counts.squared_lengths}
     assert parts["attention"].component.computed_flops == 12 * SHAPE.hidden_size * widths[name]
-    for part in ("attention", "embeddings"):
-        parts[part].run()
-    counts = step.batch.counts
-    assert counts.real_tokens < counts.padded_tokens and (name == "unpadded") == (
-        step.extent.tokens == counts.real_tokens
-    )
 
 
 @pytest.mark.parametrize(("levers", "kernel"), [("none", False), ("none", True), ("bf16-weights", True)])
