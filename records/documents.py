@@ -54,7 +54,7 @@ class RankRecord(TypedDict, total=False):
     shards_read: dict[str, float] | None
     """Compressed shards of an input trial: samples, seconds."""
     backward: _Backward | None
-    """When the gradients of a backward pass were ready (bench.run.measure.backward_of)."""
+    """When the gradients of a backward pass were ready (bench.run.measure.backward_timeline)."""
     levers: str | None
     """Optimizations that were on."""
     levers_left_out: dict[str, str] | None

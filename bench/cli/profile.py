@@ -1,7 +1,7 @@
 """`bertbench profile TASK --profiler P --start N --stop M`: trials under a profiler, with their analysis."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,7 @@ from bench.cli.session import announce, session
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.profilers import PROFILERS, load_profiler
-from bench.run.profiling import Profiled, mark_unread, profile_trials, with_unprofiled
+from bench.run.profiling import profile_trials, set_problem, with_unprofiled
 from bench.sweep.trials import Sweep, expand
 from bench.sweep.winner import check_winner, fastest_trial
 from common.errors import UsageError
@@ -74,15 +74,12 @@ def run(options: ProfileOptions) -> Result:
         note("only bertbench's own model has ranges for layers; other implementations have them for steps and phases")
     with session(options, "profile", devices) as call:
         announce(call, with_unprofiled(trials), options)
-        profiled, directory = profile_trials(call, trials), call.run
-        views, tables = profiles(directory, [item.trial.trial_id for item in profiled])
-        profiled = [
-            mark_unread(directory.trial(item.trial.trial_id), item, view.problems[0])
-            if view.verdict == "unread" and item.files
-            else item
-            for item, view in zip(profiled, views, strict=True)
-        ]
-    return _result(options, directory, profiled, views, tables)
+        results, directory = profile_trials(call, trials), call.run
+        views, tables = profiles(directory, [trial.trial_id for trial in trials])
+        for trial, result, view in zip(trials, results, views, strict=True):
+            if view.verdict == "unread" and result["profile"]["files"]:
+                set_problem(directory.trial(trial.trial_id), result, view.problems[0])
+    return _result(options, directory, trials, results, views, tables)
 
 
 def _trials(options: ProfileOptions, devices: Devices, words: tuple[str, ...]) -> list[Trial]:
@@ -102,39 +99,39 @@ def _trials(options: ProfileOptions, devices: Devices, words: tuple[str, ...]) -
 def _result(
     options: ProfileOptions,
     run: RunDirectory,
-    profiled: Sequence[Profiled],
+    trials: Sequence[Trial],
+    results: Sequence[Mapping[str, Any]],
     views: Sequence["View"],
     tables: Sequence[Path],
 ) -> Result:
     from analysis.views import utilization
 
-    pairs = list(zip(profiled, views, strict=True))
     problems = [
-        f"{describe(item.trial)}: {problem}"
-        for item, view in pairs
-        for problem in dict.fromkeys(filter(None, [item.problem, *view.problems]))
+        f"{describe(trial)}: {problem}"
+        for trial, result, view in zip(trials, results, views, strict=True)
+        for problem in dict.fromkeys(filter(None, [result["profile"]["problem"], *view.problems]))
     ]
-    facts = [("file", str(file)) for file in [file for item in profiled for file in item.files][:_MOST_FILES]]
+    rows = [_plain(run, result, view) for result, view in zip(results, views, strict=True)]
+    facts = [("file", file) for file in [file for row in rows for file in row["files"]][:_MOST_FILES]]
     facts += [("table", str(table)) for table in tables]
     facts += [("more", f"bertbench analyze {run.path}"), ("report", f"bertbench report {run.path}")]
-    shown = utilization(views, [item.result for item in profiled], facts)
+    shown = utilization(views, results, facts)
     document = {
         "run": str(run.path),
-        "profiles": [_plain(item, view) for item, view in pairs],
+        "profiles": rows,
         "tables": [str(table) for table in tables],
     }
     shown = dataclasses.replace(shown, document=document, problems=problems)
-    return of_view(shown, options, code=3 if any(item.problem for item in profiled) else 0)
+    return of_view(shown, options, code=3 if any(row["problem"] for row in rows) else 0)
 
 
-def _plain(item: Profiled, view: "View") -> dict[str, Any]:
+def _plain(run: RunDirectory, result: Mapping[str, Any], view: "View") -> dict[str, Any]:
+    profile, folder = result["profile"], run.trial(result["trial_id"]).path
     return {
-        "trial_id": item.trial.trial_id,
-        "status": item.result["status"],
-        "reason": item.result["reason"],
-        "problem": item.problem,
-        "files": [str(file) for file in item.files],
-        "step_time_ms": item.result.get("step_time_ms"),
-        **{name: item.result["profile"][name] for name in ("unprofiled_step_time_ms", "step_time_ratio")},
+        **{name: result[name] for name in ("trial_id", "status", "reason")},
+        "problem": profile["problem"],
+        "files": [str(folder / file) for file in profile["files"]],
+        "step_time_ms": result.get("step_time_ms"),
+        **{name: profile[name] for name in ("unprofiled_step_time_ms", "step_time_ratio")},
         **view.document,
     }

@@ -5,6 +5,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,7 +20,7 @@ from bench.implementations.model_folder import RANDOM
 from bench.launch.world import World, joined_world
 from bench.machine.devices import Devices, find_devices
 from bench.run.attempt import train_once
-from bench.run.inside import follow, leading
+from bench.run.inside import Leader, follow
 from bench.run.processes import StopRequest
 from bench.sweep.training import Plan, TrainOptions, check_continues, check_space, plan_training
 from bert.tasks import check_task_options, task_data
@@ -80,7 +81,10 @@ def run(call: "TrainCall | SeveralCall") -> Result:
     options, world = call.options, joined_world()
     if world is not None and world.rank:
         _follow(options, world)
-    with StopRequest() as stop, leading(world) as leader:  # signals count from here on, also while data are checked
+    with (
+        StopRequest() as stop,
+        Leader(world) if world else nullcontext() as leader,
+    ):  # signals count from here on, also while data are checked
         if isinstance(options, TrainClassifyOptions):
             options = options.prepared(call.words)
             if options.prep_only:

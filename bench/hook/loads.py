@@ -86,13 +86,10 @@ class Loads:
         self._readings[iterator] = _Reading(iterator, loader)
         return self._readings[iterator]
 
-    def returned(self, iterator: Any, batch: Any) -> None:
-        """Take in a batch."""
-        self._take(self._readings.get(iterator) or self.opened(iterator), count_batch(batch))
-
-    def exhausted(self, iterator: Any) -> None:
-        """Take in that an iterator has no further batch."""
-        self._take(self._readings.get(iterator) or self.opened(iterator), None)
+    def returned(self, iterator: Any, *batch: Any) -> None:
+        """Take in a batch, or without one that the iterator is exhausted."""
+        reading = self._readings.get(iterator) or self.opened(iterator)
+        self._take(reading, count_batch(*batch) if batch else None)
 
     def release(self, held: deque[Any]) -> None:
         """Take in the first of what was read ahead: the script gets it now."""

@@ -142,9 +142,10 @@ class Recorder:
         self._drain(now)
 
     def _claim(self, optimizer: Any) -> None:
-        torch, dist = sys.modules["torch"], sys.modules.get("torch.distributed")
-        joined = dist is not None and dist.is_available() and dist.is_initialized()
-        if joined and dist is not None:
+        torch: Any = sys.modules["torch"]
+        dist = torch.distributed
+        joined = dist.is_available() and dist.is_initialized()
+        if joined:
             self._rank, self._world = int(dist.get_rank()), int(dist.get_world_size())
         elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             self._rank, self._world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -164,7 +165,7 @@ class Recorder:
             "pid": os.getpid(),
             "device": "cpu" if self._device is None else "cuda",
             "optimizer": type(optimizer).__name__,
-            "backend": str(dist.get_backend()) if joined and dist is not None else None,
+            "backend": str(dist.get_backend()) if joined else None,
             "threads": int(torch.get_num_threads()),
             "python": sys.version.split()[0],
             "torch": str(torch.__version__),
@@ -173,19 +174,14 @@ class Recorder:
         self._watch_end()
 
     def _watch_end(self) -> None:
-        leave, show = os._exit, sys.excepthook
+        leave = os._exit
 
         def finish_and_leave(status: int) -> None:  # as forked processes of multiprocessing end
             self.finish()
             leave(status)
 
-        def fail_and_show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            if self.claimed:
-                self._fail(f"{kind.__name__}: {error}".strip())
-            show(kind, error, trace)
-
         atexit.register(self.finish)
-        os._exit, sys.excepthook = finish_and_leave, fail_and_show  # type: ignore[assignment]
+        os._exit = finish_and_leave  # type: ignore[assignment]
 
     def finish(self) -> None:
         """Write what is left; called when the process ends."""
@@ -195,14 +191,15 @@ class Recorder:
 
     @_guarded
     def _finish(self) -> None:
+        error = getattr(sys, "last_value", None)  # what ends the script
+        if error is not None:
+            why = f"{type(error).__name__}: {error}".strip()
+            oom = "out of memory" in why or why.startswith(("OutOfMemoryError", "MemoryError"))
+            failure = {"status": "oom" if oom else "crashed", "reason": why[:500], "time": time.time()}
+            self._write_json(f"failure-{self._rank}.json", failure)
         self._drain(time.perf_counter_ns(), wait=True)
         if self.profile is not None:
             self.profile.give_up("the script ended before --stop")
-
-    @_guarded
-    def _fail(self, why: str) -> None:
-        status = "oom" if "out of memory" in why or why.startswith(("OutOfMemoryError", "MemoryError")) else "crashed"
-        self._write_json(f"failure-{self._rank}.json", {"status": status, "reason": why[:500], "time": time.time()})
 
     def _event(self) -> Any:
         """Mark the present instant on the time line of the GPU; None on a CPU and while a CUDA graph is recorded."""
@@ -272,6 +269,5 @@ def _memory(device: Any) -> dict[str, Any]:
         return {"peak_memory_bytes": peak, "peak_memory_kind": "device allocator"}
     import resource
 
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return {"peak_memory_bytes": peak, "peak_memory_kind": "resident set"}
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"peak_memory_bytes": 1024 * kibibytes, "peak_memory_kind": "resident set"}

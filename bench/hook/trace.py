@@ -7,10 +7,7 @@ or crashes the process. One of the script's own goes first: where it begins befo
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
-import os
-import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -24,14 +21,10 @@ def describe(profiler: Any, rank: int) -> None:
 
 
 def write(recorded: Any, path: Path) -> None:
-    """Write a trace, gzipped."""
-    plain = path.with_suffix(".json")
-    try:
-        recorded.export_chrome_trace(str(plain))
-        with plain.open("rb") as source, gzip.open(path, "wb", compresslevel=3) as target:
-            shutil.copyfileobj(source, target)
-    finally:
-        plain.unlink(missing_ok=True)
+    """Write a trace, gzipped; it has its name when it is whole."""
+    temporary = path.with_name(f".{path.name}")  # torch takes its ending for the wish to have it gzipped
+    recorded.export_chrome_trace(str(temporary))
+    temporary.replace(path)
 
 
 class Profile:
@@ -60,7 +53,9 @@ class Profile:
             elif number < self._stop:
                 self._profile.step()
             else:
-                self._end(self._folder / f"trace-rank{rank}.json.gz")
+                self._over = True
+                self._profile.stop()
+                write(self._profile, self._folder / f"trace-rank{rank}.json.gz")
         except Exception as error:  # such as of a full disk
             self._over = True
             self._note("profile", f"{type(error).__name__}: {error}\n")
@@ -89,10 +84,3 @@ class Profile:
         self._profile.step_num = self._start
         self._profile.start()
         describe(self._profile, rank)
-
-    def _end(self, path: Path) -> None:
-        self._over = True
-        self._profile.stop()
-        temporary = path.with_suffix(f".{os.getpid()}")
-        write(self._profile, temporary)
-        temporary.replace(path)

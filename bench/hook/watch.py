@@ -87,7 +87,7 @@ def loaders(recorder: Any, module: Any) -> None:
         try:
             batch = following(self)
         except StopIteration:
-            recorder.waited(began, waited, loads.exhausted, self)
+            recorder.waited(began, waited, loads.returned, self)
             raise
         recorder.waited(began, waited, loads.returned, self, batch)
         return batch
@@ -115,14 +115,10 @@ def scaler(recorder: Any, module: Any) -> None:
 def profilers(recorder: Any, module: Any) -> None:
     """End the profile when one of the script's own is prepared or started."""
 
-    def after_ours(begin: Any) -> Any:
-        @functools.wraps(begin)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if recorder.profile is not None:
-                recorder.profile.give_up("the script has a profiler of its own: PyTorch runs one per process")
-            return begin(*args, **kwargs)
-
-        return watched
+    def begin(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if recorder.profile is not None:
+            recorder.profile.give_up("the script has a profiler of its own: PyTorch runs one per process")
+        return original(*args, **kwargs)
 
     for name in ("_prepare_profiler", "_enable_profiler"):
-        setattr(module, name, after_ours(getattr(module, name)))
+        setattr(module, name, functools.partial(begin, getattr(module, name)))

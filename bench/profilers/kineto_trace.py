@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from bench.hook import trace
 from bench.profilers.kineto import SCHEDULE, Cycle
 from bert.train.observer import Observer, StepResult
-from common.atomic import atomic_path
+from common.atomic import storage_errors
 
 PHASE_PREFIX = "bertbench:"
 
@@ -86,8 +86,8 @@ class TraceObserver(Observer):
             # Name pattern of the plugin: <worker>.<time>.pt.trace.json.gz.
             places.append(folder / f"rank{self._rank}.{time.time_ns()}.pt.trace.json.gz")
         for place in places[:1]:
-            with atomic_path(place) as temporary:
-                trace.write(recorded, temporary)
+            with storage_errors(place):
+                trace.write(recorded, place)
         for place in places[1:]:
             shutil.copyfile(places[0], place)
 

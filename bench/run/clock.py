@@ -14,6 +14,7 @@ from bert.data.batch import BatchCounts
 from bert.train.observer import STEP_PHASES, Observer, StepResult
 
 Row = dict[str, Any]
+_COUNTS = ("samples", "real_tokens", "padded_tokens", "predicted_positions")
 
 
 @dataclass(slots=True)
@@ -72,19 +73,19 @@ class StepClock(Observer):
         self._open.result = result
         self._pending.append(self._open)
         self._open = None
-        while self._pending and self._watch.passed(self._pending[0].end):
-            self._on_row(self._row(self._pending.popleft()))
+        self._pass_on()
 
     def flush(self) -> None:
-        """Wait for the device and pass on every row that is left."""
+        """Wait for the device and pass on every row that is left; also at the end of a run that failed."""
         if self._pending:
             self._watch.synchronize()
-        while self._pending:
-            self._on_row(self._row(self._pending.popleft()))
+        self._pass_on()
 
-    def run_end(self) -> None:
-        """Keep the rows of the finished steps, also when the run failed."""
-        self.flush()
+    run_end = flush
+
+    def _pass_on(self) -> None:
+        while self._pending and self._watch.passed(self._pending[0].end):
+            self._on_row(self._row(self._pending.popleft()))
 
     def _row(self, open_step: _OpenStep) -> Row:
         assert open_step.result is not None and open_step.loss is not None
@@ -108,10 +109,7 @@ class StepClock(Observer):
             "backward_ms": times.get("backward"),
             "communication_ms": communication,
             "optimizer_ms": times.get("optimizer"),
-            "samples": counts.samples,
-            "real_tokens": counts.real_tokens,
-            "padded_tokens": counts.padded_tokens,
-            "predicted_positions": counts.predicted_positions,
+            **{name: getattr(counts, name) for name in _COUNTS},
             "model_flops": self._model_flops(counts),
             "loss": float(open_step.loss),
             "learning_rate": open_step.result.learning_rate,

@@ -2,10 +2,8 @@
 
 import os
 import platform
-import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,12 +23,11 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Long enough for clocks and wake-ups of processes not to count, short enough for many sizes.
 _REPETITION_MS = 20.0
 _MOST_ITERATIONS = 100
-# Results are checked in parts, so that checking needs little memory beside the tensors.
-_CHECKED_AT_ONCE = 1 << 20
-_PRIME = 2_654_435_761  # Knuth's multiplicative hash: adjacent numbers get different values
+# The largest values that are sent to be added up, and to be copied.
+_MOST_ADDED, _MOST_COPIED = 6, 250
 
 
-def measure(directory: TrialDirectory, trial: Trial, strategy: Strategy, record: Mapping[str, Any]) -> None:
+def measure_collectives(directory: TrialDirectory, trial: Trial, strategy: Strategy, record: Mapping[str, Any]) -> None:
     """Measure every size and placement of the trial; rank 0, which alone has to reach the folder, writes all records.
 
     `record` are further fields of a rank's record. Raises StorageError.
@@ -47,9 +44,6 @@ def measure(directory: TrialDirectory, trial: Trial, strategy: Strategy, record:
     places: list[Any] = [None] * strategy.world_size
     dist.all_gather_object(places, here)
     with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        # PyTorch 2.13 renamed two collectives; their old names are all that 2.11 has.
-        warnings.simplefilter("ignore", FutureWarning)
         writer = None
         if strategy.rank == 0:
             for rank, place in enumerate(places):
@@ -57,34 +51,24 @@ def measure(directory: TrialDirectory, trial: Trial, strategy: Strategy, record:
             writer = stack.enter_context(RowWriter(collectives_csv(directory), list(COLLECTIVE_COLUMNS)))
         for size in sizes_of(test, strategy.world_size):
             for placement in COLLECTIVES[test["name"]]:
-                rows = _measure_size(test, _Buffers.make(test["name"], placement, size, trial.precision, strategy))
+                rows = _measure_size(test, _Buffers(test["name"], placement, size, trial.precision, strategy))
                 if writer is not None:
                     for row in rows:
                         writer.write({"size_bytes": size, "placement": placement, **row})
 
 
-@dataclass(frozen=True, slots=True)
 class _Buffers:
-    """The tensors of one size and placement on one rank."""
+    """The tensors of one size and placement on one rank. In place, a rank's part is a view of the whole, as in NCCL."""
 
-    name: str
-    strategy: Strategy
-    source: torch.Tensor
-    target: torch.Tensor
-    count: int
-
-    @classmethod
-    def make(cls, name: str, placement: str, size: int, precision: str, strategy: Strategy) -> "_Buffers":
-        """Allocate them. In place, a rank's part is a view of the whole tensor, as NCCL defines it."""
-        dtype, ranks, rank = _DTYPES[precision], strategy.world_size, strategy.rank
-        whole = torch.empty(size // dtype.itemsize, dtype=dtype, device=strategy.device)
-        if name in ("all_reduce", "broadcast"):
-            return cls(name, strategy, whole, whole, whole.numel())
-        part = whole.chunk(ranks)[rank]
-        if placement == "out_of_place":
-            part = torch.empty_like(part)
-        source, target = (part, whole) if name == "all_gather" else (whole, part)
-        return cls(name, strategy, source, target, part.numel())
+    def __init__(self, name: str, placement: str, size: int, precision: str, strategy: Strategy) -> None:
+        dtype = _DTYPES[precision]
+        self.name, self.strategy = name, strategy
+        self.source = self.target = whole = torch.empty(size // dtype.itemsize, dtype=dtype, device=strategy.device)
+        if name in ("all_gather", "reduce_scatter"):
+            part = whole.chunk(strategy.world_size)[strategy.rank]
+            part = torch.empty_like(part) if placement == "out_of_place" else part
+            self.source, self.target = (part, whole) if name == "all_gather" else (whole, part)
+        self.count = min(self.source.numel(), self.target.numel())
 
     def run(self) -> None:
         """Do the collective once; on a GPU the current stream waits for it."""
@@ -104,45 +88,31 @@ class _Buffers:
     def fill(self) -> None:
         """Give this rank's source its values."""
         self.clear()
-        for begin, part in _parts(self.source):
-            part.copy_(self._sent(_indices(begin, part), self.strategy.rank))
+        self.source.copy_(self._sent(self.strategy.rank))
 
     def wrong(self) -> int:
         """Return how many elements of this rank's target are not what the collective must give."""
-        count = 0
-        for begin, part in _parts(self.target):
-            expected = self._expected(_indices(begin, part))
+        ranks, resolution, tolerance = self.strategy.world_size, torch.finfo(self.target.dtype).eps, 0.0
+        if self.name == "broadcast":
+            expected = self._sent(0).float()
+        elif self.name == "all_gather":
+            expected = torch.cat([self._sent(rank) for rank in range(ranks)]).float()
+        else:
+            expected = torch.zeros_like(self.source, dtype=torch.float32)
+            for rank in range(ranks):
+                expected += self._sent(rank)
+            if self.name == "reduce_scatter":
+                expected = expected.chunk(ranks)[self.strategy.rank]
             # Sums of small whole numbers are exact, in whatever order; where there are too many ranks for that they
             # are rounded once per addition at most.
-            count += int(((part.double() - expected).abs() > self._tolerance() * expected).sum())
-        return count
+            tolerance = 0.0 if _MOST_ADDED * ranks <= 2 / resolution else ranks * resolution
+        return int(((self.target - expected).abs() > tolerance * expected).sum())
 
-    def _sent(self, index: torch.Tensor, rank: int | torch.Tensor) -> torch.Tensor:
-        """Values of a rank's source at these places: small whole numbers, exact in every dtype."""
-        mixed = index * _PRIME % (1 << 32) >> 16
-        return (mixed % 4 + 1 + rank % 3 if "reduce" in self.name else (mixed + 7 * rank) % 251).double()
-
-    def _expected(self, index: torch.Tensor) -> torch.Tensor:
-        ranks = self.strategy.world_size
-        if self.name == "broadcast":
-            return self._sent(index, 0)
-        if self.name == "all_gather":
-            return self._sent(index % self.count, index // self.count)
-        if self.name == "reduce_scatter":
-            index = index + self.strategy.rank * self.count
-        return self._sent(index, 0) * ranks + sum(rank % 3 for rank in range(ranks))
-
-    def _tolerance(self) -> float:
-        ranks, resolution = self.strategy.world_size, torch.finfo(self.target.dtype).eps
-        return 0.0 if 6 * ranks <= 2 / resolution else ranks * resolution
-
-
-def _parts(tensor: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-    return [(begin, tensor[begin : begin + _CHECKED_AT_ONCE]) for begin in range(0, tensor.numel(), _CHECKED_AT_ONCE)]
-
-
-def _indices(begin: int, part: torch.Tensor) -> torch.Tensor:
-    return torch.arange(begin, begin + part.numel(), device=part.device)
+    def _sent(self, rank: int) -> torch.Tensor:
+        """Values of a rank's source: random whole numbers above 0, exact in every dtype."""
+        most = _MOST_ADDED if "reduce" in self.name else _MOST_COPIED
+        generator = torch.Generator(self.source.device).manual_seed(rank)
+        return torch.empty_like(self.source).random_(1, most + 1, generator=generator)
 
 
 def _measure_size(test: Mapping[str, Any], buffers: _Buffers) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """The trials of `comm`: which collectives are measured, over which sizes."""
 
+import contextlib
 import itertools
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,21 +36,19 @@ def sizes_of(test: Mapping[str, Any], ranks: int) -> list[int]:
         size *= test["factor"]
     sizes.pop(0, None)
     if not sizes:
-        raise UsageError("option-value", f"--max-bytes {test['max_bytes']} must be {grain} or more for {ranks} ranks")
+        given = f"--min-bytes {test['min_bytes']} to --max-bytes {test['max_bytes']}"
+        raise UsageError("option-value", f"{given} holds no multiple of {grain} bytes, which {ranks} ranks need")
     return list(sizes)
 
 
 def parse_size(text: str, option: str) -> int:
     """Return bytes of "1024", "64K", "1M" or "1G" (powers of 1024, as nccl-tests reads them). Raises UsageError."""
-    cleaned = text.strip().upper().removesuffix("IB").removesuffix("B")
-    unit = cleaned[-1:] if cleaned[-1:] in _UNITS else ""
-    try:
-        value = float(cleaned.removesuffix(unit)) * 2 ** _UNITS.get(unit, 0)
-    except ValueError:
-        value = math.nan
-    if not 1 <= value < 2**50:
-        raise UsageError("option-value", f"{option} {text}: give a number of bytes, such as 1024, 64K, 256M or 1G")
-    return int(value)
+    match = re.fullmatch(r"([0-9.]+)([KMG]?)(I?B)?", text.strip().upper())
+    with contextlib.suppress(TypeError, ValueError):  # no such text, or two points
+        value = float(match[1]) * 1024 ** "_KMG".index(match[2] or "_")  # type: ignore[index]
+        if 1 <= value < 2**50:
+            return int(value)
+    raise UsageError("option-value", f"{option} {text}: give a number of bytes, such as 1024, 64K, 256M or 1G")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,23 +78,17 @@ class CommSweep:
 
     def __post_init__(self) -> None:
         """Refuse names that do not exist, empty lists and numbers out of range."""
-        for option, known in (("collectives", COLLECTIVES), ("dtypes", DTYPES)):
-            for name in getattr(self, option):
-                lookup(dict.fromkeys(known), name, option[:-1])
-        for count in self.devices:
-            if count < 2:
-                raise UsageError("option-value", f"--devices {count}: a collective needs two ranks: give 2 or more")
-        least, most = (self.test("")[name] for name in ("min_bytes", "max_bytes"))
-        for option, valid, needed in (
-            ("max_bytes", least <= most, f"--min-bytes {self.min_bytes} or more"),
-            ("factor", 1 < self.factor < math.inf, "above 1, such as 2"),
-            ("repetitions", self.repetitions >= 1, "at least 1"),
-            ("iterations", self.iterations is None or self.iterations >= 1, "at least 1"),
-            ("warmup", self.warmup >= 0, "at least 0"),
-            ("rounds", self.rounds >= 1, "at least 1"),
-        ):
-            if not valid:
-                raise UsageError("option-value", f"{flag(option)} {getattr(self, option)} must be {needed}")
+        for name in self.collectives:
+            lookup(COLLECTIVES, name, "collective")
+        for name in self.dtypes:
+            lookup(dict.fromkeys(DTYPES), name, "dtype")
+        if not 1 < self.factor < math.inf:
+            raise UsageError("option-value", f"--factor {self.factor} must be above 1, such as 2")
+        numbers = {"devices": min(self.devices, default=2) - 1, "repetitions": self.repetitions, "rounds": self.rounds}
+        numbers |= {"iterations": self.iterations or 1, "warmup": self.warmup + 1}
+        for option, number in numbers.items():
+            if number < 1:
+                raise UsageError("option-value", f"{flag(option)} {getattr(self, option)} is too small")
 
     def test(self, name: str) -> dict[str, Any]:
         """Return what a trial of one collective measures. Raises UsageError for a size that is none."""
@@ -126,13 +120,11 @@ def expand_collectives(sweep: CommSweep, devices: Devices, world: World | None =
 
 def _world_sizes(sweep: CommSweep, devices: Devices) -> list[int]:
     default = [2] if devices.kind == "cpu" else [size for size in devices.default_world_sizes() if size > 1]
-    sizes = list(dict.fromkeys(sweep.devices or default))
-    if devices.count < 2 or not sizes:
+    if devices.count < 2:
         raise UsageError(
             "device-missing",
-            f"this node has {devices.count} device, but a collective needs two whole ones: start one rank per node "
-            "with `bertbench launch ... -- bertbench comm`",
+            f"a collective needs two devices, this node has {devices.count}: bertbench launch ... -- bertbench comm",
         )
-    for size in sizes:
-        devices.environment(size)
-    return sizes
+    for size in sweep.devices:
+        devices.environment(size)  # refuses too many
+    return list(dict.fromkeys(sweep.devices or default))

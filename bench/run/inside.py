@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -74,32 +74,24 @@ def run_inside(
 
 
 class Leader:
-    """Rank 0 of a world, which tells the waiting ranks once what to train, or to exit."""
+    """Rank 0 of a world: it tells the waiting ranks what to train, and to exit at the end of a `with` block."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._ordered = False
         # Rank 0 may host it, so it lives as long as this process.
         self._store = _store_of_ranks(world) if world.world_size > 1 else None
 
     def order(self, **content: Any) -> None:
-        """Tell the others; only the first call has an effect."""
-        if not self._ordered and self._store is not None:
+        """Tell the others, which read the first order."""
+        if self._store is not None:
             self._store.set(_ORDER_KEY, json.dumps(content))
-            self._ordered = True
 
+    def __enter__(self) -> "Leader":
+        return self
 
-@contextlib.contextmanager
-def leading(world: World | None) -> Iterator[Leader | None]:
-    """Run the block as rank 0 of `world`; at the end tell the others to exit if they were told nothing."""
-    leader = None if world is None else Leader(world)
-    code = 2
-    try:
-        yield leader
-        code = 0
-    finally:
-        if leader is not None:
-            leader.order(end=code)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the host of the store has ended
+            self.order(end=2 if kind else 0)
 
 
 def follow(world: World, devices: Devices, stop: StopRequest) -> int:
@@ -127,10 +119,9 @@ def follow(world: World, devices: Devices, stop: StopRequest) -> int:
     os.environ |= {**rank_variables(order["threads"] or world.threads(devices.cpu_cores), None), STOP_VARIABLE: "1"}
     path = directory.path / f"log-{world.rank}.txt"
     with storage_errors(path), path.open("ab") as log:  # output of libraries, too, so that rank 0 stays readable
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(log.fileno(), stream.fileno())
     return worker.main([str(directory.path)])
 
 
@@ -141,11 +132,12 @@ def _store_of_ranks(world: World, stop: StopRequest | None = None) -> Any:
 
     hosts = world.rank == 0 and os.environ.get(AGENT_STORE_VARIABLE) != "True"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store, deadline = None, time.monotonic() + _ORDER_SECONDS
-    while store is None:  # short tries, since signals wait for the end of each
+    deadline = time.monotonic() + _ORDER_SECONDS
+    while True:  # short tries, since signals wait for the end of each
         try:
             # The process group uses the same store, since no other process can have its port.
             store = TCPStore(address, port, is_master=hosts, timeout=_TRY, wait_for_workers=False)
+            break
         except RuntimeError as error:
             if hosts or time.monotonic() >= deadline or (stop is not None and stop.wanted()):
                 text = f"rank {world.rank} cannot reach the store at {address}:{port}: {first_line(error)}"

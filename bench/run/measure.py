@@ -6,32 +6,32 @@ The clock of every step writes a row; a window decides, alike on every rank, whe
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from bench.implementations import OURS, make_implementation
 from bench.implementations.base import Built
+from bench.profilers import load_profiler
 from bench.run.clock import StepClock
 from bench.run.peak import matmul_peak, peak_dtype
-from bench.run.recorder import RowWriter, step_writer
+from bench.run.recorder import RowWriter
 from bench.run.resources import reset_used_memory, used_memory
 from bench.run.stopwatch import Stopwatch, stopwatch
 from bench.run.window import Window
-from bert.data.batch import Batch, BatchCounts
+from bert.data.batch import Batch
 from bert.model.config import model_config
 from bert.optim.precision import Precision
-from bert.parallel.base import StepPlan
+from bert.parallel.base import StepPlan, Strategy
 from bert.speed.registry import AUTO, levers_text, resolve_levers
 from bert.tasks import make_task, task_step
 from bert.train.agreement import same_on_all
 from bert.train.feed import Adapt, Feed, data_spec
 from bert.train.loop import Training, train
 from bert.train.observer import Observer, Observers, StepResult
+from records.run import TrialDirectory
+from records.schema import STEP_COLUMNS
 from records.trial import Trial
-
-if TYPE_CHECKING:
-    from bench.run.worker import Rank
 
 _REASON = "input only: batches were drawn, nothing was trained"
 # Columns of a result that need a model.
@@ -39,7 +39,6 @@ _OF_TRAINING = (
     *("mfu", "model_flops_per_second", "measured_peak_flops", "peak_memory_bytes", "forward_ms", "backward_ms"),
     *("communication_ms", "optimizer_ms", "rank_skew", "cost_per_million_samples"),
 )
-_OF_TRAINING_STEPS = ("model_flops", "loss", "learning_rate")
 # Passes until so much time has gone by: small models get several.
 _ENOUGH_SECONDS = 1.0
 _MOST_PASSES = 5
@@ -47,13 +46,12 @@ _MOST_PASSES = 5
 _WHOLE_GRADIENTS = ("single", "ddp")
 
 
-def measure_steps(rank: "Rank") -> None:
-    """Measure a trial that trains or draws batches, and write this rank's records."""
-    measurement = _Measurement(rank)
-    with step_writer(rank.directory.steps_csv(rank.strategy.rank)) as measurement.writer:
+def measure_steps(directory: TrialDirectory, trial: Trial, strategy: Strategy) -> dict[str, Any]:
+    """Measure a trial that trains or draws batches, write the steps of this rank, and return its record."""
+    measurement = _Measurement(directory, trial, strategy)
+    with RowWriter(directory.steps_csv(strategy.rank), STEP_COLUMNS) as measurement.writer:
         kinds = {"input": measurement.draw, "components": measurement.components}
-        measured = kinds.get(rank.trial.kind, measurement.train)()
-    rank.write(measured)
+        return kinds.get(trial.kind, measurement.train)()
 
 
 class _Measurement:
@@ -61,9 +59,8 @@ class _Measurement:
 
     writer: RowWriter
 
-    def __init__(self, rank: "Rank") -> None:
-        self.rank, self.trial, self.strategy = rank, rank.trial, rank.strategy
-        trial = rank.trial
+    def __init__(self, directory: TrialDirectory, trial: Trial, strategy: Strategy) -> None:
+        self.directory, self.trial, self.strategy = directory, trial, strategy
         self.task = make_task(trial.task, trial.task_options)
         implementation = make_implementation(trial.implementation)
         implementation.check(trial)
@@ -80,16 +77,21 @@ class _Measurement:
             self.step, self.adapt = task_step(trial.task, trial.task_options, config), implementation.adapter(trial)
             self.build = lambda: implementation.build(trial, self.task, config, self.observer)
         input_only = trial.kind == "input"
+        unknown = dict.fromkeys(("model_flops", "loss", "learning_rate")) if input_only else {}
 
         def on_row(row: dict[str, Any]) -> None:
-            self.writer.write(without_training(row) if input_only else row)
+            self.writer.write({**row, **unknown})
             self.window.record(row["step_time_ms"])
 
         # Batches that stay on the host are timed there.
         self.clock = StepClock("cpu" if input_only else trial.device, (self.step or self.given).model_flops, on_row)
         self.window = Window(trial, self.clock.flush, self.strategy.maximum)
         # The clock comes last: it starts after the profiler has and stops before the profiler writes.
-        self.observer = Observers([*_profiler_observers(rank), self.clock])
+        self.observer: Observer = self.clock
+        if trial.profiler is not None:
+            profiler = load_profiler(trial.profiler, trial.profiler_options)
+            of_profiler = profiler.observer(trial, directory.profile, strategy.rank)
+            self.observer = Observers([of_profiler, self.clock])
 
     def train(self) -> dict[str, Any]:
         """Train between two measurements of the achievable peak."""
@@ -100,15 +102,12 @@ class _Measurement:
         strategy.barrier()
         torch.manual_seed(self.trial.seed + 1 + strategy.rank)
         reset_used_memory(device)
-        with self.rank.timed("train"):
-            steps = (built.loop or train)(training, self.observer, self.window.keep_going)
+        steps = (built.loop or train)(training, self.observer, self.window.keep_going)
         memory = used_memory(device)
         strategy.barrier()
-        with self.rank.timed("backward_timeline"):
-            backward = backward_of(training, self.trial)
+        backward = backward_timeline(training, self.trial)
         strategy.barrier()
         peak_after = matmul_peak(device, dtype)
-        self.rank.end()
         peak = {"before": peak_before["flops_per_second"], "after": peak_after["flops_per_second"]}
         return {
             **memory,
@@ -129,11 +128,9 @@ class _Measurement:
         built, training = self._prepared()
         torch.manual_seed(self.trial.seed + 1 + self.strategy.rank)
         sample = iter(self.task.batches(data_spec(self.trial, self.strategy, built.levers)))
-        with self.rank.timed("components"):
-            measured = measure_components(
-                self.rank.directory, self.trial, training, built.model, self.task, step, sample, self.observer
-            )
-        self.rank.end()
+        measured = measure_components(
+            self.directory, self.trial, training, built.model, self.task, step, sample, self.observer
+        )
         return {**measured, **self._chosen(built)}
 
     def draw(self) -> dict[str, Any]:
@@ -143,11 +140,11 @@ class _Measurement:
         stream = self.task.batches(data_spec(self.trial, self.strategy, levers))
         batches = self._feed(stream)
         self.strategy.barrier()
-        with self.rank.timed("draw"):
-            steps = draw(batches, self.trial.grad_accum_steps, self.clock, self.window.keep_going)
+        steps = draw(batches, self.trial.grad_accum_steps, self.clock, self.window.keep_going)
         self.strategy.barrier()
-        self.rank.end()
-        return {**rank_record(stream), **self._stopped(steps)}
+        reading = getattr(stream, "reading", None)  # of compressed shards
+        read = None if reading is None else {"samples": reading.samples, "seconds": reading.seconds}
+        return {"unknown": dict.fromkeys(_OF_TRAINING, _REASON), "shards_read": read, **self._stopped(steps)}
 
     def _chosen(self, built: Built) -> dict[str, Any]:
         ours = self.trial.implementation == OURS
@@ -161,18 +158,16 @@ class _Measurement:
 
     def _prepared(self) -> tuple[Built, Training]:
         trial, strategy = self.trial, self.strategy
-        with self.rank.timed("build_model"):
-            built = self.build()
+        built = self.build()
         same_on_all(strategy, levers_text(built.levers), "optimizations")
         batches = self._feed(self.task.batches(data_spec(trial, strategy, built.levers)))
         precision = Precision(trial.precision, trial.device)
-        with self.rank.timed("prepare"):
-            if built.loop is None:
-                model = strategy.wrap(built.model, self.observer, StepPlan(train=trial, levers=built.levers))
-            else:  # it wraps the model, too
-                model = built.model.to(strategy.device)
-            optimizer = built.make_optimizer(model)
-            strategy.prepare(optimizer, precision)
+        if built.loop is None:
+            model = strategy.wrap(built.model, self.observer, StepPlan(train=trial, levers=built.levers))
+        else:  # it wraps the model, too
+            model = built.model.to(strategy.device)
+        optimizer = built.make_optimizer(model)
+        strategy.prepare(optimizer, precision)
         training = Training(
             model=model,
             optimizer=optimizer,
@@ -185,72 +180,40 @@ class _Measurement:
         return built, training
 
 
-def _profiler_observers(rank: "Rank") -> list[Observer]:
-    trial = rank.trial
-    if trial.profiler is None:
-        return []
-    from bench.profilers import load_profiler
-
-    profiler = load_profiler(trial.profiler, trial.profiler_options)
-    return [profiler.observer(trial, rank.directory.profile, rank.strategy.rank)]
-
-
 def draw(batches: Iterator[Batch], grad_accum_steps: int, observer: Observer, keep_going: Callable[[int], bool]) -> int:
     """Draw the batches of one step after another until `keep_going(step)` says no; return the number of steps.
 
     The same calls in the same order as bert.train.loop.train makes, without model and device.
     """
     step = 0
-    nothing = torch.tensor(math.nan)
     observer.run_begin()
     try:
         while keep_going(step):
-            counts: BatchCounts | None = None
             observer.step_begin(step)
             with observer.phase("data"):
-                for _ in range(grad_accum_steps):
-                    batch = next(batches)
-                    counts = batch.counts if counts is None else counts + batch.counts
-            assert counts is not None
-            observer.step_end(step, StepResult(counts, nothing, math.nan))
+                counts = next(batches).counts
+                for _ in range(grad_accum_steps - 1):
+                    counts = counts + next(batches).counts
+            observer.step_end(step, StepResult(counts, torch.tensor(math.nan), math.nan))
             step += 1
     finally:
         observer.run_end()
     return step
 
 
-def without_training(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a step record in which what needs a model is unknown."""
-    return {**row, **dict.fromkeys(_OF_TRAINING_STEPS)}
-
-
-def rank_record(stream: object) -> dict[str, Any]:
-    """Return why the columns of training are unknown, and how fast compressed shards were read."""
-    reading = getattr(stream, "reading", None)
-    read = None if reading is None else {"samples": reading.samples, "seconds": reading.seconds}
-    return {"unknown": dict.fromkeys(_OF_TRAINING, _REASON), "shards_read": read}
-
-
-def backward_of(training: Training, trial: Trial) -> dict[str, Any] | None:
-    """Return what `backward_timeline` does where gradients are whole, else None.
-
-    A compiled model returns all gradients at its end, and hooks would recompile it.
-    """
-    compiled = any(getattr(part, "_compiled_call_impl", None) is not None for part in training.model.modules())
-    if trial.kind != "throughput" or trial.strategy not in _WHOLE_GRADIENTS or compiled:
-        return None
-    return backward_timeline(training)
-
-
-def backward_timeline(training: Training) -> dict[str, Any]:
+def backward_timeline(training: Training, trial: Trial) -> dict[str, Any] | None:
     """Return when the backward pass of a micro-step hands over each gradient, in the order DDP puts them into buckets.
 
     Nothing is reduced and no update is made; gradients are cleared. Medians over the passes.
 
     Returns:
         bytes (of each gradient, the last registered parameter first: the order of DistributedDataParallel's buckets),
-        ready_ms (since the beginning of the backward pass, as long a list), backward_ms (the whole pass), passes.
+        ready_ms (since the beginning of the backward pass, as long a list), backward_ms (the whole pass), passes. None
+        where gradients are not whole, and for a compiled model: it returns all gradients at its end.
     """
+    compiled = any(getattr(part, "_compiled_call_impl", None) is not None for part in training.model.modules())
+    if trial.kind != "throughput" or trial.strategy not in _WHOLE_GRADIENTS or compiled:
+        return None
     watch = stopwatch(training.strategy.device.type)
     parameters = [p for p in reversed(list(training.model.parameters())) if p.requires_grad]
     began = time.perf_counter()

@@ -8,7 +8,6 @@ On a GPU the ends are CUDA events, which are read when the device has passed the
 
 import contextlib
 import dataclasses
-import operator
 import os
 import sys
 import threading
@@ -16,18 +15,17 @@ import time
 import warnings
 from collections import deque
 from contextlib import ExitStack
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
 from typing import Any
 
 from bench.machine.devices import find_devices
 from bench.machine.environment import capture
-from bench.run.recorder import RowWriter, step_writer
+from bench.run.recorder import RowWriter
 from bench.run.resources import used_memory
 from bench.run.stopwatch import stopwatch
 from bench.run.supervise import LaunchOptions, finish
-from bench.run.telemetry import Telemetry, telemetry_writer
+from bench.run.telemetry import Telemetry
 from bench.sweep.script import in_next_round, plan_script
 from bench.sweep.sweep import locked, record_request, tidy, write_results
 from common.errors import StorageError, UsageError
@@ -82,15 +80,16 @@ class MeasuredLoop:
             self.directory.path.mkdir(parents=True, exist_ok=True)
             write_record(self.directory.trial_json, self.trial.to_json())
             devices = find_devices(self.trial.device)
-            self._telemetry = Telemetry([gpu.uuid for gpu in devices.gpus if gpu.uuid])
-            self._environment = capture(devices)
-            self._write_environment()
+            uuids = [gpu.uuid for gpu in devices.gpus if gpu.uuid]
+            sensors = Telemetry(self.directory.telemetry_csv(0), uuids, _SAMPLE_SECONDS[self.trial.device])
+            self._telemetry = stack.enter_context(sensors)
+            self._environment = {**capture(devices), "telemetry_unavailable": sensors.unavailable}
+            write_record(self.directory.env_json, self._environment)
             record_request(self.run, [self.trial], {"command": "measure", "name": self.trial.implementation})
-            readings = stack.enter_context(telemetry_writer(self.directory.telemetry_csv(0)))
-            self._records = stack.enter_context(step_writer(self.directory.steps_csv(0)))
+            self._records = stack.enter_context(RowWriter(self.directory.steps_csv(0), STEP_COLUMNS))
             self._stack = stack.pop_all()
         self._stop = threading.Event()
-        self._sensors = threading.Thread(target=self._sample, args=(readings,), name="bertbench-sensors", daemon=True)
+        self._sensors = threading.Thread(target=self._sample, name="bertbench-sensors", daemon=True)
         self._sensors.start()
         self._watch = stopwatch(self.trial.device)
         self._watch.synchronize()  # earlier work is not the first step's
@@ -114,14 +113,16 @@ class MeasuredLoop:
         if not self._open:
             raise UsageError("option-conflict", "step() was called outside of its block: `with bertbench.measure(...)`")
         end, now = self._watch.mark(), time.time_ns()
-        number: Any = loss
-        if loss is not None and not isinstance(number, Real):
-            raise UsageError("option-value", f"loss is of type {type(loss).__name__}: give a number, as of .item()")
+        values: tuple[Any, ...] = ("samples", samples, Integral), ("tokens", tokens, Integral), ("loss", loss, Real)
+        for name, value, kind in values:
+            if value is not None and not (isinstance(value, kind) and (kind is Real or value >= 0)):
+                needed = "a number, as of .item()" if kind is Real else "an integer of at least 0"
+                raise UsageError("option-value", f"{name}={value!r} must be {needed}")
         row = {
             "step": self.steps,
             "start_ns": self._start_ns,
-            "samples": _count("samples", samples),
-            **dict.fromkeys(("real_tokens", "padded_tokens"), _count("tokens", tokens)),
+            "samples": None if samples is None else int(samples),
+            **dict.fromkeys(("real_tokens", "padded_tokens"), None if tokens is None else int(tokens)),
             "loss": None if loss is None else float(loss),
         }
         self._ended.append((row, self._mark, end))
@@ -129,9 +130,7 @@ class MeasuredLoop:
         self.steps += 1
         self._write_steps()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         wall_seconds = time.perf_counter() - self._began
         self._stop.set()
         self._sensors.join()
@@ -169,35 +168,13 @@ class MeasuredLoop:
         elif not self.steps:
             status, reason, code = "refused", "no step was recorded: call step() at the end of each", "rows-invalid"
             warnings.warn(f"measurement {self.trial.implementation}: {reason}", stacklevel=3)
-        self._write_environment()
-        device: Any = SimpleNamespace(type=self.trial.device)
-        if device.type == "cuda":
-            import torch
-
-            device = torch.device("cuda")
-        write_record(self.directory.rank_json(0), {"rank": 0, **used_memory(device), "unknown": _UNKNOWN})
+        write_record(self.directory.env_json, self._environment)  # with the sensors that failed meanwhile
+        write_record(self.directory.rank_json(0), {"rank": 0, **used_memory(self.trial.device), "unknown": _UNKNOWN})
         self.result = finish(self.trial, self.directory, status, reason, LaunchOptions(), wall_seconds, code)
         write_results(self.run)
 
-    def _write_environment(self) -> None:
-        environment = {**self._environment, "telemetry_unavailable": self._telemetry.unavailable}
-        write_record(self.directory.env_json, environment)
-
-    def _sample(self, readings: RowWriter) -> None:
-        while True:
-            try:
-                self._telemetry.sample(readings, [os.getpid()])
-            except StorageError:  # a full disk ends the readings, not the loop
-                return
-            if self._stop.wait(_SAMPLE_SECONDS[self.trial.device]):
-                return
-
-
-def _count(name: str, value: Any) -> int | None:
-    try:
-        count = None if value is None else operator.index(value)
-    except TypeError:
-        count = -1
-    if count is not None and count < 0:
-        raise UsageError("option-value", f"{name}={value!r} must be an integer of at least 0")
-    return count
+    def _sample(self) -> None:
+        with contextlib.suppress(StorageError):  # a full disk ends the readings, not the loop
+            self._telemetry.sample(os.getpid())
+            while not self._stop.wait(_SAMPLE_SECONDS[self.trial.device]):
+                self._telemetry.sample(os.getpid())

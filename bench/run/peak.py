@@ -11,6 +11,8 @@ import torch
 from bench.run.stopwatch import Stopwatch, stopwatch
 from bert.speed.fp8 import products_dtype
 
+# For one peak, in all.
+_SECONDS = 0.4
 # Sizes that fill a device without long runs; the largest that fits the time limit is used.
 _SIZES = (1024, 2048, 4096, 8192)
 # How many sizes could have the whole time at most: a GPU has reached the smaller ones' best at once, and needs the
@@ -28,28 +30,20 @@ _ARRAY_BYTES = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
 def peak_dtype(model: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> tuple[torch.dtype, str]:
     """Return the type in which the peak of a model's GEMMs is measured, and the name of the type that they have.
 
-    They differ for FP8 on a CPU: it only imitates FP8, more slowly than bf16, and that rate is no peak.
-
-    Args:
-        model: with the copies of its weights, if it has any.
-        dtype: of GEMMs in its precision.
-        device: where it is.
+    `dtype` is that of its precision. They differ for FP8 on a CPU, which only imitates FP8, more slowly than bf16: that
+    rate is no peak.
     """
     products = products_dtype(model, dtype)
     return products if device.type == "cuda" else dtype, str(products).removeprefix("torch.")
 
 
-def matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.4) -> dict[str, Any]:
-    """Return the best FLOP/s of [n, n] x [n, n] GEMMs (2 n^3 FLOPs each) that `seconds` allow.
+def matmul_peak(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the best FLOP/s of [n, n] x [n, n] GEMMs (2 n^3 FLOPs each) that 0.4 s allow.
 
     The factors have the fastest layout of a linear layer's GEMMs: where a CPU emulates bf16, one layout is
-    twenty times as fast as another. The result is {"flops_per_second", "dtype", "shape"}: the rate of a dense GEMM
-    now, on this device with these threads; a reference for training, not a data-sheet value.
-
-    Args:
-        device: where.
-        dtype: of the factors; those of torch.float8_e4m3fn give bf16, with the fast sums that NVIDIA's rates are of.
-        seconds: how long at most.
+    twenty times as fast as another. Those of torch.float8_e4m3fn give bf16, with the fast sums that NVIDIA's rates are
+    of. The result is {"flops_per_second", "dtype", "shape"}: the rate of a dense GEMM now, on this device with these
+    threads; a reference for training, not a data-sheet value.
     """
     watch = stopwatch(device.type)
     best_rate, best_size = 0.0, 0
@@ -57,8 +51,8 @@ def matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.4) 
     _product(device, dtype, 64)()
     watch.synchronize()
     layout = _quickest_layout(device, dtype)
-    share = seconds / _SHARES[device.type]
-    deadline = time.perf_counter() + seconds
+    share = _SECONDS / _SHARES[device.type]
+    deadline = time.perf_counter() + _SECONDS
     for size in _SIZES:
         multiply = _product(device, dtype, size, layout)
         multiply()
@@ -114,22 +108,14 @@ def _product(
     return lambda: torch.mm(first, second, out=out)
 
 
-def memory_bandwidth(device: torch.device, seconds: float = 0.4, array_bytes: int | None = None) -> dict[str, Any]:
-    """Return the best bytes/s of two kernels of STREAM (McCalpin 1995), in float32, that `seconds` allow.
+def memory_bandwidth(device: torch.device) -> dict[str, Any]:
+    """Return the best bytes/s of two kernels of STREAM (McCalpin 1995), in float32, that 0.4 s allow.
 
     Copy (c = a) moves 2 arrays, triad (c = a + s b) 3; what a cache reads before it writes is not counted, as there.
-
-    Args:
-        device: where.
-        seconds: for both kernels together, but three times each are made in any case.
-        array_bytes: size of one of three arrays; None is 128 MiB on a CPU and 512 MiB on a GPU.
-
-    Returns:
-        {"bytes_per_second", "kernel", "array_bytes"}.
+    The result is {"bytes_per_second", "kernel", "array_bytes"}.
     """
     watch = stopwatch(device.type)
-    size = array_bytes or _ARRAY_BYTES.get(device.type, _ARRAY_BYTES["cpu"])
-    left, right, out = (torch.ones(size // 4, dtype=torch.float32, device=device) for _ in range(3))
+    left, right, out = (torch.ones(_ARRAY_BYTES[device.type] // 4, device=device) for _ in range(3))
     kernels: dict[str, tuple[int, Callable[[], object]]] = {
         "copy": (2, lambda: out.copy_(left)),
         "triad": (3, lambda: torch.add(left, right, alpha=3.0, out=out)),
@@ -138,6 +124,6 @@ def memory_bandwidth(device: torch.device, seconds: float = 0.4, array_bytes: in
     for name, (arrays, run) in kernels.items():
         run()
         watch.synchronize()
-        least = _least_seconds(watch, run, time.perf_counter() + seconds / len(kernels))
+        least = _least_seconds(watch, run, time.perf_counter() + _SECONDS / len(kernels))
         best_rate, best_kernel = max((best_rate, best_kernel), (arrays * left.nbytes / least, name))
     return {"bytes_per_second": best_rate, "kernel": best_kernel, "array_bytes": left.nbytes}

@@ -12,7 +12,7 @@ import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Seconds that daemons of a profiler have to end by themselves after its command.
@@ -26,19 +26,14 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SAME_SIGNAL_SECONDS = 0.5
 
 
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
 def die_with_parent(death_signal: int = signal.SIGKILL, parent: int | None = None) -> None:
     """Have the kernel send `death_signal` to this process when its parent dies; `parent` may have died before."""
-    _prctl(_PR_SET_PDEATHSIG, death_signal)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), death_signal)
 
 
-def start_guarded(argv: Iterable[str], output: int | None, **options: Any) -> "subprocess.Popen[bytes]":
+def start_guarded(argv: Iterable[str], output: IO[bytes] | int | None, **options: Any) -> "subprocess.Popen[bytes]":
     """Start a guarded command with stdout and stderr in the file `output`; None leaves them.
 
     Its exit code is the command's, above 128 for a signal as in a shell. `end_guarded` ends it early.
@@ -88,15 +83,15 @@ def send(pids: Iterable[int], number: int) -> None:
 
 def death_in_words(number: int) -> str:
     """Return 'died by SIGKILL' for the number of a signal."""
-    names = {known.value: known.name for known in signal.Signals}
-    return f"died by {names.get(number, f'signal {number}')}"
+    known = [one.name for one in signal.Signals if one == number]
+    return f"died by {(*known, f'signal {number}')[0]}"
 
 
 class StopRequest:
     """Inside `with`, the first SIGTERM or Ctrl-C is a request, and a second one a KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self._max_seconds: float | None = None
+        self._max_seconds = math.inf
         self._began = time.monotonic()
         self._requested_at = 0.0
         self._before: dict[int, Any] = {}
@@ -105,8 +100,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         """Listen."""
-        for number in STOP_SIGNALS:
-            self._before[number] = signal.signal(number, self._take)
+        self._before = {number: signal.signal(number, self._take) for number in STOP_SIGNALS}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -123,7 +117,7 @@ class StopRequest:
 
     def limit(self, max_seconds: float | None) -> None:
         """Ask for a stop this long after this object was made; None sets no limit."""
-        self._max_seconds = max_seconds
+        self._max_seconds = math.inf if max_seconds is None else max_seconds
 
     def wanted(self) -> bool:
         """Whether a stop is requested."""
@@ -133,7 +127,7 @@ class StopRequest:
         """Return what requested the stop, in words; empty where nothing here did."""
         if self.signal is not None:
             return self.signal.name
-        is_late = time.monotonic() - self._began >= (math.inf if self._max_seconds is None else self._max_seconds)
+        is_late = time.monotonic() - self._began >= self._max_seconds
         return f"the limit of {self._max_seconds:g} s" if is_late else ""
 
 
@@ -159,7 +153,9 @@ def _reap(grace_seconds: float) -> None:
 def main(argv: list[str]) -> int:
     """Guard the command argv[1:] for the process argv[0], which is the parent; return the command's exit code."""
     code = 1
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # daemons and other orphans become children of this process
+    ctypes.CDLL(None).prctl(
+        _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
+    )  # daemons and other orphans become children of this process
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: None)  # the parent decides
     if STOP_VARIABLE in os.environ:  # batch systems send SIGTERM to all processes: it waits until a rank listens

@@ -1,52 +1,60 @@
-"""Records that grow while a trial runs: each row is flushed as it is made, so that a crash loses at most one."""
+"""Records that grow while a trial runs: each line is flushed as it is made, so that a crash loses at most one."""
 
 import csv
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Self
 
 from common.atomic import storage_errors
-from records.schema import STEP_COLUMNS
 
 
-class RowWriter:
-    """Appends rows to a new CSV file.
+class LineWriter:
+    """Writes lines to a file, from its beginning or with mode "a" behind its end; a context manager that closes it.
 
     Raises:
-        StorageError: the disk is full or the folder cannot be written; the rows before are kept.
+        StorageError: the disk is full or the folder cannot be written; the lines before are kept.
     """
 
-    def __init__(self, path: Path, columns: list[str]) -> None:
+    def __init__(self, path: Path, mode: str = "w") -> None:
         self._path = path
-        self._columns = columns
         with storage_errors(path):
-            self._file: TextIO = path.open("w", newline="", encoding="utf-8")
-        self._writer = csv.writer(self._file)
-        self._write(columns)
+            self._file = path.open(mode, newline="", encoding="utf-8")
 
-    def write(self, row: dict[str, Any]) -> None:
-        """Append one row; None becomes an empty field."""
-        self._write(["" if row[name] is None else row[name] for name in self._columns])
-
-    def _write(self, fields: list[Any]) -> None:
+    def line(self, text: str) -> None:
+        """Append one line; its end is added."""
         with storage_errors(self._path):
-            self._writer.writerow(fields)
+            self._file.write(f"{text}\n")
             self._file.flush()
+
+    def sync(self) -> None:
+        """Wait until the disk has all lines."""
+        with storage_errors(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
         with storage_errors(self._path):
             self._file.close()
 
-    def __enter__(self) -> "RowWriter":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
-def step_writer(path: Path) -> RowWriter:
-    """A writer of steps-<rank>.csv."""
-    return RowWriter(path, list(STEP_COLUMNS))
+class RowWriter(LineWriter):
+    """Writes rows to a new CSV file, below its columns."""
+
+    def __init__(self, path: Path, columns: Iterable[str]) -> None:
+        super().__init__(path)
+        self._columns = list(columns)
+        self._writer = csv.writer(self._file)
+        self.write(dict(zip(self._columns, self._columns, strict=True)))
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one row; None becomes an empty field."""
+        with storage_errors(self._path):
+            self._writer.writerow([row[name] for name in self._columns])
+            self._file.flush()

@@ -2,23 +2,24 @@
 
 import os
 import resource
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.memory import control_group
 from records.trial import Trial
 
+if TYPE_CHECKING:
+    import torch
+
 
 def take_share_of_cores(trial: Trial) -> None:
     """On a CPU a device is a rank with an equal share of the physical cores: keep this rank on its own ones."""
-    if trial.device != "cpu" or not hasattr(os, "sched_setaffinity"):
+    if trial.device != "cpu":
         return
     from bench.machine.devices import shares_of_cores
 
     shares = shares_of_cores(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    cores = shares[int(os.environ.get("LOCAL_RANK", "0"))]
-    if cores:
+    if cores := shares[int(os.environ.get("LOCAL_RANK", "0"))]:
         os.sched_setaffinity(0, cores)
 
 
@@ -32,10 +33,8 @@ def limit_memory(trial: Trial) -> None:
     if trial.device == "cuda":
         import torch
 
-        visible = range(torch.cuda.device_count())
         local = int(os.environ.get("LOCAL_RANK", "0"))
-        # The strategy refuses a missing device; dp has them all.
-        for device in visible if trial.strategy == "dp" else visible[local : local + 1]:
+        for device in range(torch.cuda.device_count()) if trial.strategy == "dp" else [local]:
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, trial.memory_limit_bytes / total), device)
     else:
@@ -43,25 +42,18 @@ def limit_memory(trial: Trial) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (trial.memory_limit_bytes, hard))
 
 
-def under_memory_limit() -> str:
-    """Return the memory limit of this process (ulimit -d, -v) as a possible cause of a death; "" without a limit."""
-    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
-    least = min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
-    return "" if least is None else f" with at most {least / 2**20:,.0f} MiB of memory (ulimit), which may be the cause"
-
-
-def reset_used_memory(device: Any) -> None:
+def reset_used_memory(device: "torch.device | str") -> None:
     """Have `used_memory` of a GPU count from here on, without what the allocator keeps; a CPU's cannot be reset."""
-    if device.type == "cuda":
+    if str(device).startswith("cuda"):
         import torch
 
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def used_memory(device: Any) -> dict[str, Any]:
+def used_memory(device: "torch.device | str") -> dict[str, Any]:
     """Return the most memory used so far, in bytes, and what is counted."""
-    if device.type == "cuda":
+    if str(device).startswith("cuda"):
         import torch
 
         return {
@@ -69,32 +61,18 @@ def used_memory(device: Any) -> dict[str, Any]:
             "peak_memory_kind": "device allocator",
             "peak_reserved_bytes": int(torch.cuda.max_memory_reserved(device)),
         }
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"peak_memory_bytes": peak * unit, "peak_memory_kind": "resident set"}
-
-
-def backend() -> str | None:
-    """Return what the ranks talk through; None for one that joined no process group."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    return str(dist.get_backend())
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"peak_memory_bytes": 1024 * kibibytes, "peak_memory_kind": "resident set"}
 
 
 def torch_versions() -> dict[str, str | None]:
     """Return the versions of torch and of the CUDA libraries that it uses."""
     import torch
 
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
-    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
-    return {
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "cudnn": None if cudnn is None else str(cudnn),
-        "nccl": nccl,
-    }
+    nccl = cudnn = None
+    if torch.cuda.is_available():
+        nccl, cudnn = ".".join(map(str, torch.cuda.nccl.version())), str(torch.backends.cudnn.version())
+    return {"torch": str(torch.__version__), "cuda": torch.version.cuda, "cudnn": cudnn, "nccl": nccl}
 
 
 def oom_kill_count() -> int:

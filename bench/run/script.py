@@ -16,14 +16,13 @@ from typing import Any
 from analysis.metrics.throughput import combine, median_of
 from bench.hook import on_path
 from bench.hook.on_path.sitecustomize import NOTES, VARIABLE
+from bench.profilers import load_profiler
 from common.atomic import storage_errors
 from common.errors import InputError
 from records.files import SCHEMA_VERSION, write_record
 from records.run import TrialDirectory
 from records.schema import STEP_COLUMNS
 from records.trial import Trial
-
-NOTHING_STEPPED = "no optimizer step was seen"
 
 
 def program_variables(trial: Trial, directory: TrialDirectory) -> dict[str, str]:
@@ -44,19 +43,17 @@ def program_variables(trial: Trial, directory: TrialDirectory) -> dict[str, str]
 
 def settle(trial: Trial, directory: TrialDirectory) -> tuple[Trial, TrialDirectory]:
     """Return the trial as its ranks have it, and its folder under that name; its processes have ended."""
-    ranks = directory.read_ranks()
-    facts = next(iter(ranks.values()), None)
+    facts = next(iter(directory.read_ranks().values()), None)
     if facts is None:
         return trial, directory
     settled = dataclasses.replace(trial, world_size=int(facts["world_size"]), device=str(facts["device"]))
     environment = directory.read_environment()
-    libraries = {**(environment.get("libraries") or {}), "torch": facts["torch"]}
-    write_record(directory.env_json, {**environment, "libraries": libraries})
+    environment["libraries"] = {**(environment.get("libraries") or {}), "torch": facts["torch"]}
+    write_record(directory.env_json, environment)
     write_record(directory.trial_json, settled.to_json())
     place = TrialDirectory(directory.path.with_name(settled.trial_id))
-    if place.path != directory.path:
-        with storage_errors(place.path):
-            directory.path.rename(place.path)
+    with storage_errors(place.path):
+        directory.path.rename(place.path)
     return settled, place
 
 
@@ -68,30 +65,28 @@ def why_incomplete(trial: Trial, directory: TrialDirectory) -> str:
     missing = sorted(set(range(trial.world_size)) - set(present))
     if "problem" in names:
         return f"the measurement ended early: {_text(notes / 'problem')}"
-    if not present and "torch" in names:
-        return f"{NOTHING_STEPPED}: no torch.optim optimizer made a step. {_text(notes / 'unseen')}".strip()
-    if not present and "python" in names:
-        return f"{NOTHING_STEPPED}: the command did not import PyTorch's optimizers"
     if not present:
-        return f"{NOTHING_STEPPED}: no Python loaded the hook; run it without -E, -I and -S, and keep PYTHONPATH"
+        if "torch" in names:
+            why = f"no torch.optim optimizer made a step. {_text(notes / 'unseen')}".strip()
+        elif "python" in names:
+            why = "the command did not import PyTorch's optimizers"
+        else:
+            why = "no Python loaded the hook; run it without -E, -I and -S, and keep PYTHONPATH"
+        return f"no optimizer step was seen: {why}"
     if any(name.startswith("second-") for name in names):
         return f"further processes of rank {present[0]} also trained: measure a command with one per rank"
     if missing:
         return f"rank {missing[0]} of {trial.world_size} recorded no step: every rank must train, on this node"
-    if not all(directory.read_steps(rank) for rank in present):
-        return f"{NOTHING_STEPPED} completely"
     return _outside_window(trial, directory) if trial.profiler is None else ""
 
 
 def _outside_window(trial: Trial, directory: TrialDirectory) -> str:
     """Return that no step of the script is in the trial's window; "" where one is, or there is no window."""
-    if trial.start_iteration is None or trial.stop_iteration is None:
-        return ""
+    start, stop = trial.start_iteration, trial.stop_iteration
     made = [row["step"] for row in _steps(directory)]
-    if not made or any(trial.start_iteration <= number < trial.stop_iteration for number in made):
+    if start is None or stop is None or any(start <= number < stop for number in made):
         return ""
-    window = f"[{trial.start_iteration}, {trial.stop_iteration})"
-    return f"the script made {max(made) + 1} steps, none in {window}: lower --start"
+    return f"the script made {max(made, default=-1) + 1} steps, none in [{start}, {stop}): lower --start"
 
 
 def _steps(directory: TrialDirectory) -> list[dict[str, Any]]:
@@ -103,17 +98,13 @@ def profile_of(trial: Trial, directory: TrialDirectory, step_time_ms: float | No
 
     It is compared with `step_time_ms`, the median of the steps that were not profiled; None where it is unknown.
     """
-    from bench.profilers import load_profiler
-
-    assert trial.profiler is not None and trial.start_iteration is not None and trial.stop_iteration is not None
-    profiler = load_profiler(trial.profiler)
     files, problem = [], ""
     try:
-        files = profiler.collect(trial, directory.profile)
+        files = load_profiler(str(trial.profiler)).collect(trial, directory.profile)
     except InputError as error:
         problem = _outside_window(trial, directory) or _text(directory.path / NOTES / "profile") or str(error)
-    window = [row for row in _steps(directory) if trial.start_iteration <= row["step"] < trial.stop_iteration]
-    profiled = median_of(window, "step_time_ms")
+    window = range(trial.start_iteration or 0, trial.stop_iteration or 0)
+    profiled = median_of([row for row in _steps(directory) if row["step"] in window], "step_time_ms")
     return {
         "files": [str(file.relative_to(directory.path)) for file in files],
         "problem": problem,
@@ -139,7 +130,4 @@ def add_to_result(
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").partition("\n")[0]
-    except OSError:
-        return ""
+    return path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else ""

@@ -22,10 +22,11 @@ from bench.launch import torchrun
 from bench.launch.world import AGENT_STORE_VARIABLE, World
 from bench.machine.devices import Devices
 from bench.machine.environment import bounded_spin
+from bench.profilers import load_profiler
 from bench.run.processes import STOP_VARIABLE, death_in_words, descendants, end_guarded, send, start_guarded
-from bench.run.resources import oom_kill_count, under_memory_limit
+from bench.run.resources import oom_kill_count
 from bench.run.script import add_to_result, program_variables, settle, why_incomplete
-from bench.run.telemetry import Telemetry, telemetry_writer
+from bench.run.telemetry import Telemetry
 from bert.parallel import JOIN_TIMEOUT_VARIABLE
 from common.atomic import storage_errors
 from common.errors import SchemaError, UsageError
@@ -38,8 +39,8 @@ from records.trial import Trial
 _LOST_PEER = re.compile(
     r"closed by peer|reset by peer|broken pipe|gloo/transport|remote process exited|recvvalue", re.I
 )
-# Causes of a failure, the strongest first, since the end of one rank makes the others fail too.
-_OOM, _REFUSED, _KILLED, _RAISED, _LOST, _EXITED = range(6)
+# Causes of a failure, the strongest first; of two of a kind, the earlier one makes the other ranks fail too.
+_OOM, _REFUSED, _FAILED, _LOST = range(4)
 _POLL_SECONDS = 0.05
 # Of the log, in the reason of a crash.
 _TAIL_LINES = 3
@@ -75,7 +76,7 @@ class LaunchOptions:
     """The world whose rank 0 this process is: the trial then joins it as that rank. None starts one for the trial."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Further environment variables of the ranks."""
-    look: Callable[[Trial, TrialDirectory], None] | None = None
+    look: Callable[[Trial, TrialDirectory], None] = lambda trial, directory: None
     """Called some twenty times a second while a trial runs, and once after its end."""
     stop_wanted: Callable[[], bool] = lambda: False
     """Whether the ranks of a training are to save and end."""
@@ -103,27 +104,23 @@ def run_trial(
     write_record(directory.trial_json, trial.to_json())
     local_world_size = trial.world_size if options.world is None else options.world.local_world_size
     used = devices.gpus if options.program else devices.gpus[:local_world_size]
-    telemetry = Telemetry([gpu.uuid for gpu in used if gpu.uuid])
-    described = {**environment, "load_average": list(os.getloadavg()), "telemetry_unavailable": telemetry.unavailable}
-    write_record(directory.env_json, described)
-    oom_kills = oom_kill_count()
-    began = time.perf_counter()
-    with storage_errors(directory.log):
-        log = directory.log.open("w", encoding="utf-8")
-    with log:
-        child = _start(trial, directory, devices, options, log.fileno())
-    try:
-        timed_out = _wait(child, trial, directory, telemetry, options)
-    except BaseException as error:
-        end_guarded(child)
-        if isinstance(error, KeyboardInterrupt):
-            what = {"train": "training", "measure": "measurement"}.get(trial.kind, "sweep")
-            finish(trial, directory, "interrupted", f"the {what} was interrupted", options)
-        raise
+    interval = _SAMPLE_SECONDS_OF_TRAINING if trial.kind in ("train", "measure") else _SAMPLE_SECONDS[trial.device]
+    oom_kills, began = oom_kill_count(), time.perf_counter()
+    with Telemetry(directory.telemetry_csv(0), [gpu.uuid for gpu in used if gpu.uuid], interval) as telemetry:
+        described = {**environment, "load_average": os.getloadavg(), "telemetry_unavailable": telemetry.unavailable}
+        write_record(directory.env_json, described)
+        child = _start(trial, directory, devices, options)
+        try:
+            timed_out = _wait(child, trial, directory, telemetry, options)
+        except BaseException as error:
+            end_guarded(child)
+            if isinstance(error, KeyboardInterrupt):
+                what = {"train": "training", "measure": "measurement"}.get(trial.kind, "sweep")
+                finish(trial, directory, "interrupted", f"the {what} was interrupted", options)
+            raise
     wall_seconds = time.perf_counter() - began
     shutil.rmtree(directory.path / "torchrun", ignore_errors=True)  # its folders for error files
-    if options.look is not None:
-        options.look(trial, directory)
+    options.look(trial, directory)
     write_record(directory.env_json, described)  # with the sensors that failed meanwhile
     if options.program:
         trial, directory = settle(trial, directory)
@@ -134,11 +131,23 @@ def run_trial(
 
 
 def _start(
-    trial: Trial, directory: TrialDirectory, devices: Devices, options: LaunchOptions, output: int
+    trial: Trial, directory: TrialDirectory, devices: Devices, options: LaunchOptions
 ) -> "subprocess.Popen[bytes]":
+    """Start the trial's processes, whose output goes to log.txt."""
+    with storage_errors(directory.log):
+        log = directory.log.open("wb")
+    with log:
+        if options.program:
+            return start_guarded(options.program, log, env={**os.environ, **program_variables(trial, directory)})
+        argv, variables = _rank_command(trial, directory, devices, options)
+        return start_guarded(argv, log, env=variables, cwd=_REPOSITORY)
+
+
+def _rank_command(
+    trial: Trial, directory: TrialDirectory, devices: Devices, options: LaunchOptions
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs the ranks of this node, perhaps under a profiler, and its environment."""
     world = options.world
-    if options.program:
-        return start_guarded(options.program, output, env={**os.environ, **program_variables(trial, directory)})
     threads = trial.threads_per_rank or (
         max(1, devices.cpu_cores // trial.ranks) if world is None else world.threads(devices.cpu_cores)
     )
@@ -157,18 +166,16 @@ def _start(
     else:
         words = [*torchrun.ONE_NODE, f"--nproc-per-node={trial.ranks}", *argv]
         argv = torchrun.command(words, torchrun_json(directory))
-    if trial.profiler is not None:
-        from bench.profilers import load_profiler
-
-        profiler = load_profiler(trial.profiler, trial.profiler_options)
-        wrapped = profiler.wrap(argv, trial, directory.profile)
-        variables |= profiler.ENVIRONMENT
-        if wrapped != argv:
-            argv, variables = wrapped, without_secrets(variables)  # tools write the environment into their reports
     variables.pop(STOP_VARIABLE, None)
     if trial.kind == "train":
         variables[STOP_VARIABLE] = "1"
-    return start_guarded(argv, output, env=variables, cwd=_REPOSITORY)
+    if trial.profiler is None:
+        return argv, variables
+    profiler = load_profiler(trial.profiler, trial.profiler_options)
+    wrapped = profiler.wrap(argv, trial, directory.profile)
+    variables |= profiler.ENVIRONMENT
+    # Tools write the environment into their reports.
+    return wrapped, variables if wrapped == argv else without_secrets(variables)
 
 
 def rank_variables(threads: int, timeout_seconds: float | None) -> dict[str, str]:
@@ -193,34 +200,22 @@ def _wait(
 ) -> bool:
     """Sample sensors until the trial ends; end it at its time limit. Return whether it had reached that."""
     deadline = time.monotonic() + (options.timeout_seconds or math.inf)
-    next_sample = next_census = time.monotonic()
-    endless = trial.kind in ("train", "measure")
-    interval = _SAMPLE_SECONDS_OF_TRAINING if endless else _SAMPLE_SECONDS[trial.device]
-    members: list[int] = []
     signalled: set[int] = set()
-    with telemetry_writer(directory.telemetry_csv(0)) as writer:
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=max(0.001, min(_POLL_SECONDS, next_sample - time.monotonic())))
-                return False
-            now = time.monotonic()
-            if options.look is not None:
-                options.look(trial, directory)
-            if len(signalled) < trial.ranks and options.stop_wanted():
-                ranks = _ranks(child.pid) - signalled
-                send(ranks, signal.SIGTERM)
-                signalled |= ranks
-            if now >= deadline:
-                send(_ranks(child.pid), signal.SIGUSR1)  # they write where they hang into the log (faulthandler)
-                time.sleep(0.5)
-                end_guarded(child)
-                return True
-            if now >= next_census:  # walks all of /proc
-                members = [child.pid, *descendants(child.pid)]
-                next_census = now + 1.0
-            if now >= next_sample:
-                telemetry.sample(writer, members)
-                next_sample = max(next_sample, now - interval) + interval  # skips samples that were missed
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=_POLL_SECONDS)
+            return False
+        options.look(trial, directory)
+        telemetry.sample(child.pid)
+        if len(signalled) < trial.ranks and options.stop_wanted():
+            ranks = _ranks(child.pid) - signalled
+            send(ranks, signal.SIGTERM)
+            signalled |= ranks
+        if time.monotonic() >= deadline:
+            send(_ranks(child.pid), signal.SIGUSR1)  # they write where they hang into the log (faulthandler)
+            time.sleep(0.5)
+            end_guarded(child)
+            return True
 
 
 def _ranks(guard: int) -> set[int]:
@@ -240,12 +235,12 @@ def outcome(
 ) -> tuple[str, str, str]:
     """Return status, reason and the reason's code of a trial whose processes have ended.
 
-    The cause of a failure is what a rank reports about memory or a refusal, else a rank that a signal ended, else the
-    earliest exception; a rank that only lost its peer counts where there is nothing else.
+    The cause of a failure is what a rank reports about memory or a refusal, else the first rank that failed; a rank
+    that only lost its peer counts where there is nothing else.
     """
-    reports = _reports(directory)
+    causes = _reports(directory)
     steps = {rank: len(directory.read_steps(rank)) for rank in directory.ranks()}
-    if trial.profiler and not options.program and not reports and len(directory.read_ranks()) == trial.ranks:
+    if trial.profiler and not options.program and not causes and len(directory.read_ranks()) == trial.ranks:
         return "ok", "", ""  # what the tool does after the ranks is not part of the measurement
     if timed_out:
         reached = ", ".join(f"rank {rank} made {count} steps" for rank, count in steps.items()) or "no step recorded"
@@ -254,7 +249,8 @@ def outcome(
     if options.program and exit_code == 0:
         problem = why_incomplete(trial, directory)
         return ("refused", problem, "run-incomplete") if problem else ("ok", "", "")
-    causes = [*reports, *_exits(trial, directory, options, exit_code, oom_killed)]
+    if exit_code:
+        causes.append(_exit(trial, directory, options, exit_code, oom_killed))
     if not causes:
         return "ok", "", ""
     kind, _, status, reason, code = min(causes)
@@ -266,16 +262,17 @@ def outcome(
 
 
 _Cause = tuple[int, float, str, str, str]
+"""Kind, Unix time, status, reason and code."""
 
 
 def _reports(directory: TrialDirectory) -> list[_Cause]:
-    """Return what ranks wrote down before they ended: kind, time, status, reason and code."""
+    """Return what ranks wrote down before they ended."""
     causes = []
     for path in directory.path.glob("failure-*.json"):
         with contextlib.suppress(SchemaError):
             report = read_record(path)
             status, reason = report["status"], report["reason"]
-            kind = {"oom": _OOM, "crashed": _LOST if _LOST_PEER.search(reason) else _RAISED}.get(status, _REFUSED)
+            kind = {"oom": _OOM, "crashed": _LOST if _LOST_PEER.search(reason) else _FAILED}.get(status, _REFUSED)
             if status != "refused" and not re.match(r"rank \d+:", reason):  # what another rank met says so itself
                 reason = f"rank {path.stem.rpartition('-')[2]}: {reason}"
             code = "out-of-memory" if status == "oom" else report.get("code", "rank-failed")
@@ -283,40 +280,27 @@ def _reports(directory: TrialDirectory) -> list[_Cause]:
     return causes
 
 
-def _exits(
-    trial: Trial, directory: TrialDirectory, options: LaunchOptions, exit_code: int, oom_killed: bool
-) -> list[_Cause]:
-    """Return how processes ended that wrote nothing down; only the first rank of several is known."""
-    if not exit_code:
-        return []
+def _exit(trial: Trial, directory: TrialDirectory, options: LaunchOptions, exit_code: int, oom_killed: bool) -> _Cause:
+    """Return how the process that failed first ended, whether or not it wrote something down."""
     if torchrun_json(directory).exists():
         ending = msgspec.json.decode(torchrun_json(directory).read_bytes(), type=torchrun.Ending)
-        text, killed = ending.text, ending.kind == torchrun.KILLED
+        text, when, killed = ending.text, ending.time, ending.kind == torchrun.KILLED
     else:
-        who = "the launcher"
-        if options.program:
-            who = "it"
-        elif exit_code > 0 and (trial.ranks == 1 or options.world is not None):
-            who = f"rank 0 under {trial.profiler}" if trial.profiler else "rank 0"
+        one_rank = exit_code > 0 and (trial.ranks == 1 or options.world is not None)
+        who = "it" if options.program else "rank 0" if one_rank else "the launcher"
         number = exit_code - 128 if exit_code > 128 else -exit_code
         text = f"{who} {death_in_words(number) if number > 0 else f'ended with exit code {exit_code}'}"
-        killed = number > 0 and number != signal.SIGTERM
+        when, killed = math.inf, number > 0 and number != signal.SIGTERM
     if killed and oom_killed:
-        return [(_KILLED, math.inf, "oom", f"{text}: the machine or cgroup is out of memory", "out-of-memory")]
-    text += under_memory_limit() + _tail(directory.log)
-    # Of a program what its process reported before counts first, even where it dies by a signal after that.
-    return [(_KILLED if killed and not options.program else _EXITED, math.inf, "crashed", text, "rank-failed")]
+        return _FAILED, when, "oom", f"{text}: the machine or cgroup is out of memory", "out-of-memory"
+    lines = [line.strip() for line in directory.log.read_text(errors="replace").splitlines() if line.strip(" =-")]
+    text += f"; log.txt ends: {' | '.join(lines[-_TAIL_LINES:])[-500:]}"
+    return _FAILED if killed else _LOST, when, "crashed", text, "rank-failed"
 
 
 def torchrun_json(directory: TrialDirectory) -> Path:
     """How torchrun ended, where it ran the ranks."""
     return directory.path / "torchrun.json"
-
-
-def _tail(log: Path) -> str:
-    text = log.read_text(encoding="utf-8", errors="replace")
-    useful = [line.strip() for line in text.splitlines() if line.strip() and not set(line.strip()) <= set("=-")]
-    return "; log.txt ends: " + (" | ".join(useful[-_TAIL_LINES:])[-500:] or "(empty)")
 
 
 def finish(

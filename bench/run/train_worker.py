@@ -3,19 +3,21 @@ the loss curve, the events (also to the log), scalars for the loggers."""
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+import torch.distributed as dist
 
 from bench.implementations import OURS, TRAININGS
 from bench.loggers import Loggers
-from bench.run.clock import StepClock
-from bench.run.recorder import step_writer
+from bench.run.clock import Row, StepClock
+from bench.run.recorder import LineWriter, RowWriter
+from bench.run.resources import used_memory
 from bert.data.batch import BatchCounts
 from bert.model.config import model_config
 from bert.model.memory import parameter_count
@@ -26,10 +28,10 @@ from bert.train.base_run import RunRequest
 from bert.train.checkpoint import checkpoint_path
 from bert.train.events import Best, Evaluated, Event, Optimized, Progress, Resumed, RunOutcome, Saved, Warned
 from bert.train.settings import TrainSettings
-from common.atomic import storage_errors
 from common.registry import load
 from common.scores import score
 from records.run import TrialDirectory
+from records.schema import STEP_COLUMNS
 from records.training import TrainRun, curve_fields, events_jsonl, write_curve
 from records.trial import Trial
 
@@ -46,21 +48,18 @@ def run_attempt(
     run = TrainRun(directory.path.parent.parent)
     settings = TrainSettings.from_json(dict(trial.training))
     model_flops, record = _counted(settings, trial.implementation)
+    recorder: TrainRecorder | None = None
     with ExitStack() as stack:
-        writer = stack.enter_context(step_writer(directory.steps_csv(strategy.rank)))
-        recorder = TrainRecorder(run, directory, settings) if strategy.rank == 0 else None
-        if recorder is not None:
-            stack.callback(recorder.close)
-
-        def on_row(row: dict[str, Any]) -> None:
-            writer.write(row)
-            if recorder is not None:
-                recorder.row(row)
-
-        report = recorder.report if recorder is not None else lambda event: None
-        clock = StepClock(trial.device, model_flops, on_row)
+        write_row = stack.enter_context(RowWriter(directory.steps_csv(strategy.rank), STEP_COLUMNS)).write
+        if strategy.rank == 0:
+            recorder = stack.enter_context(closing(TrainRecorder(run, directory, settings, write_row)))
+        clock = StepClock(trial.device, model_flops, recorder.row if recorder else write_row)
+        report = recorder.report if recorder else lambda event: None
         run_training: RunTraining = load(TRAININGS, trial.implementation, "implementation of training runs")
         outcome = run_training(RunRequest(settings, run.checkpoints, strategy, clock, should_stop, report))
+    backend = dist.get_backend() if dist.is_initialized() else None
+    unknown = dict.fromkeys(("mfu", "measured_peak_flops"), "a training run measures no peak")
+    record |= {**used_memory(strategy.device), "backend": backend, "unknown": unknown}
     if recorder is None:
         return record
     if recorder.summary["evaluation"] is None and outcome.evaluation is not None:
@@ -101,11 +100,12 @@ class TrainRecorder:
     first of them is made again. Raises SchemaError where the curve so far is damaged, and StorageError.
     """
 
-    def __init__(self, run: TrainRun, directory: TrialDirectory, settings: TrainSettings) -> None:
-        self._run = run
-        self._settings = settings
-        self._events_path = events_jsonl(directory)
-        self._curve: TextIO | None = None
+    def __init__(
+        self, run: TrainRun, directory: TrialDirectory, settings: TrainSettings, on_row: Callable[[Row], None]
+    ) -> None:
+        self._run, self._settings, self._on_row = run, settings, on_row
+        self._events = LineWriter(events_jsonl(directory))
+        self._curve: LineWriter | None = None
         self._step_ms: dict[int, float] = {}  # of steps that the loggers do not have yet
         self._clocked: list[float] = []  # times of the steps since the last progress, ms
         self._began: float | None = None  # time.monotonic()
@@ -120,55 +120,52 @@ class TrainRecorder:
             "levers_left_out": {},
         }
         """What this attempt did so far, in plain values."""
-        with storage_errors(self._events_path):
-            self._events = self._events_path.open("w", encoding="utf-8")
         # Imported now, where no rank waits for it.
         self._loggers = Loggers(lambda message: self.report(Warned(message=message)))
 
-    def row(self, row: Mapping[str, Any]) -> None:
+    def row(self, row: Row) -> None:
         """Take a row of the step clock: how long a step took."""
-        step_ms = float(row["step_time_ms"])
+        self._on_row(row)
         if self._began is None:
-            self._began = time.monotonic() - step_ms / 1000
-        self._step_ms[row["step"]] = step_ms
-        self._clocked.append(step_ms)
+            self._began = time.monotonic() - row["step_time_ms"] / 1000
+        self._step_ms[row["step"]] = row["step_time_ms"]
+        self._clocked.append(row["step_time_ms"])
 
     def report(self, event: Event) -> None:
         """Take an event of bert.train."""
-        if isinstance(event, Progress):
-            self._progress(event)
-        elif isinstance(event, Evaluated):
-            self._evaluated(event)
-        elif isinstance(event, Saved):
-            self._show_progress()
-            self._sync_curve()
-            self._loggers.flush()
-            self.summary["best"] = best_checkpoint(event.best)
-            best = {f"best_{name}": value for name, value in (self.summary["best"] or {}).items()}
-            fields = {name: getattr(event, name) for name in ("applied_steps", "seconds", "size_bytes")}
-            self._write("saved", path=event.path.name, **fields, **best)
-        elif isinstance(event, Resumed):
-            fields = {**asdict(event), "path": str(event.path)}
-            self.summary["begun_from"] = {name: fields[name] for name in ("path", "applied_steps", "changed")}
-            self._write("resumed", **fields)
-        elif isinstance(event, Optimized):
-            self.summary |= {"levers": event.levers, "levers_left_out": dict(event.left_out)}
-            self._write("optimized", levers=event.levers, left_out=dict(event.left_out))
-        elif isinstance(event, Warned):
-            self._write("warned", message=event.message)
+        match event:
+            case Progress():
+                self._progress(event)
+            case Evaluated():
+                self._evaluated(event)
+            case Saved():
+                self._show_progress()
+                if self._curve is not None:
+                    self._curve.sync()
+                self._loggers.flush()
+                self.summary["best"] = best = best_checkpoint(event.best)
+                fields = {name: getattr(event, name) for name in ("applied_steps", "seconds", "size_bytes")}
+                fields |= {f"best_{name}": value for name, value in (best or {}).items()}
+                self._write("saved", path=event.path.name, **fields)
+            case Resumed():
+                fields = {**asdict(event), "path": str(event.path)}
+                self.summary["begun_from"] = {name: fields[name] for name in ("path", "applied_steps", "changed")}
+                self._write("resumed", **fields)
+            case Optimized():
+                self.summary |= {"levers": event.levers, "levers_left_out": dict(event.left_out)}
+                self._write("optimized", levers=event.levers, left_out=dict(event.left_out))
+            case Warned():
+                self._write("warned", message=event.message)
 
     def _progress(self, event: Progress) -> None:
         if self._curve is None:
             rows = self._run.read_curve()
             write_curve(self._run.curve_csv, [row for row in rows if row["step"] < event.step])
-            with storage_errors(self._run.curve_csv):
-                self._curve = self._run.curve_csv.open("a", encoding="utf-8")
+            self._curve = LineWriter(self._run.curve_csv, "a")
             self._open_loggers(event.applied_steps if event.applied else event.applied_steps + 1)
             self.summary["first_step"] = event.step
-        row = {**asdict(event), "samples": event.samples_seen}
-        with storage_errors(self._run.curve_csv):
-            self._curve.write(",".join(map(str, curve_fields(row))) + "\n")
-            self._curve.flush()  # a checkpoint must never be ahead of it, whenever the process is killed
+        # A checkpoint must never be ahead of the curve, whenever the process is killed.
+        self._curve.line(",".join(map(str, curve_fields({**asdict(event), "samples": event.samples_seen}))))
         step_ms, samples = self._step_ms.pop(event.step, None), self._settings.global_batch_size
         scalars = {
             "loss": event.loss,
@@ -191,18 +188,15 @@ class TrainRecorder:
         event = self._last
         if event is None or event is self._shown:
             return
-        self._shown = event
-        rate = left = None
-        if clocked_ms := sum(self._clocked):
-            rate = len(self._clocked) * self._settings.global_batch_size / clocked_ms * 1000
+        self._shown, clocked_ms = event, sum(self._clocked)
+        rate = 1000 * len(self._clocked) * self._settings.global_batch_size / clocked_ms if clocked_ms else None
+        self._clocked, left = [], None
         if self._began is not None:
             seconds = time.monotonic() - self._began
             left = seconds / self.summary["steps_made"] * max(0, self._settings.steps - event.applied_steps)
-        self._clocked = []
         self._write(
             "progress",
-            step=event.step,
-            applied_steps=event.applied_steps,
+            **{name: getattr(event, name) for name in ("step", "applied_steps")},
             total_steps=self._settings.steps,
             learning_rate=event.learning_rate,
             loss_scale=event.loss_scale,
@@ -227,16 +221,8 @@ class TrainRecorder:
         if run_ids := {name: run_id for name, run_id in opened.items() if run_id is not None}:
             self._write("logging", run_ids=run_ids)
 
-    def _sync_curve(self) -> None:
-        if self._curve is not None:
-            with storage_errors(self._run.curve_csv):
-                os.fsync(self._curve.fileno())
-
     def _write(self, event: str, **fields: Any) -> None:
-        line = json.dumps({"event": event, "time_ns": time.time_ns(), **fields}, allow_nan=False)
-        with storage_errors(self._events_path):
-            self._events.write(line + "\n")
-            self._events.flush()
+        self._events.line(json.dumps({"event": event, "time_ns": time.time_ns(), **fields}, allow_nan=False))
         text = ", ".join(f"{name} {value}" for name, value in fields.items())
         sys.stdout.write(f"{time.strftime('%H:%M:%S')} {event}: {text}\n")
         sys.stdout.flush()
@@ -244,12 +230,11 @@ class TrainRecorder:
     def close(self) -> None:
         """Write out what is held back, also when the training failed."""
         self._show_progress()
-        self._sync_curve()
         self._loggers.close(finished=self._last is None or self._last.applied_steps >= self._settings.steps)
-        for path, file in ((self._run.curve_csv, self._curve), (self._events_path, self._events)):
-            if file is not None:
-                with storage_errors(path):
-                    file.close()
+        self._events.close()
+        if self._curve is not None:
+            self._curve.sync()
+            self._curve.close()
 
 
 def flat(evaluation: Evaluation) -> dict[str, Any]:

@@ -265,10 +265,10 @@ def profile_variants(plan: TrainingsPlan, session: Session, steps: int) -> dict[
     with locked(session.run):
         profiled = profile_trials(session, [*trials.values()])
     profiles: dict[str, dict[str, Any]] = {}
-    for variant, profile in zip(trials, profiled, strict=True):
-        problem = profile.problem
+    for variant, result in zip(trials, profiled, strict=True):
+        problem = result["profile"]["problem"]
         if not problem:
-            source = open_profile(session.run.trial(profile.trial.trial_id)).source
+            source = open_profile(session.run.trial(trials[variant].trial_id)).source
             if source.timelines:
                 profiles[variant] = all_reduce(source.timelines)
                 continue

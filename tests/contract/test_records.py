@@ -40,11 +40,11 @@ ROW: dict[str, Any] = {
 
 
 def write_steps(directory: TrialDirectory, rank: int, rows: list[dict[str, Any]]) -> Path:
-    from bench.run.recorder import step_writer
+    from bench.run.recorder import RowWriter
 
     path = directory.steps_csv(rank)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with step_writer(path) as writer:
+    with RowWriter(path, STEP_COLUMNS) as writer:
         for row in rows:
             writer.write(row)
     return path
@@ -112,12 +112,12 @@ def test_what_the_recorder_writes_the_reader_returns_exactly(tmp_path: Path) -> 
 
 
 def test_telemetry_goes_round_too(tmp_path: Path) -> None:
-    from bench.run.telemetry import telemetry_writer
+    from bench.run.recorder import RowWriter
 
     directory = TrialDirectory(tmp_path)
     row = {"time_ns": 5, "device": "gpu0", "quantity": "power_watts", "value": 71.25}
     for node in (0, 1):
-        with telemetry_writer(directory.telemetry_csv(node)) as writer:
+        with RowWriter(directory.telemetry_csv(node), TELEMETRY_COLUMNS) as writer:
             writer.write(row)
     assert directory.read_telemetry() == [{**row, "node": 0}, {**row, "node": 1}]
     assert set(row) == set(TELEMETRY_COLUMNS)

@@ -10,13 +10,14 @@ import torch
 from support.cli import ROOT, Cli
 
 from bench.run.clock import StepClock
-from bench.run.recorder import step_writer
+from bench.run.recorder import RowWriter
 from bert.data.batch import Batch, BatchCounts
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
 from bert.speed import native
 from bert.train.loop import Training, train
 from bert.train.observer import Observer, Observers
+from records.schema import STEP_COLUMNS
 
 pytestmark = pytest.mark.alone
 
@@ -64,7 +65,7 @@ def test_observers_cost_under_one_percent_of_the_smallest_step_make_bench_measur
 
     costs = []
     for number in range(5):
-        with step_writer(tmp_path / f"steps-{number}.csv") as writer:
+        with RowWriter(tmp_path / f"steps-{number}.csv", STEP_COLUMNS) as writer:
             clock = StepClock("cpu", lambda counts: 1.0, writer.write)
             costs.append(milliseconds_per_step(Observers([clock])) - milliseconds_per_step(Observer()))
     print(f"ms per step: {sorted(costs)}")

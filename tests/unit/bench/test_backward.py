@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from analysis.metrics.scaling import backward_pass, bucket_ends
-from bench.run.measure import backward_of, backward_timeline
+from bench.run.measure import backward_timeline
 from bert.optim.precision import Precision
 from bert.parallel import ddp
 from bert.parallel.single import SingleStrategy
@@ -95,7 +95,8 @@ def model() -> torch.nn.Module:
 def test_the_last_layers_are_ready_first_and_what_gets_no_gradient_at_the_end() -> None:
     net = model()
     before = [parameter.detach().clone() for parameter in net.parameters()]
-    record = backward_timeline(training(net))
+    record = backward_timeline(training(net), Trial(strategy="single"))
+    assert record is not None
     counts = [parameter.numel() for parameter in reversed(list(net.parameters()))]
     assert record["bytes"] == [4 * count for count in counts]
     ready = dict(zip(counts, record["ready_ms"], strict=True))
@@ -109,8 +110,7 @@ def test_the_last_layers_are_ready_first_and_what_gets_no_gradient_at_the_end() 
 
 def test_only_throughput_of_whole_gradients_that_are_not_compiled_is_told() -> None:
     job = training(model())
-    assert backward_of(job, Trial(strategy="single")) is not None
-    assert backward_of(job, Trial(strategy="fsdp")) is None
-    assert backward_of(job, Trial(strategy="single", kind="probe")) is None
+    assert backward_timeline(job, Trial(strategy="fsdp")) is None
+    assert backward_timeline(job, Trial(strategy="single", kind="probe")) is None
     compiled = dataclasses.replace(job, model=SimpleNamespace(modules=lambda: [SimpleNamespace(_compiled_call_impl=1)]))
-    assert backward_of(compiled, Trial(strategy="single")) is None
+    assert backward_timeline(compiled, Trial(strategy="single")) is None

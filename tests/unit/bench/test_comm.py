@@ -59,7 +59,7 @@ def test_a_world_is_measured_as_it_is() -> None:
 def group(name: str, ranks: int, placement: str, precision: str) -> list[_Buffers]:
     """Buffers of all ranks, filled."""
     members = [SimpleNamespace(rank=rank, world_size=ranks, device=torch.device("cpu")) for rank in range(ranks)]
-    buffers = [_Buffers.make(name, placement, 192 * ranks, precision, member) for member in members]  # type: ignore[arg-type]
+    buffers = [_Buffers(name, placement, 192 * ranks, precision, member) for member in members]  # type: ignore[arg-type]
     for one in buffers:
         one.fill()
     return buffers

@@ -14,7 +14,6 @@ from bench.run.inside import run_inside
 from bench.run.supervise import LaunchOptions
 from bench.sweep.sweep import locked
 from common.errors import LockedError
-from records.files import read_record
 from records.run import RunDirectory, TrialDirectory
 from records.schema import STEP_COLUMNS
 from records.trial import Trial
@@ -31,15 +30,6 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
     monkeypatch.setattr("bench.run.inside.finish", lambda *_: {"status": "ok"})
     monkeypatch.setattr("bench.run.inside.capture", lambda devices: {})
     return trials
-
-
-def test_the_requests_of_calls_before_are_kept(tmp_path: Path, ran: list[Trial]) -> None:
-    run = RunDirectory(tmp_path / "run")
-    for batch in (4, 8):
-        trial = Trial(micro_batch_size=batch)
-        run_inside(run, [trial], {"batch": batch}, CPU, World(0, 0, 1, 1, 1), LaunchOptions())
-    sweep = read_record(run.sweep_json)
-    assert (sweep["request"], sweep["earlier"]) == ({"batch": 8}, [{"batch": 4}]) and len(ran) == 2
 
 
 def test_a_repeated_trial_that_dies_has_not_the_result_of_the_call_before(

@@ -15,7 +15,7 @@ from analysis.metrics.comparison.runs import compare_runs
 from analysis.metrics.throughput import summarize
 from bench.cli.dispatch import result_of
 from bench.cli.result import Result
-from bench.run.recorder import step_writer
+from bench.run.recorder import RowWriter
 from bench.run.script import profile_of, why_incomplete
 from bench.sweep.script import name_of, plan_script, script_sha256
 from common.errors import Code
@@ -117,7 +117,7 @@ def stepped(
     """The records of a script that made so many steps of 4 samples."""
     directory = RunDirectory(folder).trial(trial.trial_id)
     directory.path.mkdir(parents=True)
-    with step_writer(directory.steps_csv(0)) as writer:
+    with RowWriter(directory.steps_csv(0), STEP_COLUMNS) as writer:
         for number in range(made):
             row = {
                 "step": number,

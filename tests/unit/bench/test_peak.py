@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.fp8_needed import need_fast_fp8
 
 from bench.run import peak
 from bench.run.peak import matmul_peak
@@ -14,7 +13,7 @@ from bench.run.peak import matmul_peak
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_product_of_any_layout_is_much_faster_than_the_peak(dtype: torch.dtype) -> None:
-    found = matmul_peak(torch.device("cpu"), dtype, seconds=0.2)
+    found = matmul_peak(torch.device("cpu"), dtype)
     assert found["dtype"] == str(dtype).removeprefix("torch.") and found["shape"][0] >= 1024
     left, right = (torch.randn(512, 512).to(dtype) for _ in range(2))
     rates = []
@@ -24,22 +23,6 @@ def test_no_product_of_any_layout_is_much_faster_than_the_peak(dtype: torch.dtyp
             first @ second
             rates.append(2 * 512**3 / (time.perf_counter() - began))
     assert 0.4 < found["flops_per_second"] / max(rates) < 5.0
-
-
-def test_fp8_has_a_peak_of_its_own() -> None:
-    need_fast_fp8()
-    found = matmul_peak(torch.device("cpu"), torch.float8_e4m3fn, seconds=0.2)
-    size = found["shape"][0]
-    assert found["dtype"] == "float8_e4m3fn" and size >= 1024
-    left, right = (torch.ones(size, size).to(torch.float8_e4m3fn) for _ in range(2))
-    one = torch.ones(())
-    times = []
-    for _ in range(10):
-        began = time.perf_counter()
-        product = torch._scaled_mm(left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-        times.append(time.perf_counter() - began)
-    assert float(product[0, 0]) == size, "FP8's ones, multiplied"
-    assert 0.4 < found["flops_per_second"] / (2 * size**3 / min(times)) < 2.5
 
 
 _RATES = {64: 1e12, 1024: 350e12, 2048: 560e12, 4096: 680e12, 8192: 730e12}

@@ -12,7 +12,6 @@ from analysis.open import Source
 from analysis.views import View
 from bench.cli import profile
 from bench.cli.profile import ProfileOptions
-from bench.run import profiling
 from bench.run.profiling import unprofiled
 from bench.sweep import sweep
 from records.files import write_record
@@ -34,12 +33,13 @@ def test_the_unprofiled_twin_is_the_same_run_and_no_throughput_result() -> None:
 
 @pytest.mark.parametrize(("ratio", "doubted"), [(1.3, False), (0.95, False), (0.5, True)])
 def test_a_profile_quicker_than_the_run_without_it_is_doubted(ratio: float, doubted: bool, tmp_path: Path) -> None:
-    cost = {"step_time_ratio": ratio, "unprofiled_step_time_ms": 10.0}
-    result = {"status": "ok", "reason": "", "step_time_ms": 10 * ratio, "profile": cost}
-    item = profiling.Profiled(trial=trial("torch"), result=result, files=(), problem="")
+    cost = {"files": [], "problem": "", "step_time_ratio": ratio, "unprofiled_step_time_ms": 10.0}
+    result = {"trial_id": "x", "status": "ok", "reason": "", "step_time_ms": 10 * ratio, "profile": cost}
     row = {"micro_batch_size": 8, "rank": 0, "compute_utilization": 0.97, "step_time_ratio": ratio}
     view = View(document={"compute_utilization": [row], "core_utilization": []}, blocks=[])
-    shown = text(profile._result(ProfileOptions(), RunDirectory(tmp_path), [item], [view], []).blocks)
+    shown = text(
+        profile._result(ProfileOptions(), RunDirectory(tmp_path), [trial("torch")], [result], [view], []).blocks
+    )
     assert "97.0 %" in shown and f"{ratio:.2f}" in shown
     assert ("another --out" in shown) is doubted
 
@@ -63,8 +63,8 @@ def test_a_finished_profile_is_not_measured_again_unless_it_is_useless(
     collected = SimpleNamespace(check=lambda trial: None, collect=lambda trial, folder: [folder / "rank-0.txt"])
     read = OpenedProfile(source=Source(path=tmp_path)), {"compute": [], "core": []}
     monkeypatch.setattr(views, "summarize", lambda directory: read)
-    for module in (profiling, profile):
-        monkeypatch.setattr(module, "load_profiler", lambda *rest: collected)
+    monkeypatch.setattr(profile, "load_profiler", lambda *rest: collected)
+    monkeypatch.setattr("bench.run.profiling.load_profiler", lambda *rest: collected)
     words = ["pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precisions", "fp32"]
     words += ["--start", "3", "--stop", "6", "--profiler", "torch", "--out", str(tmp_path / "run")]
     (first,) = document("profile", *words)["profiles"]

@@ -3,7 +3,6 @@
 import math
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from bench.loggers import LOGGERS, VARIABLE
 from bench.run.processes import STOP_SIGNALS, StopRequest, listen_for_stop
 from bench.run.train_worker import TrainRecorder
 from bert.tasks.base import Evaluation
-from bert.train.events import Evaluated, Optimized, Progress, Resumed, Saved, Warned
+from bert.train.events import Evaluated, Progress, Resumed, Saved, Warned
 from common.errors import SchemaError
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
@@ -79,7 +78,9 @@ def attempt(tmp_path: Path) -> TrialDirectory:
 
 
 def recorded(attempt: TrialDirectory, data: Path, *events: Any) -> TrainRecorder:
-    recorder = TrainRecorder(TrainRun(attempt.path.parents[1]), attempt, settings(data, steps=10, log_every=2))
+    recorder = TrainRecorder(
+        TrainRun(attempt.path.parents[1]), attempt, settings(data, steps=10, log_every=2), lambda row: None
+    )
     for event in events:
         recorder.report(event)
     recorder.close()
@@ -126,14 +127,6 @@ def test_a_resumed_training_continues_the_runs_of_its_loggers(
     assert event["event"] == "logging" and event["run_ids"] == {"tracker": "own-run"}
 
 
-def test_the_optimizations_are_in_the_summary_and_the_events(attempt: TrialDirectory, data: Path) -> None:
-    left_out = {"bf16-weights": "needs bf16, not fp32"}
-    recorder = recorded(attempt, data, Optimized("chunks+unpad", left_out))
-    assert recorder.summary["levers"] == "chunks+unpad" and recorder.summary["levers_left_out"] == left_out
-    (event,) = read_events(attempt)
-    assert (event["event"], event["levers"], event["left_out"]) == ("optimized", "chunks+unpad", left_out)
-
-
 def test_tensorboard_leaves_out_what_was_made_again(
     attempt: TrialDirectory, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,17 +144,6 @@ def test_tensorboard_leaves_out_what_was_made_again(
     assert found == {step: 1.0 if step <= 4 else 2.0 for step in range(1, 9)}
     assert events.Scalars("train/percent_complete")[-1].value == pytest.approx(80)
     assert events.Scalars("eval/mlm_loss") == []
-
-
-def test_without_tensorboard_a_note_says_so_and_training_goes_on(
-    attempt: TrialDirectory, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(VARIABLE, "tensorboard")
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    recorded(attempt, data, made(0), made(1))
-    (warned,) = [event for event in read_events(attempt) if event["event"] == "warned"]
-    assert "tensorboard" in warned["message"]
-    assert len(TrainRun(attempt.path.parents[1]).read_curve()) == 2
 
 
 def test_losses_that_are_not_finite_are_recorded_and_shown(attempt: TrialDirectory, data: Path) -> None:
