@@ -47,8 +47,8 @@ from support import plain_pretraining  # noqa: E402
 
 from bert.corpus.files import find_inputs, identify  # noqa: E402
 from bert.corpus.sharding import ShardPlan, shard  # noqa: E402
+from bert.data.finished import Stage  # noqa: E402
 from bert.data.pool import Workers  # noqa: E402
-from bert.data.stages import Part, StageFolder  # noqa: E402
 from bert.data.vocabulary import Vocabulary, load_vocabulary  # noqa: E402
 from bert.tasks.pretrain import hdf5, tokens  # noqa: E402
 from bert.tasks.pretrain.config import InstanceConfig  # noqa: E402
@@ -111,28 +111,20 @@ def silent(stage: str, done: int, total: int | None) -> None:
     """Take a stage's progress."""
 
 
-def folder_of(path: Path, stage: str) -> StageFolder:
+def folder_of(path: Path, stage: str) -> Stage:
     """Return an empty stage folder."""
     shutil.rmtree(path, ignore_errors=True)
-    folder = StageFolder(path, stage, 1, {}, "")
-    folder.begin()
-    return folder
+    return Stage(path, stage, 1, {}, "")
 
 
 def sentence_text(data: Path, scratch: Path) -> list[Path]:
     """Make the books and dumps below `data` sentence text."""
-    from bert.corpus.clean import clean
-    from bert.corpus.extract import extract
     from bert.corpus.sentences import segment
 
-    inputs = find_inputs(data)
-    parts: list[Path] = []
+    found = find_inputs(data)
+    dumps, texts = (identify(paths, data, scratch / "digests.json") for paths in (found.dumps, found.texts))
     with Workers(1) as workers:
-        for name, stage, paths in (("extracted", extract, inputs.dumps), ("cleaned", clean, inputs.texts)):
-            sources = identify(paths, data, scratch / f"{name}.json")
-            done = stage(sources, folder_of(scratch / name / "data", name), workers, Part(), silent)
-            parts += done.files
-        done = segment(parts, folder_of(scratch / "sentences", "sentences"), workers, Part(), silent)
+        done = segment(dumps, texts, folder_of(scratch / "sentences", "sentences"), workers, silent)
     return list(done.files)
 
 
@@ -180,7 +172,7 @@ class Bench:
 
     def ours(self, shards: Sequence[Path], dupe_factor: int, workers: int = 1) -> float:
         """Make HDF5 shards of sentence text; no process has seen the text before."""
-        tokens.forget_words()
+        tokens.tokenizer_of.cache_clear()
         return self.timed(shards, dupe_factor, workers)
 
     def timed(self, shards: Sequence[Path], dupe_factor: int, workers: int) -> float:
@@ -188,15 +180,13 @@ class Bench:
         config = InstanceConfig(seq_len=SEQ_LEN, max_predictions=MAX_PREDICTIONS, dupe_factor=dupe_factor)
         # A vocabulary as it is when it has just been read: the time to make a tokenizer of it counts.
         vocabulary = Vocabulary(self.vocabulary.pieces, lower_case=True)
-        folders = [folder_of(self.scratch / name, name) for name in (tokens.STAGE, hdf5.STAGE)]
+        length = hdf5.Length(folder_of(self.scratch / "hdf5", "hdf5"), config)
         with Workers(workers) as pool:
             list(pool.map(warm_up, range(4 * workers)))
             begun = time.perf_counter()
-            encoded = tokens.tokenize(shards, folders[0], vocabulary, pool, Part(), silent)
-            assert encoded is not None
-            made = hdf5.make_shards(encoded.files, folders[1], vocabulary, config, pool, Part(), silent)
+            (made,) = hdf5.make_shards(shards, vocabulary, [length], pool, silent)
             took = time.perf_counter() - begun
-        assert made is not None and len(made.files) == len(shards)
+        assert len(made.files) == len(shards)
         return took
 
     def earlier(self) -> float:

@@ -1,34 +1,73 @@
 """Convert the wikitext of one page to plain paragraphs.
 
-Whole-text scanners (`markup.py`) take out what is no running text; headings, sections of references and tables are
-taken out line by line; links and kept templates of each paragraph are then resolved, the simple ones by patterns, the
-others by the parser (mwparserfromhell). As in MediaWiki, lines in a row are one paragraph, and a list item is one line.
+Comments, tags, templates and links are replaced over the whole text, those inside others first; headings, sections of
+references and tables are taken out line by line. As in MediaWiki, lines in a row are one paragraph, and a list item is
+one line. No pattern takes more than linear time on any input: a repetition ends where what it looks for begins again.
 
 What is kept: a paragraph when it ends like a sentence or has at least 8 words; a list item (`*`, `#`, `:`), the
 definition after a term (`; term : definition`) or a line that begins with a space when it ends like a sentence and has
 at least 5 words (a script without spaces: 20 characters). Terms, headings, titles, captions, galleries, formulas and
-tables are not sentences and go. A table that is never closed ends at the next heading, or where a paragraph that is
-kept follows an empty line.
-
-What is lost besides: the result of every template outside the tables of `markup.py`, formulas (their sentence
-stays, with a gap), bare web addresses, `|` signs that nothing protects, and all after a comment without an end.
+tables are not sentences and go, and so does the result of every template outside the tables of `templates.py`.
 """
 
 import html
 import re
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
 
-from bert.corpus import markup
+from bert.corpus.templates import printed
 
-MOST_CHARACTERS = 2**20
-"""A longer page is cut into pieces of at most this many characters before it is read."""
-_MOST_PARSED = 8192
-"""Characters given to the parser at once: it is quadratic in unclosed links, so their number is bounded."""
-_MOST_OPEN = 32
-"""More unclosed brackets than this in one line are no links."""
+_REMOVED_TAGS = [
+    "ref", "references", "math", "chem", "ce", "gallery", "timeline", "imagemap", "score", "graph", "hiero",
+    "templatedata", "templatestyles", "categorytree", "inputbox", "source", "syntaxhighlight", "pre", "includeonly",
+    "table", "mapframe", "maplink", "indicator",
+]  # fmt: skip
+"""Tags that are removed with their content."""
+_BLOCKS = frozenset((
+    "p", "div", "li", "ul", "ol", "dl", "dt", "dd", "blockquote", "center", "poem", "hr", "tr", "td", "th", "h1",
+    "h2", "h3", "h4", "h5", "h6",
+))  # fmt: skip
+"""Tags that end a paragraph; every other one is taken out without a trace (`br` leaves a space)."""
+_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+_ELEMENT = re.compile(
+    rf"<({'|'.join(_REMOVED_TAGS)}|nowiki)\b(?:[^<>]*/>"
+    r"|[^<>]*+>([^<]*+(?:<(?!/?\1\b(?![^<>]*/>))[^<]*+)*+)</\1\s*+>)",
+    re.IGNORECASE,
+)
+"""A tag that is removed, to its end; one with the same tag open in it is not closed."""
+_TAG = re.compile(r"<(/?)([a-z][a-z0-9]*)(?:\s[^<>]*|/)?>", re.IGNORECASE)
+_MAGIC_CHARACTERS = {ord(character): f"&#{ord(character)};" for character in "'[]{}|<>=*#:;_!-"}
+# Of 10<sup>18</sup> the text is 10^18, not 1018.
+_POWER = re.compile(r"<sup>(?<=\d<sup>)([-+\u2212\u2013]?\d{1,9})</sup>")
+
+_MOST_NESTED = 8
+"""Rounds in which templates and links are replaced; what is nested deeper is left as text."""
+
+
+def _balanced(levels: int) -> str:
+    """Return a pattern of a template that has at most `levels` templates in each other in it."""
+    inner = rf"|{_balanced(levels - 1)}" if levels else ""
+    return rf"\{{\{{[^{{}}]*+(?:(?:\{{(?!\{{)|\}}(?!\}}){inner})[^{{}}]*+)*+\}}\}}"
+
+
+_ARGUMENT = re.compile(r"\{\{\{[^{}]*+\}\}\}")
+_TEMPLATE = re.compile(_balanced(4))
+_EXTERNAL_LINK = re.compile(r"\[(?:(?:https?|ftp|mailto):|//)[^\s\[\]]*+(?:[^\S\n]++([^\[\]\n]*+))?\]", re.IGNORECASE)
+_LINK = re.compile(r"\[\[([^\[\]]*+(?:(?:\[(?!\[)|\](?!\]))[^\[\]]*+)*+)\]\]")
+
+_LANGUAGE = r"(?!mw:|wp:)(?:[a-z]{2,3}(?:-[a-z]+){0,2}|simple)"
+_PREFIXES = """
+    file image media category
+    kategorie catégorie categoría categoria categorie kategori luokka kategória kategorija kategorijo kategoria
+    kategooria категория категорія катэгорыя категорија κατηγορία קטגוריה تصنيف رده श्रेणी หมวดหมู่ thể_loại kategorio
+    分类 分類 カテゴリ 분류 categori catagóir flokkur
+"""
+"""Namespaces whose links are no text. A dump names those of its own language; further categories of MediaWiki's
+languages are listed here, because related languages use them as aliases. Files are known by their names' ends."""
+_ENDS_OF_FILES = "jpe?g|png|svg|gif|tiff?|webp|og[gav]|webm|djvu|pdf|midi?|flac|wav|mp3|xcf|stl"
+_FILE = rf"[^\[\]{{}}|\n:]{{1,40}}+:[^\[\]{{}}|\n]{{0,300}}\.(?i:{_ENDS_OF_FILES})\s*(?:[|\]]|\Z)"
+"""A page of some namespace whose name is that of a file: such a link shows it, in a dump of any language."""
+
 _SKIPPED_SECTIONS = frozenset(
     line.strip()
     for line in """
@@ -43,7 +82,6 @@ _SKIPPED_SECTIONS = frozenset(
     см. также, примечания, ссылки, литература, 関連項目, 脚注, 外部リンク, 参考文献, 参见, 参考资料, 外部链接
     """.replace("\n", " ").split(",")
 )
-_REDIRECT = re.compile(r"\s*#\s*\w+\s*:?\s*\[\[")
 # Two patterns, because one search for either would try every character.
 _DISAMBIGUATION = re.compile(
     r"\{\{\s*(?:disambig\w*|dab|disamb|hndis|geodis|(?:human name|place name|\w+) disambiguation|begriffsklärung|"
@@ -52,14 +90,9 @@ _DISAMBIGUATION = re.compile(
     re.IGNORECASE,
 )
 _DISAMBIGUATION_WORD = re.compile("__DISAMBIG__", re.IGNORECASE)
-_HEADING = re.compile(r"(={1,6})\s*(.*?)\s*={1,6}\s*$")
-# Of 10<sup>18</sup> the text is 10^18, not 1018.
-_POWER = re.compile(r"<sup>(?<=\d<sup>)([-+\u2212\u2013]?\d{1,9})</sup>")
+_HEADING = re.compile(r"(={1,6})\s*(.{0,999}?)\s*={1,6}\s*$")
 _MAGIC_WORD = re.compile(r"__[A-Z]{3,}__")
-_QUOTES = re.compile(r"'{2,}")
 _VARIANT = re.compile(r"-\{(?:[^{}:;|]*[:|])?([^{};]*)[^{}]*\}-")
-_SIMPLE_LINK = re.compile(r"\[\[([^\[\]{}|\n]{1,300}+)(?:\|([^\[\]{}|\n]{0,300}+))?\]\]")
-"""A link with nothing nested in it, as nearly all are: read without the parser, to the same effect."""
 _BROKEN = re.compile(
     r"\{\{+|\}\}+|\[\[[^\[\]|]{0,200}\||\[\[|\]\]|\{\||\|\}|"
     r"</?(?:ref|br|small|span|div|sub|sup|nowiki|gallery|math|b|i|u)\b[^<>]{0,200}>?",
@@ -78,6 +111,7 @@ _HOLES = (
     (re.compile(r" ?(?:\(\)|\[\])"), ""),
     (re.compile(r" ([,.])(?= |$)"), r"\1"),
 )
+"""Where something was taken out."""
 # Where one of them may match: each begins with its character, which is several times faster to search than a set.
 _HOLE_AT = tuple(
     (pattern[1] if pattern[0] == "\\" else pattern[0], re.compile(pattern))
@@ -97,14 +131,10 @@ _SENTENCE_END = re.compile(rf"[{_ENDS}][\"'\u201d\u2019\u00bb\u203a\u300d\u300f)
 _LIST = "*#:;"
 _TERM = re.compile(r";[^:\[\]{}\n]{0,300}:")
 _ALONE = "*#:;| \t-"
+_BEFORE_TABLES = " \t:*#"
 _PLAIN_WORDS = 8
 _ITEM_WORDS = 5
 _ITEM_CHARACTERS = 20
-
-
-def is_redirect(text: str) -> bool:
-    """Return whether a page begins as a redirect, in any language (`#REDIRECT [[`, `#WEITERLEITUNG [[`)."""
-    return _REDIRECT.match(text) is not None
 
 
 def is_disambiguation(text: str) -> bool:
@@ -112,152 +142,129 @@ def is_disambiguation(text: str) -> bool:
     return _DISAMBIGUATION.search(text) is not None or _DISAMBIGUATION_WORD.search(text) is not None
 
 
-@dataclass(slots=True)
-class Page:
-    """The prose of a page."""
-
-    paragraphs: list[str] = field(default_factory=list)
-    """Its plain paragraphs, whitespace normalized; none when it has no running text."""
-    unclosed_tables: int = 0
-
-
-def read_page(text: str, namespaces: tuple[str, ...] = ()) -> Page:
-    """Return the running text of a page.
+def paragraphs(text: str, namespaces: tuple[str, ...] = ()) -> list[str]:
+    """Return the running text of a page, whitespace normalized.
 
     Args:
         text: its wikitext.
-        namespaces: names of the namespaces whose links are no text (files, categories), in the language of the dump;
-            those of `markup.DEFAULT_PREFIXES` always are.
+        namespaces: names of the namespaces whose links are no text (files, categories), in the language of the dump.
     """
-    prefix = _prefix(namespaces)
-    parser = _Parser()
-    page = Page()
-    for block in _blocks(_running_lines(text, prefix, parser, page)):
-        paragraph = _paragraph(block, parser, prefix)
-        if paragraph:
-            page.paragraphs.append(paragraph)
-    return page
+    if "<" in text:
+        text = _without_tags(text)
+    if "{{" in text:
+        text = _without_templates(text)
+    if "''" in text:
+        text = "\n".join(_without_quotes(line) if "''" in line else line for line in text.split("\n"))
+    if "[" in text:
+        text = _without_links(text, _link_prefix(namespaces))
+    if "__" in text:
+        text = _MAGIC_WORD.sub("", text)
+    return [paragraph for block in _blocks(_running_lines(text)) if (paragraph := _paragraph(block))]
 
 
-def paragraphs(text: str, namespaces: tuple[str, ...] = ()) -> list[str]:
-    """Return the paragraphs of `read_page`."""
-    return read_page(text, namespaces).paragraphs
+def _without_tags(text: str) -> str:
+    """Take out comments and tags, and the content of `_REMOVED_TAGS`; what `<nowiki>` protects becomes entities."""
+    if "<!--" in text:
+        text = _COMMENT.sub("", text)
+    text = _ELEMENT.sub(_element, _POWER.sub(r"^\1", text))
+    return _TAG.sub(_tag, text)
+
+
+def _element(match: "re.Match[str]") -> str:
+    return (match[2] or "").translate(_MAGIC_CHARACTERS) if match[1].lower() == "nowiki" else ""
+
+
+def _tag(match: "re.Match[str]") -> str:
+    name = match[2].lower()
+    if name in _BLOCKS:
+        return "\n"
+    return " " if name == "br" or (not match[1] and name in _REMOVED_TAGS) else ""
+
+
+def _without_templates(text: str) -> str:
+    if "{{{" in text:
+        text = _ARGUMENT.sub("", text)
+    for _ in range(_MOST_NESTED):
+        text, count = _TEMPLATE.subn(_template, text)
+        if not count:
+            break
+    return text
+
+
+def _template(match: "re.Match[str]") -> str:
+    return printed(match[0][2:-2], _without_templates)
+
+
+def _without_links(text: str, prefix: "re.Pattern[str]") -> str:
+    """Replace links by their labels, and take out those that `prefix` matches after the brackets, closed or not."""
+
+    def shown(link: "re.Match[str]") -> str:
+        if prefix.match(link[1]) is not None:
+            return ""
+        target, _, label = link[1].partition("|")
+        return label or target.lstrip(":")
+
+    text = _EXTERNAL_LINK.sub(r"\1", text)
+    for _ in range(_MOST_NESTED):
+        text, count = _LINK.subn(shown, text)
+        if not count:
+            break
+    if "[[" in text:
+        text = re.sub(rf"\[\[(?={prefix.pattern}).*", "", text)
+    return text
+
+
+@lru_cache(maxsize=8)
+def _link_prefix(namespaces: tuple[str, ...]) -> "re.Pattern[str]":
+    """Return what the links start with that are no text: these namespaces, files, and codes of languages."""
+    given = {name.strip(" _").lower().replace("_", " ") for name in (*_PREFIXES.split(), *namespaces)} - {""}
+    either = "|".join(re.escape(name).replace(r"\ ", "[ _]+") for name in sorted(given))
+    # Most links have no colon, and end here.
+    return re.compile(rf"[\s_]*(?=[^\[\]{{}}|\n:]{{1,80}}+:)(?:(?i:{either})[ _]*:|{_LANGUAGE}:|{_FILE})")
+
+
+def _running_lines(text: str) -> Iterator[str]:
+    """Yield the lines outside tables and sections of references; headings and tables become empty lines."""
+    depth = 0
+    skipped = 7  # The level of the heading that began a section to leave out; 7 is below all.
+    for line in text.split("\n"):
+        if line.startswith("=") and (heading := _HEADING.match(line)) is not None:
+            depth = 0  # a heading ends a table that somebody forgot to close
+            level = len(heading[1])
+            if level <= skipped:
+                skipped = level if heading[2].strip("' ").lower() in _SKIPPED_SECTIONS else 7
+            yield ""
+            continue
+        if depth or "{|" in line:
+            stripped = line.lstrip(_BEFORE_TABLES)
+            if stripped.startswith("{|"):
+                depth += 1
+                yield ""
+                continue
+            if depth:
+                depth -= stripped.startswith("|}")
+                line = stripped[2:] if not depth else ""
+        if skipped == 7:
+            yield line
 
 
 def _blocks(lines: Iterator[str]) -> Iterator[str]:
     """Join plain lines in a row; list items and lines that begin with a space stay alone."""
     block: list[str] = []
-    length = 0
     for line in lines:
-        is_plain = bool(line) and line[0] not in _ALONE
-        if block and (not is_plain or length > MOST_CHARACTERS):
-            yield " ".join(block)
-            block, length = [], 0
-        if is_plain:
+        if line and line[0] not in _ALONE:
             block.append(line)
-            length += len(line)
-        elif line:
+            continue
+        if block:
+            yield " ".join(block)
+            block = []
+        if line:
             yield line
     if block:
         yield " ".join(block)
 
 
-@lru_cache(maxsize=8)
-def _prefix(namespaces: tuple[str, ...]) -> "re.Pattern[str]":
-    return markup.link_prefix(namespaces)
-
-
-def _running_lines(text: str, prefix: "re.Pattern[str]", parser: "_Parser", page: Page) -> Iterator[str]:
-    """Yield the lines outside tables and sections of references; headings and tables become empty lines."""
-    depth = 0
-    skipped = 7  # The level of the heading that began a section to leave out; 7 is below all.
-    is_unclosed = is_behind_blank = False
-    for piece in markup.pieces_of(text, MOST_CHARACTERS):
-        body = _without_blocks(piece, prefix, parser)
-        unclosed = markup.unclosed_tables(body)
-        page.unclosed_tables += len(unclosed)
-        if not depth and not is_unclosed and "{|" not in body:
-            skipped = yield from _outside_sections(body, skipped)
-            continue
-        for number, line in enumerate(body.split("\n")):
-            stripped = line.lstrip(markup.BEFORE_TABLES) if depth or "{|" in line else line
-            if is_unclosed:
-                if is_behind_blank and _is_prose(line):
-                    depth, is_unclosed = 0, False
-                is_behind_blank = not stripped
-            if stripped.startswith("{|"):
-                depth += 1
-                is_unclosed = is_unclosed or number in unclosed
-                yield ""
-            elif line.startswith("="):
-                if (heading := _heading(line)) is not None:
-                    # A heading ends a table that somebody forgot to close.
-                    depth, is_unclosed = 0, False
-                    skipped = _skipped_below(heading, skipped)
-                    yield ""
-                elif not depth and skipped == 7:
-                    yield line
-            elif depth:
-                if stripped.startswith("|}"):
-                    depth -= 1
-                    if not depth and skipped == 7:
-                        yield stripped[2:]
-            elif skipped == 7:
-                yield line
-
-
-def _outside_sections(body: str, skipped: int) -> Generator[str, None, int]:
-    """Yield the lines of a text without tables as `_running_lines` does; return the level of the last heading."""
-    before, *sections = ("\n" + body).split("\n=")
-    if before and skipped == 7:
-        yield from before[1:].split("\n")
-    for section in sections:
-        line, end, lines = section.partition("\n")
-        line = "=" + line
-        if (heading := _heading(line)) is not None:
-            skipped = _skipped_below(heading, skipped)
-            yield ""
-        elif skipped == 7:
-            yield line
-        if end and skipped == 7:
-            yield from lines.split("\n")
-    return skipped
-
-
-def _heading(line: str) -> "re.Match[str] | None":
-    return _HEADING.match(line) if len(line) < 1000 else None
-
-
-def _skipped_below(heading: "re.Match[str]", skipped: int) -> int:
-    """Return the level of the section that is left out after a heading, 7 for none."""
-    level = len(heading[1])
-    if level > skipped:
-        return skipped
-    return level if heading[2].strip("' ").lower() in _SKIPPED_SECTIONS else 7
-
-
-def _is_prose(line: str) -> bool:
-    if not line or line[0] in "|!={" or line[0] in _ALONE:
-        return False
-    return line.count(" ") + 1 >= _PLAIN_WORDS or (
-        line.count(" ") + 1 >= _ITEM_WORDS and _SENTENCE_END.search(line, max(0, len(line) - 20)) is not None
-    )
-
-
-def _without_blocks(piece: str, prefix: "re.Pattern[str]", parser: "_Parser") -> str:
-    if "<" in piece:
-        piece = _POWER.sub(r"^\1", piece)
-        piece = markup.remove_tags(piece)
-    if "{{" in piece:
-        piece = markup.replace_templates(piece, parser.template)
-    if "[[" in piece:
-        piece = markup.remove_links(piece, prefix)
-    if "__" in piece:
-        piece = _MAGIC_WORD.sub("", piece)
-    return piece
-
-
-def _paragraph(line: str, parser: "_Parser", prefix: "re.Pattern[str]") -> str:
+def _paragraph(line: str) -> str:
     first = line[0]
     if first == "|" or (first == "-" and line.startswith("----")):
         return ""
@@ -269,7 +276,7 @@ def _paragraph(line: str, parser: "_Parser", prefix: "re.Pattern[str]") -> str:
         line = line[term.end() :].strip()
     elif is_item:
         line = line.lstrip("*#:; \t")
-    text = _plain(line, parser, prefix)
+    text = _plain(line)
     if not text:
         return ""
     ends = _SENTENCE_END.search(text, max(0, len(text) - 20)) is not None
@@ -279,18 +286,10 @@ def _paragraph(line: str, parser: "_Parser", prefix: "re.Pattern[str]") -> str:
     return text if ends and is_long else ""
 
 
-def _plain(line: str, parser: "_Parser", prefix: "re.Pattern[str]") -> str:
-    if "''" in line:
-        line = _without_quotes(line)
+def _plain(line: str) -> str:
     # One character is faster to look for than two, and most lines have none of these.
     if "{" in line and "-{" in line:
         line = _VARIANT.sub(r"\1", line)
-    if "[" in line and "[[" in line:
-        line = _SIMPLE_LINK.sub(_label, line)
-    if "[" in line or ("{" in line and "{{" in line):
-        line = parser.inline(line)
-        if "[[" in line:
-            line = _without_open_links(line, prefix)
     if "://" in line:
         line = _ADDRESS.sub("", line)
     if "{" in line or "[" in line or "<" in line or "}" in line or "]" in line:
@@ -302,146 +301,20 @@ def _plain(line: str, parser: "_Parser", prefix: "re.Pattern[str]") -> str:
     # All other whitespace and all of _UNWANTED is not printable.
     is_normal = line.isprintable() and "  " not in line
     text = line.strip(" ") if is_normal else _UNWANTED.sub("", " ".join(line.split()))
-    if _has_hole(text):
+    if any(character in text and pattern.search(text) is not None for character, pattern in _HOLE_AT):
         for pattern, by in _HOLES:
             text = pattern.sub(by, text)
         text = " ".join(text.split())
     return text.lstrip(",;:.) ") if text[:1] in ",;:.)" and not text.startswith("...") else text
 
 
-def _has_hole(text: str) -> bool:
-    return any(character in text and pattern.search(text) is not None for character, pattern in _HOLE_AT)
-
-
-def _label(link: "re.Match[str]") -> str:
-    return link[2] or link[1].lstrip(":")
-
-
-def _without_open_links(line: str, prefix: "re.Pattern[str]") -> str:
-    """Cut a line at a link to a file or category that was never closed."""
-    position = line.find("[[")
-    while position >= 0:
-        if prefix.match(line, position + 2):
-            return line[:position]
-        position = line.find("[[", position + 2)
-    return line
-
-
 def _without_quotes(line: str) -> str:
-    """Take out the quotes of bold and italics as MediaWiki reads them; apostrophes beside them stay.
-
-    2 are italics, 3 bold, 4 an apostrophe and bold, 5 both, more are apostrophes and both. Where italics and bold are
-    both left open, one bold mark is an apostrophe and italics (`''Emma'''s`): the first after a word of one letter,
-    else the first after a longer word, else the first.
-    """
-    if "''''" not in line:
-        bold = line.count("'''")
-        if not bold % 2 or not (line.count("''") - bold) % 2:
-            return line.replace("'''", "").replace("''", "")
-    return _without_runs_of_quotes(line)
-
-
-def _without_runs_of_quotes(line: str) -> str:
-    """Take out quotes as `_without_quotes`, also where apostrophes stay."""
-    runs = list(_QUOTES.finditer(line))
-    italics = sum(len(run[0]) != 3 and len(run[0]) != 4 for run in runs)
-    bold = sum(len(run[0]) >= 3 for run in runs)
-    apostrophe = None
-    if italics % 2 and bold % 2:
-        candidates = [run for run in runs if len(run[0]) in (3, 4)]
-        ranks = [(_rank(line, run.start()), run.start()) for run in candidates]
-        apostrophe = min(ranks)[1] if ranks else None
-    parts: list[str] = []
-    position = 0
-    for run in runs:
-        count = len(run[0])
-        kept = 1 if count == 4 else max(0, count - 5)
-        parts.append(line[position : run.start()] + "'" * (kept + (run.start() == apostrophe)))
-        position = run.end()
-    parts.append(line[position:])
-    return "".join(parts)
-
-
-def _rank(line: str, start: int) -> int:
-    if start == 0 or line[start - 1] == " ":
-        return 2
-    return 0 if start == 1 or line[start - 2] == " " else 1
-
-
-class _Parser:
-    """mwparserfromhell, given one line or template at a time."""
-
-    def __init__(self) -> None:
-        # Imported here: the start-up of the command line does not pay for it.
-        from mwparserfromhell import nodes
-        from mwparserfromhell.parser import ParserError
-
-        self._nodes = nodes
-        self._errors = (ParserError, RecursionError)
-        self._parser = _new_parser()
-
-    def template(self, wikitext: str) -> str:
-        """Return what an outermost template prints, as wikitext."""
-        if not markup.is_kept(wikitext):
-            return ""
-        simple = markup.expand_simple(wikitext)
-        if simple is not None:
-            return simple
-        code = self._parse(wikitext)
-        node = code.nodes[0] if code is not None and code.nodes else None
-        return markup.expand(node) if isinstance(node, self._nodes.Template) else ""
-
-    def inline(self, line: str) -> str:
-        """Resolve links and templates of a line; what cannot be parsed is left as it is."""
-        if line.count("[") - line.count("]") > _MOST_OPEN:
-            return line.replace("[", " ")
-        if line.count("{{") - line.count("}}") > _MOST_OPEN:
-            line = line.replace("{{", " ")
-        parts: list[str] = []
-        for chunk in markup.pieces_of(line, _MOST_PARSED):
-            code = self._parse(chunk)
-            try:
-                parts.append(chunk if code is None else self._text(code))
-            except RecursionError:
-                parts.append(chunk)
-        return "".join(parts)
-
-    def _parse(self, wikitext: str) -> Any:
-        try:
-            return self._parser.parse(wikitext, 0, True)
-        except self._errors:
-            self._parser = _new_parser()
-            return None
-
-    def _text(self, code: Any) -> str:
-        nodes = self._nodes
-        parts: list[str] = []
-        for node in code.nodes:
-            kind = type(node)
-            if kind is nodes.Text:
-                parts.append(node.value)
-            elif kind is nodes.Wikilink:
-                label = node.text
-                if label is None or not label.nodes:
-                    parts.append(self._text(node.title).lstrip(":"))
-                else:
-                    parts.append(self._text(label))
-            elif kind is nodes.ExternalLink:
-                if node.title is not None:
-                    parts.append(self._text(node.title))
-            elif kind is nodes.Template:
-                parts.append(markup.expand(node))
-            elif kind is nodes.Tag:
-                if node.contents is not None:
-                    parts.append(self._text(node.contents))
-            elif kind is nodes.HTMLEntity:
-                parts.append(str(node))
-            elif kind is nodes.Heading:
-                parts.append(self._text(node.title))
-        return "".join(parts)
-
-
-def _new_parser() -> Any:
-    from mwparserfromhell.parser import Parser
-
-    return Parser()  # type: ignore[no-untyped-call]
+    """Take out the quotes of bold and italics. Where both are left open, one of bold is an apostrophe and italics."""
+    if "''''" in line:
+        line = re.sub("(?<!')''''(?!')", "'", line)
+    both, line = line.count("'''''"), line.replace("'''''", "")
+    bold = line.count("'''")
+    italics = line.count("''") - bold
+    if (bold + both) % 2 and (italics + both) % 2:
+        line = line.replace("'''", "'", 1)
+    return line.replace("'''", "").replace("''", "")

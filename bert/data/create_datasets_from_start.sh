@@ -39,14 +39,15 @@ options=(--output "$output" --seq-lens 128 512 --dupe-factor "$DUPE_FACTOR" --se
 [[ $LOWER_CASE == 1 ]] || options+=(--no-lower-case)
 [[ -z $VOCAB ]] || options+=(--vocab "$VOCAB")
 [[ -z ${SHARDS:-} ]] || options+=(--shards "$SHARDS")
-[[ -z ${DATASET:-} ]] || options+=(--dataset "$DATASET")
-if [[ -n $input ]]; then
-    options+=(--input "$input")
-else
+if [[ -z $input ]]; then
+    input=$output/download
     books=()
     [[ $BOOKS == none ]] || read -ra books <<<"$BOOKS"
-    options+=(--download wikipedia "${books[@]}" --language "$WIKI_LANGUAGE" --date "$DATE")
-    [[ -z ${BOOKS_LIMIT:-} ]] || options+=(--books-limit "$BOOKS_LIMIT")
+    bertbench data download wikipedia "${books[@]}" --out "$input" --language "$WIKI_LANGUAGE" --date "$DATE" \
+        ${BOOKS_LIMIT:+--books-limit "$BOOKS_LIMIT"}
+    : "${DATASET:=wikipedia_$WIKI_LANGUAGE$(printf '%s' "${books[@]/#/_}")}"
 fi
+[[ -z ${DATASET:-} ]] || options+=(--dataset "$DATASET")
+options+=(--input "$input")
 [[ ${SQUAD:-0} != 1 ]] || bertbench data download squad --out "$output/download"
 exec bertbench data pretrain "${options[@]}"

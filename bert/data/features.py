@@ -29,7 +29,7 @@ from bert.data.columns import (
     read_header,
     write_columns,
 )
-from bert.data.stages import Counts, fingerprint_of
+from bert.data.finished import Counts, fingerprint_of
 from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, load_vocabulary
 from common.atomic import atomic_path, storage_errors, write_json
 from common.errors import InputError, SchemaError, UsageError, read_code

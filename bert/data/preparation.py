@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from bert.data.columns import Columns
 from bert.data.features import SUFFIX, FeatureForm, FeatureSettings
-from bert.data.stages import Counts
+from bert.data.finished import Counts
 from bert.data.vocabulary import Vocabulary, casing_note
 from common.atomic import remove_left_overs
 from common.errors import InputError, UsageError

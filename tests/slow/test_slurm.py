@@ -1,4 +1,4 @@
-"""Written batch scripts, and the job array of the documentation, in a real Slurm of two nodes on this machine."""
+"""Written batch scripts, in a real Slurm of two nodes on this machine."""
 
 import json
 import sys

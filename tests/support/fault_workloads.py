@@ -12,6 +12,8 @@ from support.faults import Workload, digests
 from support.squad_columns import dataset, paragraph, question, small_vocabulary
 from support.train_cli import SMALL
 
+from bert.corpus.generated import generate_corpus
+
 _ONE_THREAD = ("--threads", "1")
 _PARAGRAPHS = 1500
 
@@ -50,10 +52,7 @@ def data_pretrain(materials: Path) -> Workload:
     """Text to shards through every stage, by two workers."""
     text = materials / "text"
     if not text.exists():
-        made = materials / "generated"
-        words = ["data", "pretrain", "--generate", "60000", "--stages", "extract", "--output", str(made)]
-        _call(words)
-        (made / "text").rename(text)
+        generate_corpus(text, 12345, 60_000)
     return Workload(
         words=(
             "data", "pretrain", "--input", str(text), "--seq-len", "32", "--workers", "2", "--output", "{out}",

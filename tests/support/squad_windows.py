@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from bert.data.finished import Counts
 from bert.data.rows import Ragged
-from bert.data.stages import Counts
 from bert.tasks.squad.features import FORM, Settings, SquadFeatures
 
 VOCAB = 1000

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from bert.data.finished import Counts
 from bert.data.pool import Progress
-from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.classify import reading
 from bert.tasks.classify.config import SPECIAL_TOKENS, CsvConfig

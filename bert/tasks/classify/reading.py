@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from bert.corpus.files import Source, find_encoding, refuse_other_files
+from bert.corpus.files import find_encoding, refuse_other_files
 from bert.tasks.classify.config import CsvForm
 from common.errors import InputError, UsageError, read_code
 from common.reading import read_errors
@@ -20,6 +20,7 @@ MOST_LINES = 40
 _MOST_CHARACTERS = 2**20
 _SAMPLE_CHARACTERS = 2**14
 _SAMPLE_LINES = 500
+_MOST_SAMPLED_BYTES = 2**26
 _WESTERN = ["cp1252", "latin_1"]
 _WESTERN_CHAOS = 0.5
 """Chaos up to which text is Western: accents and typographic signs in a row look odd, other alphabets exceed it."""
@@ -132,7 +133,8 @@ def find_form(path: Path, given: CsvForm, needs_label: bool = True) -> FoundForm
 
 def _find_encoding(path: Path) -> str:
     """Return that of a byte order mark, or UTF-8, or what charset-normalizer takes the lines that are not ASCII for."""
-    found = find_encoding(Source(path, path.name, "")).codec
+    with read_errors(path, "give a CSV file"), path.open("rb") as file:
+        found, _ = find_encoding(path, file.read(_MOST_SAMPLED_BYTES))
     if found not in ("cp1252", "latin-1"):
         return found
     from charset_normalizer import from_bytes

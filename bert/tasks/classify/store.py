@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.stages import Counts, fingerprint_of
+from bert.data.finished import Counts, fingerprint_of
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.classify.config import SUFFIX
 from common.atomic import storage_errors

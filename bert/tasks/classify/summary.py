@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bert.data.stages import Counts
+from bert.data.finished import Counts
 from bert.tasks.classify.reading import BROKEN, FEWER, MORE
 from bert.tasks.classify.store import TextSource
 

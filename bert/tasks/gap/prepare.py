@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.columns import Columns
+from bert.data.finished import Counts
 from bert.data.pool import Progress
 from bert.data.preparation import Source, Summary, keep_or_make, new_folder, unknown_tokens, vocabulary_notes
 from bert.data.rows import Int64
-from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.gap.config import SPECIAL_TOKENS, GapConfig
 from bert.tasks.gap.features import FORM, GENDER_NAMES, MENTION_ENDS, MENTION_STARTS, READABLE, Settings, write_readable

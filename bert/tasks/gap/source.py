@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from bert.data.finished import fingerprint_of
 from bert.data.lengths import is_synthetic
 from bert.data.loading.order import spread
 from bert.data.rows import Int64, Ragged, TokenRows
-from bert.data.stages import fingerprint_of
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Step, classifier, pooler
 from bert.tasks.base import FINE_TUNING, NO_OPTIONS, Trained

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from bert.data.columns import IDS, Column, Columns
 from bert.data.features import SUFFIX, FeatureForm, FeatureSettings
+from bert.data.finished import Counts
 from bert.data.rows import Int64, Ragged, TokenRows
-from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.glue.tables import GlueRow, GlueTable
 from bert.tasks.glue.tasks import TASKS, TRAIN, GlueSpec, task_of

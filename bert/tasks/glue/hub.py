@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert.data.stages import Counts
+from bert.data.finished import Counts
 from bert.tasks.glue.tables import GlueRow, GlueTable, check_table, make_row
 from bert.tasks.glue.tasks import TRAIN, GlueSpec
 from common.errors import InputError, MissingToolError

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from bert.data.columns import Columns
+from bert.data.finished import Counts
 from bert.data.pool import Progress
 from bert.data.preparation import Source, Summary, examples_of, keep_or_make, new_folder, other_files, vocabulary_notes
-from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.glue.config import GlueConfig
 from bert.tasks.glue.features import FORM, Settings, make_parts

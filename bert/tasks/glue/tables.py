@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert.corpus.files import blocks, refuse_other_files
-from bert.data.stages import Counts
+from bert.data.finished import Counts
 from bert.tasks.glue.tasks import REGRESSION_RANGE, TRAIN, GlueSpec
 from common.errors import InputError, content_code
 from common.reading import decoded
@@ -122,7 +122,7 @@ def read_lines(path: Path, wanted: str = "a table of GLUE") -> list[str]:
     try:
         refuse_other_files(path)
         content = bytearray()
-        for block, _ in blocks(path, 0):
+        for block, _ in blocks(path):
             content += block
             if len(content) > MOST_BYTES:
                 raise InputError(

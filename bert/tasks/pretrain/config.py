@@ -3,10 +3,9 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from bert.data.lengths import default_max_predictions
-from bert.data.stages import Part
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE
 from common.errors import UsageError
 from common.flags import flag
@@ -15,6 +14,14 @@ SPECIAL_TOKENS = 3
 """[CLS] and two [SEP]."""
 SMALLEST_SEQ_LEN = SPECIAL_TOKENS + 2
 """[CLS] a [SEP] b [SEP]."""
+
+
+def _check_ranges(options: Any, ranges: dict[str, tuple[float, float | None]]) -> None:
+    for name, (low, high) in ranges.items():
+        value = getattr(options, name)
+        if value is not None and (value < low or (high is not None and value > high)):
+            allowed = f"{low} or more" if high is None else f"{low} to {high}"
+            raise UsageError("option-value", f"{flag(name)} {value} must be {allowed}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,22 +45,17 @@ class InstanceConfig:
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
-        if self.seq_len < SMALLEST_SEQ_LEN:
-            raise UsageError("option-value", f"--seq-len {self.seq_len} is too short: give {SMALLEST_SEQ_LEN} or more")
-        if self.max_predictions < 1:
-            raise UsageError("option-value", f"--max-predictions {self.max_predictions} must be at least 1")
-        if self.dupe_factor < 1:
-            raise UsageError("option-value", f"--dupe-factor {self.dupe_factor} must be at least 1")
-        if self.seed < 0:
-            raise UsageError("option-value", f"--seed {self.seed} must not be negative")
-        for name in ("masked_lm_prob", "short_seq_prob"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be in [0, 1]")
-
-
-STAGES = ("download", "extract", "clean", "sentences", "shard", "hdf5")
-"""In the order they run."""
-SMALLEST_BIN = 8
+        _check_ranges(
+            self,
+            {
+                "seq_len": (SMALLEST_SEQ_LEN, None),
+                "max_predictions": (1, None),
+                "dupe_factor": (1, None),
+                "seed": (0, None),
+                "masked_lm_prob": (0.0, 1.0),
+                "short_seq_prob": (0.0, 1.0),
+            },
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,20 +68,6 @@ class PrepareConfig:
     """Folder of .txt files (one book or article each) and MediaWiki dumps (.xml.bz2, .xml.gz, .xml)."""
     generate: int | None = None
     """Instead of --input: write this many bytes of synthetic text to OUTPUT/text and use it."""
-    download: tuple[Literal["wikipedia", "pg19"], ...] = ()
-    """Instead of --input: download these data sets and use them."""
-    language: str = "en"
-    """Language code of the Wikipedia to download."""
-    date: str = "latest"
-    """Date of the Wikipedia dump to download, YYYYMMDD or latest."""
-    books_limit: int | None = None
-    """Maximum number of books to download; default all."""
-    mirror: str | None = None
-    """Base URL of a mirror to download from; default the original."""
-    stages: tuple[str, ...] = STAGES
-    """Stages to run: download extract clean sentences shard hdf5; earlier ones must be complete; default all."""
-    part: str = "0/1"
-    """I/N: process only every N-th file of a stage, starting with file I, for a job array with one stage per call."""
     dataset: str | None = None
     """Name of the data set in file names; default the name of the input folder."""
     keep_truncated: bool = False
@@ -117,36 +105,21 @@ class PrepareConfig:
 
     def __post_init__(self) -> None:
         """Refuse invalid options."""
-        sources = (self.input is not None) + (self.generate is not None) + bool(self.download)
-        if sources > 1 and not (sources == 2 and self.generate is None):
-            raise UsageError(
-                "option-conflict", "give --generate BYTES alone, or --input FOLDER, --download NAMES or both"
-            )
-        if not sources and (set(self.stages) & {"download", "extract", "clean"} or self.dataset is None):
-            raise UsageError(
-                "option-missing",
-                "give --input FOLDER, --download NAMES or --generate BYTES; later --stages alone need --dataset NAME",
-            )
-        unknown = [stage for stage in self.stages if stage not in STAGES]
-        if unknown or not self.stages:
-            raise UsageError("option-choice", f"--stages {' '.join(unknown)} must be among {' '.join(STAGES)}")
-        for name in ("shards", "workers", "generate", "books_limit"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
-        if "squad" in self.download:
-            raise UsageError(
-                "option-choice", "squad is not pretraining text: download it with `bertbench data download squad`"
-            )
-        if not 0.0 <= self.test_fraction < 1.0:
-            raise UsageError("option-value", f"--test-fraction {self.test_fraction} must be in [0, 1)")
+        if (self.input is None) == (self.generate is None):
+            raise UsageError("option-missing", "give either --input FOLDER or --generate BYTES")
+        _check_ranges(
+            self,
+            {
+                "shards": (1, None),
+                "workers": (1, None),
+                "generate": (1, None),
+                "test_fraction": (0.0, 0.99),
+                "gzip_level": (0, 9),
+                "length_bins": (8, None),
+            },
+        )
         if self.dataset is not None and not re.fullmatch(r"[^/.\s][^/\s]*", self.dataset):
             raise UsageError("option-value", f"--dataset {self.dataset!r} must be a plain name without `/` or spaces")
-        if not 0 <= self.gzip_level <= 9:
-            raise UsageError("option-value", f"--gzip-level {self.gzip_level} must be 0 (none) to 9 (smallest)")
-        self._check_lengths()
-        self._check_part()
-
-    def _check_lengths(self) -> None:
         if not self.seq_lens or len(set(self.seq_lens)) < len(self.seq_lens):
             raise UsageError("option-value", f"--seq-lens {' '.join(map(str, self.seq_lens))} must be distinct lengths")
         if self.max_predictions and len(self.max_predictions) != len(self.seq_lens):
@@ -156,38 +129,15 @@ class PrepareConfig:
             )
         for seq_len in self.seq_lens:
             self.instances(seq_len)
-            if self.length_bins is not None and (self.length_bins < SMALLEST_BIN or seq_len % self.length_bins):
-                raise UsageError(
-                    "option-value",
-                    f"--length-bins {self.length_bins} must be {SMALLEST_BIN} or more and divide --seq-lens {seq_len}",
-                )
-
-    def _check_part(self) -> None:
-        if self.share.count > 1 and (len(self.stages) != 1 or self.stages[0] in ("download", "shard")):
-            raise UsageError(
-                "option-conflict",
-                f"--part {self.part} shares one stage (extract, clean, sentences, hdf5): name it, as --stages hdf5",
-            )
-
-    @property
-    def share(self) -> Part:
-        """What `part` says. Raises UsageError for a text that is not a share."""
-        match = re.fullmatch(r"(\d+)/(\d+)", self.part)
-        if match is None:
-            raise UsageError("option-value", f"--part {self.part} must be I/N with 0 <= I < N, such as 0/4")
-        return Part(int(match[1]), int(match[2]))
-
-    def predictions(self, seq_len: int) -> int:
-        """Return the masked positions per instance at most."""
-        if not self.max_predictions:
-            return default_max_predictions(seq_len)
-        return self.max_predictions[self.seq_lens.index(seq_len)]
+            if self.length_bins is not None and seq_len % self.length_bins:
+                raise UsageError("option-value", f"--length-bins {self.length_bins} must divide --seq-lens {seq_len}")
 
     def instances(self, seq_len: int) -> InstanceConfig:
         """Return what concerns the instances of a length. Raises UsageError for values no instance can be made with."""
+        most = self.max_predictions[self.seq_lens.index(seq_len)] if self.max_predictions else None
         return InstanceConfig(
             seq_len=seq_len,
-            max_predictions=self.predictions(seq_len),
+            max_predictions=most if most is not None else default_max_predictions(seq_len),
             masked_lm_prob=self.masked_lm_prob,
             short_seq_prob=self.short_seq_prob,
             dupe_factor=self.dupe_factor,
@@ -202,32 +152,20 @@ class PrepareConfig:
     @property
     def dataset_name(self) -> str:
         """Name of the data in folder and file names."""
-        if self.dataset is not None:
-            return self.dataset
-        names = [f"{name}_{self.language}" if name == "wikipedia" else name for name in self.download]
-        if self.input is not None:
-            name = self.input.resolve().name.encode("utf-8", "backslashreplace").decode()
-            names.append(re.sub(r"[\s\\]", "_", name).lstrip(".") or "text")
-        return "_".join(names) or "generated"
+        if self.dataset is not None or self.input is None:
+            return self.dataset or "generated"
+        name = self.input.resolve().name.encode("utf-8", "backslashreplace").decode()
+        return re.sub(r"[\s\\]", "_", name).lstrip(".") or "text"
 
     def hdf5_folder(self, seq_len: int) -> Path:
         """Return the folder of the shards, named as NVIDIA's scripts do; what they do not have comes at the end."""
         name = (
-            f"hdf5_lower_case_{int(self.lower_case)}_seq_len_{seq_len}_max_pred_{self.predictions(seq_len)}"
-            f"_masked_lm_prob_{self.masked_lm_prob:g}_random_seed_{self.seed}_dupe_factor_{self.dupe_factor}"
+            f"hdf5_lower_case_{int(self.lower_case)}_seq_len_{seq_len}"
+            f"_max_pred_{self.instances(seq_len).max_predictions}_masked_lm_prob_{self.masked_lm_prob:g}"
+            f"_random_seed_{self.seed}_dupe_factor_{self.dupe_factor}"
         )
         name += "_whole_word_mask" * self.whole_word_mask
         name += f"_length_bins_{self.length_bins}" if self.length_bins is not None else ""
-        return self.output / name / self.dataset_name
-
-    def stage_folder(self, stage: str) -> Path:
-        """Return the folder of a stage before the instances: extracted, cleaned, sentences, tokens."""
-        name = {
-            "extract": "extracted",
-            "clean": "cleaned",
-            "sentences": "sentences",
-            "tokens": f"tokens_lower_case_{int(self.lower_case)}",
-        }[stage]
         return self.output / name / self.dataset_name
 
     def sharded_folder(self, shards: int) -> Path:

@@ -1,140 +1,152 @@
-"""The pipeline of pretraining data, stage after stage: download, extract and clean, sentences, shard, tokens, hdf5."""
+"""The pipeline of pretraining data, stage after stage: sentences, shard, hdf5; what is finished is kept."""
 
 import dataclasses
+import json
 import time
-from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert.corpus.files import PREPARED_PREFIXES, Source, find_inputs, identify, is_dump
+from bert.corpus.files import PREPARED_PREFIXES, find_inputs, identify
+from bert.corpus.generated import generate_corpus
+from bert.corpus.sentences import segment, splitter_settings, versions
+from bert.corpus.sharding import VERSION as SHARDING
+from bert.corpus.sharding import ShardPlan, automatic_shards, check_documents, shard
+from bert.data.finished import Finished, Stage, fingerprint_of, recorded
 from bert.data.pool import Progress, Workers
-from bert.data.stages import (
-    MANIFEST_FILE,
-    Counts,
-    Finished,
-    StageFolder,
-    clear_stage,
-    fingerprint_of,
-    read_finished,
-    recorded_counts,
+from bert.data.vocabulary import (
+    VOCABULARY_FILE,
+    Vocabulary,
+    casing_note,
+    load_vocabulary,
+    sample_lines,
+    train_vocabulary,
 )
-from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, load_vocabulary, sample_lines, train_vocabulary
+from bert.tasks.pretrain import hdf5
 from bert.tasks.pretrain.config import PrepareConfig
 from bert.tasks.pretrain.shards import METADATA_FILE
-from bert.tasks.pretrain.summary import LengthSummary, PrepareSummary, StageSummary, notes_of
 from common.atomic import remove_left_overs, write_json
-from common.errors import InputError, UsageError
+from common.errors import UsageError
 from common.locks import locked
 
-Make = Callable[[StageFolder], Finished | None]
-"""Makes the files of a stage that are not done; None while other parts are at work."""
+VOCABULARY_BYTES = 64 * 2**20
+"""A vocabulary is trained on at most this much text, taken evenly from the corpus."""
+_DIGESTS_FILE = ".inputs.json"
 
 
-class StageRunner:
-    """One call of the pipeline: what it was asked for, and what its stages ended with."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageSummary:
+    """One stage of this call."""
 
-    def __init__(self, config: PrepareConfig, workers: Workers, progress: Progress) -> None:
-        self.config = config
-        self.workers = workers
-        self.progress = progress
-        self.stages: list[StageSummary] = []
-        self.replaced = 0
-        self.changed: list[Path] = []
+    stage: str
+    folder: Path
+    """Where its files are."""
+    files: int
+    kept: bool
+    seconds: float
+    counts: dict[str, int]
+    examples: dict[str, list[str]]
+    """The first few files, pages or documents it met something in, by the name of the count."""
 
-    def run(
-        self,
-        stage: str,
-        version: int,
-        path: Path,
-        settings: dict[str, Any],
-        source: str,
-        make: Make,
-        companions: Sequence[str] = (),
-    ) -> Finished | None:
-        """Run a stage, or keep what it made before.
 
-        Args:
-            stage: its name.
-            version: of its code; files of another version are made again.
-            path: its folder.
-            settings: what its bytes depend on, beside the input.
-            source: fingerprint of the input.
-            make: called where the stage is not complete.
-            companions: names of files beside the stage's own that `make` writes.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthSummary:
+    """The shards of one sequence length."""
 
-        Returns:
-            The stage; None where other parts of it (`--part`) are not finished.
+    seq_len: int
+    """Tokens per instance."""
+    max_predictions: int
+    """Maximum masked positions per instance."""
+    folder: Path
+    training_instances: int
+    test_instances: int
+    padding_efficiency: float
+    """Real tokens / all tokens, over all shards."""
+    shards: int
+    """Training and test."""
+    shards_kept: int
+    """Of these, shards that were finished before."""
 
-        Raises:
-            UsageError: other parts are not finished, and this call was to continue with the next stage.
-        """
-        began = time.perf_counter()
-        folder = StageFolder(path, stage, version, settings, source, companions)
-        done = folder.finished()
-        # Shards are looked at each time: one may be damaged where it lies.
-        kept = done is not None and stage != "hdf5"
-        if not kept:
-            with locked(path, "another part that begins", "run it again", wait=True):
-                self.replaced += folder.begin(alone=self.config.share.count == 1)
-            self.changed += folder.changed
-            done = make(folder)
-        files = _files(path, companions) if done is None else len(done.files)
-        counts = None if done is None else done.counts
-        self.add(stage, path, files, began, kept=kept, complete=done is not None, counts=counts)
-        if done is None and self.config.share.count == 1:
-            raise UsageError("data-unprepared", f"the stage {stage} did not finish in {path}: run it again")
-        return done
 
-    def add(
-        self, stage: str, path: Path, files: int, began: float, *, kept: bool, complete: bool, counts: Counts | None
-    ) -> None:
-        """Note what a stage ended with; `began` is a time.perf_counter()."""
-        self.stages.append(
-            StageSummary(
-                stage=stage,
-                folder=path,
-                files=files,
-                kept=kept,
-                complete=complete,
-                seconds=time.perf_counter() - began,
-                counts={} if counts is None else dict(counts.numbers),
-                examples={} if counts is None else dict(counts.names),
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareSummary:
+    """What a preparation ended with."""
+
+    dataset: str
+    stages: tuple[StageSummary, ...]
+    """The stages of this call, in order."""
+    lengths: tuple[LengthSummary, ...]
+    """The shards of each sequence length."""
+    documents: int
+    """Documents of the corpus."""
+    sentences: int
+    """Sentences of the corpus."""
+    vocab_size: int
+    """Word pieces."""
+    vocab_path: Path
+    vocab_trained: bool
+    notes: tuple[str, ...]
+    """What a user should know about the input."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), default=str))
+        return plain
+
+
+MOST_UNKNOWN = 0.01
+"""Share of [UNK] above which a vocabulary does not fit the text."""
+# What was counted -> the sentence that says so; {count} and {names} are filled in.
+_SENTENCES = {
+    "truncated dumps": "{count} dump(s) are truncated; their complete pages were used: {names}",
+    "latin-1 files": "{count} file(s) are not UTF-8 and were read as latin-1: {names}",
+    "windows-1252 files": "{count} file(s) are not UTF-8 and were read as windows-1252: {names}",
+    "UTF-16 files": "{count} file(s) are UTF-16: {names}",
+    "UTF-32 files": "{count} file(s) are UTF-32: {names}",
+    "damaged UTF-8 files": "{count} file(s) are damaged UTF-8; some characters became U+FFFD: {names}",
+    "empty files": "{count} empty file(s) were skipped: {names}",
+    "Gutenberg frames": "the Project Gutenberg header and footer of {count} file(s) were removed",
+    "shards with one document": "{count} shard(s) hold a single document, so their random segments come from it too; "
+    "use fewer --shards",
+    "shards tokenized with tokenizers": "{count} shard(s) were tokenized with tokenizers: install nanotoken for the "
+    "same ids in less time",
+}
+
+
+def _notes(stages: Sequence[StageSummary], vocabulary: Vocabulary) -> Iterator[str]:
+    casing = casing_note(vocabulary)
+    if casing is not None:
+        yield casing
+    for stage in stages:
+        for name, sentence in _SENTENCES.items():
+            count = stage.counts.get(name, 0)
+            if count:
+                examples = stage.examples.get(name, ())
+                names = ", ".join(examples) + (", ..." if len(examples) < count else "")
+                yield sentence.format(count=f"{count:,}", names=names)
+        unknown = stage.counts.get("unknown tokens", 0) / max(1, stage.counts.get("tokens", 0))
+        if unknown > MOST_UNKNOWN:
+            yield (
+                f"{100 * unknown:.1f} % of the tokens are [UNK]: check that the vocabulary fits the language and casing"
             )
-        )
-
-
-def _files(path: Path, companions: Sequence[str]) -> int:
-    return sum(
-        file.is_file() and file.name[0] != "." and file.name not in (MANIFEST_FILE, *companions)
-        for file in path.iterdir()
-    )
 
 
 def prepare(config: PrepareConfig, progress: Progress = lambda stage, done, total: None) -> PrepareSummary:
     """Run the stages of `config`; what is finished with equal settings and input is kept, the rest made.
 
     Raises:
-        InputError: no text, a file that is none (named), a vocabulary that is none, a stage before that is unfinished.
+        InputError: no text, a file that is none (named), a vocabulary that is none, or the output holds data of other
+            settings or input.
         UsageError: fewer documents than shards, or the input lies where the shards would go.
         StorageError: the output cannot be written.
         LockedError: another preparation is writing to the output folder.
     """
     _keep_apart(config)
-    shared = config.share.count > 1
-    remedy = "wait for it, or give another --output"
-    with locked(config.output, "another preparation", remedy, shared=shared):
-        # What another part writes beside us has names of left-overs, too.
-        if not shared:
-            remove_left_overs(config.output)
-        try:
-            with Workers(config.workers) as workers:
-                return _run(StageRunner(config, workers, progress))
-        except BaseException:
-            # A worker that was killed could not remove its own.
-            for folder in {path.parent for path in config.output.rglob(".*.tmp")} if not shared else ():
-                remove_left_overs(folder)
-            raise
+    with locked(config.output, "another preparation", "wait for it, or give another --output"):
+        remove_left_overs(config.output)
+        with Workers(config.workers) as workers:
+            return _Preparation(config, workers, progress).run()
 
 
 def _keep_apart(config: PrepareConfig) -> None:
@@ -147,293 +159,157 @@ def _keep_apart(config: PrepareConfig) -> None:
         )
 
 
-def _run(runner: StageRunner) -> PrepareSummary:
-    """Run what was asked for; a stage that was not asked for must be complete where a later one needs it."""
-    wanted = runner.config.stages
-    fetch = runner.config.download and {"download", "extract", "clean"} & set(wanted)
-    downloaded = _download(runner) if fetch else []
-    texts = _paragraphs(runner, downloaded) if {"extract", "clean"} & set(wanted) else []
-    segmented = _sentences(runner, texts) if "sentences" in wanted else None
-    sharded = _shards(runner, segmented) if "shard" in wanted else None
-    if "hdf5" not in wanted:
-        return _summary(runner, None)
-    return _summary(runner, _found_shards(runner.config) if sharded is None else sharded)
+class _Preparation:
+    """One call of the pipeline."""
 
+    def __init__(self, config: PrepareConfig, workers: Workers, progress: Progress) -> None:
+        self.config = config
+        self.workers = workers
+        self.progress = progress
+        self.stages: list[StageSummary] = []
 
-def _summary(runner: StageRunner, sharded: Finished | None) -> PrepareSummary:
-    """Make the HDF5 shards of `sharded` and say what the whole call ended with."""
-    pieces = path = None
-    lengths = []
-    if sharded is not None:
-        pieces, path = _vocabulary(runner, sharded)
-        files = _tokens(runner, sharded, pieces)
-        lengths = [_hdf5(runner, sharded, pieces, files, length) for length in runner.config.seq_lens]
-    counts = {stage.stage: stage.counts for stage in runner.stages}
-    idle = [] if runner.stages else [_NOTHING_TO_DO[stage] for stage in runner.config.stages]
-    text_counts = next((counts[stage] for stage in ("shard", "sentences") if counts.get(stage)), {})
-    return PrepareSummary(
-        dataset=runner.config.dataset_name,
-        stages=tuple(runner.stages),
-        lengths=tuple(lengths),
-        documents=text_counts.get("documents"),
-        sentences=text_counts.get("sentences"),
-        vocab_size=None if pieces is None else len(pieces.pieces),
-        vocab_path=path,
-        vocab_trained=pieces is not None and runner.config.vocab is None,
-        notes=(*idle, *notes_of(runner.stages, runner.replaced, pieces, runner.changed)),
-    )
-
-
-# Only these stages may have no input; one of them is then all that was asked for.
-_NOTHING_TO_DO = {
-    "extract": "nothing to extract: the input holds no dumps; .txt files need no extraction, start with --stages clean",
-    "clean": "nothing to clean: the input holds no .txt files; run --stages extract, then --stages sentences",
-}
-DOWNLOAD_FOLDER = "download"
-_DIGESTS_FILE = ".inputs.json"
-
-
-def _download(runner: StageRunner) -> list[Path]:
-    """Fetch what `--download` names, or find it where an earlier call put it; return its files."""
-    from bert.data.remote.obtain import RemoteOptions, obtain
-
-    config, began = runner.config, time.perf_counter()
-    options = RemoteOptions(
-        language=config.language, date=config.date, books_limit=config.books_limit, mirror=config.mirror or ""
-    )
-    folder = config.output / DOWNLOAD_FOLDER
-    files = [path for name in config.download for path in obtain(name, folder, options, runner.progress).files]
-    if "download" in config.stages:
-        runner.add("download", folder, len(files), began, kept=False, complete=True, counts=None)
-    return files
-
-
-def _paragraphs(runner: StageRunner, downloaded: Sequence[Path]) -> list[Finished]:
-    """Run extract and clean on the input and what was downloaded, each where it is wanted and has something to do."""
-    config = runner.config
-    dumps, texts = _inputs(config, downloaded)
-    ended: list[Finished] = []
-    for stage, sources in (("extract", dumps), ("clean", texts)):
-        path = config.stage_folder(stage)
-        if not sources:
-            if stage in config.stages:  # what an earlier call made of other input is not a part of this one
-                clear_stage(path, (MANIFEST_FILE,))
-        elif stage in config.stages:
-            content = fingerprint_of([[source.name, source.digest] for source in sources])
-            version, settings, make = _extract(runner, sources) if stage == "extract" else _clean(runner, sources)
-            done = runner.run(stage, version, path, settings, content, make)
-            ended += [done] if done is not None else []
-        elif "sentences" in config.stages:
-            ended.append(read_finished(path, stage))
-    if "sentences" in config.stages and not any(done.counts.get("documents") for done in ended):
-        raise InputError(
-            "data-missing", f"the {len(dumps) + len(texts)} input file(s) hold no text: give some with text"
+    def run(self) -> PrepareSummary:
+        sharded = self._shards(self._sentences())
+        vocabulary, path = self._vocabulary(sharded)
+        lengths = self._hdf5(sharded, vocabulary)
+        return PrepareSummary(
+            dataset=self.config.dataset_name,
+            stages=tuple(self.stages),
+            lengths=lengths,
+            documents=sharded.counts.get("documents"),
+            sentences=sharded.counts.get("sentences"),
+            vocab_size=len(vocabulary.pieces),
+            vocab_path=path,
+            vocab_trained=self.config.vocab is None,
+            notes=tuple(_notes(self.stages, vocabulary)),
         )
-    return ended
 
+    def _run(self, stage: Stage, make: Callable[[], Finished]) -> Finished:
+        """Run a stage, or keep what it made before."""
+        began = time.perf_counter()
+        done = stage.finished()
+        finished = done or make()
+        self._add(stage.name, finished, began, kept=done is not None)
+        return finished
 
-def _inputs(config: PrepareConfig, downloaded: Sequence[Path]) -> tuple[list[Source], list[Source]]:
-    memory = config.output / _DIGESTS_FILE
-    remote = config.output / DOWNLOAD_FOLDER
-    dumps = identify([path for path in downloaded if is_dump(path)], remote, memory)
-    texts = identify([path for path in downloaded if not is_dump(path)], remote, memory)
-    folder = config.input
-    if config.generate is not None:
-        from bert.corpus.generated import generate_corpus
+    def _add(self, name: str, finished: Finished, began: float, *, kept: bool) -> None:
+        self.stages.append(
+            StageSummary(
+                stage=name,
+                folder=finished.folder,
+                files=len(finished.files),
+                kept=kept,
+                seconds=time.perf_counter() - began,
+                counts=dict(finished.counts.numbers),
+                examples=dict(finished.counts.names),
+            )
+        )
 
-        folder = config.output / "text"
-        generate_corpus(folder, config.seed, config.generate)
-    if folder is not None:
+    def _sentences(self) -> Finished:
+        config = self.config
+        folder = config.input
+        if folder is None:
+            assert config.generate is not None
+            folder = config.output / "text"
+            generate_corpus(folder, config.seed, config.generate)
         found = find_inputs(folder)
-        dumps += identify(found.dumps, folder, memory)
-        texts += identify(found.texts, folder, memory)
-    return dumps, texts
-
-
-def _extract(runner: StageRunner, sources: Sequence[Source]) -> tuple[int, dict[str, Any], Make]:
-    from bert.corpus.extract import VERSION, extract
-
-    keep = runner.config.keep_truncated  # no setting: the parts of a dump are the same with and without its end
-    return (
-        VERSION,
-        {"parser": version("mwparserfromhell")},
-        lambda folder: extract(
-            sources, folder, runner.workers, runner.config.share, runner.progress, keep_truncated=keep
-        ),
-    )
-
-
-def _clean(runner: StageRunner, sources: Sequence[Source]) -> tuple[int, dict[str, Any], Make]:
-    from bert.corpus.clean import VERSION, clean
-
-    return VERSION, {}, lambda folder: clean(sources, folder, runner.workers, runner.config.share, runner.progress)
-
-
-def _sentences(runner: StageRunner, texts: Sequence[Finished]) -> Finished | None:
-    """Run the stage sentences on the results of extract and clean; with none given, on those an earlier call made."""
-    from bert.corpus.sentences import VERSION, segment, splitter_settings
-
-    config = runner.config
-    if not texts:
-        folders = [(config.stage_folder(stage), stage) for stage in ("extract", "clean")]
-        texts = [read_finished(path, stage) for path, stage in folders if path.is_dir()]
-        if not texts:
-            read_finished(*folders[0])  # says which stage to run
-    parts = [part for done in texts for part in done.files]
-    content = fingerprint_of([done.fingerprint for done in texts])
-    return runner.run(
-        "sentences",
-        VERSION,
-        config.stage_folder("sentences"),
-        splitter_settings(),
-        content,
-        lambda folder: segment(parts, folder, runner.workers, config.share, runner.progress),
-    )
-
-
-def _shards(runner: StageRunner, segmented: Finished | None) -> Finished | None:
-    """Run the stage shard on sentences; with None given, on those an earlier call made."""
-    from bert.corpus.sharding import VERSION, ShardPlan, automatic_shards, check_documents, shard
-
-    config = runner.config
-    if segmented is None:
-        segmented = read_finished(config.stage_folder("sentences"), "sentences")
-    parts = segmented.files
-    count = config.shards or automatic_shards(sum(path.stat().st_size for path in parts))
-    plan = ShardPlan(
-        training=count, test=config.test_shards(count), test_fraction=config.test_fraction, seed=config.seed
-    )
-    check_documents(segmented.counts.get("documents"), plan)
-    return runner.run(
-        "shard",
-        VERSION,
-        config.sharded_folder(count),
-        {**dataclasses.asdict(plan), "dataset": config.dataset_name},
-        segmented.fingerprint,
-        lambda folder: shard(parts, folder, config.dataset_name, plan, runner.progress),
-    )
-
-
-def _found_shards(config: PrepareConfig) -> Finished:
-    if config.shards is not None:
-        return read_finished(config.sharded_folder(config.shards), "shard")
-    found = sorted(config.output.glob(f"sharded_training_shards_*_fraction_{config.test_fraction:g}"))
-    found = [path / config.dataset_name for path in found if (path / config.dataset_name).is_dir()]
-    if len(found) > 1:
-        names = ", ".join(path.parent.name for path in found)
-        raise UsageError("data-ambiguous", f"{config.output} holds several shard counts ({names}): give --shards")
-    return read_finished(found[0] if found else config.sharded_folder(0).parent / config.dataset_name, "shard")
-
-
-VOCABULARY_BYTES = 64 * 2**20
-"""A vocabulary is trained on at most this much text, taken evenly from the corpus."""
-
-
-def _vocabulary(runner: StageRunner, sharded: Finished) -> tuple[Vocabulary, Path]:
-    """Return the given vocabulary, the one trained before on the same text, or a new one, and where it is."""
-    config = runner.config
-    if config.vocab is not None:
-        return load_vocabulary(config.vocab, config.lower_case), config.vocab
-    key = fingerprint_of(sharded.fingerprint, config.vocab_size, config.lower_case)
-    path = config.stage_folder("tokens").parent / f"{config.dataset_name}-{key[:12]}.vocab"
-    if not path.is_file():
-        runner.progress("training the vocabulary", 0, 1)
-        train_vocabulary(sample_lines(sharded.files, VOCABULARY_BYTES), config.vocab_size, config.lower_case).save(path)
-        runner.progress("training the vocabulary", 1, 1)
-    return load_vocabulary(path, config.lower_case), path
-
-
-def _tokens(runner: StageRunner, sharded: Finished, pieces: Vocabulary) -> list[Path]:
-    """Run the stage tokens; return its files, of which a part (`--part`) has made its own."""
-    from bert.tasks.pretrain.tokens import SUFFIX, VERSION, tokenize
-
-    config = runner.config
-    path = config.stage_folder("tokens")
-    runner.run(
-        "tokens",
-        VERSION,
-        path,
-        {"vocabulary": pieces.fingerprint},
-        sharded.fingerprint,
-        lambda folder: tokenize(sharded.files, folder, pieces, runner.workers, config.share, runner.progress),
-    )
-    return [path / f"{shard.stem}{SUFFIX}" for shard in sharded.files]
-
-
-def _hdf5(runner: StageRunner, sharded: Finished, pieces: Vocabulary, files: list[Path], seq_len: int) -> LengthSummary:
-    """Run the stage hdf5 for one sequence length, with vocabulary and metadata beside the shards."""
-    from bert.tasks.pretrain.hdf5 import SUFFIX, VERSION, is_whole, make_shards
-
-    config = runner.config
-    path, wanted = config.hdf5_folder(seq_len), config.instances(seq_len)
-    settings = {
-        **dataclasses.asdict(wanted),
-        "length_bins": config.length_bins,
-        "gzip_level": config.gzip_level,
-        "vocabulary": pieces.fingerprint,
-    }
-    names = [f"{file.stem}{SUFFIX}" for file in files]
-    kept: list[str] = []
-
-    def make(folder: StageFolder) -> Finished | None:
-        kept.extend(name for name in names if is_whole(folder, name))
-        pieces.save(path / VOCABULARY_FILE)
-        begun = _metadata(config, seq_len, pieces, folder, names)
-        if len(kept) < len(names):
-            write_json(path / METADATA_FILE, begun)
-        bins, level = config.length_bins, config.gzip_level
-        done = make_shards(
-            files, folder, pieces, wanted, runner.workers, config.share, runner.progress, bins, gzip_level=level
+        dumps, texts = (identify(paths, folder, config.output / _DIGESTS_FILE) for paths in (found.dumps, found.texts))
+        content = fingerprint_of([[source.name, source.digest] for source in (*dumps, *texts)])
+        path = config.output / "sentences" / config.dataset_name
+        stage = Stage(path, "sentences", 1, {**splitter_settings(), "versions": versions()}, content)
+        return self._run(
+            stage, lambda: segment(dumps, texts, stage, self.workers, self.progress, config.keep_truncated)
         )
-        if done is not None:
-            samples = {name: _instances(folder.recorded(name)) for name in names}
-            write_json(path / METADATA_FILE, {**begun, "samples": samples, "complete": True})
-        return done
 
-    runner.run("hdf5", VERSION, path, settings, sharded.fingerprint, make, companions=(METADATA_FILE, VOCABULARY_FILE))
-    return _length_of(config, seq_len, path, names, kept)
+    def _shards(self, segmented: Finished) -> Finished:
+        config = self.config
+        count = config.shards or automatic_shards(sum(path.stat().st_size for path in segmented.files))
+        plan = ShardPlan(
+            training=count, test=config.test_shards(count), test_fraction=config.test_fraction, seed=config.seed
+        )
+        check_documents(segmented.counts.get("documents"), plan)
+        settings = {**dataclasses.asdict(plan), "dataset": config.dataset_name}
+        stage = Stage(config.sharded_folder(count), "shard", SHARDING, settings, segmented.fingerprint)
+        return self._run(stage, lambda: shard(segmented.files, stage, config.dataset_name, plan, self.progress))
+
+    def _vocabulary(self, sharded: Finished) -> tuple[Vocabulary, Path]:
+        """Return the given vocabulary, the one trained before on the same text, or a new one, and where it is."""
+        config = self.config
+        if config.vocab is not None:
+            return load_vocabulary(config.vocab, config.lower_case), config.vocab
+        key = fingerprint_of(sharded.fingerprint, config.vocab_size, config.lower_case)
+        path = config.output / "vocabulary" / f"{config.dataset_name}-{key[:12]}.vocab"
+        if not path.is_file():
+            self.progress("training the vocabulary", 0, 1)
+            lines = sample_lines(sharded.files, VOCABULARY_BYTES)
+            train_vocabulary(lines, config.vocab_size, config.lower_case).save(path)
+            self.progress("training the vocabulary", 1, 1)
+        return load_vocabulary(path, config.lower_case), path
+
+    def _hdf5(self, sharded: Finished, vocabulary: Vocabulary) -> tuple[LengthSummary, ...]:
+        """Make the shards of all sequence lengths, with vocabulary and metadata beside them."""
+        config, began = self.config, time.perf_counter()
+        names = hdf5.shard_names(sharded.files)
+        lengths, kept = [], []
+        for seq_len in config.seq_lens:
+            instances = config.instances(seq_len)
+            settings = {
+                **dataclasses.asdict(instances),
+                "length_bins": config.length_bins,
+                "gzip_level": config.gzip_level,
+                "vocabulary": vocabulary.fingerprint,
+            }
+            stage = Stage(config.hdf5_folder(seq_len), "hdf5", hdf5.VERSION, settings, sharded.fingerprint)
+            kept.append(sum(map(stage.is_done, names)))
+            vocabulary.save(stage.path / VOCABULARY_FILE)
+            lengths.append(hdf5.Length(stage, instances, config.length_bins, config.gzip_level))
+            if kept[-1] < len(names):
+                self._write_metadata(lengths[-1], vocabulary, names)
+        finished = hdf5.make_shards(sharded.files, vocabulary, lengths, self.workers, self.progress)
+        summaries = []
+        for length, done, kept_here in zip(lengths, finished, kept, strict=True):
+            samples = {path.name: _instances(recorded(path)["numbers"]) for path in done.files}
+            self._write_metadata(length, vocabulary, names, samples)
+            self._add("hdf5", done, began, kept=kept_here == len(names))
+            summaries.append(_length_summary(length, done, kept_here))
+        return tuple(summaries)
+
+    def _write_metadata(
+        self,
+        length: hdf5.Length,
+        vocabulary: Vocabulary,
+        names: Sequence[str],
+        samples: Mapping[str, int] | None = None,
+    ) -> None:
+        metadata = {
+            "schema_version": 1,
+            "vocab_size": len(vocabulary.pieces),
+            "vocab": vocabulary.fingerprint,
+            "vocab_trained": self.config.vocab_size if self.config.vocab is None else None,
+            "lower_case": self.config.lower_case,
+            "instances": dataclasses.asdict(length.config),
+            "length_bins": length.length_bins,
+            "test_fraction": self.config.test_fraction,
+            "settings": length.stage.fingerprint,
+            "shards": names,
+            "complete": samples is not None,
+        }
+        write_json(length.stage.path / METADATA_FILE, metadata if samples is None else {**metadata, "samples": samples})
 
 
-def _metadata(
-    config: PrepareConfig, seq_len: int, pieces: Vocabulary, folder: StageFolder, names: list[str]
-) -> dict[str, Any]:
-    return {
-        "schema_version": 1,
-        "vocab_size": len(pieces.pieces),
-        "vocab": pieces.fingerprint,
-        "vocab_trained": config.vocab_size if config.vocab is None else None,
-        "lower_case": config.lower_case,
-        "instances": dataclasses.asdict(config.instances(seq_len)),
-        "length_bins": config.length_bins,
-        "test_fraction": config.test_fraction,
-        "settings": folder.fingerprint,
-        "shards": names,
-        "complete": False,
-    }
+def _instances(numbers: Mapping[str, int]) -> int:
+    return sum(numbers.get(f"{split} instances", 0) for split in hdf5.SPLITS)
 
 
-def _instances(counts: Counts) -> int:
-    from bert.tasks.pretrain.hdf5 import instances_of
-
-    return counts.get(instances_of("training")) + counts.get(instances_of("test"))
-
-
-def _length_of(config: PrepareConfig, seq_len: int, path: Path, names: list[str], kept: list[str]) -> LengthSummary:
-    from bert.tasks.pretrain.hdf5 import REAL_TOKENS, instances_of
-
-    done = [name for name in names if (path / name).is_file()]
-    counts = Counts()
-    for name in done:
-        counts.merge(recorded_counts(path, name).to_json())
-    training, test = (counts.get(instances_of(split)) for split in ("training", "test"))
-    tokens = (training + test) * seq_len
+def _length_summary(length: hdf5.Length, finished: Finished, kept: int) -> LengthSummary:
+    training, test = (finished.counts.get(f"{split} instances") for split in hdf5.SPLITS)
     return LengthSummary(
-        seq_len=seq_len,
-        max_predictions=config.predictions(seq_len),
-        folder=path,
+        seq_len=length.config.seq_len,
+        max_predictions=length.config.max_predictions,
+        folder=finished.folder,
         training_instances=training,
         test_instances=test,
-        padding_efficiency=counts.get(REAL_TOKENS) / tokens if tokens else None,
-        shards=len(done),
-        shards_kept=len(kept),
+        padding_efficiency=finished.counts.get(hdf5.REAL_TOKENS) / ((training + test) * length.config.seq_len),
+        shards=len(finished.files),
+        shards_kept=kept,
     )

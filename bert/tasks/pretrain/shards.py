@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.tasks.pretrain.instances import Instances
-from common.atomic import atomic_path
+from common.atomic import storage_errors
 from common.errors import InputError, content_code
 
 SHARD_NAME = re.compile(r"(?P<dataset>.+)_(?P<split>training|test)_(?P<number>\d+)\.(?:hdf5|h5)")
@@ -66,95 +66,27 @@ class ShardHeader:
     bin_counts: tuple[int, ...] = ()
 
 
-def write_blocks(
-    path: Path, header: ShardHeader, blocks: Iterable[Instances], written: Callable[[], None] = lambda: None
-) -> None:
-    """Write a shard whose rows come in blocks; what is held in memory is one block and its compressed form.
+def write_blocks(path: Path, header: ShardHeader, blocks: Iterable[Instances]) -> None:
+    """Write a shard whose rows come in blocks; what is held in memory is one block and the file.
 
     Args:
         path: the file.
         header: what it holds.
         blocks: its rows; all but the last block hold a multiple of CHUNK_ROWS.
-        written: called when the file is complete, before it gets its name.
     """
     import h5py
 
-    if not header.samples:
-        raise InputError("data-too-small", f"{path.name} would be empty: use fewer --shards")
-    with atomic_path(path) as temporary, temporary.open("w+b", buffering=0) as plain:
-        target = _Target(plain)
-        # Alignment leaves gaps, which only plain arrays are worth.
-        alignment = {} if header.gzip_level else {"alignment_threshold": 1, "alignment_interval": _ALIGNMENT}
-        try:
-            with h5py.File(target, "w", **alignment) as file:
-                _fill(file, header, blocks, target)
-        except Exception:
-            target.check()  # what made the library stumble
-            raise
-        target.check()
-        written()
+    # Not to the disk: the HDF5 library ends the process when a write fails while it closes a file (a full disk).
+    content = io.BytesIO()
+    # Alignment leaves gaps, which only plain arrays are worth.
+    alignment = {} if header.gzip_level else {"alignment_threshold": 1, "alignment_interval": _ALIGNMENT}
+    with h5py.File(content, "w", **alignment) as file:
+        _fill(file, header, blocks)
+    with storage_errors(path):
+        path.write_bytes(content.getbuffer())
 
 
-class _Target(io.RawIOBase):
-    """A file that never refuses a write: it keeps the first error, and `check` raises it when HDF5 is through.
-
-    The HDF5 library ends the process when a write fails while it closes a file (a full disk).
-    """
-
-    def __init__(self, plain: Any) -> None:
-        super().__init__()
-        self.plain = plain
-        self.error: OSError | None = None
-
-    def check(self) -> None:
-        """Raise what went wrong."""
-        if self.error is not None:
-            raise self.error
-
-    def write(self, data: Any) -> int:
-        """Write all of `data`, or move on by as much."""
-        rest = memoryview(data).cast("B")
-        size = len(rest)
-        try:
-            while self.error is None and len(rest):
-                rest = rest[self.plain.write(rest) :]
-        except OSError as error:
-            self.error = error
-        self.plain.seek(len(rest), io.SEEK_CUR)
-        return size
-
-    def readinto(self, buffer: Any) -> int:
-        """Read; what could not be written reads as zeros."""
-        view = memoryview(buffer).cast("B")
-        count: int = self.plain.readinto(view) or 0
-        if self.error is not None:
-            view[count:] = bytes(len(view) - count)
-            count = len(view)
-        return count
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move."""
-        position: int = self.plain.seek(offset, whence)
-        return position
-
-    def tell(self) -> int:
-        """Return the position."""
-        position: int = self.plain.tell()
-        return position
-
-    def truncate(self, size: int | None = None) -> int:
-        """Set the size."""
-        try:
-            return int(self.plain.truncate(size))
-        except OSError as error:
-            self.error = self.error or error
-            return size or 0
-
-    def flush(self) -> None:
-        """Do nothing: nothing is held back."""
-
-
-def _fill(file: Any, header: ShardHeader, blocks: Iterable[Instances], target: _Target) -> None:
+def _fill(file: Any, header: ShardHeader, blocks: Iterable[Instances]) -> None:
     datasets = _create(file, header)
     start = 0
     for block in blocks:
@@ -168,7 +100,6 @@ def _fill(file: Any, header: ShardHeader, blocks: Iterable[Instances], target: _
                 else:
                     dataset[start + begin : start + begin + len(rows)] = rows
         start += len(block)
-        target.check()
     assert start == header.samples, f"{start} rows instead of {header.samples}"
 
 

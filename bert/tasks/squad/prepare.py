@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bert.data.columns import Columns, map_columns, write_columns
+from bert.data.finished import Counts
 from bert.data.pool import Progress, Workers
 from bert.data.preparation import (
     PARTS,
@@ -24,7 +25,6 @@ from bert.data.preparation import (
     unknown_tokens,
     vocabulary_notes,
 )
-from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.squad.config import Mode, SquadConfig, cpu_count
 from bert.tasks.squad.features import FORM, Settings

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.finished import Counts
 from bert.data.rows import Int64
-from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.squad.features import Settings
 from bert.tasks.squad.reading import Paragraph, Place, Question, parse

@@ -1,16 +1,17 @@
-"""Dumps of every form give the same pages; what ends too early or is no dump is said clearly."""
+"""Dumps of every form give the same articles; what ends too early or is no dump is said clearly."""
 
 import bz2
 import gzip
-import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.refusals import refused
+from support.shared_files import DATA, OWN
 
 from bert.corpus import dumps
-from bert.corpus.dumps import Dump, split_pages
+from bert.corpus.dumps import DumpUnit, dump_units
+from bert.corpus.files import Source
+from bert.data.finished import Counts
 from common.errors import Code
 
 HEAD = (
@@ -32,12 +33,16 @@ def xml(count: int = 40) -> str:
     return HEAD + "".join(map(page, range(count))) + END
 
 
-def expected(count: int = 40) -> list[bytes]:
-    return [page(number).strip().encode() for number in range(count)]
+def units(path: Path, keep: bool = False, counts: Counts | None = None) -> list[DumpUnit]:
+    return list(dump_units([Source(path, path.name, "")], keep, counts or Counts()))
 
 
-def read(path: Path, keep: bool = False) -> list[bytes]:
-    return [found for unit in Dump(path, keep).units() for found in split_pages(unit.pages())]
+def read(path: Path, keep: bool = False, counts: Counts | None = None) -> list[list[str]]:
+    return [found for unit in units(path, keep, counts) for found in unit.documents(counts or Counts())]
+
+
+def expected(count: int = 40) -> list[list[str]]:
+    return [[page(number).partition("<text>")[2].partition("</text>")[0]] for number in range(count)]
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -60,118 +65,85 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dumps, "RANGE_BYTES", 5_000)
 
 
+WHOLE = xml().encode()
 FORMS = {
-    "plain": xml().encode(),
-    "bz2": bz2.compress(xml().encode()),
-    "gz": gzip.compress(xml().encode()),
-    "bom": b"\xef\xbb\xbf" + xml().encode(),
+    "plain": WHOLE,
+    "bz2": bz2.compress(WHOLE),
+    "gz": gzip.compress(WHOLE),
+    "bom": b"\xef\xbb\xbf" + WHOLE,
     "multistream": multistream(page_streams()),
     "empty-streams": multistream([HEAD, "", *page_streams()[1:5], "", "", *page_streams()[5:]]),
-    "pbzip2": b"".join(bz2.compress(xml().encode()[at : at + 9000]) for at in range(0, len(xml().encode()), 9000)),
-    "two-joined": bz2.compress((HEAD + "".join(map(page, range(20))) + END).encode())
-    + bz2.compress((HEAD + "".join(map(page, range(20, 40))) + END).encode()),
-    "no-header": "".join(map(page, range(40))).encode(),
+    "pbzip2": b"".join(bz2.compress(WHOLE[at : at + 9000]) for at in range(0, len(WHOLE), 9000)),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_gives_the_same_pages(form: str, tmp_path: Path) -> None:
-    assert read(write(tmp_path / "x", FORMS[form])) == expected()
+def test_every_form_gives_the_same_articles(form: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "x", FORMS[form])
+    counts = Counts()
+    assert read(path, counts=counts) == expected() and counts.get("pages") == 40
+    found = units(path)
+    assert len(found) > 1 and {unit.hidden for unit in found} == {("Datei", "Kategorie")}
+    assert sum(unit.size for unit in found) == path.stat().st_size
+    assert any(unit.data is None for unit in found) == (form in ("multistream", "empty-streams"))
 
 
-def test_units_do_not_depend_on_how_the_bytes_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "x.xml", xml().encode())
-    whole = [unit.pages() for unit in Dump(path).units()]
-    monkeypatch.setattr(dumps, "BLOCK_BYTES", 700)
-    assert [unit.pages() for unit in Dump(path).units()] == whole
-    assert len(whole) > 5 and all(len(unit) >= 10_000 for unit in whole[:-1])
-
-
-def test_streams_that_begin_at_pages_are_left_to_the_workers(tmp_path: Path) -> None:
-    ranges = list(Dump(write(tmp_path / "a.bz2", FORMS["multistream"])).units())
-    assert sum(unit.data is None for unit in ranges) >= 2 and all(len(unit.data or b"") < 10_000 for unit in ranges)
-    cut = list(Dump(write(tmp_path / "b.bz2", FORMS["pbzip2"])).units())
-    assert all(unit.data is not None for unit in cut)
-
-
-def test_a_stream_start_inside_data_is_none(tmp_path: Path) -> None:
-    data = FORMS["multistream"]
-    assert len(dumps.page_streams(write(tmp_path / "a", data)) or []) == 12
-    false = b"BZh91AY&SY" * 3
-    assert dumps.page_streams(write(tmp_path / "b", data + b"garbage" + false)) == dumps.page_streams(tmp_path / "a")
-
-
-def test_streams_are_found_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "a", FORMS["multistream"])
-    starts = dumps.page_streams(path)
-    for size in (3, 5, 8):
+def test_units_and_streams_do_not_depend_on_how_the_bytes_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, packed = write(tmp_path / "x.xml", WHOLE), write(tmp_path / "a", FORMS["multistream"])
+    whole, starts = [unit.data for unit in units(path)], dumps.page_streams(packed)
+    for size in (3, 700):
         monkeypatch.setattr(dumps, "BLOCK_BYTES", size)
-        assert dumps.page_streams(path) == starts
-
-
-def test_names_of_hidden_namespaces_are_read(tmp_path: Path) -> None:
-    assert Dump(write(tmp_path / "x", FORMS["bz2"])).header.hidden == ("Datei", "Kategorie")
+        monkeypatch.setattr("bert.corpus.files.BLOCK_BYTES", size)
+        assert [unit.data for unit in units(path)] == whole and len(whole) > 5
+        if size > 64:
+            assert dumps.page_streams(packed) == starts and len(starts) == 12
 
 
 @pytest.mark.parametrize("form", ["plain", "bz2", "gz", "multistream", "pbzip2"])
-@pytest.mark.parametrize("share", [0.5, 0.9, 0.999])
-def test_a_truncated_dump_says_where_and_gives_its_whole_pages_when_asked(
+@pytest.mark.parametrize("share", [0.5, 0.999])
+def test_a_truncated_dump_is_refused_and_gives_its_whole_pages_when_asked(
     form: str, share: float, tmp_path: Path
 ) -> None:
-    data = FORMS[form] if form not in ("bz2", "gz") else _big(form)
+    data = FORMS[form]
+    if form in ("bz2", "gz"):  # of more than one block, so that a part of it can be read
+        data = bz2.compress(xml(700).encode(), 1) if form == "bz2" else gzip.compress(xml(700).encode(), 1)
     path = write(tmp_path / "x", data[: int(len(data) * share)])
-    found: list[bytes] = []
-    with refused("file-truncated", path, "--keep-truncated") as caught:
-        found.extend(_until_error(path))
-    dump = Dump(path, keep_truncated=True)
-    kept = [one for unit in dump.units() for one in split_pages(unit.pages())]
-    assert dump.is_truncated and kept and kept == [page(number).strip().encode() for number in range(len(kept))]
-    assert f'"Page {len(kept) - 1}"' in str(caught.value)
-
-
-def _big(form: str) -> bytes:
-    """More than one bz2 block, so that a part of it can be read."""
-    text = xml(700).encode()
-    return bz2.compress(text, 1) if form == "bz2" else gzip.compress(text, 1)
-
-
-def _until_error(path: Path) -> Iterator[bytes]:
-    for unit in Dump(path).units():
-        yield from split_pages(unit.pages())
+    with refused("file-truncated", path, "--keep-truncated"):
+        read(path)
+    counts = Counts()
+    kept = read(path, keep=True, counts=counts)
+    assert kept and kept == expected(len(kept))
+    assert (counts.get("truncated dumps"), counts.names["truncated dumps"]) == (1, ["x"])
 
 
 def test_a_dump_cut_between_two_streams_is_truncated(tmp_path: Path) -> None:
     path = write(tmp_path / "x", multistream(page_streams()[:6]))
-    with refused("file-truncated", path, "</mediawiki>", "Page 19"):
+    with refused("file-truncated", path, "</mediawiki>"):
         read(path)
     assert read(path, keep=True) == expected(20)
 
 
-def test_damage_inside_a_stream_is_named(tmp_path: Path) -> None:
+def test_damage_inside_a_stream_and_a_stream_that_cuts_a_page_are_named(tmp_path: Path) -> None:
     data = bytearray(FORMS["multistream"])
     data[len(data) // 2] ^= 0xFF
-    path = write(tmp_path / "x", bytes(data))
-    with refused("file-damaged", path):
-        read(path)
-
-
-def test_a_stream_that_cuts_a_page_behind_streams_that_do_not_is_named(tmp_path: Path) -> None:
+    with refused("file-damaged", tmp_path / "x"):
+        read(write(tmp_path / "x", bytes(data)))
     parts = page_streams(400, 4)
     parts[60:62] = [parts[60][:-100], parts[60][-100:] + parts[61]]
-    path = write(tmp_path / "x", multistream(parts))
-    with refused("file-format", path, "bunzip2"):
-        read(path)
+    with refused("file-format", tmp_path / "y", "bunzip2"):
+        for unit in units(write(tmp_path / "y", multistream(parts))):
+            assert [*unit.documents(Counts())]
 
 
 NO_DUMPS: dict[str, tuple[bytes, Code, str]] = {
     "empty": (b"", "file-empty", ""),
-    "html": (b"<!DOCTYPE html>\n<html><body>404</body></html>", "file-format", "HTML"),
+    "html": (b"<!DOCTYPE html>\n<html><body>404</body></html>", "file-format", "html"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "file-format", "git lfs pull"),
     "7z": (b"7z\xbc\xaf\x27\x1c rest", "file-format", "7z"),
-    "text": (b"It was a dark night.", "file-format", "'it was a dark night.'"),
     "sql": (gzip.compress(b"-- MySQL dump 10.13"), "file-format", "MediaWiki"),
     "broken-bz2": (b"BZh9" + b"x" * 100, "file-damaged", ""),
-    "no-pages": ((HEAD + END).encode(), "file-empty", ".xml"),
 }
 
 
@@ -183,20 +155,54 @@ def test_what_is_no_dump_is_refused_with_a_remedy(name: str, tmp_path: Path) -> 
         read(path)
 
 
-def test_a_page_without_an_end_is_refused_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dumps, "MOST_PAGE_BYTES", 2**21)
-    path = write(tmp_path / "x", (HEAD + "<page><text>" + "a" * 2**23).encode())
-    with refused("file-damaged", path, "2 MiB"):
-        read(path)
+def one(number: int, text: str, namespace: str = "0", more: str = "") -> str:
+    return (
+        f"<page><title>Page {number}</title><ns>{namespace}</ns>{more}<revision><text>{text}</text></revision></page>\n"
+    )
 
 
-def test_memory_does_not_grow_with_the_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dumps, "UNIT_BYTES", 2**17)
-    monkeypatch.setattr(dumps, "BLOCK_BYTES", 2**17)
-    body = "".join(map(page, range(300))).encode()
-    path = write(tmp_path / "x.bz2", bz2.compress(HEAD.encode() + body * 24 + END.encode(), 1))
-    tracemalloc.start()
-    count = sum(1 for unit in Dump(path).units() for _ in split_pages(unit.pages()))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert count == 300 * 24 and peak < 4 * 2**20 < len(body) * 24 / 4
+def test_every_page_is_counted_once() -> None:
+    texts = [
+        one(0, "This &lt;b>is&lt;/b> an article &amp;amp; more."),
+        one(1, "This is a talk page.", "1"),
+        one(2, "This is of no namespace.", "9" * 5000),
+        one(3, "This one has moved.", more='<redirect title="X" />'),
+        one(4, "{{Infobox}}"),
+        one(5, "It may be this.\n{{disambig}}"),
+        one(6, "This is not wikitext.", more="<model>json</model>"),
+        one(7, "This is wikitext.", more="<model>wikitext</model>"),
+        one(8, "This\0 has\x08 three\x01 too many."),
+        one(9, ""),
+        "<page><title>A</title><revision><text>Old.</text></revision><revision><text>New.</text></revision></page>",
+        "<page><title>A</title><revision><text bytes='0' /></revision></page>",
+        "<page><!DOCTYPE x [<!ENTITY b SYSTEM 'file:///etc/passwd'>]><text>It is &b; here.</text></page>",
+    ]
+    data = "".join(texts).encode()
+    counts = Counts()
+    found = list(DumpUnit("x.txt", len(data), (), Path("x"), data).documents(counts))
+    assert found == [
+        ["This is an article & more."],
+        ["This is wikitext."],
+        ["This has three too many."],
+        ["New."],
+        ["It is &b; here."],
+    ]
+    assert counts.numbers == {
+        "pages": 13, "pages of other namespaces": 2, "redirects": 1, "pages that are no wikitext": 1,
+        "disambiguation pages": 1, "pages without a paragraph": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("folder", "counted"),
+    [
+        (OWN / "pretrain/wiki", [12, 2, 2, 1, 6]),
+        pytest.param(DATA / "pretrain/wiki", [211, 99, 1, 8, 102], marks=pytest.mark.public),
+    ],
+    ids=["own", "public"],
+)
+def test_real_dumps_give_the_known_counts(folder: Path, counted: list[int]) -> None:
+    counts = Counts()
+    documents = [found for path in sorted(folder.iterdir()) for found in read(path, counts=counts)]
+    names = ("pages", "redirects", "pages of other namespaces", "disambiguation pages")
+    assert [*map(counts.get, names), len(documents)] == counted

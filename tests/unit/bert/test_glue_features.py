@@ -194,7 +194,7 @@ def test_without_the_datasets_package_the_message_says_what_to_do(
 
 
 def test_a_label_out_of_the_classes_is_damage(tmp_path: Path, vocab: Path) -> None:
-    from bert.data.stages import Counts
+    from bert.data.finished import Counts
     from bert.tasks.glue.features import FORM, make_parts
     from bert.tasks.glue.tables import read_table
 

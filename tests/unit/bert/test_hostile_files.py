@@ -13,11 +13,9 @@ from support.csv_files import colours_and_animals, prepared, write_rows
 from support.refusals import refused
 
 from bert.checkpoints.tensor_files import read_tensors, write_safetensors
-from bert.corpus import dumps, extract
 from bert.data.columns import NotWholeError, map_columns
 from bert.data.remote.sources import Choice, plan_dump
 from bert.data.remote.web import range_of
-from bert.data.stages import Counts
 from bert.tasks.classify.store import opened
 from bert.tasks.glue import tables
 from bert.tasks.glue.hub import read_hub
@@ -33,15 +31,6 @@ def test_a_packed_table_of_glue_without_end_is_refused(tmp_path: Path, monkeypat
         tables.read_table(path, TASKS["sst2"], "train")
 
 
-def test_entities_of_a_page_are_neither_expanded_nor_read_from_files() -> None:
-    for entity in ('<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;">', '<!ENTITY b SYSTEM "file:///etc/passwd">'):
-        page = f"<page><!DOCTYPE x [{entity}]><title>T</title><revision><text>&b;</text></revision></page>"
-        assert extract._parse(page.encode()) is None
-        before = f"<!DOCTYPE x [{entity}]><page><title>T</title><revision><text>&b;</text></revision></page>"
-        (inner,) = extract.split_pages(before.encode())
-        assert extract._parse(inner) is None, "what stands before a page is no part of it"
-
-
 LONG = "9" * 5000
 """A number with more digits than Python turns into an int."""
 
@@ -54,13 +43,6 @@ def test_numbers_of_thousands_of_digits_in_tables_of_glue_are_none(tmp_path: Pat
     (tmp_path / "SST-2.tsv").write_text(f"index\tprediction\n{LONG}\t1\n")
     with refused("rows-invalid", "SST-2.tsv, line 2: "):
         read_answers(tmp_path / "SST-2.tsv", TASKS["sst2"])
-
-
-def test_numbers_of_thousands_of_digits_in_a_dump_are_those_of_other_namespaces() -> None:
-    page = f"<page><title>T</title><ns>{LONG}</ns><revision><text>A sentence of a page.</text></revision></page>"
-    counts = Counts()
-    assert extract._paragraphs(page.encode(), dumps.Header({}), counts) == [] and counts.numbers == {extract.OTHERS: 1}
-    assert dumps._NAMESPACE.findall(f'<namespace key="{LONG}">A</namespace>') == []
 
 
 def test_numbers_of_thousands_of_digits_from_a_server_are_unknown() -> None:

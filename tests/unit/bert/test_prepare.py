@@ -16,12 +16,11 @@ from bert.corpus.generated import generate_corpus
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.batches import Hdf5Batches
-from bert.tasks.pretrain.config import STAGES, PrepareConfig
+from bert.tasks.pretrain.config import PrepareConfig
 from bert.tasks.pretrain.folder import find_shards, folder_info
-from bert.tasks.pretrain.prepare import prepare
+from bert.tasks.pretrain.prepare import LengthSummary, PrepareSummary, prepare
 from bert.tasks.pretrain.shards import read_shard
-from bert.tasks.pretrain.summary import LengthSummary, PrepareSummary
-from common.errors import Code, UsageError
+from common.errors import Code
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -89,11 +88,11 @@ def test_the_summary_tells_what_is_in_the_folder(text: Path, done: PrepareSummar
     assert (info.seq_len, info.max_predictions, info.vocab_size) == (32, 5, done.vocab_size)
     masks = [read_shard(path).input_mask for path in (*info.paths, *test.paths)]
     assert length.padding_efficiency == pytest.approx(np.concatenate(masks).mean())
-    assert length.padding_efficiency is not None and length.padding_efficiency > 0.85
+    assert length.padding_efficiency > 0.85
     assert done.documents == len(list(text.iterdir())) and done.vocab_trained
     assert (length.shards, length.shards_kept) == (4, 0)
-    assert [stage.stage for stage in done.stages] == ["clean", "sentences", "shard", "tokens", "hdf5"]
-    assert done.vocab_path is not None and len(load_vocabulary(done.vocab_path, True).pieces) == done.vocab_size == 800
+    assert [stage.stage for stage in done.stages] == ["sentences", "shard", "hdf5"]
+    assert len(load_vocabulary(done.vocab_path, True).pieces) == done.vocab_size == 800
     assert json.loads(json.dumps(done.to_json()))["lengths"][0]["folder"] == str(length.folder)
 
 
@@ -106,7 +105,7 @@ def test_shards_are_balanced_and_the_test_share_is_as_asked(done: PrepareSummary
 
 def test_a_loader_reads_what_was_prepared(done: PrepareSummary) -> None:
     folder = only(done).folder
-    spec = DataSpec(data=str(folder), seq_len=32, micro_batch_size=8, vocab_size=done.vocab_size or 0)
+    spec = DataSpec(data=str(folder), seq_len=32, micro_batch_size=8, vocab_size=done.vocab_size)
     vocabulary = load_vocabulary(folder / "vocab.txt", True)
     batch = next(iter(Hdf5Batches(spec)))
     assert (batch.tensors["input_ids"][:, 0] == vocabulary.cls_id).all()
@@ -116,84 +115,45 @@ def test_a_loader_reads_what_was_prepared(done: PrepareSummary) -> None:
 def test_the_number_of_processes_does_not_change_a_byte(text: Path, done: PrepareSummary, tmp_path: Path) -> None:
     again = prepare(config(text, tmp_path, workers=2))
     assert everything(tmp_path) == everything(only(done).folder.parent.parent)
-    other = prepare(config(text, tmp_path, seed=1))
-    assert not set(digests(only(other).folder).values()) & set(digests(only(again).folder).values())
+    assert only(again).padding_efficiency == only(done).padding_efficiency
 
 
-def test_stages_run_one_by_one_and_in_parts_give_the_same_bytes(
-    text: Path, done: PrepareSummary, tmp_path: Path
-) -> None:
-    for stage in ("clean", "sentences", "hdf5"):
-        for number in range(2):
-            summary = prepare(config(text, tmp_path, stages=(stage,), part=f"{number}/2"))
-            # This little text is one file up to the shards: the first part makes it.
-            assert summary.stages[-1].complete == (number == 1 or stage != "hdf5")
-        if stage == "sentences":
-            prepare(config(text, tmp_path, stages=("shard",)))
-    assert everything(tmp_path) == everything(only(done).folder.parent.parent)
-
-
-def test_a_stage_without_input_of_its_kind_says_which_to_run(text: Path, tmp_path: Path) -> None:
-    summary = prepare(config(text, tmp_path / "a", stages=("extract",), part="0/4"))
-    assert not summary.stages and len(summary.notes) == 1 and "--stages clean" in summary.notes[0]
-    dumps = tmp_path / "dumps"
-    dumps.mkdir()
-    (dumps / "wiki.xml").write_text("<mediawiki></mediawiki>\n", encoding="utf-8")
-    summary = prepare(config(dumps, tmp_path / "b", stages=("clean",), part="0/4"))
-    assert not summary.stages and len(summary.notes) == 1 and "--stages extract" in summary.notes[0]
-
-
-def test_a_stage_without_the_one_before_says_which_to_run(text: Path, tmp_path: Path) -> None:
-    for stage, before in (("sentences", "extract"), ("shard", "sentences"), ("hdf5", "shard")):
-        with refused("data-unprepared", tmp_path, f"--stages {before}"):
-            prepare(config(text, tmp_path, stages=(stage,)))
-
-
-def test_both_phases_tokenise_once(text: Path, tmp_path: Path) -> None:
+def test_both_phases_are_made_by_one_call(text: Path, tmp_path: Path) -> None:
     first = prepare(config(text, tmp_path, seq_lens=(32, 64)))
     assert [(length.seq_len, length.max_predictions) for length in first.lengths] == [(32, 5), (64, 10)]
-    assert [stage.stage for stage in first.stages].count("tokens") == 1
+    assert [stage.stage for stage in first.stages] == ["sentences", "shard", "hdf5", "hdf5"]
     later = prepare(config(text, tmp_path, seq_lens=(48,)))
-    kept = {stage.stage: stage.kept for stage in later.stages}
-    assert kept == {"clean": True, "sentences": True, "shard": True, "tokens": True, "hdf5": False}
+    assert {stage.stage: stage.kept for stage in later.stages} == {"sentences": True, "shard": True, "hdf5": False}
     assert all(length.folder.is_dir() for length in first.lengths), "the other lengths stay"
 
 
-def test_finished_shards_are_kept_and_damaged_or_missing_ones_made_again(text: Path, tmp_path: Path) -> None:
+def test_finished_shards_are_kept_and_missing_ones_made_again(text: Path, tmp_path: Path) -> None:
     folder = only(prepare(config(text, tmp_path))).folder
     before = everything(tmp_path)
-    kept, cut, gone = (folder / f"novels_training_{i}.hdf5" for i in range(3))
+    kept, gone = (folder / f"novels_training_{i}.hdf5" for i in range(2))
     written = kept.stat().st_mtime_ns
-    cut.write_bytes(cut.read_bytes()[:5000])
     gone.unlink()
     stages: list[tuple[str, int, int | None]] = []
     second = prepare(config(text, tmp_path), lambda *call: stages.append(call))
-    assert only(second).shards_kept == 2 and everything(tmp_path) == before
+    assert only(second).shards_kept == 3 and everything(tmp_path) == before
     assert kept.stat().st_mtime_ns == written
-    assert "training the vocabulary" not in {stage for stage, *_ in stages}
+    assert {stage for stage, *_ in stages} == {"hdf5"}
 
 
-@pytest.mark.parametrize("change", ["shards", "text", "vocab_size"])
-def test_shards_of_other_settings_or_text_never_stay(
-    text: Path, done: PrepareSummary, tmp_path: Path, change: str
-) -> None:
+def test_other_settings_or_text_are_refused_and_everything_stays(text: Path, tmp_path: Path) -> None:
     mine = tmp_path / "novels"
     mine.mkdir()
     for path in text.iterdir():
         (mine / path.name).write_bytes(path.read_bytes())
-    # With a given vocabulary nothing but the text differs.
-    given: dict[str, object] = {} if change == "vocab_size" else {"vocab": done.vocab_path}
-    first = only(prepare(config(mine, tmp_path / "out", **given)))
-    before = digests(first.folder)
-    changes: dict[str, object] = {"shards": {"shards": 2}, "vocab_size": {"vocab_size": 500}}.get(change, {})
-    if change == "text":
-        (mine / "generated-000000.txt").write_text("Something new happened. Nobody knew why.")
-    summary = prepare(config(mine, tmp_path / "out", **given, **changes))
-    second = only(summary)
-    assert second.folder == first.folder and second.shards_kept == 0
-    assert not set(before.values()) & set(digests(second.folder).values())
-    assert len(find_shards(second.folder)) == (2 if change == "shards" else 3)
-    assert any("replaced" in note for note in summary.notes)
+    prepare(config(mine, tmp_path / "out"))
+    before = everything(tmp_path)
+    with refused("folder-occupied", tmp_path / "out", "seed 12345, now 1", "--output"):
+        prepare(config(mine, tmp_path / "out", seed=1))
+    (mine / "generated-000000.txt").write_text("Something new happened. Nobody knew why.")
+    with refused("folder-occupied", tmp_path / "out/sentences/novels", "input", "--output"):
+        prepare(config(mine, tmp_path / "out"))
+    (mine / "generated-000000.txt").write_bytes((text / "generated-000000.txt").read_bytes())
+    assert everything(tmp_path) == before and prepare(config(mine, tmp_path / "out")).stages[-1].kept
 
 
 def test_what_a_killed_call_left_is_removed_by_the_next_one(text: Path, tmp_path: Path) -> None:
@@ -204,23 +164,7 @@ def test_what_a_killed_call_left_is_removed_by_the_next_one(text: Path, tmp_path
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_what_a_killed_worker_left_is_removed_by_the_call_that_met_it(text: Path, tmp_path: Path) -> None:
-    left = tmp_path / "deep" / "er" / ".text_training_0.hdf5.5v3hkxvo.tmp"
-
-    def killed(stage: str, done: int, total: int | None) -> None:
-        left.parent.mkdir(parents=True, exist_ok=True)
-        left.write_bytes(b"x")
-        if stage == "hdf5":
-            raise UsageError("worker-lost", "a worker process ended unexpectedly")
-
-    with refused("worker-lost"):
-        prepare(config(text, tmp_path), killed)
-    assert not left.exists()
-    assert [path for path in tmp_path.rglob("*") if path.name.endswith(".tmp")] == []
-
-
 def test_a_given_vocabulary_is_used_and_copied(text: Path, done: PrepareSummary, tmp_path: Path) -> None:
-    assert done.vocab_path is not None
     pieces = load_vocabulary(done.vocab_path, True).pieces
     (tmp_path / "mine.txt").write_text("".join(f"{piece}\n" for piece in reversed(pieces)))
     summary = prepare(config(text, tmp_path / "out", vocab=tmp_path / "mine.txt"))
@@ -241,46 +185,35 @@ def test_fewer_documents_than_shards_are_refused_with_what_fits(tmp_path: Path) 
     (tmp_path / "in").mkdir()
     for number in range(4):
         (tmp_path / "in" / f"{number}.txt").write_text("A sentence. Another one. " * 30)
-    with refused("data-too-small", "4 document", "9 shards", "--shards 3"):
-        prepare(config(tmp_path / "in", tmp_path / "out", shards=8))
+    began = time.monotonic()
+    for shards in (8, 99_999_999):
+        with refused("data-too-small", "4 document", "--shards "):
+            prepare(config(tmp_path / "in", tmp_path / "out", shards=shards))
+    assert time.monotonic() - began < 20
     summary = prepare(config(tmp_path / "in", tmp_path / "out", shards=3, vocab_size=64))
     assert only(summary).shards == 4 and any("single document" in note for note in summary.notes)
-    with refused("data-too-small", "--shards 1 --test-fraction 0"):
-        (tmp_path / "one").mkdir()
-        (tmp_path / "one" / "a.txt").write_text("One sentence.")
-        prepare(config(tmp_path / "one", tmp_path / "out", shards=1))
 
 
 def test_unusable_input_and_options_are_refused(text: Path, tmp_path: Path) -> None:
-    with refused("option-missing", "--input", "--download", "--generate"):
-        PrepareConfig(output=tmp_path)
-    with refused("option-conflict", "--input", "--generate"):
-        PrepareConfig(output=tmp_path, input=tmp_path, generate=20_000)
+    for given in ({}, {"input": tmp_path, "generate": 20_000}):
+        with refused("option-missing", "--input", "--generate"):
+            PrepareConfig(output=tmp_path, **given)  # type: ignore[arg-type]
     cases: list[tuple[dict[str, object], Code, tuple[object, ...]]] = [
         ({"shards": 0}, "option-value", ("--shards 0", 1)),
         ({"workers": 0}, "option-value", ("--workers 0", 1)),
-        ({"test_fraction": 1.0}, "option-value", ("--test-fraction 1.0", "[0, 1)")),
+        ({"test_fraction": 1.0}, "option-value", ("--test-fraction 1.0",)),
         *(({"dataset": name}, "option-value", (f"--dataset {name!r}",)) for name in ("a/b", "..")),
         ({"seq_lens": (3,)}, "option-value", ("--seq-len 3", 5)),
         ({"seq_lens": ()}, "option-value", ("--seq-lens",)),
         ({"seq_lens": (32, 32)}, "option-value", ("--seq-lens 32 32",)),
         ({"max_predictions": (5, 6)}, "option-conflict", ("--max-predictions", 2, 1, "--seq-lens")),
-        ({"stages": ("extract", "bake")}, "option-choice", ("--stages bake", *STAGES)),
-        ({"part": "1/2"}, "option-conflict", ("--part 1/2", "--stages hdf5")),
-        ({"part": "2/2", "stages": ("hdf5",)}, "option-value", ("--part 2/2", "I/N")),
-        ({"part": "half", "stages": ("hdf5",)}, "option-value", ("--part half", "I/N")),
-        ({"part": "0/2", "stages": ("shard",)}, "option-conflict", ("--part 0/2", "--stages hdf5")),
-        ({"length_bins": 12}, "option-value", ("--length-bins 12", 8, "--seq-lens 32")),
+        ({"length_bins": 12}, "option-value", ("--length-bins 12", "--seq-lens 32")),
         ({"gzip_level": 10}, "option-value", ("--gzip-level 10", 0, 9)),
     ]
     for changes, code, facts in cases:
         with refused(code, *facts):
             config(text, tmp_path, **changes)
-    (tmp_path / "blank").mkdir()
-    (tmp_path / "blank" / "a.txt").write_text("\n\n")
-    with refused("data-missing", "1 input file"):
-        prepare(config(tmp_path / "blank", tmp_path / "out"))
-    assert PrepareConfig(output=tmp_path, input=text).predictions(512) == 80
+    assert PrepareConfig(output=tmp_path, input=text).instances(512).max_predictions == 80
 
 
 def test_the_output_may_lie_in_the_text_folder(tmp_path: Path) -> None:
@@ -291,43 +224,24 @@ def test_the_output_may_lie_in_the_text_folder(tmp_path: Path) -> None:
 
 
 def test_text_in_a_stages_own_folder_is_refused_and_left_alone(text: Path, tmp_path: Path) -> None:
-    for stage in ("extracted", "cleaned", "sentences"):
-        folder = tmp_path / stage / "novels"
-        folder.mkdir(parents=True)
-        (folder / "mine.txt").write_text("A book. It is mine. " * 50)
-        with refused("option-conflict", f"--input {folder}", f"--output {tmp_path}"):
-            prepare(config(folder, tmp_path))
-    for stage in ("cleaned", "sentences"):
-        with refused("folder-occupied", "mine.txt"):
-            prepare(config(text, tmp_path))
-        assert (tmp_path / stage / "novels/mine.txt").exists()
-        (tmp_path / stage / "novels/mine.txt").unlink()
-    assert only(prepare(config(text, tmp_path))).shards == 4
-    assert (tmp_path / "extracted/novels/mine.txt").exists()
+    folder = tmp_path / "sentences" / "novels"
+    folder.mkdir(parents=True)
+    (folder / "mine.txt").write_text("A book. It is mine. " * 50)
+    with refused("option-conflict", f"--input {folder}", f"--output {tmp_path}"):
+        prepare(config(folder, tmp_path))
+    with refused("folder-occupied", "mine.txt"):
+        prepare(config(text, tmp_path))
+    assert (folder / "mine.txt").exists()
 
 
 def test_a_vocabulary_with_capitals_for_lower_cased_text_is_a_note(
     text: Path, done: PrepareSummary, tmp_path: Path
 ) -> None:
-    assert done.vocab_path is not None
     pieces = [*load_vocabulary(done.vocab_path, True).pieces, *(f"Name{number}" for number in range(200))]
     (tmp_path / "cased.txt").write_text("".join(f"{piece}\n" for piece in pieces))
     summary = prepare(config(text, tmp_path / "out", vocab=tmp_path / "cased.txt"))
     assert any("200 pieces of the vocabulary contain capitals" in note for note in summary.notes)
     assert not any("capitals" in note for note in done.notes)
-
-
-def test_more_shards_than_anybody_has_documents_are_refused_at_once(text: Path, tmp_path: Path) -> None:
-    began = time.monotonic()
-    with refused("data-too-small", "--shards"):
-        prepare(config(text, tmp_path, shards=99_999_999))
-    assert time.monotonic() - began < 20
-
-
-def test_every_stage_is_an_option_and_has_its_place(tmp_path: Path) -> None:
-    assert STAGES == ("download", "extract", "clean", "sentences", "shard", "hdf5")
-    names = {PrepareConfig(output=tmp_path, input=tmp_path).stage_folder(name) for name in ("extract", "clean")}
-    assert names == {tmp_path / "extracted" / tmp_path.name, tmp_path / "cleaned" / tmp_path.name}
 
 
 PROGRAM = (

@@ -1,0 +1,82 @@
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.refusals import refused
+
+from bert.data.finished import MANIFEST_FILE, Counts, Finished, Stage
+from bert.data.pool import Workers
+from common.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Letter:
+    name: str
+    size: int = 2
+
+
+def stage(path: Path, source: str = "input", **settings: object) -> Stage:
+    return Stage(path, "letters", 1, settings, source)
+
+
+def write(unit: Letter, path: Path) -> Counts:
+    if unit.name == "x":
+        raise UsageError("option-value", "no x")
+    path.write_text(unit.name)
+    return Counts({"letters": 2}, {"letters": [unit.name]})
+
+
+def make(folder: Stage, names: Sequence[str], workers: int = 1, calls: list[object] | None = None) -> Finished:
+    with Workers(workers) as pool:
+        seen = [] if calls is None else calls
+        return folder.make(write, map(Letter, names), pool, lambda *call: seen.append(call), 2 * len(names), Counts())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_finished_stage_is_found_again_with_its_counts(tmp_path: Path, workers: int) -> None:
+    assert stage(tmp_path).finished() is None
+    calls: list[object] = []
+    done = make(stage(tmp_path), "ba", workers, calls)
+    assert calls[0] == ("letters", 0, 4) and calls[-1] == ("letters", 4, 4)
+    assert done == stage(tmp_path).finished()
+    assert [file.read_text() for file in done.files] == ["b", "a"]
+    assert (done.counts.get("letters"), done.counts.names["letters"]) == (4, ["b", "a"])
+
+
+def test_what_is_whole_is_kept_and_the_rest_made(tmp_path: Path) -> None:
+    with refused("option-value", "no x"):
+        make(stage(tmp_path), "abx")
+    written = (tmp_path / "a").stat().st_mtime_ns
+    (tmp_path / ".c.5v3hkxvo.tmp").write_text("half")  # of a run that was killed
+    assert stage(tmp_path).finished() is None
+    done = make(stage(tmp_path), "abc")
+    assert (tmp_path / "a").stat().st_mtime_ns == written and not [*tmp_path.glob("*.tmp")]
+    assert done.counts.get("letters") == 6
+    (tmp_path / "b").unlink()
+    assert stage(tmp_path).finished() is None and make(stage(tmp_path), "abc") == done
+
+
+def test_other_settings_or_input_are_refused_with_both_values(tmp_path: Path) -> None:
+    make(stage(tmp_path, seed=1, size=3), "a")
+    with refused("folder-occupied", tmp_path, "seed 1, now 2", "--output") as caught:
+        stage(tmp_path, seed=2, size=3)
+    assert "size" not in str(caught.value)
+    with refused("folder-occupied", tmp_path, "input input, now another"):
+        stage(tmp_path, "another", seed=1, size=3)
+    assert (tmp_path / "a").read_text() == "a"
+
+
+def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("a book of the user")
+    with refused("folder-occupied", tmp_path, "mine.txt", "--output"):
+        stage(tmp_path)
+    assert not (tmp_path / MANIFEST_FILE).exists()
+
+
+def test_the_first_names_of_a_count_are_kept() -> None:
+    counts = Counts()
+    for number in range(9):
+        counts.add("a", example=str(number))
+    counts.merge({"numbers": {"a": 1, "b": 2}, "names": {"a": ["x"], "b": ["y"]}})
+    assert (counts.numbers, counts.names) == ({"a": 10, "b": 2}, {"a": list("01234"), "b": ["y"]})

@@ -1,0 +1,240 @@
+"""Books and other text as documents of paragraphs, the files of a corpus, generated text."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from support.refusals import refused
+from support.shared_files import OWN
+
+from bert.corpus import texts
+from bert.corpus.files import Source, find_inputs, identify, is_dump
+from bert.corpus.generated import generate_corpus
+from bert.corpus.texts import text_units
+from bert.data.finished import Counts
+from common.errors import Code
+
+
+def read(folder: Path) -> tuple[list[list[str]], Counts]:
+    counts = Counts()
+    sources = [Source(path, path.name, "") for path in find_inputs(folder).texts]
+    return [found for unit in text_units(sources) for found in unit.documents(counts)], counts
+
+
+def read_bytes(tmp_path: Path, raw: bytes) -> tuple[list[str], Counts]:
+    """Read one file `a.txt` with these bytes, of one document."""
+    (tmp_path / "a.txt").write_bytes(raw)
+    documents, counts = read(tmp_path)
+    return (documents or [[]])[0], counts
+
+
+def test_hard_wrapped_lines_are_joined_and_blank_lines_separate_paragraphs(tmp_path: Path) -> None:
+    raw = b"One is\n  here.  Two\tas\x0bwell.\n \t\nThree.\n\n\n\nFour\xc2\xa0five.\n\n* * *\n"
+    assert read_bytes(tmp_path, raw)[0] == ["One is here. Two as well.", "Three.", "Four five."]
+
+
+def test_line_ends_and_encodings_do_not_change_the_text(tmp_path: Path) -> None:
+    text = "One is\nhere. Two\nas well.\n\nThree \u00e9clair.\n"
+    variants = [
+        (text.encode(), {}),
+        (text.replace("\n", "\r\n").encode(), {}),
+        (text.replace("\n", "\r").encode(), {}),
+        (b"\xef\xbb\xbf" + text.encode(), {}),
+        (text.encode("utf-16"), {"UTF-16 files": ["a.txt"]}),
+        (b"\xfe\xff" + text.encode("utf-16-be"), {"UTF-16 files": ["a.txt"]}),
+        (text.encode("utf-32"), {"UTF-32 files": ["a.txt"]}),
+        (text.encode("latin-1"), {"latin-1 files": ["a.txt"]}),
+    ]
+    for raw, named in variants:
+        found, counts = read_bytes(tmp_path, raw)
+        assert found == ["One is here. Two as well.", "Three \u00e9clair."] and counts.names == named
+
+
+def test_windows_quotes_are_told_from_latin1_and_a_damaged_byte_from_another_encoding(tmp_path: Path) -> None:
+    found, counts = read_bytes(tmp_path, "\u201cYes,\u201d said Zo\u00eb.".encode("cp1252"))
+    assert (found, counts.get("windows-1252 files")) == (["\u201cYes,\u201d said Zo\u00eb."], 1)
+    found, counts = read_bytes(tmp_path, "Zo\u00eb \u00e9t\u00e9 ".encode() * 20 + b"bad \xff byte \xc3")
+    assert counts.get("damaged UTF-8 files") == 1 and found[0].count("Zo\u00eb") == 20 and "bad \ufffd byte" in found[0]
+    found, counts = read_bytes(tmp_path, b"Zo\xeb and \x81 here.")
+    assert (found, counts.get("latin-1 files")) == (["Zo\u00eb and here."], 1)
+
+
+def test_control_characters_are_taken_out_and_empty_files_counted(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "blank.txt").write_bytes(b" \n\n \n")
+    (tmp_path / "marks.txt").write_bytes(b"* * *\n\n1805.\n")
+    (tmp_path / "nul.txt").write_bytes("A sent\0ence \x01 he\x7fre\u0090. ".encode() + b"More words. " * 20)
+    documents, counts = read(tmp_path)
+    assert documents == [["A sentence here. " + "More words. " * 19 + "More words."]]
+    assert (counts.get("files"), counts.names["empty files"]) == (4, ["blank.txt", "empty.txt", "marks.txt"])
+
+
+def test_files_that_are_no_text_or_gone_are_refused_by_name(tmp_path: Path) -> None:
+    for raw in (bytes(range(4)) * 100, "UTF-16 without its mark".encode("utf-16-le")):
+        with refused("file-encoding", "a.txt", "UTF-8"):
+            read_bytes(tmp_path, raw)
+    with refused("path-missing", tmp_path / "gone.txt"):
+        next(text_units([Source(tmp_path / "gone.txt", "gone.txt", "")]))
+
+
+FRAMES = {
+    "2000s": (
+        "Licence words.\n*** START OF THIS PROJECT GUTENBERG EBOOK X ***\n\n\nProduced by A. B. and\nothers\n\n"
+        "The story.\n\n"
+        "End of Project Gutenberg's X, by\nY\n\n*** END OF THE PROJECT GUTENBERG EBOOK X ***\nMore licence.\n"
+    ),
+    "marker over two lines": (
+        "Title: X\n\n***START OF THE PROJECT GUTENBERG EBOOK A VERY LONG\nTITLE***\n\nE-text prepared by A\n\n"
+        "The story.\n\n"
+        "***END OF THE PROJECT GUTENBERG EBOOK A VERY LONG\nTITLE***\n\nMore.\n"
+    ),
+    "small print": (
+        "**The Project Gutenberg Etext of X**\n\nOctober, 1994\n\n***START**THE SMALL PRINT!**FOR PUBLIC DOMAIN "
+        "ETEXTS**START***\nWhy is this here?\n\nLawyers.\n\n*END*THE SMALL PRINT! FOR PUBLIC DOMAIN "
+        "ETEXTS*Ver.04.29.93*END*\n\nThe story.\n\nEnd of the Project Gutenberg Etext of X\n"
+    ),
+    "no marker at the end": "A\n*** START OF THE PROJECT GUTENBERG EBOOK 7 ***\nThe story.\n",
+    "no marker at the beginning": "The story.\n*** END OF THE PROJECT GUTENBERG EBOOK X ***\n\nLicence.",
+    "small print at the end": "The story.\n\n***START** THE SMALL PRINT! ***\n\nLawyers.\n",
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_the_gutenberg_frame_is_left_out(name: str, tmp_path: Path) -> None:
+    found, counts = read_bytes(tmp_path, FRAMES[name].encode())
+    assert found == ["The story."] and counts.names["Gutenberg frames"] == ["a.txt"]
+
+
+def test_text_about_gutenberg_is_kept(tmp_path: Path) -> None:
+    plain = "Project Gutenberg is a library.\nIt has books.\n\nProduced by hand, it began in 1971.\n"
+    found, counts = read_bytes(tmp_path, plain.encode())
+    assert found == ["Project Gutenberg is a library. It has books.", "Produced by hand, it began in 1971."]
+    assert counts.get("Gutenberg frames") == 0
+
+
+def test_a_large_file_becomes_several_documents_at_blank_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paragraphs = [f"Paragraph {number} is here. It has two sentences." for number in range(100)]
+    (tmp_path / "book.txt").write_text("\n\n".join(paragraphs))
+    assert read(tmp_path)[0] == [paragraphs]
+    monkeypatch.setattr(texts, "DOCUMENT_CHARACTERS", 1000)
+    documents, _ = read(tmp_path)
+    assert len(documents) == 5 and [line for document in documents for line in document] == paragraphs
+    assert all(1000 <= sum(map(len, document)) < 1100 for document in documents[:-1])
+
+
+def test_a_large_file_is_cut_at_line_ends_and_small_files_go_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "UNIT_BYTES", 1000)
+    (tmp_path / "b.txt").write_text("".join(f"Paragraph {number} is here.\n\n" for number in range(240)))
+    for name in "acd":
+        (tmp_path / f"{name}.txt").write_text(f"File {name}.")
+    sources = [Source(path, path.name, "") for path in find_inputs(tmp_path).texts]
+    units = list(text_units(sources))
+    assert [unit.name for unit in units] == [f"text-{number:06d}.txt" for number in range(len(units))]
+    assert [len(unit.sources) for unit in units] == [1] * (len(units) - 1) + [2] and len(units) == 8
+    assert sum(unit.size for unit in units) == sum(source.path.stat().st_size for source in sources)
+    lines = [line for document in read(tmp_path)[0] for line in document]
+    assert lines == ["File a.", *(f"Paragraph {number} is here." for number in range(240)), "File c.", "File d."]
+
+
+def test_books_lose_their_frame_and_nothing_else() -> None:
+    documents, counts = read(OWN / "pretrain/books")
+    text = "\n".join(line for document in documents for line in document)
+    assert (counts.get("files"), counts.get("Gutenberg frames")) == (2, 2)
+    assert counts.names["latin-1 files"] == ["letters-8.txt"]
+    for unwanted in ("GUTENBERG", "synthetic", "Produced by", "\r", "\ufeff"):
+        assert unwanted not in text
+    for wanted in (
+        "It was a little after seven o'clock when Mr. Brandt climbed the wall. The lake lay flat and grey below him",
+        "\nCHAPTER II.\nThe Letter\n",
+        '\nThe people here say "\xf1aque" for bread. Se\xf1or Pe\xf1a, who keeps the mill, gave me two loaves',
+    ):
+        assert wanted in text
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.txt")}
+
+
+def test_a_generated_corpus_depends_on_the_seed_only(tmp_path: Path) -> None:
+    generate_corpus(tmp_path / "a", 1, 60_000)
+    generate_corpus(tmp_path / "b", 1, 60_000)
+    generate_corpus(tmp_path / "c", 2, 60_000)
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+    assert not set(digests(tmp_path / "a").values()) & set(digests(tmp_path / "c").values())
+    # The draws are integers, so these bytes are the same on every machine and must stay so.
+    assert digests(tmp_path / "a")["generated-000000.txt"].startswith("6f1d5526ed38c708")
+
+
+def test_a_smaller_generated_corpus_replaces_a_larger_one(tmp_path: Path) -> None:
+    generate_corpus(tmp_path, 1, 60_000)
+    (tmp_path / "mine.txt").write_text("Kept.")
+    few = generate_corpus(tmp_path, 1, 12_000)
+    assert set(tmp_path.glob("*.txt")) == {*few, tmp_path / "mine.txt"}
+    with refused("option-value", "500 bytes", 10000):
+        generate_corpus(tmp_path, 1, 500)
+
+
+def test_dumps_and_texts_are_found_at_any_depth_and_own_folders_left_out(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/A.TXT", "x.xml.bz2", "p.xml-p1p41242.bz2", "y.xml", "z.xml.gz", "paper.pdf"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    for own in ("sentences", "hdf5_lower_case_1_seq_len_128", "sharded_x"):
+        (tmp_path / own).mkdir()
+        (tmp_path / own / "mine.txt").write_text("x")
+    found = find_inputs(tmp_path)
+    assert [path.name for path in found.texts] == ["A.TXT", "b.txt"]
+    assert [path.name for path in found.dumps] == ["p.xml-p1p41242.bz2", "x.xml.bz2", "y.xml", "z.xml.gz"]
+    assert not is_dump(Path("sitemap.xml.html"))
+
+
+def test_links_are_followed_once_and_broken_ones_named(tmp_path: Path) -> None:
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books/a.txt").write_text("x")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "dir").symlink_to(tmp_path / "books")
+    (folder / "loop").symlink_to(folder)
+    (folder / "one.txt").symlink_to(tmp_path / "books/a.txt")
+    assert [path.relative_to(folder).as_posix() for path in find_inputs(folder).texts] == ["dir/a.txt", "one.txt"]
+    (folder / "broken.txt").symlink_to(tmp_path / "nowhere.txt")
+    with refused("path-missing", folder / "broken.txt"):
+        find_inputs(folder)
+
+
+def test_a_folder_without_text_says_what_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_text("x")
+    cases: tuple[tuple[Path, Code], ...] = (
+        (tmp_path, "data-missing"),
+        (tmp_path / "no", "path-missing"),
+        (tmp_path / "a.pdf", "path-kind"),
+    )
+    for folder, code in cases:
+        with refused(code, folder, ".txt", ".xml.bz2", ".xml.gz"):
+            find_inputs(folder)
+
+
+def test_a_file_is_read_again_only_when_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one")
+    memory = tmp_path / "memory.json"
+    (first,) = identify([path], tmp_path, memory)
+    written = memory.stat().st_mtime_ns
+    assert identify([path], tmp_path, memory) == [first] and memory.stat().st_mtime_ns == written
+    path.write_text("two")
+    os.utime(path, ns=(1, 1))
+    (second,) = identify([path], tmp_path, memory)
+    assert second.digest != first.digest and second.name == first.name
+    memory.write_text("broken")
+    assert identify([path], tmp_path, memory) == [second]
+
+
+def test_names_that_are_no_utf8_are_read_and_shown(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xe9tude.txt")
+    path.write_text("x")
+    for _ in range(2):
+        (source,) = identify([path], tmp_path, tmp_path / "memory.json")
+        assert source.name == "\\udce9tude.txt" and source.path == path
+        source.name.encode()
