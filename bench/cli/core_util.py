@@ -9,7 +9,8 @@ from typing import Literal
 from bench.cli.options import Tables
 from bench.cli.result import ALL_TABLES, Result, of_view
 from bench.profilers.ncu_metrics import metrics_of
-from common.errors import InputError, UsageError
+from bench.sweep.options import ABOVE_0, check_ranges
+from common.errors import InputError
 from common.flags import Positional
 
 _SIZE = re.compile(r"batch[_-]?(?:size[_-]?)?(\d{1,9})(?!\d)")
@@ -39,8 +40,7 @@ class CoreUtilOptions(Tables):
 
     def __post_init__(self) -> None:
         """Refuse a length that is none."""
-        if self.window_ms is not None and not 0 < self.window_ms < 1e15:
-            raise UsageError("option-value", f"--window-ms {self.window_ms}: give the length of the steps in ms")
+        check_ranges(self, window_ms=ABOVE_0)
 
 
 OPTIONS = {"core-util FILE.csv...": CoreUtilOptions}
@@ -61,7 +61,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         sizes = {file: int(match[1]) for file in path.glob("batch_*") if (match := _SIZE.search(file.name))}
-        files += sorted(sizes, key=lambda file: (sizes[file], file)) if path.is_dir() else [path]
         if path.is_dir() and not sizes:
             raise InputError("file-empty", f"{path} has no file batch_<size>.csv: name the files of Nsight Compute")
+        files += sorted(sizes, key=lambda file: (sizes[file], file)) or [path]
     return files

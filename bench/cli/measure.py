@@ -69,13 +69,12 @@ def run(options: MeasureOptions) -> Result:
         timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour, program=options.command
     )
 
-    def begun(trial: TrialDirectory) -> None:
-        print(f"measuring; output: {terminal_text(str(trial.log))}", file=sys.stderr, flush=True)
-
     with locked(run):
         trial = plan_script(run, options.command, options.name, options.start, options.stop, options.profile)
         request = {**request_of(options), "command": "measure", "program": list(trial.command)}
-        measured = measure_script(run, trial, request, devices, launch, begun)
+        log = terminal_text(str(run.trial(trial.trial_id).log))
+        print(f"measuring; output: {log}", file=sys.stderr, flush=True)
+        measured = measure_script(run, trial, request, devices, launch)
     view = script(run, measured.path.name)
     (row,) = [row for row in result_rows(run) if row["trial_id"] == measured.path.name]
     if cautions := view.document["cautions"]:

@@ -90,13 +90,14 @@ def _parameter(name: str, kind: Kind, text: str) -> Parameter:
     parts = text.removeprefix("log:").split(":") if is_range else text.split(",")
     try:
         values = tuple(_READERS[kind](part.strip()) for part in parts)
+        if is_range:
+            low, high = map(float, values)
+            valid = (0 if log else -math.inf) < low < high < math.inf
+        else:
+            valid = 1 < len(values) == len(set(values)) and "" not in values
     except (ValueError, KeyError):
-        raise UsageError("option-value", f"{name}={text}: give {FORMS}, each of type {kind.__name__}") from None
-    if is_range:
-        numbers = [float(value) for value in values]
-        valid = len(numbers) == 2 and (0 if log else -math.inf) < numbers[0] < numbers[1] < math.inf
-    else:
-        valid = 1 < len(values) == len(set(values)) and "" not in values
+        valid = False
     if not valid:
-        raise UsageError("option-value", f"{name}={text}: give at least two values, or LOW below HIGH, for log above 0")
+        problem = f"{name}={text}: give {FORMS}, each of type {kind.__name__}, LOW below HIGH and for log above 0"
+        raise UsageError("option-value", problem)
     return Parameter(name, text, values, is_range, log)

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import itertools
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,6 @@ def measure_script(
     request: dict[str, Any],
     devices: Devices,
     options: LaunchOptions,
-    begun: Callable[[TrialDirectory], None],
 ) -> TrialDirectory:
     """Run a trial of `plan_script` to its end and return its folder; the run directory must be locked."""
     tidy(run)
@@ -118,7 +117,6 @@ def measure_script(
             finish(before, directory, "crashed", reason, options, code="worker-lost")
     record_request(run, [trial], request)
     directory = run.trial(trial.trial_id)
-    begun(directory)
     about = {"script_sha256": script_sha256(options.program)}
     try:
         result = run_trial(trial, directory, devices, {**capture(devices), **about}, options)

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from bench.implementations import OURS, check_implementation
 from bench.implementations.model_folder import IMPLEMENTATIONS as GIVEN_MODEL
@@ -38,8 +38,6 @@ from records.trial import Trial
 
 # Fewer rounds do not show the variation between processes.
 ROUNDS_THAT_DECIDE = 3
-WEAK: Final = "weak"
-STRONG: Final = "strong"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +95,7 @@ class Sweep(Workload):
     """Numbers of devices; default 1 2 4 ... up to every GPU, or one rank on all CPU cores."""
     batch_sizes: tuple[int, ...] = (8,)
     """Sequences per device and micro-step."""
-    scaling: Literal["weak", "strong"] = WEAK
+    scaling: Literal["weak", "strong"] = "weak"
     """weak keeps the batch size of a device; strong divides the batch size of the fewest devices among all."""
     grad_accum: tuple[int, ...] = (1,)
     """Micro-steps per optimizer step."""
@@ -279,7 +277,7 @@ def _strategy_options(sweep: Sweep, strategies: Collection[str]) -> dict[str, li
 
 def _share(sweep: Sweep, batch: int, world_size: int, fewest: int) -> int:
     """Return the micro batch size; with strong scaling the global batch is that of the fewest devices."""
-    if sweep.scaling == WEAK:
+    if sweep.scaling == "weak":
         return batch
     share, left = divmod(batch * fewest, world_size)
     if left or not share:
