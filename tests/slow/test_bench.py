@@ -1,18 +1,15 @@
-"""`make bench`'s script whole, on generated and on real text, and its report in a real browser."""
+"""`make bench`'s script whole, on generated and on real text."""
 
 import csv
 import os
-import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support import shared_files
-from support.charts import Opened, drawn_charts
 from support.cli import ROOT, Cli, wait_for
 from support.refusals import check_refusal
 
@@ -66,30 +63,6 @@ def test_it_ends_with_the_table_and_the_path_of_the_report_in_under_four_minutes
     assert len({row["micro_batch_size"] for row in sides}) <= 1, "rounds are added at the fastest configuration alone"
     assert len(sides) >= 3, "two more rounds of two implementations, of which the time may allow one less"
     assert seconds < 240
-
-
-@pytest.mark.alone  # with the run of the test before
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed")
-def test_the_report_opens_in_a_browser_without_a_network_and_its_tables_sort(
-    finished: tuple[Path, str, float, str], tmp_path: Path, browser: Any
-) -> None:
-    page_path = finished[0] / "report" / "report.html"
-    alone = tmp_path / "alone.html"  # self-contained: nothing beside it is needed
-    shutil.copy(page_path, alone)
-    opened = Opened(browser, alone)
-    assert drawn_charts(opened.page) >= 4 and page_path.stat().st_size < 500_000
-    # The speed of light of the fastest configuration has tables before that of the results.
-    table = opened.page.locator("table").filter(has=opened.page.locator("th", has_text="samples/s")).first
-    heading = table.locator("th", has_text="samples/s").first
-    column = heading.evaluate("cell => cell.cellIndex")
-    rates = []
-    for _ in range(2):
-        heading.click()
-        cells = table.locator(f"tbody tr td:nth-child({column + 1})").all_inner_texts()
-        rates.append([float(cell.replace(",", "")) for cell in cells if cell.strip()[:1].isdigit()])
-    opened.close()
-    assert len(rates[0]) >= 6 and rates[0] != rates[1]
-    assert sorted(rates[0]) in rates and sorted(rates[0], reverse=True) in rates
 
 
 @pytest.mark.soak

@@ -211,16 +211,3 @@ def test_unequal_nodes_train_and_resume_to_the_losses_of_one_host_and_of_one_pro
     done = one.run("--devices", "1")
     assert done.returncode == 0, done.stderr
     assert losses(one) == pytest.approx(losses(cli), rel=1e-5)
-
-
-@pytest.mark.soak
-def test_a_signal_to_one_launch_saves_on_all_nodes_and_ends_them_well(hosts: Hosts, data: Path, tmp_path: Path) -> None:
-    cli = training(data, tmp_path / "run", 100_000)
-    both = launch_both(hosts, "--", *command(cli))
-    wait_for_steps(cli, both[0], 1, 3)
-    both[1].send_signal(signal.SIGTERM)
-    assert hosts.end(*both) == [0, 0], hosts.said(both[0])
-    made = cli.state()["applied_steps"]
-    assert made > 0 and cli.checkpoints()[-1] == f"step-{made:07d}"
-    for each in both:
-        assert "stopped by SIGTERM on node 1 (host node-b)" in hosts.said(each)

@@ -73,17 +73,9 @@ def test_nodes_that_agree_start_with_the_same_port() -> None:
     assert starts[0][0].port > 0 and starts[0][1].address == "127.0.0.1"
 
 
-@pytest.mark.parametrize("other", [node(1, 1, 3), node(1, 1, 2, 4), node(1, command="other.py")])
-def test_nodes_that_disagree_get_the_same_message(other: Node) -> None:
-    first, second = met(node(0), other)
+def test_nodes_that_disagree_get_the_same_message() -> None:
+    first, second = met(node(0), node(1, 1, 2, 4))
     assert first.code == second.code == "nodes-disagree" and str(first) == str(second)
-
-
-def test_a_missing_node_and_a_node_0_that_is_missing_end_in_time() -> None:
-    (error,) = met(node(0), seconds=0.5)
-    assert "node 1 did not join within 0.5 s" in str(error)
-    (error,) = met(node(1), seconds=0.5)
-    assert error.code == "node-unreachable" and "node 1 (host host-1)" in str(error)
 
 
 KILL, EXIT, LATER = Ending(KILLED, "k", 9.0), Ending(FAILED, "x", 2.0), Ending(FAILED, "y", 3.0)
