@@ -123,9 +123,10 @@ class ClusterJob:
         if self.image is None and (cluster.container or self.mounts):
             subject = "--mounts" if self.mounts else self.cluster
             raise UsageError("option-missing", f"{subject} needs a container: give --image")
-        for name in ("nodes", "cpus", "memory_gib", "minutes"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UsageError("option-value", f"{flag(name)} {value} must be at least 1")
+        for name in ("nodes", "cpus", "memory_gib", "minutes", "restarts"):
+            value, least = getattr(self, name), int(name != "restarts")
+            if value is not None and value < least:
+                raise UsageError("option-value", f"{flag(name)} {value} must be at least {least}")
         counts = self.gpus_per_node
         is_unequal = self.cluster == "azureml" and len({*counts}) > 1  # its clusters have equal nodes
         if min(counts, default=0) < 0 or len(counts) not in (0, 1, self.node_count) or is_unequal:

@@ -258,6 +258,7 @@ def test_azure_mounts_folders_at_their_paths_and_passes_words_unchanged(tmp_path
         (["lsf", "--", "x"], "option-choice", "lsf"),
         (["slurm"], "option-missing", "--"),
         (["slurm", "--nodes", "0", "--", "x"], "option-value", "--nodes 0"),
+        (["slurm", "--restarts", "-1", "--", "x"], "option-value", "--restarts -1"),
         (["slurm", "--nodes", "3", "--gpus-per-node", "4", "8", "--", "x"], "option-value", "4 8"),
         (["slurm", "--name", "a\n#SBATCH -N9", "--", "x"], "option-value", "--name"),
         (["slurm", "--env", "A-B=1", "--", "x"], "option-value", "'A-B=1'"),
