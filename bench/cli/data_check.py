@@ -41,7 +41,7 @@ def run(options: CheckOptions) -> Result:
         facts = [Facts([(name, str(value)) for name, value in header.items()]) for header in headers]
         return Result(document={"features": headers}, blocks=facts)
     checked = check_shards(options.dir, options.vocab, show_stages())
-    sizes = f"{checked.seq_len} tokens, up to {checked.max_predictions} predictions, bins up to {checked.bin_lengths}"
+    sizes = f"{checked.seq_len} tokens, up to {checked.max_predictions} predictions"
     header = [("folder", checked.folder), ("instances", sizes), *checked.datasets.items()]
     headings = ("split", "shards", "instances", "real tokens", "masked tokens", "random pairs")
     counts = [(one.split, *(f"{value:,}" for value in astuple(one)[1:])) for one in checked.splits]

@@ -245,7 +245,7 @@ def _like_shards(folder: Path, spec: DataSpec, pool_size: int) -> Slots:
         raise InputError(
             "data-mismatch", f"the samples in {info.path} have {info.seq_len} tokens, not {spec.seq_len}: use that"
         )
-    return like_samples(folder_lengths(info), spec, max(pool_size, len(info.bin_lengths)))
+    return like_samples(folder_lengths(info), spec, pool_size)
 
 
 def _like_windows(path: Path, spec: DataSpec, pool_size: int) -> Slots:
@@ -261,14 +261,12 @@ def like_samples(lengths: SampleLengths, spec: DataSpec, pool_size: int) -> Slot
     rng = np.random.default_rng([abs(spec.seed), pool_size])
     global_batch = spec.micro_batch_size * spec.world_size
     found = []
-    for which, batches in enumerate(lengths.share(pool_size)):
-        columns = max(lengths.bin_lengths[which], SHORTEST)
-        drawn = lengths.draw(rng, which, int(batches) * global_batch).clip(SHORTEST, columns)
-        for lengths_of_all in drawn.reshape(int(batches), global_batch):
-            parts = lengths_of_all.reshape(spec.world_size, -1)
-            if spec.balanced:
-                parts = lengths_of_all[divide(work_of(lengths_of_all, model_config(spec)), spec.world_size)]
-            found.append((parts[spec.rank], columns))
+    drawn = lengths.draw(rng, pool_size * global_batch).clip(SHORTEST, spec.seq_len)
+    for lengths_of_all in drawn.reshape(pool_size, global_batch):
+        parts = lengths_of_all.reshape(spec.world_size, -1)
+        if spec.balanced:
+            parts = lengths_of_all[divide(work_of(lengths_of_all, model_config(spec)), spec.world_size)]
+        found.append((parts[spec.rank], spec.seq_len))
     return [found[slot] for slot in rng.permutation(pool_size)]
 
 

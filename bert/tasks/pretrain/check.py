@@ -49,8 +49,6 @@ class ShardCheck:
     seq_len: int
     max_predictions: int
     vocab_size: int | None
-    bin_lengths: tuple[int, ...]
-    """Longest real length of each bin; one value = not binned."""
     datasets: dict[str, str]
     """Type, shape and compression of each dataset in the first shard."""
     splits: list[SplitCounts]
@@ -62,30 +60,26 @@ def check_shards(folder: Path, vocab: Path | None = None, progress: Progress = l
     splits = [split for split in _SPLITS if any(folder.rglob(f"*_{split}_*.h*5"))] or ["training"]
     infos = {split: folder_info(folder, split) for split in splits}
     first = next(iter(infos.values()))
+    with opened(first.paths[0]) as file:
+        datasets = {
+            name: f"{file[name].dtype} {list(file[name].shape)} {file[name].compression or 'uncompressed'}"
+            for name in COLUMNS
+        }
     return ShardCheck(
         folder=str(first.path),
         seq_len=first.seq_len,
         max_predictions=first.max_predictions,
         vocab_size=first.vocab_size,
-        bin_lengths=first.bin_lengths,
-        datasets=_datasets(first.paths[0]),
+        datasets=datasets,
         splits=[_count(split, info, progress) for split, info in infos.items()],
         rows=_decode(first, vocab),
     )
 
 
-def _datasets(path: Path) -> dict[str, str]:
-    with opened(path) as file:
-        return {
-            name: f"{file[name].dtype} {list(file[name].shape)} {file[name].compression or 'uncompressed'}"
-            for name in COLUMNS
-        }
-
-
 def _count(split: str, info: ShardFolder, progress: Progress) -> SplitCounts:
     totals = np.zeros(3, np.int64)
-    for number, (path, bins) in enumerate(zip(info.paths, info.counts, strict=True), start=1):
-        for begin in range(0, sum(bins), _BLOCK_ROWS):
+    for number, (path, samples) in enumerate(zip(info.paths, info.counts, strict=True), start=1):
+        for begin in range(0, samples, _BLOCK_ROWS):
             block = read_shard(path, slice(begin, begin + _BLOCK_ROWS))
             counted = (block.input_mask, block.masked_lm_positions, block.next_sentence_labels)
             totals += [np.count_nonzero(values) for values in counted]
@@ -97,7 +91,7 @@ def _decode(info: ShardFolder, vocab: Path | None) -> list[DecodedRow]:
     beside = info.paths[0].with_name(VOCABULARY_FILE)
     path = vocab or (beside if beside.is_file() else None)
     pieces = load_vocabulary(path, lower_case=True).pieces if path else ()
-    ends = np.cumsum([sum(bins) for bins in info.counts])
+    ends = np.cumsum(info.counts)
     rows = []
     for number in sorted({part * info.samples // _DECODED for part in range(_DECODED)}):
         shard = int(np.searchsorted(ends, number, side="right"))

@@ -88,10 +88,6 @@ class PrepareConfig:
     """Passes over the text, each with different cuts and masks."""
     whole_word_mask: bool = False
     """Mask all pieces of a word together."""
-    length_bins: int | None = None
-    """Sort each shard by length in bins of this many tokens, which reduces padding; default random order."""
-    gzip_level: int = 1
-    """Compression level of the shards, 0 to 9. Training maps uncompressed shards (0) into memory."""
     shards: int | None = None
     """Training shards; default one per 32 MiB of text, at least 4."""
     test_fraction: float = 0.1
@@ -114,8 +110,6 @@ class PrepareConfig:
                 "workers": (1, None),
                 "generate": (1, None),
                 "test_fraction": (0.0, 0.99),
-                "gzip_level": (0, 9),
-                "length_bins": (8, None),
             },
         )
         if self.dataset is not None and not re.fullmatch(r"[^/.\s][^/\s]*", self.dataset):
@@ -129,8 +123,6 @@ class PrepareConfig:
             )
         for seq_len in self.seq_lens:
             self.instances(seq_len)
-            if self.length_bins is not None and seq_len % self.length_bins:
-                raise UsageError("option-value", f"--length-bins {self.length_bins} must divide --seq-lens {seq_len}")
 
     def instances(self, seq_len: int) -> InstanceConfig:
         """Return what concerns the instances of a length. Raises UsageError for values no instance can be made with."""
@@ -164,9 +156,7 @@ class PrepareConfig:
             f"_max_pred_{self.instances(seq_len).max_predictions}_masked_lm_prob_{self.masked_lm_prob:g}"
             f"_random_seed_{self.seed}_dupe_factor_{self.dupe_factor}"
         )
-        name += "_whole_word_mask" * self.whole_word_mask
-        name += f"_length_bins_{self.length_bins}" if self.length_bins is not None else ""
-        return self.output / name / self.dataset_name
+        return self.output / (name + "_whole_word_mask" * self.whole_word_mask) / self.dataset_name
 
     def sharded_folder(self, shards: int) -> Path:
         """Return the folder of the shards of sentences."""

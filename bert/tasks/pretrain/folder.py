@@ -1,6 +1,7 @@
 """Folders of HDF5 shards: found and described; how long their samples are. Imports no torch."""
 
 import hashlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.tasks.pretrain.shards import METADATA_FILE, PREPARATION_NAME, SHARD_NAME, ShardInfo, check_shard
-from common.errors import Code, InputError, content_code
+from bert.tasks.pretrain.shards import METADATA_FILE, PREPARATION_NAME, SHARD_NAME, check_shard, opened
+from common.errors import Code, InputError
 from common.reading import read_json
 
 
@@ -32,16 +33,8 @@ class ShardFolder:
     """Samples of all shards."""
     fingerprint: str
     """Hash of names, sizes and sample counts."""
-    bin_lengths: tuple[int, ...]
-    """Most real tokens per sample in each bin, ascending; (seq_len,) where the shards are not binned."""
-    counts: tuple[tuple[int, ...], ...]
-    """Samples of each file in each bin; in the file they lie bin after bin."""
-    mappable: tuple[bool, ...]
-    """Per file: its data lies plainly in it, so that it can be mapped into memory."""
-
-    def columns(self, which: int) -> int:
-        """Tokens per sample of a bin, padding included."""
-        return self.bin_lengths[which]
+    counts: tuple[int, ...]
+    """Samples of each file."""
 
 
 def find_shards(folder: Path, split: str = "training", seq_len: int | None = None) -> list[Path]:
@@ -100,12 +93,9 @@ def _choose(folder: Path, groups: dict[Path, list[Path]], seq_len: int | None) -
 
 
 def _nothing_found(folder: Path, split: str) -> InputError:
-    code: Code = "data-missing"
-    if next(folder.rglob("*.txt"), None) is not None and next(folder.rglob("*.h*5"), None) is None:
-        code = "data-unprepared"
-        remedy = f"it holds text: `bertbench data pretrain --input {folder} --output SHARDS`, then give SHARDS"
-    else:
-        remedy = "create some with `bertbench data pretrain`, or give the folder that holds them"
+    is_text = next(folder.rglob("*.txt"), None) is not None and next(folder.rglob("*.h*5"), None) is None
+    remedy = "it holds text: `bertbench data pretrain --input`" if is_text else "`bertbench data pretrain` makes some"
+    code: Code = "data-unprepared" if is_text else "data-missing"
     return InputError(code, f"{folder} holds no HDF5 shard named <dataset>_{split}_<number>.hdf5: {remedy}")
 
 
@@ -118,31 +108,25 @@ def folder_info(folder: Path, split: str = "training", seq_len: int | None = Non
         seq_len: picks one of several preparations; a single one is described whatever its length is.
     """
     paths = find_shards(folder, split, seq_len)
-    infos = [check_shard(path) for path in paths]
-    for name in ("seq_len", "max_predictions", "bin_lengths"):
-        _must_agree(name, {info.path: getattr(info, name) for info in infos})
-    vocab_sizes = {parent: _vocab_size(parent, infos, split) for parent in sorted({path.parent for path in paths})}
+    infos = {path: check_shard(path) for path in paths}
+    first = infos[paths[0]]
+    for name in ("seq_len", "max_predictions"):
+        _must_agree(name, {path: getattr(info, name) for path, info in infos.items()})
+    vocab_sizes = {parent: _vocab_size(parent, paths, split) for parent in sorted({path.parent for path in paths})}
     _must_agree("vocab_size", vocab_sizes)
-    parents = sorted({path.parent for path in paths}, key=lambda parent: len(parent.parts))
-    common = next(
-        parent for parent in (parents[0], *parents[0].parents) if all(p.is_relative_to(parent) for p in parents)
-    )
+    common = Path(os.path.commonpath(vocab_sizes))
     digest = hashlib.blake2b(digest_size=16)
-    for info in infos:
-        digest.update(
-            f"{info.path.relative_to(common).as_posix()} {info.path.stat().st_size} {info.samples}\n".encode()
-        )
+    for path, info in infos.items():
+        digest.update(f"{path.relative_to(common).as_posix()} {path.stat().st_size} {info.samples}\n".encode())
     return ShardFolder(
         path=common,
         paths=tuple(paths),
-        seq_len=infos[0].seq_len,
-        max_predictions=infos[0].max_predictions,
+        seq_len=first.seq_len,
+        max_predictions=first.max_predictions,
         vocab_size=next(iter(vocab_sizes.values())),
-        samples=sum(info.samples for info in infos),
+        samples=sum(info.samples for info in infos.values()),
         fingerprint=digest.hexdigest(),
-        bin_lengths=infos[0].bin_lengths or (infos[0].seq_len,),
-        counts=tuple(info.bin_counts or (info.samples,) for info in infos),
-        mappable=tuple(info.mappable for info in infos),
+        counts=tuple(info.samples for info in infos.values()),
     )
 
 
@@ -156,30 +140,30 @@ def _must_agree(name: str, values: dict[Path, Any]) -> None:
             )
 
 
-def _vocab_size(parent: Path, infos: Iterable[ShardInfo], split: str) -> int | None:
-    path, metadata = parent / METADATA_FILE, read_metadata(parent)
+def _vocab_size(parent: Path, paths: Iterable[Path], split: str) -> int | None:
+    metadata = read_metadata(parent)
     if metadata is None:
         return None
-    size, planned = metadata.get("vocab_size"), metadata.get("shards")
-    if not isinstance(size, int) or not isinstance(planned, list):
-        raise InputError(
-            "record-foreign", f"{path} does not hold shard metadata: create it again with `bertbench data pretrain`"
-        )
-    names = {info.path.name for info in infos if info.path.parent == parent}
-    wanted = {name for name in planned if (match := SHARD_NAME.fullmatch(str(name))) and match["split"] == split}
-    missing = sorted(wanted - names)
+    names = {path.name for path in paths if path.parent == parent}
+    planned = (match for name in metadata["shards"] if (match := SHARD_NAME.fullmatch(name)))
+    missing = sorted({match[0] for match in planned if match["split"] == split} - names)
     if missing:
         raise InputError(
             "data-unprepared",
             f"{parent} lacks {len(missing)} shard(s) ({missing[0]}): run `bertbench data pretrain` again",
         )
-    return size
+    return int(metadata["vocab_size"])
 
 
 def read_metadata(folder: Path) -> dict[str, Any] | None:
-    """Return what metadata.json beside shards says; None if there is none. Raises InputError: it is damaged."""
+    """Return what metadata.json beside shards says; None if there is none. Raises InputError if it is not ours."""
     path = folder / METADATA_FILE
-    return read_json(path) if path.exists() else None
+    if not path.exists():
+        return None
+    metadata = read_json(path)
+    if metadata.get("schema_version") != 1:
+        raise InputError("record-foreign", f"{path} is not shard metadata of this version: create the shards again")
+    return metadata
 
 
 Int64 = npt.NDArray[np.int64]
@@ -190,48 +174,34 @@ _MOST_SAMPLES = 2**18
 
 @dataclass(frozen=True, slots=True)
 class SampleLengths:
-    """The lengths of a folder's samples, by bin; one bin where the folder is not binned."""
+    """The lengths of a folder's samples."""
 
-    bin_lengths: tuple[int, ...]
-    """Tokens per sample of each bin, padding included."""
-    weights: tuple[int, ...]
-    """Samples of the folder in each bin."""
+    samples: int
+    """Samples of the folder."""
     histogram: Int64
-    """[bins, seq_len + 1] samples of each length among those looked at."""
+    """[seq_len + 1] samples of each length among those looked at."""
 
     @property
     def fingerprint(self) -> str:
         """Hash of everything that synthetic batches depend on."""
-        digest = hashlib.blake2b(repr((self.bin_lengths, self.weights)).encode(), digest_size=16)
+        sizes = (len(self.histogram) - 1,), (self.samples,)
+        digest = hashlib.blake2b(repr(sizes).encode(), digest_size=16)
         digest.update(self.histogram.astype("<i8").tobytes())
         return f"lengths-{digest.hexdigest()}"
 
-    def draw(self, rng: np.random.Generator, which: int, count: int) -> Int64:
-        """Return `count` lengths of a bin in random order: evenly spaced quantiles, so that few show the whole."""
-        ends = np.cumsum(self.histogram[which])
+    def draw(self, rng: np.random.Generator, count: int) -> Int64:
+        """Return `count` lengths in random order: evenly spaced quantiles, so that few show the whole."""
+        ends = np.cumsum(self.histogram)
         places = (np.arange(count) + 0.5) / count * ends[-1]
         return rng.permutation(np.searchsorted(ends, places, side="right"))
-
-    def share(self, count: int) -> Int64:
-        """Return [bins] how many of `count` batches are of each bin: in proportion, largest remainders rounded up."""
-        exact = count * np.array(self.weights) / sum(self.weights)
-        whole = exact.astype(np.int64)
-        whole[np.argsort(whole - exact, kind="stable")[: count - int(whole.sum())]] += 1
-        return whole
 
 
 def folder_lengths(info: ShardFolder) -> SampleLengths:
     """Read the lengths of a folder's samples; the same folder gives the same ones."""
-    weights = tuple(int(total) for total in np.sum(info.counts, axis=0))
-    histogram = np.zeros((len(info.bin_lengths), info.seq_len + 1), dtype=np.int64)
+    histogram = np.zeros(info.seq_len + 1, dtype=np.int64)
     for shard in _looked_at(info):
-        lengths = _read_lengths(info, shard)
-        bins = np.repeat(np.arange(len(histogram)), info.counts[shard])
-        np.add.at(histogram, (bins, lengths), 1)
-    # A bin that no shard looked at has samples of: take it to be full.
-    for which in np.flatnonzero(histogram.sum(axis=1) == 0):
-        histogram[which, info.bin_lengths[which]] = 1
-    return SampleLengths(info.bin_lengths, weights, histogram)
+        histogram += np.bincount(_read_lengths(info.paths[shard]), minlength=info.seq_len + 1)
+    return SampleLengths(info.samples, histogram)
 
 
 def _looked_at(info: ShardFolder) -> list[int]:
@@ -240,18 +210,7 @@ def _looked_at(info: ShardFolder) -> list[int]:
     return [number * shards // wanted for number in range(wanted)]
 
 
-def _read_lengths(info: ShardFolder, shard: int) -> Int64:
-    import h5py
-
-    path = info.paths[shard]
-    try:
-        with h5py.File(path, "r") as file:
-            lengths: Int64 = file["input_mask"][:].sum(axis=1, dtype=np.int64)
-    except (OSError, KeyError) as error:
-        raise InputError(
-            content_code(error), f"{path} is damaged or missing ({error}): create or copy it again"
-        ) from error
-    if len(lengths) != sum(info.counts[shard]) or lengths.min() < 1:
-        code: Code = "file-changed" if len(lengths) != sum(info.counts[shard]) else "rows-invalid"
-        raise InputError(code, f"{path} has changed or holds samples without tokens: create it again")
+def _read_lengths(path: Path) -> Int64:
+    with opened(path) as file:
+        lengths: Int64 = file["input_mask"][:].sum(axis=1, dtype=np.int64)
     return lengths

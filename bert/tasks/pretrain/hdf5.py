@@ -14,7 +14,7 @@ from bert.data.vocabulary import Vocabulary
 from bert.tasks.pretrain.config import InstanceConfig
 from bert.tasks.pretrain.instances import Instances, plan_instances
 from bert.tasks.pretrain.masking import pieces_of
-from bert.tasks.pretrain.shards import DEFAULT_GZIP_LEVEL, ShardHeader, write_blocks
+from bert.tasks.pretrain.shards import ShardHeader, write_blocks
 from bert.tasks.pretrain.tokens import TokenShard, tokenize, tokenizer_of
 from common.errors import InputError
 
@@ -33,10 +33,6 @@ class Length:
     stage: Stage
     """Where they go; its settings must name all that follows."""
     config: InstanceConfig
-    length_bins: int | None = None
-    """Rows come by their length, in bins of this many tokens."""
-    gzip_level: int = DEFAULT_GZIP_LEVEL
-    """0 (stored plainly, can be mapped into memory) to 9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +77,7 @@ def _make(job: _Job) -> None:
 
 
 def _write(tokens: TokenShard, vocabulary: Vocabulary, stream: tuple[int, int], length: Length, path: Path) -> Counts:
-    plan = plan_instances(tokens, pieces_of(vocabulary), length.config, stream, length.length_bins)
+    plan = plan_instances(tokens, pieces_of(vocabulary), length.config, stream)
     if not len(plan):
         raise InputError("data-too-small", f"{path.name} would be empty: use fewer --shards")
     header = ShardHeader(
@@ -89,9 +85,6 @@ def _write(tokens: TokenShard, vocabulary: Vocabulary, stream: tuple[int, int], 
         seq_len=length.config.seq_len,
         max_predictions=length.config.max_predictions,
         settings=length.stage.fingerprint,
-        gzip_level=length.gzip_level,
-        bin_lengths=plan.bin_lengths,
-        bin_counts=plan.bin_counts,
     )
     counts = Counts()
     write_blocks(path, header, _counted(plan.blocks(), SPLITS[stream[0]], counts))

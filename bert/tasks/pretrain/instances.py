@@ -214,10 +214,6 @@ class Plan:
     """Numbers that tell this shard from others."""
     pairs: Pairs
     """The segments of each instance, in the order of the rows."""
-    bin_lengths: tuple[int, ...] = ()
-    """Longest real length of each bin; () = the rows are not binned."""
-    bin_counts: tuple[int, ...] = ()
-    """Rows of each bin; the rows lie bin after bin."""
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -234,7 +230,6 @@ def plan_instances(
     pieces: Pieces,
     config: InstanceConfig,
     stream: Sequence[int] = (),
-    length_bins: int | None = None,
 ) -> Plan:
     """Return the instances of one shard as a plan: all duplicates, shuffled.
 
@@ -244,8 +239,6 @@ def plan_instances(
         config: how to cut and mask.
         stream: numbers that tell this shard from others (split, shard index). Draws depend on the seed, these numbers,
             what they are for and the number of the duplicate or block only, never on the process that makes the shard.
-        length_bins: rows come by their real length, in bins of this many tokens (a divisor of the sequence length),
-            shuffled inside each bin.
     """
     if not len(shard.ids):
         return Plan(shard, pieces, config, tuple(stream), joined([_no_pairs()]))
@@ -253,19 +246,7 @@ def plan_instances(
         [make_pairs(shard, config, _random(config.seed, stream, _CUTS, number)) for number in range(config.dupe_factor)]
     )
     order = _random(config.seed, stream, _ORDER).permutation(len(pairs))
-    if length_bins is None:
-        return Plan(shard, pieces, config, tuple(stream), pairs.take(order))
-    bins = (pairs.lengths[order] - 1) // length_bins
-    counts = np.bincount(bins, minlength=config.seq_len // length_bins)
-    return Plan(
-        shard,
-        pieces,
-        config,
-        tuple(stream),
-        pairs.take(order[np.argsort(bins, kind="stable")]),
-        bin_lengths=tuple(range(length_bins, config.seq_len + 1, length_bins)),
-        bin_counts=tuple(counts.tolist()),
-    )
+    return Plan(shard, pieces, config, tuple(stream), pairs.take(order))
 
 
 def _no_pairs() -> Pairs:

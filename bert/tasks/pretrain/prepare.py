@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert.corpus.files import PREPARED_PREFIXES, find_inputs, identify
+from bert.corpus.files import find_inputs, identify
 from bert.corpus.generated import generate_corpus
 from bert.corpus.sentences import segment, splitter_settings, versions
 from bert.corpus.sharding import VERSION as SHARDING
@@ -27,7 +27,6 @@ from bert.tasks.pretrain import hdf5
 from bert.tasks.pretrain.config import PrepareConfig
 from bert.tasks.pretrain.shards import METADATA_FILE
 from common.atomic import remove_left_overs, write_json
-from common.errors import UsageError
 from common.locks import locked
 
 VOCABULARY_BYTES = 64 * 2**20
@@ -138,25 +137,14 @@ def prepare(config: PrepareConfig, progress: Progress = lambda stage, done, tota
     Raises:
         InputError: no text, a file that is none (named), a vocabulary that is none, or the output holds data of other
             settings or input.
-        UsageError: fewer documents than shards, or the input lies where the shards would go.
+        UsageError: fewer documents than shards.
         StorageError: the output cannot be written.
         LockedError: another preparation is writing to the output folder.
     """
-    _keep_apart(config)
     with locked(config.output, "another preparation", "wait for it, or give another --output"):
         remove_left_overs(config.output)
         with Workers(config.workers) as workers:
             return _Preparation(config, workers, progress).run()
-
-
-def _keep_apart(config: PrepareConfig) -> None:
-    if config.input is None or not config.input.resolve().is_relative_to(config.output.resolve()):
-        return
-    parts = config.input.resolve().relative_to(config.output.resolve()).parts
-    if parts and parts[0].startswith(PREPARED_PREFIXES):
-        raise UsageError(
-            "option-conflict", f"--input {config.input} is inside --output {config.output}: give another --output"
-        )
 
 
 class _Preparation:
@@ -253,16 +241,11 @@ class _Preparation:
         lengths, kept = [], []
         for seq_len in config.seq_lens:
             instances = config.instances(seq_len)
-            settings = {
-                **dataclasses.asdict(instances),
-                "length_bins": config.length_bins,
-                "gzip_level": config.gzip_level,
-                "vocabulary": vocabulary.fingerprint,
-            }
+            settings = {**dataclasses.asdict(instances), "vocabulary": vocabulary.fingerprint}
             stage = Stage(config.hdf5_folder(seq_len), "hdf5", hdf5.VERSION, settings, sharded.fingerprint)
             kept.append(sum(map(stage.is_done, names)))
             vocabulary.save(stage.path / VOCABULARY_FILE)
-            lengths.append(hdf5.Length(stage, instances, config.length_bins, config.gzip_level))
+            lengths.append(hdf5.Length(stage, instances))
             if kept[-1] < len(names):
                 self._write_metadata(lengths[-1], vocabulary, names)
         finished = hdf5.make_shards(sharded.files, vocabulary, lengths, self.workers, self.progress)
@@ -288,7 +271,6 @@ class _Preparation:
             "vocab_trained": self.config.vocab_size if self.config.vocab is None else None,
             "lower_case": self.config.lower_case,
             "instances": dataclasses.asdict(length.config),
-            "length_bins": length.length_bins,
             "test_fraction": self.config.test_fraction,
             "settings": length.stage.fingerprint,
             "shards": names,

@@ -1,7 +1,6 @@
 """HDF5 shards of pretraining instances: their headers are checked, their data is read or mapped. Imports no torch.
 
-A shard is either gzip-compressed, as everybody's code reads it, or stored plainly (gzip level 0), and then its data
-is in the file as arrays do in memory: `map_shard` gives access to it without reading it.
+They are gzip-compressed, as everybody's code reads them.
 """
 
 import io
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from bert.tasks.pretrain.instances import Instances
 from common.atomic import storage_errors
-from common.errors import InputError, content_code
+from common.errors import Code, InputError, content_code
 
 SHARD_NAME = re.compile(r"(?P<dataset>.+)_(?P<split>training|test)_(?P<number>\d+)\.(?:hdf5|h5)")
 PREPARATION_NAME = re.compile(r"hdf5_lower_case_.*seq_len_(?P<seq_len>\d+)_.*")
@@ -28,8 +27,6 @@ METADATA_FILE = "metadata.json"
 
 
 SETTINGS_ATTRIBUTE = "bertbench_settings"
-BIN_LENGTHS_ATTRIBUTE = "bertbench_bin_lengths"
-BIN_COUNTS_ATTRIBUTE = "bertbench_bin_counts"
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "input_ids": ("int32", "L"),
     "input_mask": ("int8", "L"),
@@ -41,10 +38,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 """Dataset -> dtype, and whether it has one row per instance of L tokens, of P predictions, or a single value."""
 CHUNK_ROWS = 1024
 """Rows of one compressed chunk."""
-DEFAULT_GZIP_LEVEL = 1
-"""Of zlib."""
-_ALIGNMENT = 64
-"""Bytes that mapped arrays are aligned to."""
+_GZIP_LEVEL = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,12 +52,7 @@ class ShardHeader:
     max_predictions: int
     """Maximum masked positions per instance, P."""
     settings: str | None = None
-    """Fingerprint of the settings it is made with."""
-    gzip_level: int = DEFAULT_GZIP_LEVEL
-    """1 (fastest) to 9 (smallest); 0 stores the arrays plainly, so that they can be mapped into memory."""
-    bin_lengths: tuple[int, ...] = ()
-    """Longest real length of each bin; () = not binned."""
-    bin_counts: tuple[int, ...] = ()
+    """Fingerprint of the settings that `data pretrain` made it with; None for a file from elsewhere."""
 
 
 def write_blocks(path: Path, header: ShardHeader, blocks: Iterable[Instances]) -> None:
@@ -78,9 +67,7 @@ def write_blocks(path: Path, header: ShardHeader, blocks: Iterable[Instances]) -
 
     # Not to the disk: the HDF5 library ends the process when a write fails while it closes a file (a full disk).
     content = io.BytesIO()
-    # Alignment leaves gaps, which only plain arrays are worth.
-    alignment = {} if header.gzip_level else {"alignment_threshold": 1, "alignment_interval": _ALIGNMENT}
-    with h5py.File(content, "w", **alignment) as file:
+    with h5py.File(content, "w") as file:
         _fill(file, header, blocks)
     with storage_errors(path):
         path.write_bytes(content.getbuffer())
@@ -95,10 +82,7 @@ def _fill(file: Any, header: ShardHeader, blocks: Iterable[Instances]) -> None:
         for begin in range(0, len(block), CHUNK_ROWS):
             for name, dataset in datasets.items():
                 rows = np.ascontiguousarray(getattr(block, name)[begin : begin + CHUNK_ROWS], dataset.dtype)
-                if header.gzip_level:
-                    _write_chunk(dataset, start + begin, rows, header.gzip_level)
-                else:
-                    dataset[start + begin : start + begin + len(rows)] = rows
+                _write_chunk(dataset, start + begin, rows)
         start += len(block)
     assert start == header.samples, f"{start} rows instead of {header.samples}"
 
@@ -108,25 +92,28 @@ def _create(file: Any, header: ShardHeader) -> dict[str, Any]:
     datasets = {}
     for name, (dtype, row) in COLUMNS.items():
         shape = (header.samples, *widths[row])
-        layout: dict[str, Any] = {}
-        if header.gzip_level:
-            chunks = (min(CHUNK_ROWS, header.samples), *widths[row])
-            layout = {"compression": "gzip", "compression_opts": header.gzip_level, "shuffle": True, "chunks": chunks}
-        datasets[name] = file.create_dataset(name, shape, dtype, track_times=False, **layout)
+        chunks = (min(CHUNK_ROWS, header.samples), *widths[row])
+        datasets[name] = file.create_dataset(
+            name,
+            shape,
+            dtype,
+            track_times=False,
+            compression="gzip",
+            compression_opts=_GZIP_LEVEL,
+            shuffle=True,
+            chunks=chunks,
+        )
     if header.settings is not None:
         file.attrs[SETTINGS_ATTRIBUTE] = header.settings
-    if header.bin_lengths:
-        file.attrs[BIN_LENGTHS_ATTRIBUTE] = np.array(header.bin_lengths, np.int32)
-        file.attrs[BIN_COUNTS_ATTRIBUTE] = np.array(header.bin_counts, np.int64)
     return datasets
 
 
-def _write_chunk(dataset: Any, start: int, rows: npt.NDArray[Any], gzip_level: int) -> None:
+def _write_chunk(dataset: Any, start: int, rows: npt.NDArray[Any]) -> None:
     missing = dataset.chunks[0] - len(rows)
     if missing:  # chunks are stored whole
         rows = np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])
     origin = (start, *(0 for _ in rows.shape[1:]))
-    dataset.id.write_direct_chunk(origin, _compressed(_shuffled(rows), gzip_level))
+    dataset.id.write_direct_chunk(origin, _compressed(_shuffled(rows)))
 
 
 def _shuffled(chunk: npt.NDArray[Any]) -> bytes:
@@ -146,96 +133,32 @@ def _compressobj() -> Callable[..., Any]:
     return zlib_ng.compressobj
 
 
-def _compressed(data: bytes, gzip_level: int) -> bytes:
-    if gzip_level != DEFAULT_GZIP_LEVEL:
-        return zlib.compress(data, gzip_level)
+def _compressed(data: bytes) -> bytes:
     # Of masked word pieces little but runs of zeros repeats: looking for runs alone is faster, and no larger.
-    compressor = _compressobj()(gzip_level, strategy=zlib.Z_RLE)
+    compressor = _compressobj()(_GZIP_LEVEL, strategy=zlib.Z_RLE)
     return bytes(compressor.compress(data) + compressor.flush())
 
 
 assert list(COLUMNS) == [field.name for field in fields(Instances)]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardInfo:
-    """What the header of a shard says."""
-
-    path: Path
-    samples: int
-    """Instances, N."""
-    seq_len: int
-    """Tokens per instance, L."""
-    max_predictions: int
-    """Maximum masked positions per instance, P."""
-    settings: str | None
-    """Fingerprint of the settings that `data pretrain` made it with; None for a file from elsewhere."""
-    bin_lengths: tuple[int, ...] = ()
-    """Longest real length of each bin, ascending, the last is L; () = the rows are not binned."""
-    bin_counts: tuple[int, ...] = ()
-    """Rows of each bin; the rows lie bin after bin."""
-    mappable: bool = False
-    """The data lies plainly in the file: map_shard takes it."""
-
-
-def check_shard(path: Path) -> ShardInfo:
+def check_shard(path: Path) -> ShardHeader:
     """Read the header of a shard and check that it is whole and has the datasets of the format."""
     with opened(path) as file:
         return _check(path, file)
 
 
-def read_shard(path: Path, rows: slice = slice(None), columns: int | None = None) -> Instances:
+def read_shard(path: Path, rows: slice = slice(None)) -> Instances:
     """Read a shard, or some of its rows, into memory.
-
-    Args:
-        path: the shard.
-        rows: those that are wanted.
-        columns: tokens of each row that are kept, where the rest is padding.
 
     Raises:
         InputError: as check_shard, and where the data cannot be decompressed or holds values no instance can have.
     """
     with opened(path) as file:
         _check(path, file)
-        try:
-            instances = Instances(**{name: file[name][rows] for name in COLUMNS})
-        except OSError as error:
-            raise InputError("file-damaged", f"{path} is damaged ({error}): create or copy it again") from error
-    instances = cut(instances, columns)
+        instances = Instances(**{name: file[name][rows] for name in COLUMNS})
     check_values(path, instances)
     return instances
-
-
-def cut(instances: Instances, columns: int | None, rows: slice = slice(None)) -> Instances:
-    """Return some rows, and of each so many tokens; views, as far as these are contiguous."""
-    kept = {name: getattr(instances, name)[rows] for name in COLUMNS}
-    for name, (_, width) in COLUMNS.items():
-        if width == "L" and columns not in (None, kept[name].shape[1]):
-            kept[name] = kept[name][:, :columns]
-    return Instances(**kept)
-
-
-def map_shard(path: Path) -> Instances:
-    """Return a plainly stored shard as read-only arrays over the file: rows are read when they are used.
-
-    The values are not checked, which would read all of them; check_values does.
-    """
-    with opened(path) as file:
-        info = _check(path, file)
-        if not info.mappable:
-            raise InputError("file-format", f"{path} is compressed: read it, or create it again with --gzip-level 0")
-        places = {name: (file[name].dtype, file[name].shape, file[name].id.get_offset()) for name in COLUMNS}
-    try:
-        # Plain arrays over the map: NumPy's subclass is several times slower to index.
-        arrays = {
-            name: np.memmap(path, dtype, "r", offset, shape).view(np.ndarray)
-            for name, (dtype, shape, offset) in places.items()
-        }
-    except (OSError, ValueError) as error:
-        raise InputError(
-            "file-damaged", f"{path} cannot be memory-mapped ({error}): copy or create it again"
-        ) from error
-    return Instances(**arrays)
 
 
 @contextmanager
@@ -253,15 +176,13 @@ def opened(path: Path) -> Iterator[Any]:
     except FileNotFoundError as error:
         raise InputError("path-missing", f"{path} does not exist: give a folder of HDF5 shards") from error
     except (OSError, RuntimeError) as error:
-        is_truncated = "truncated" in str(error)
-        reason = "it is truncated" if is_truncated else f"it is not a readable HDF5 file ({error})"
+        code: Code = "file-truncated" if "truncated" in str(error) else content_code(error)
         raise InputError(
-            "file-truncated" if is_truncated else content_code(error),
-            f"{path} is damaged: {reason}; create or copy it again",
+            code, f"{path} is damaged or no HDF5 file ({error}): remove it and create or copy it again"
         ) from error
 
 
-def _check(path: Path, file: Any) -> ShardInfo:
+def _check(path: Path, file: Any) -> ShardHeader:
     import h5py
 
     missing = [name for name in COLUMNS if not isinstance(file.get(name), h5py.Dataset)]
@@ -271,7 +192,7 @@ def _check(path: Path, file: Any) -> ShardInfo:
         )
     shapes = {name: file[name].shape for name in COLUMNS}
     rows, widths = shapes["input_ids"][:1], {"L": shapes["input_ids"][1:], "P": shapes["masked_lm_ids"][1:], "": ()}
-    fits = len(widths["L"]) == len(widths["P"]) == 1 and min(*widths["L"], *widths["P"]) > 0
+    fits = len(widths["L"]) == len(widths["P"]) == 1 and min(*rows, *widths["L"], *widths["P"]) > 0
     is_whole = fits and all(
         shapes[name] == (*rows, *widths[row]) and np.issubdtype(file[name].dtype, np.integer)
         for name, (_, row) in COLUMNS.items()
@@ -281,66 +202,32 @@ def _check(path: Path, file: Any) -> ShardInfo:
         raise InputError(
             "file-damaged", f"{path} needs integers [N, L], [N, P] and [N], but has {described}: create it again"
         )
-    samples, seq_len = shapes["input_ids"]
-    if not samples:
-        raise InputError("file-empty", f"{path} holds no instances: remove it or create it again")
     settings = file.attrs.get(SETTINGS_ATTRIBUTE)
-    bin_lengths, bin_counts = _bins(path, file.attrs, samples, seq_len)
-    return ShardInfo(
-        path=path,
-        samples=samples,
-        seq_len=seq_len,
-        max_predictions=shapes["masked_lm_ids"][1],
+    return ShardHeader(
+        samples=rows[0],
+        seq_len=widths["L"][0],
+        max_predictions=widths["P"][0],
         settings=None if settings is None else str(settings),
-        bin_lengths=bin_lengths,
-        bin_counts=bin_counts,
-        mappable=all(_is_plain(file[name], dtype) for name, (dtype, _) in COLUMNS.items()),
     )
-
-
-def _bins(
-    path: Path, attributes: Mapping[str, Any], samples: int, seq_len: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    attribute_values: list[Any] = [attributes.get(name) for name in (BIN_LENGTHS_ATTRIBUTE, BIN_COUNTS_ATTRIBUTE)]
-    if all(values is None for values in attribute_values):
-        return (), ()
-    lengths, counts = (tuple(np.atleast_1d(values).tolist()) for values in attribute_values)
-    try:
-        ascend = lengths[-1:] == (seq_len,) and lengths[0] >= 1 and list(lengths) == sorted(set(lengths))
-        is_whole = ascend and len(counts) == len(lengths) and min(counts) >= 0 and sum(counts) == samples
-    except TypeError:
-        is_whole = False
-    if not is_whole:
-        raise InputError(
-            "file-damaged",
-            f"{path}: bins {lengths} of {counts} rows do not fit {samples} rows of {seq_len} tokens: create it again",
-        )
-    return lengths, counts
-
-
-def _is_plain(dataset: Any, dtype: str) -> bool:
-    return dataset.dtype == np.dtype(dtype) and dataset.chunks is None and dataset.id.get_offset() is not None
 
 
 def check_values(path: Path, instances: Instances) -> None:
     """Raise InputError if rows hold values that no instance of so many tokens can have."""
-    seq_len = instances.input_ids.shape[1]
-    for name, low, high in (
-        ("input_ids", 0, None),
-        ("input_mask", 0, 1),
-        ("segment_ids", 0, 1),
-        ("masked_lm_positions", 0, seq_len - 1),
-        ("masked_lm_ids", 0, None),
-        ("next_sentence_labels", 0, 1),
-    ):
+    most = {
+        "input_mask": 1,
+        "segment_ids": 1,
+        "masked_lm_positions": instances.input_ids.shape[1] - 1,
+        "next_sentence_labels": 1,
+    }
+    for name in COLUMNS:
         values = getattr(instances, name)
-        least, most = int(values.min()), int(values.max())
-        if least < low or (high is not None and most > high):
-            allowed = f"{low} to {high}" if high is not None else f"{low} or more"
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high > most.get(name, high):
+            allowed = f"0 to {most[name]}" if name in most else "0 or more"
             raise InputError(
-                "rows-invalid", f"{path}: {name} holds {least} to {most}, allowed is {allowed}: create it again"
+                "rows-invalid", f"{path}: {name} holds {low} to {high}, allowed is {allowed}: create it again"
             )
-    lengths = instances.input_mask.sum(axis=1, dtype=np.int64)
-    if (lengths == 0).any() or (np.diff(instances.input_mask, axis=1) > 0).any():
-        row = int(np.flatnonzero((lengths == 0) | (np.diff(instances.input_mask, axis=1) > 0).any(axis=1))[0])
-        raise InputError("rows-invalid", f"{path}: input_mask of instance {row} is not 1s, then 0s: create it again")
+    mask = instances.input_mask
+    bad = np.flatnonzero((mask[:, 0] != 1) | (np.diff(mask, axis=1) > 0).any(axis=1))
+    if len(bad):
+        raise InputError("rows-invalid", f"{path}: input_mask of instance {bad[0]} is not 1s, then 0s: create it again")

@@ -17,7 +17,7 @@ from bert.model.config import ModelConfig
 from bert.model.heads import BertForPretraining, lay_out
 from bert.optim.precision import Precision
 from bert.tasks.base import BatchStream, DataIdentity, DataSpec, Evaluation, EvaluationSpec
-from bert.tasks.pretrain.batches import Hdf5Batches, Pieces, to_batch
+from bert.tasks.pretrain.batches import Hdf5Batches, Shards, to_batch
 from bert.tasks.pretrain.folder import ShardFolder, folder_info, read_metadata
 from bert.tasks.pretrain.source import PretrainData, open_test_shards
 from bert.train.observer import Observer
@@ -30,9 +30,8 @@ class Chunk:
 
     shard: int
     """Number of the shard in its folder."""
-    which: int
     rows: npt.NDArray[np.int64]
-    """Their rows among those of the bin in the shard, ascending."""
+    """Their rows, ascending."""
 
 
 class TestShards:
@@ -59,19 +58,18 @@ class TestShards:
 
     def _cut(self, chosen: npt.NDArray[np.int64]) -> Iterator[Chunk]:
         first = 0
-        for shard, counts in enumerate(self.info.counts):
-            for which, count in enumerate(counts):
-                rows = chosen[np.searchsorted(chosen, first) : np.searchsorted(chosen, first + count)] - first
-                for start in range(0, len(rows), self._spec.micro_batch_size):
-                    yield Chunk(shard, which, rows[start : start + self._spec.micro_batch_size])
-                first += count
+        for shard, count in enumerate(self.info.counts):
+            rows = chosen[np.searchsorted(chosen, first) : np.searchsorted(chosen, first + count)] - first
+            for start in range(0, len(rows), self._spec.micro_batch_size):
+                yield Chunk(shard, rows[start : start + self._spec.micro_batch_size])
+            first += count
 
     def batches(self) -> Iterator[Batch]:
         """Yield this rank's micro-batches, on the CPU; ranks have disjoint ones."""
         rank, ranks = self._spec.rank, self._spec.world_size
-        pieces = Pieces(self.info, self._spec.vocab_size)
+        shards = Shards(self.info, self._spec.vocab_size)
         for chunk in self._chunks[len(self._chunks) * rank // ranks : len(self._chunks) * (rank + 1) // ranks]:
-            yield to_batch([(pieces.get(chunk.shard, chunk.which), chunk.rows)])
+            yield to_batch([(shards.get(chunk.shard), chunk.rows)])
 
     def measure(self, model: torch.nn.Module, device: torch.device, precision: Precision) -> torch.Tensor:
         """Return this rank's sums [7]: MLM loss, right words, positions, NSP loss, right labels, samples with such a

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from support.refusals import refused
 from support.shard_files import write_shard
 
@@ -21,7 +20,7 @@ CPU = Devices("cpu", (), 4)
 SEQ_LEN = 16
 
 
-def make_shards(folder: Path, samples: int = 20, gzip_level: int = 1) -> Path:
+def make_shards(folder: Path, samples: int = 20) -> Path:
     rng = np.random.default_rng(samples)
     lengths = rng.integers(6, SEQ_LEN + 1, samples)
     mask = (np.arange(SEQ_LEN) < lengths[:, None]).astype(np.int8)
@@ -29,7 +28,7 @@ def make_shards(folder: Path, samples: int = 20, gzip_level: int = 1) -> Path:
     columns = np.tile(np.array([1, 3], dtype=np.int32), (samples, 1))
     labels = np.zeros(samples, dtype=np.int8)
     made = Instances(ids, mask, np.zeros_like(mask), columns, columns + 300, labels)
-    write_shard(folder / "d_training_0.hdf5", made, gzip_level=gzip_level)
+    write_shard(folder / "d_training_0.hdf5", made)
     return folder
 
 
@@ -51,9 +50,8 @@ def test_a_search_of_the_input_alone_is_refused() -> None:
         ThroughputOptions(sweep=Sweep(), input_only=True, max_batch_search=True)
 
 
-@pytest.mark.parametrize("gzip_level", [1, 0])
-def test_drawing_records_samples_and_the_wait(tmp_path: Path, gzip_level: int) -> None:
-    stream = Hdf5Batches(DataSpec(data=str(make_shards(tmp_path, 20, gzip_level)), seq_len=SEQ_LEN, micro_batch_size=4))
+def test_drawing_records_samples_and_the_wait(tmp_path: Path) -> None:
+    stream = Hdf5Batches(DataSpec(data=str(make_shards(tmp_path, 20)), seq_len=SEQ_LEN, micro_batch_size=4))
     rows: list[dict[str, Any]] = []
     clock = StepClock("cpu", lambda counts: 0.0, rows.append)
     assert draw(iter(stream), 3, clock, lambda step: step < 5) == 5
@@ -61,4 +59,4 @@ def test_drawing_records_samples_and_the_wait(tmp_path: Path, gzip_level: int) -
     for row in rows:
         assert 0 < row["data_wait_ms"] <= row["step_time_ms"]
         assert {row[name] for name in ("forward_ms", "backward_ms", "optimizer_ms")} == {None}
-    assert stream.reading.samples == (20 if gzip_level else 0)
+    assert stream.reading.samples == 20

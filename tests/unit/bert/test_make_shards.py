@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -87,11 +86,11 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return found
 
 
-def make(texts: list[Path], path: Path, workers: int = 1, **options: Any) -> Finished:
+def make(texts: list[Path], path: Path, workers: int = 1) -> Finished:
     lengths = []
     for seq_len in (32, 64):
         config = InstanceConfig(seq_len=seq_len, max_predictions=5, dupe_factor=2, seed=7)
-        lengths.append(Length(Stage(path / str(seq_len), "hdf5", 1, options, ""), config, **options))
+        lengths.append(Length(Stage(path / str(seq_len), "hdf5", 1, {}, ""), config))
     with Workers(workers) as pool:
         return make_shards(texts, VOCABULARY, lengths, pool, lambda *_: None)[0]
 
@@ -132,13 +131,6 @@ def test_two_processes_write_the_same_bytes_and_missing_shards_are_made_again(
     kept = (tmp_path / "one/32" / NAMES[1]).stat().st_mtime_ns
     make(texts, tmp_path / "one")
     assert contents(tmp_path / "one") == before and (tmp_path / "one/32" / NAMES[1]).stat().st_mtime_ns == kept
-
-
-def test_bins_and_plain_storage_reach_the_files(texts: list[Path], tmp_path: Path) -> None:
-    usual = check_shard(make(texts, tmp_path / "a").files[0])
-    other = check_shard(make(texts, tmp_path / "b", length_bins=8, gzip_level=0).files[0])
-    assert (usual.mappable, usual.bin_lengths) == (False, ())
-    assert (other.mappable, other.bin_lengths, usual.samples) == (True, (8, 16, 24, 32), sum(other.bin_counts))
 
 
 def test_one_bad_shard_leaves_the_finished_ones(texts: list[Path], tmp_path: Path) -> None:

@@ -57,12 +57,6 @@ def test_the_count_is_the_rounded_share_of_all_tokens_at_least_one_at_most_the_l
         assert counts[length] == min(most, max(1, round(share * length)), length - 3)
 
 
-def test_half_counts_are_rounded_to_even_as_python_does() -> None:
-    counts = prediction_counts(config(128, 20, masked_lm_prob=0.25))
-    assert [counts[length] for length in (6, 10, 14, 18)] == [2, 2, 4, 4]
-    assert prediction_counts(config(128, 20))[[10, 30, 50, 127, 128]].tolist() == [2, 4, 8, 19, 19]
-
-
 segments = st.lists(st.integers(4, SIZE - 1), min_size=1, max_size=14)
 
 
@@ -102,40 +96,6 @@ def test_every_set_of_positions_is_as_likely() -> None:
     assert stats.chisquare(list(counts.values())).pvalue > LEAST_P
 
 
-def test_rows_of_different_lengths_are_masked_independently_of_each_other() -> None:
-    pairs = [([10, 11], [12]), ([10] * 9, [12] * 13), ([10], [12] * 4)] * 10_000
-    _, _, found = masked(pairs, config(32, 4))
-    for kind, (first, second) in enumerate(pairs[:3]):
-        counts = Counter(position for chosen in chosen_sets(found)[kind::3] for position in chosen)
-        columns = [*range(1, len(first) + 1), *range(len(first) + 2, len(first) + len(second) + 2)]
-        assert set(counts) == set(columns)
-        assert stats.chisquare([counts[column] for column in columns]).pvalue > LEAST_P
-    sets = chosen_sets(found)
-    table = Counter(zip(sets[0::3], sets[2::3], strict=True))
-    firsts, lasts = ({key[side] for key in table} for side in (0, 1))
-    assert stats.chi2_contingency([[table[a, b] for b in lasts] for a in firsts]).pvalue > LEAST_P
-
-
-def test_eighty_percent_become_mask_ten_stay_and_ten_become_any_piece() -> None:
-    _, after, found = masked([([10 + n % 30 for n in range(14)], [50] * 14)] * 20_000, config(32, 5))
-    rows, slots = np.nonzero(found.positions)
-    shown, labels = after[rows, found.positions[rows, slots]], found.labels[rows, slots]
-    count = len(labels)
-    assert count == 100_000
-    # A random piece is [MASK] or the token itself once in 60 times.
-    is_mask, is_kept = (shown == MASK).sum(), (shown == labels).sum()
-    assert stats.binomtest(int(is_mask), count, 0.8 + 0.1 / SIZE).pvalue > LEAST_P
-    assert stats.binomtest(int(is_kept), count, 0.1 + 0.1 / SIZE).pvalue > LEAST_P
-    others = np.bincount(shown[(shown != MASK) & (shown != labels) & (labels == 50)], minlength=SIZE)
-    kinds = np.delete(others, [MASK, 50])
-    assert kinds.min() > 0 and stats.chisquare(kinds).pvalue > LEAST_P, "from [PAD] to the last piece"
-    # What a token becomes does not depend on where it stands.
-    columns = [*range(1, 15), *range(16, 30)]
-    places = found.positions[rows, slots]
-    table = [np.bincount(places[pick], minlength=32)[columns] for pick in (shown == MASK, shown == labels)]
-    assert stats.chi2_contingency(table).pvalue > LEAST_P
-
-
 @pytest.mark.parametrize(
     ("first", "second", "most"),
     [
@@ -168,22 +128,6 @@ def test_whole_words_are_chosen_as_the_plain_algorithm_does(first: list[int], se
     assert set(made) == set(expected)
     if len(expected) > 1:
         assert stats.chi2_contingency([[c[key] for key in expected] for c in (expected, made)]).pvalue > LEAST_P
-
-
-def test_a_word_is_masked_whole_or_not_at_all() -> None:
-    rng = np.random.default_rng(0)
-    pairs = [tuple(rng.integers(20, 60, size).tolist() for size in rng.integers(1, 60, 2)) for _ in range(500)]
-    before, _, found = masked(pairs, config(128, 20, whole_word_mask=True))  # type: ignore[arg-type]
-    parted = 0
-    for row, ((first, second), chosen) in enumerate(zip(pairs, map(set, chosen_sets(found)), strict=True)):
-        for column in range(2, len(first) + len(second) + 2):
-            if int(before[row, column]) not in CONTINUES:
-                continue
-            if column == len(first) + 2:
-                parted += (column in chosen) != (column - 2 in chosen)
-            else:
-                assert (column in chosen) == (column - 1 in chosen)
-    assert parted > 20, "the first piece of segment B is no part of the last word of segment A"
 
 
 def test_pieces_of_a_vocabulary() -> None:

@@ -92,26 +92,6 @@ def test_segments_hold_the_fewest_sentences_that_reach_the_target(
             assert is_fewest(first, end, target)
 
 
-def test_the_first_segment_has_any_number_of_the_sentences_but_all() -> None:
-    # Six sentences of ten tokens make a chunk of 60.
-    parts = many([[10] * 600, [10] * 600], 40, short_seq_prob=0.0)
-    lengths, is_random = column(parts, "first_length") // 10, column(parts, "is_random")
-    # At a document's end a chunk is shorter; those are few, and left out.
-    inner = (column(parts, "first_begin") % 6000) < 5940
-    for chosen in (lengths[inner & ~is_random], lengths[inner & is_random]):
-        assert set(chosen) == {1, 2, 3, 4, 5}
-        assert stats.chisquare(np.bincount(chosen)[1:]).pvalue > LEAST_P
-
-
-def test_half_of_the_chunks_of_several_sentences_and_all_of_one_get_a_random_segment() -> None:
-    parts = many([[10] * 600, [10] * 600, [10] * 600], 40, short_seq_prob=0.0)
-    inner = (column(parts, "first_begin") % 6000) < 5940
-    is_random = column(parts, "is_random")[inner]
-    assert len(is_random) > 15_000
-    assert stats.binomtest(int(is_random.sum()), len(is_random), 0.5).pvalue > LEAST_P
-    assert all(part.is_random.all() for part in many([[70] * 50, [80] * 50], 5, short_seq_prob=0.0))
-
-
 def test_a_random_segment_comes_from_any_other_document_and_any_of_its_sentences() -> None:
     documents = [[10] * 300, [10] * 6, [10] * 60, [10] * 10]
     parts = many(documents, 400, short_seq_prob=0.0)
@@ -140,36 +120,9 @@ def test_a_document_is_drawn_up_to_ten_times() -> None:
     assert stats.binomtest(int(drawn_itself.sum()), int(drawn.sum()), 2**-10).pvalue > LEAST_P
 
 
-def test_a_lone_document_gives_continuations_alone() -> None:
-    (pairs,) = many([[1] * 20_000], 1, seq_len=11, short_seq_prob=0.0)
-    assert len(pairs) > 2000 and not pairs.is_random.any()
-    assert (pairs.second_begin == pairs.first_begin + pairs.first_length).all()
-    (one,) = many([[5]], 1, seq_len=63)
-    assert len(one) == 0
-
-
 def test_the_first_sentence_of_the_next_document_is_no_continuation() -> None:
     for part in many([[60], [60], [60]], 200, short_seq_prob=0.0):
         assert part.is_random.all()
-
-
-def test_a_tenth_of_the_documents_aims_at_a_shorter_length() -> None:
-    # Sentences of one token: a pair that is not random is as long as the target; each document draws one per duplicate.
-    parts = many([[1] * 100] * 400, 60, seq_len=23)
-    targets = []
-    for part in parts:
-        kept = ~part.is_random & (part.first_begin % 100 < 70)
-        documents = part.first_begin[kept] // 100
-        lengths = (part.first_length + part.second_length)[kept]
-        seen = [set(lengths[documents == document].tolist()) for document in np.unique(documents)]
-        assert all(len(values) == 1 for values in seen)
-        targets += [values.pop() for values in seen]
-    shares = np.bincount(targets, minlength=21) / len(targets)
-    assert len(targets) > 20_000 and set(targets) == set(range(2, 21))
-    # A longer target is seen a little less often (a document of few pairs may have none that is not random).
-    assert stats.binomtest(sum(target < 20 for target in targets), len(targets), 0.1 * 18 / 19).pvalue > LEAST_P
-    assert stats.chisquare(np.bincount([t for t in targets if t < 20], minlength=20)[2:]).pvalue > LEAST_P
-    assert shares[20] > 0.9
 
 
 @pytest.mark.parametrize("most", [2, 3, 10, 13])
@@ -183,22 +136,6 @@ def test_truncation_ends_at_the_lengths_that_token_by_token_gives(most: int) -> 
         expected.append((len(first), len(second)))
     found = truncated(pairs_of(sizes), most, np.random.default_rng(0))
     assert [*zip(found.first_length.tolist(), found.second_length.tolist(), strict=True)] == expected
-
-
-@pytest.mark.parametrize(("sizes", "most"), [((9, 4), 8), ((4, 9), 8), ((12, 12), 11), ((20, 7), 5)])
-def test_truncation_takes_as_many_from_the_front_as_token_by_token(sizes: tuple[int, int], most: int) -> None:
-    repeats = 20_000
-    rng = random.Random(1)
-    expected: Counter[tuple[int, int]] = Counter()
-    for _ in range(repeats):
-        first, second = list(range(sizes[0])), list(range(sizes[1]))
-        plain.truncate(first, second, most, rng)
-        expected[first[0], second[0]] += 1
-    made = truncated(pairs_of([sizes] * repeats), most, np.random.default_rng(1))
-    found = Counter(zip((made.first_begin - 1000).tolist(), (made.second_begin - 5000).tolist(), strict=True))
-    frequent = [key for key, count in (expected + found).items() if count >= 20]
-    table = [[counts[key] for key in frequent] for counts in (expected, found)]
-    assert stats.chi2_contingency(table).pvalue > LEAST_P
 
 
 def pairs_of(sizes: list[tuple[int, int]]) -> Pairs:

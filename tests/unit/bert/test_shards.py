@@ -11,7 +11,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
@@ -20,7 +19,7 @@ from support.shard_files import write_shard
 
 from bert.tasks.pretrain import shards as shard_writer
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shards import ShardHeader, check_shard, map_shard, read_shard, write_blocks
+from bert.tasks.pretrain.shards import ShardHeader, check_shard, read_shard, write_blocks
 from common.errors import InputError
 
 SEQ_LEN, PREDICTIONS = 12, 3
@@ -57,11 +56,10 @@ def header(samples: int, **changes: Any) -> ShardHeader:
 
 
 @pytest.mark.parametrize("samples", [1, 7, 1024, 1025, 5000])
-@pytest.mark.parametrize("gzip_level", [0, 1, 4, 9])
-def test_what_is_written_in_blocks_is_read_again(tmp_path: Path, samples: int, gzip_level: int) -> None:
+def test_what_is_written_in_blocks_is_read_again(tmp_path: Path, samples: int) -> None:
     made = instances(samples)
     path = tmp_path / "a.hdf5"
-    write_blocks(path, header(samples, settings="s", gzip_level=gzip_level), blocks_of(made, 2048))
+    write_blocks(path, header(samples, settings="s"), blocks_of(made, 2048))
     assert same(read_shard(path), made)
     with h5py.File(path) as file:
         found = {
@@ -69,7 +67,7 @@ def test_what_is_written_in_blocks_is_read_again(tmp_path: Path, samples: int, g
             for name in file
         }
         packing = {(file[name].shuffle, file[name].chunks) for name in ("input_ids", "input_mask")}
-    kind = ("gzip", gzip_level) if gzip_level else (None, None)
+    kind = ("gzip", 1)
     assert found == {
         "input_ids": ("<i4", (samples, 12), *kind),
         "input_mask": ("|i1", (samples, 12), *kind),
@@ -78,21 +76,19 @@ def test_what_is_written_in_blocks_is_read_again(tmp_path: Path, samples: int, g
         "masked_lm_ids": ("<i4", (samples, 3), *kind),
         "next_sentence_labels": ("|i1", (samples,), *kind),
     }
-    assert packing == {(True, (min(samples, 1024), 12)) if gzip_level else (False, None)}
+    assert packing == {(True, (min(samples, 1024), 12))}
     info = check_shard(path)
     assert (info.samples, info.seq_len, info.max_predictions, info.settings) == (samples, 12, 3, "s")
-    assert (info.bin_lengths, info.bin_counts, info.mappable) == ((), (), gzip_level == 0)
     assert [item.name for item in tmp_path.iterdir()] == ["a.hdf5"]
 
 
-@pytest.mark.parametrize("gzip_level", [0, 1])
-def test_the_same_instances_give_the_same_bytes_at_any_time_and_in_any_blocks(tmp_path: Path, gzip_level: int) -> None:
+def test_the_same_instances_give_the_same_bytes_at_any_time_and_in_any_blocks(tmp_path: Path) -> None:
     made, digests = instances(3000), set()
     for size in (1024, 2048, 4096):
-        write_blocks(tmp_path / "a.hdf5", header(3000, settings="x", gzip_level=gzip_level), blocks_of(made, size))
+        write_blocks(tmp_path / "a.hdf5", header(3000, settings="x"), blocks_of(made, size))
         digests.add(hashlib.sha256((tmp_path / "a.hdf5").read_bytes()).hexdigest())
     time.sleep(1.0)  # times in a file have a resolution of a second
-    write_shard(tmp_path / "b.hdf5", made, "x", gzip_level)
+    write_shard(tmp_path / "b.hdf5", made, "x")
     digests.add(hashlib.sha256((tmp_path / "b.hdf5").read_bytes()).hexdigest())
     assert len(digests) == 1
 
@@ -122,35 +118,6 @@ def test_zlib_ng_compresses_to_the_bytes_of_zlib(parts: list[tuple[bytes, int]])
     assert one == other
 
 
-def test_a_plain_shard_is_mapped_read_only_and_aligned(tmp_path: Path) -> None:
-    made = instances(1001)
-    write_shard(tmp_path / "a.hdf5", made, gzip_level=0)
-    mapped = map_shard(tmp_path / "a.hdf5")
-    assert same(mapped, made) and len(mapped) == 1001
-    for name in NAMES:
-        array = getattr(mapped, name)
-        assert array.dtype == getattr(made, name).dtype and not array.flags.writeable and array.flags.aligned
-        assert array.ctypes.data % 64 == 0 and isinstance(array.base, np.memmap)
-    with pytest.raises(ValueError, match="read-only"):
-        mapped.input_ids[0, 0] = 1
-    assert torch.from_numpy(mapped.input_ids[[3, 5]]).tolist() == made.input_ids[[3, 5]].tolist()
-
-
-def test_a_mapped_shard_outlives_its_name(tmp_path: Path) -> None:
-    made = instances(20)
-    write_shard(tmp_path / "a.hdf5", made, gzip_level=0)
-    mapped = map_shard(tmp_path / "a.hdf5")
-    (tmp_path / "a.hdf5").unlink()
-    write_shard(tmp_path / "a.hdf5", instances(30, 2), gzip_level=0)
-    assert same(mapped, made)
-
-
-def test_a_compressed_shard_is_not_mapped(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.hdf5", instances(20))
-    with refused("file-format", tmp_path / "a.hdf5", "--gzip-level 0"):
-        map_shard(tmp_path / "a.hdf5")
-
-
 @pytest.mark.parametrize("types", [("i8", "i8"), ("i4", "i1"), (">i4", "i1")])
 @pytest.mark.parametrize("options", [{"compression": "gzip"}, {"compression": "gzip", "shuffle": True}, {}])
 def test_shards_from_elsewhere_are_read(tmp_path: Path, types: tuple[str, str], options: dict[str, Any]) -> None:
@@ -161,43 +128,6 @@ def test_shards_from_elsewhere_are_read(tmp_path: Path, types: tuple[str, str], 
             file.create_dataset(name, data=values.astype(types[values.dtype.itemsize == 1]), **options)
     info = check_shard(tmp_path / "a.hdf5")
     assert same(read_shard(tmp_path / "a.hdf5"), made) and info.settings is None
-    assert info.mappable == (options == {} and types == ("i4", "i1"))
-    if info.mappable:
-        assert same(map_shard(tmp_path / "a.hdf5"), made)
-
-
-def test_bins_are_kept_with_the_rows(tmp_path: Path) -> None:
-    bins = {"bin_lengths": (6, 12), "bin_counts": (15, 5)}
-    write_blocks(tmp_path / "a.hdf5", header(20, **bins), [instances(20)])
-    info = check_shard(tmp_path / "a.hdf5")
-    assert (info.bin_lengths, info.bin_counts) == ((6, 12), (15, 5))
-    with h5py.File(tmp_path / "a.hdf5") as file:
-        assert file.attrs["bertbench_bin_lengths"].dtype == np.int32
-        assert file.attrs["bertbench_bin_counts"].dtype == np.int64
-
-
-@pytest.mark.parametrize(
-    ("lengths", "counts"),
-    [
-        ((6, 11), (15, 5)),
-        ((6, 12), (15, 4)),
-        ((6, 12), (25, -5)),
-        ((12,), (15, 5)),
-        ((12, 12), (15, 5)),
-        ((0, 12), (15, 5)),
-        (None, (15, 5)),
-        ((6, 12), None),
-        ((6, 12), "xy"),
-    ],
-)
-def test_bins_that_do_not_fit_are_refused(tmp_path: Path, lengths: Any, counts: Any) -> None:
-    write_shard(tmp_path / "a.hdf5", instances(20))
-    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
-        for name, values in (("bertbench_bin_lengths", lengths), ("bertbench_bin_counts", counts)):
-            if values is not None:
-                file.attrs[name] = values
-    with refused("file-damaged", tmp_path / "a.hdf5", 20, 12):
-        check_shard(tmp_path / "a.hdf5")
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,12 +149,11 @@ def test_an_error_in_the_rows_leaves_no_file(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("gzip_level", [0, 1])
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])
-def test_a_truncated_shard_is_named(tmp_path: Path, keep: float, gzip_level: int) -> None:
+def test_a_truncated_shard_is_named(tmp_path: Path, keep: float) -> None:
     path = tmp_path / "a.hdf5"
-    write_shard(path, instances(50), gzip_level=gzip_level)
+    write_shard(path, instances(50))
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
-    for reader in (check_shard, read_shard, map_shard):
+    for reader in (check_shard, read_shard):
         with refused("file-truncated" if keep else "file-damaged", path):
             reader(path)
