@@ -61,9 +61,7 @@ def run(options: ProfileOptions) -> Result:
     from analysis.views import profiles
 
     if options.sweep.start is None:
-        raise UsageError(
-            "option-missing", "profile needs the iterations to record: give --start N --stop M for N to M-1"
-        )
+        raise UsageError("option-missing", "profile needs the steps to record: give --start N --stop M for N to M-1")
     devices = find_devices(options.device)
     words = tuple(sorted(options.with_))
     trials = _trials(options, devices, words)

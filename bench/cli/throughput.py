@@ -99,12 +99,8 @@ def _inside(options: ThroughputOptions, devices: Devices, world: World) -> Resul
     """Measure in the world of ranks that this process was started in: one trial, since its ranks are here once."""
     trials = expand(options.sweep, devices, world)
     if len(trials) != 1 or options.time_budget or options.max_batch_search or options.input_only:
-        problem = f"{world.world_size} ranks of a launcher measure one trial of training, not {len(trials)}"
-        raise UsageError(
-            "option-not-applicable",
-            f"{problem}: give one value per option and --rounds 1, without --time-budget, --max-batch-search and "
-            "--input-only",
-        )
+        problem = f"{world.world_size} ranks of a launcher measure one trial of training, not {len(trials)} or a search"
+        raise UsageError("option-not-applicable", f"{problem}: give one value per option and --rounds 1")
     results = run_all(options, "throughput", devices, trials, world, options.price_per_hour)
     if world.rank:
         return Result()

@@ -59,10 +59,8 @@ def resolve_padding(name: str, data: TaskData, task: str) -> str:
     if name == AUTO:
         return data.paddings[0] if data.paddings else ""
     if not data.paddings:
-        raise UsageError(
-            "option-not-applicable",
-            f"--padding {name} does not apply to {task}, whose samples are already padded: omit the option",
-        )
+        problem = f"--padding {name} does not apply to {task}, whose samples are already padded: omit it"
+        raise UsageError("option-not-applicable", problem)
     return name
 
 

@@ -219,11 +219,8 @@ def _of_length(sweep: Sweep, seq_len: int, model: ModelFolder | None) -> dict[st
     data, given = task_data(sweep.task), sweep.task_flags.options(sweep.task)
     source = data.inspect(sweep.data, seq_len, given)
     if source.seq_len not in (None, seq_len):
-        raise UsageError(
-            "data-mismatch",
-            f"--seq-lens {seq_len} does not match {source.source}: use --seq-lens {source.seq_len}, or prepare data "
-            f"with `{data.prepare_command(seq_len)}`",
-        )
+        problem = f"--seq-lens {seq_len} does not match {source.source}: use --seq-lens {source.seq_len}"
+        raise UsageError("data-mismatch", f"{problem}, or prepare data with `{data.prepare_command(seq_len)}`")
     return {
         "task_options": resolve_options(sweep.task, given, source),
         "seq_len": seq_len,
