@@ -32,7 +32,7 @@ trap finish EXIT
 # The replacement is the only engine on PATH.
 mkdir "$work/bin"
 ln -s "$root/docker/podman_by_buildah.sh" "$work/bin/podman"
-export PATH=$work/bin:$PATH ENGINE=podman GPUS=none RUNS_DIR=$work/runs BUILDAH_STORE=$work/store
+export PATH=$work/bin:$PATH ENGINE=podman RUNS_DIR=$work/runs BUILDAH_STORE=$work/store
 export BUILDAH_OPTIONS='' BASE_IMAGE=localhost/bertbench-base:${DEBIAN:-bookworm}
 
 step() {
@@ -76,7 +76,7 @@ build() {
 
 # A user who is not root calls through sudo: start_container.sh reads SUDO_UID.
 inside() {
-    SUDO_UID=12345 SUDO_GID=12345 bash "$root/start_container.sh" "$work/my data" -- "$@"
+    SUDO_UID=12345 SUDO_GID=12345 bash "$root/start_container.sh" --cpu "$work/my data" -- "$@"
 }
 
 # The image's user is not root; the calling user, who has no account inside, has a home and owns the files written.
