@@ -67,7 +67,16 @@ def train_once(
         if before.read_result() is None:
             reason = "killed with its launcher, or interrupted, before it recorded a result"
             finish(before.read_trial(), before, "crashed", reason, options, code="worker-lost")
-    trial = _trial(run, plan, devices)
+    rounds = [directory.read_trial().round for directory in run.attempts()]
+    trial = plan.trial(
+        kind="train",
+        levers=recorded_levers(plan.settings.levers, devices.kind) if plan.implementation == OURS else "",
+        device=devices.kind,
+        round=max(rounds, default=-1) + 1,
+        max_steps=plan.settings.steps,
+        threads_per_rank=plan.options.threads,
+        training=tuple(sorted(plan.settings.to_json().items())),
+    )
     directory = run.run.trial(trial.trial_id)
     if leader is not None:
         options = replace(options, world=leader.world)
@@ -83,20 +92,6 @@ def train_once(
             write_record(run.state_json, msgspec.to_builtins(_state(run, plan)))
             write_results(run.run)
     return directory, result
-
-
-def _trial(run: TrainRun, plan: Plan, devices: Devices) -> Trial:
-    settings = plan.settings
-    attempts = [directory.read_trial().round for directory in run.attempts()]
-    return plan.trial(
-        kind="train",
-        levers=recorded_levers(settings.levers, devices.kind) if plan.implementation == OURS else "",
-        device=devices.kind,
-        round=max(attempts, default=-1) + 1,
-        max_steps=settings.steps,
-        threads_per_rank=plan.options.threads,
-        training=tuple(sorted(settings.to_json().items())),
-    )
 
 
 def _state(run: TrainRun, plan: Plan) -> TrainState:

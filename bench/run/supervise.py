@@ -294,7 +294,7 @@ def _exit(trial: Trial, directory: TrialDirectory, options: LaunchOptions, exit_
     if killed and oom_killed:
         return _FAILED, when, "oom", f"{text}: the machine or cgroup is out of memory", "out-of-memory"
     lines = [line.strip() for line in directory.log.read_text(errors="replace").splitlines() if line.strip(" =-")]
-    text += f"; log.txt ends: {' | '.join(lines[-_TAIL_LINES:])[-500:]}"
+    text += f"; log.txt ends: {' | '.join(lines[-_TAIL_LINES:])[-500:] or '(empty)'}"
     return _FAILED if killed else _LOST, when, "crashed", text, "rank-failed"
 
 
