@@ -194,7 +194,7 @@ class Recorder:
         error = getattr(sys, "last_value", None)  # what ends the script
         if error is not None:
             why = f"{type(error).__name__}: {error}".strip()
-            oom = "out of memory" in why or why.startswith(("OutOfMemoryError", "MemoryError"))
+            oom = any(words in why for words in ("out of memory", "allocate memory", "OutOfMemoryError", "MemoryError"))
             failure = {"status": "oom" if oom else "crashed", "reason": why[:500], "time": time.time()}
             self._write_json(f"failure-{self._rank}.json", failure)
         self._drain(time.perf_counter_ns(), wait=True)
