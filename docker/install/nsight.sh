@@ -1,49 +1,72 @@
 #!/usr/bin/env bash
-# Nsight Systems and Nsight Compute: what the base image has, else the newest of NVIDIA's apt repository.
+# Nsight Systems and Nsight Compute: what the base image has, else an installer from docker/installers, else NVIDIA's apt
+# repository.
 #
 # By environment:
-#   WITH_NSIGHT   1: both tools or fail; 0: neither
+#   WITH_NSIGHT   1: both tools or fail; 0: only the files in docker/installers
 
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
-links=${1:-/usr/local/bin}
-vendor=${2:-/opt/nvidia}
+installers=${1:-/opt/bertbench/installers}
+links=${2:-/usr/local/bin}
+vendor=${3:-/opt/nvidia}
 repositories=https://developer.download.nvidia.com/compute/cuda/repos
 
-has_both() {
-    command -v nsys >/dev/null && command -v ncu >/dev/null
+have() {
+    command -v "$1" >/dev/null
+}
+
+# An installer leaves its tools below /opt/nvidia or /usr/local: the newest of each gets a link on PATH.
+link() {
+    local tool path
+    for tool in nsys ncu; do
+        have "$tool" && continue
+        path=$(find "$vendor" /usr/local -path "*/$tool" -perm -u+x \( -type f -o -type l \) 2>/dev/null |
+            grep -E "/(bin|[Nn]sight-[Cc]ompute[^/]*/[^/]*|NVIDIA-Nsight-Compute[^/]*)/$tool\$" | sort -V | tail -n 1) || true
+        if [[ -n $path ]]; then ln -s "$path" "$links/$tool"; fi
+    done
+}
+
+from_installers() {
+    local file
+    for file in "$installers"/*; do
+        case $file in
+            *.deb) apt-get update && apt-get install -y --no-install-recommends "$file" ;;
+            *.run) bash "$file" --quiet --accept -- -noprompt ;;
+        esac
+    done
+    rm -rf /var/lib/apt/lists/*
+    link
 }
 
 # NVIDIA's CUDA images have the repository; elsewhere its keyring package adds it.
-add_repository() {
-    local id version machine keyring
-    if grep -rqs developer.download.nvidia.com /etc/apt/sources.list /etc/apt/sources.list.d; then return; fi
-    # shellcheck source=/dev/null
-    read -r id version < <(source /etc/os-release && echo "$ID" "$VERSION_ID")
-    machine=$(uname -m)
-    if [[ $machine == aarch64 ]]; then machine=sbsa; fi
-    keyring=$(mktemp --suffix=.deb)
-    python3 -c 'import sys, urllib.request; urllib.request.urlretrieve(*sys.argv[1:])' \
-        "$repositories/$id${version//./}/$machine/cuda-keyring_1.1-1_all.deb" "$keyring"
-    dpkg --install "$keyring"
-    rm "$keyring"
+from_repository() {
+    local id version machine keyring tool
+    local -a packages
+    if ! grep -rqs developer.download.nvidia.com /etc/apt/sources.list /etc/apt/sources.list.d; then
+        # shellcheck source=/dev/null
+        read -r id version < <(source /etc/os-release && echo "$ID" "$VERSION_ID")
+        machine=$(uname -m)
+        if [[ $machine == aarch64 ]]; then machine=sbsa; fi
+        keyring=$(mktemp --suffix=.deb)
+        python3 -c 'import sys, urllib.request; urllib.request.urlretrieve(*sys.argv[1:])' \
+            "$repositories/$id${version//./}/$machine/cuda-keyring_1.1-1_all.deb" "$keyring"
+        dpkg --install "$keyring"
+        rm "$keyring"
+    fi
+    apt-get update
+    for tool in nsight-systems nsight-compute; do
+        packages+=("$(apt-cache pkgnames "$tool-" | grep -E "^$tool-[0-9.]+\$" | sort -V | tail -n 1)")
+    done
+    apt-get install -y --no-install-recommends "${packages[@]}"
+    rm -rf /var/lib/apt/lists/*
+    link
 }
 
-if [[ ${WITH_NSIGHT:-0} == 0 ]] || has_both; then exit 0; fi
-add_repository
-apt-get update
-for tool in nsight-systems nsight-compute; do
-    packages+=("$(apt-cache pkgnames "$tool-" | grep -E "^$tool-[0-9.]+\$" | sort -V | tail -n 1)")
-done
-apt-get install -y --no-install-recommends "${packages[@]}"
-rm -rf /var/lib/apt/lists/*
-# The packages leave their tools below /opt/nvidia: the newest of each gets a link on PATH.
-for tool in nsys ncu; do
-    command -v "$tool" >/dev/null && continue
-    path=$(find "$vendor" -path "*/$tool" -perm -u+x \( -type f -o -type l \) | grep -E "/(bin|[0-9.]+)/$tool\$" | sort -V | tail -n 1) || true
-    if [[ -n $path ]]; then ln -s "$path" "$links/$tool"; fi
-done
-if ! has_both; then
-    echo "nsight.sh: no nsys or ncu after the installation: give a BASE_IMAGE that has them, or build with WITH_NSIGHT=0" >&2
+from_installers
+if [[ ${WITH_NSIGHT:-0} == 0 ]]; then exit 0; fi
+if ! have nsys || ! have ncu; then from_repository; fi
+if ! have nsys || ! have ncu; then
+    echo "nsight.sh: no nsys or ncu after the installation: put NVIDIA's .deb or .run into docker/installers, or build with WITH_NSIGHT=0" >&2
     exit 1
 fi

@@ -1,6 +1,7 @@
 """docker/install: what each script installs in the image, on a machine of fakes: this system is not touched."""
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -72,7 +73,8 @@ def test_packages_come_from_their_locks_with_hashes(
 @pytest.fixture
 def image(host: Host) -> Host:
     """An image with NVIDIA's apt repository and none of the tools."""
-    (host.folder / "vendor").mkdir()
+    for name in ("vendor", "installers"):
+        (host.folder / name).mkdir()
     grep = (host.bin / "grep").resolve()
     host.program("grep", f'if [[ $* == *" /etc/apt/"* ]]; then exit 0; fi\nexec {grep} "$@"')
     host.program("apt-cache", 'printf "%s\\n" $FAKE_PACKAGES')
@@ -87,24 +89,36 @@ def tool(image: Host, place: str, name: str) -> Path:
 
 
 def nsight(host: Host, **extra: str) -> "subprocess.CompletedProcess[str]":
-    return run(host, "nsight.sh", host.bin, host.folder / "vendor", **extra)
+    return run(host, "nsight.sh", host.folder / "installers", host.bin, host.folder / "vendor", **extra)
 
 
-def test_nsight_of_the_base_is_kept_and_nothing_is_installed_that_nobody_asked_for(image: Host) -> None:
-    assert nsight(image).returncode == 0
+def test_nsight_of_the_base_is_kept(image: Host) -> None:
     for name in ("nsys", "ncu"):
         image.program(name)
     assert nsight(image, WITH_NSIGHT="1").returncode == 0
+    assert image.calls("apt-get") == []
+
+
+def test_nsight_that_nobody_asked_for_is_not_installed(image: Host) -> None:
+    assert nsight(image).returncode == 0
     assert image.calls("apt-get") == image.calls("apt-cache") == []
 
 
-def test_the_newest_packages_of_the_repository_are_installed_and_their_tools_linked(image: Host) -> None:
+def test_installers_are_used_and_the_newest_of_their_tools_is_linked(image: Host) -> None:
+    (image.folder / "installers/systems.deb").touch()
+    record = f": >{shlex.quote(str(image.folder))}/ran"
+    (image.folder / "installers/compute.run").write_text(record, encoding="utf-8")
     tool(image, "nsight-systems/2025.9.1/bin", "nsys")
     newest = tool(image, "nsight-systems/2025.10.2/bin", "nsys")
+    compute = tool(image, "nsight-compute/2025.3.1", "ncu")
+    assert nsight(image).returncode == 0
+    assert image.calls("apt-get")[1][-1] == f"{image.folder}/installers/systems.deb" and (image.folder / "ran").exists()
+    assert ((image.bin / "nsys").readlink(), (image.bin / "ncu").readlink()) == (newest, compute)
+
+
+def test_the_newest_packages_of_the_repository_are_installed(image: Host) -> None:
+    tool(image, "nsight-systems/2025.10.2/bin", "nsys")
     packages = "nsight-systems-2025.9.1 nsight-systems-2025.10.2 nsight-systems-cli-2026.1.1 nsight-compute-2025.3.1"
     outcome = nsight(image, WITH_NSIGHT="1", FAKE_PACKAGES=packages)
     assert image.calls("apt-get")[-1][-2:] == ["nsight-systems-2025.10.2", "nsight-compute-2025.3.1"]
     assert outcome.returncode == 1 and "WITH_NSIGHT=0" in outcome.stderr  # ncu is still missing
-    compute = tool(image, "nsight-compute/2025.3.1", "ncu")
-    assert nsight(image, WITH_NSIGHT="1", FAKE_PACKAGES=packages).returncode == 0
-    assert ((image.bin / "nsys").readlink(), (image.bin / "ncu").readlink()) == (newest, compute)
