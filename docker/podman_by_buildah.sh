@@ -7,7 +7,7 @@
 #   BUILDAH_OPTIONS   further options for buildah build, separated by blanks, e.g. --volume=/a:/a:ro
 
 set -euo pipefail
-export BUILDAH_ISOLATION=chroot STORAGE_DRIVER=vfs
+export BUILDAH_ISOLATION=chroot
 
 buildah() {
     command buildah --root "$BUILDAH_STORE/root" --runroot "$BUILDAH_STORE/run" "$@"
