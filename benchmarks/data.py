@@ -50,7 +50,7 @@ from bert.corpus.sharding import ShardPlan, shard  # noqa: E402
 from bert.data.finished import Stage  # noqa: E402
 from bert.data.pool import Workers  # noqa: E402
 from bert.data.vocabulary import Vocabulary, load_vocabulary  # noqa: E402
-from bert.tasks.pretrain import hdf5, tokens  # noqa: E402
+from bert.tasks.pretrain import hdf5  # noqa: E402
 from bert.tasks.pretrain.config import InstanceConfig  # noqa: E402
 
 DATA = HERE.parent / "shared/data"
@@ -172,7 +172,7 @@ class Bench:
 
     def ours(self, shards: Sequence[Path], dupe_factor: int, workers: int = 1) -> float:
         """Make HDF5 shards of sentence text; no process has seen the text before."""
-        tokens.tokenizer_of.cache_clear()
+        hdf5.tokenizer_of.cache_clear()
         return self.timed(shards, dupe_factor, workers)
 
     def timed(self, shards: Sequence[Path], dupe_factor: int, workers: int) -> float:
@@ -244,7 +244,7 @@ def warm_up(number: int) -> None:
 
 def once(whole: Path, vocabulary: Path, scratch: Path) -> float:
     """Return the seconds of one worker of the checkout that this process has imported."""
-    assert Path(tokens.__file__).is_relative_to(ROOT), f"{tokens.__file__} is not of {ROOT}"
+    assert Path(hdf5.__file__).is_relative_to(ROOT), f"{hdf5.__file__} is not of {ROOT}"
     bench = Bench.__new__(Bench)
     bench.scratch, bench.vocabulary = scratch / "previous", load_vocabulary(vocabulary, lower_case=True)
     bench.scratch.mkdir(exist_ok=True)
@@ -260,7 +260,7 @@ def compare_ids(text: Sequence[bytes], vocabularies: Path) -> dict[str, int]:
         for block in text:
             library = vocabulary._tokenizer.encode_batch_fast(block.decode().split("\n"), add_special_tokens=False)
             ids = [encoding.ids for encoding in library if encoding.ids]
-            encoded = tokens.encode(block, vocabulary.tokenizer)
+            encoded = hdf5.encode(block, vocabulary.tokenizer)
             assert encoded.ids.tolist() == [number for sentence in ids for number in sentence], f"{name}: other ids"
             assert len(encoded.sentence_ends) == len(ids), f"{name}: other sentences"
             count += len(encoded.ids)

@@ -24,7 +24,7 @@ from bert.data.loading.balance import divide, work_of
 from bert.data.loading.batches import RowBatches
 from bert.model.config import ModelConfig, model_config
 from bert.tasks.base import DataSpec
-from bert.tasks.pretrain.folder import SampleLengths, folder_info, folder_lengths
+from bert.tasks.pretrain.shards import SampleLengths, folder_info, folder_lengths
 from bert.tasks.squad.features import find_features
 from common.errors import InputError
 

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.loading.batches import Batches
-from bert.tasks.pretrain.folder import ShardFolder, folder_info
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shards import read_shard
+from bert.tasks.pretrain.shards import ShardFolder, folder_info, read_shard
 from common.errors import InputError
 
 if TYPE_CHECKING:

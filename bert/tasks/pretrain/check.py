@@ -7,9 +7,8 @@ import numpy as np
 
 from bert.data.pool import Progress
 from bert.data.vocabulary import VOCABULARY_FILE, load_vocabulary
-from bert.tasks.pretrain.folder import ShardFolder, folder_info
 from bert.tasks.pretrain.instances import Instances, unmasked
-from bert.tasks.pretrain.shards import COLUMNS, opened, read_shard
+from bert.tasks.pretrain.shards import COLUMNS, ShardFolder, folder_info, opened, read_shard
 
 _SPLITS = ("training", "test")
 _DECODED = 10

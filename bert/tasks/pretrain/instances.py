@@ -11,13 +11,25 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.tokenizer import Ids
 from bert.tasks.pretrain.config import SPECIAL_TOKENS, InstanceConfig
 from bert.tasks.pretrain.masking import Pieces, mask
-from bert.tasks.pretrain.tokens import TokenShard
 
 Int64 = npt.NDArray[np.int64]
 DRAWS_OF_A_DOCUMENT = 10
 SHORTEST_TARGET = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TokenShard:
+    """The word pieces of one shard: T tokens in S sentences in D documents, none of them empty."""
+
+    ids: Ids
+    """[T] ids; 16 bits where the vocabulary fits."""
+    sentence_ends: Int64
+    """[S] one past the last token of each sentence, ascending; the last is T."""
+    document_ends: Int64
+    """[D] one past the last sentence of each document, ascending; the last is S."""
 
 
 @dataclass(frozen=True, slots=True)

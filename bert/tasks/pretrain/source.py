@@ -13,12 +13,12 @@ from bert.tasks.options import TaskOption
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from bert.tasks.pretrain.folder import ShardFolder
+    from bert.tasks.pretrain.shards import ShardFolder
 
 
 def open_test_shards(folder: Path, seq_len: int) -> "ShardFolder":
     """Look at the test shards of a folder. Raises InputError: there are none, or a damaged one."""
-    from bert.tasks.pretrain.folder import folder_info
+    from bert.tasks.pretrain.shards import folder_info
 
     try:
         return folder_info(folder, "test", seq_len)
@@ -43,12 +43,12 @@ class PretrainData:
         if modelled is None and is_synthetic(data):
             check_distribution(data, seq_len)
             return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
-        from bert.tasks.pretrain.folder import folder_info
+        from bert.tasks.pretrain.shards import folder_info
 
         info = folder_info((modelled or Path(data)).resolve(), seq_len=seq_len)
         source, fingerprint = str(info.path), info.fingerprint
         if modelled is not None:
-            from bert.tasks.pretrain.folder import folder_lengths
+            from bert.tasks.pretrain.shards import folder_lengths
 
             source, fingerprint = f"{SYNTHETIC}:{source}", folder_lengths(info).fingerprint
         vocab_size = info.vocab_size or BERT_UNCASED_VOCAB_SIZE

@@ -18,7 +18,7 @@ from bert.model.heads import BertForPretraining, lay_out
 from bert.optim.precision import Precision
 from bert.tasks.base import BatchStream, DataIdentity, DataSpec, Evaluation, EvaluationSpec
 from bert.tasks.pretrain.batches import Hdf5Batches, Shards, to_batch
-from bert.tasks.pretrain.folder import ShardFolder, folder_info, read_metadata
+from bert.tasks.pretrain.shards import ShardFolder, folder_info, read_metadata
 from bert.tasks.pretrain.source import PretrainData, open_test_shards
 from bert.train.observer import Observer
 from common.errors import InputError, UsageError

@@ -212,8 +212,8 @@ def test_a_label_out_of_the_classes_is_damage(tmp_path: Path, vocab: Path) -> No
 
 def test_shards_for_pretraining_are_made_of_the_text(tmp_path: Path, vocab: Path) -> None:
     from bert.tasks.pretrain.config import PrepareConfig
-    from bert.tasks.pretrain.folder import folder_info
     from bert.tasks.pretrain.prepare import prepare as prepare_shards
+    from bert.tasks.pretrain.shards import folder_info
 
     made(input=make_glue(tmp_path / "glue", ["cola", "rte"], rows=40), text=tmp_path / "text")
     config = PrepareConfig(

@@ -16,9 +16,8 @@ from support import plain_pretraining as plain
 from support.shared_files import DATA
 
 from bert.tasks.pretrain.config import InstanceConfig
-from bert.tasks.pretrain.instances import plan_instances
+from bert.tasks.pretrain.instances import TokenShard, plan_instances
 from bert.tasks.pretrain.masking import Pieces
-from bert.tasks.pretrain.tokens import TokenShard
 
 REPLICATES = 40
 PERMUTATIONS = 2999

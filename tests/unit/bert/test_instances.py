@@ -10,9 +10,8 @@ from support.examples import examples
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.pretrain import instances as instances_module
 from bert.tasks.pretrain.config import InstanceConfig
-from bert.tasks.pretrain.instances import BLOCK_ROWS, Instances, Plan, plan_instances
+from bert.tasks.pretrain.instances import BLOCK_ROWS, Instances, Plan, TokenShard, plan_instances
 from bert.tasks.pretrain.masking import pieces_of
-from bert.tasks.pretrain.tokens import TokenShard
 
 # Special pieces away from their usual places; ids from 100 up tell the document.
 PIECES = [

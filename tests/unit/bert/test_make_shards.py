@@ -10,11 +10,10 @@ from support.refusals import refused
 from bert.data.finished import Finished, Stage
 from bert.data.pool import Workers
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
-from bert.tasks.pretrain import tokens
+from bert.tasks.pretrain import hdf5 as tokens
 from bert.tasks.pretrain.config import InstanceConfig
-from bert.tasks.pretrain.hdf5 import Length, make_shards
+from bert.tasks.pretrain.hdf5 import Length, make_shards, tokenize, tokenizer_of
 from bert.tasks.pretrain.shards import check_shard, read_shard
-from bert.tasks.pretrain.tokens import tokenize, tokenizer_of
 
 VOCABULARY = Vocabulary((*SPECIAL_PIECES, "the", "un", "##able", ",", "a"), lower_case=True)
 TEXT = "the a\nUnable, zz\n\n\n\u200b\n\na\nthe\n\n"

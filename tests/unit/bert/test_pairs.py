@@ -10,8 +10,7 @@ from support import plain_pretraining as plain
 from support.examples import examples
 
 from bert.tasks.pretrain.config import InstanceConfig
-from bert.tasks.pretrain.instances import Pairs, cut, make_pairs, truncated
-from bert.tasks.pretrain.tokens import TokenShard
+from bert.tasks.pretrain.instances import Pairs, TokenShard, cut, make_pairs, truncated
 
 LEAST_P = 1e-4
 """Seeds are fixed, so a test passes always or never; code that is right fails one with this probability."""

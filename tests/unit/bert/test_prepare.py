@@ -17,9 +17,8 @@ from bert.data.vocabulary import load_vocabulary
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.batches import Hdf5Batches
 from bert.tasks.pretrain.config import PrepareConfig
-from bert.tasks.pretrain.folder import find_shards, folder_info
 from bert.tasks.pretrain.prepare import LengthSummary, PrepareSummary, prepare
-from bert.tasks.pretrain.shards import read_shard
+from bert.tasks.pretrain.shards import find_shards, folder_info, read_shard
 from common.errors import Code
 
 ROOT = Path(__file__).resolve().parents[3]

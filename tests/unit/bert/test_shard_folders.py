@@ -15,10 +15,9 @@ from test_loader import PREDICTIONS, SEQ_LEN, instances, make_folder, spec
 from bert.data.batch import Batch
 from bert.data.lengths import is_synthetic, lengths_folder
 from bert.data.synthetic import SyntheticBatches
-from bert.tasks.pretrain import folder as sample_lengths
+from bert.tasks.pretrain import shards as sample_lengths
 from bert.tasks.pretrain.batches import Hdf5Batches
-from bert.tasks.pretrain.folder import find_shards, folder_info, folder_lengths
-from bert.tasks.pretrain.shards import check_shard, read_shard
+from bert.tasks.pretrain.shards import check_shard, find_shards, folder_info, folder_lengths, read_shard
 from bert.tasks.pretrain.task import PretrainTask
 from common.errors import Code
 

@@ -15,7 +15,7 @@ from support.shared_files import DATA, OWN
 from bert.data import tokenizer
 from bert.data.tokenizer import FAST, REFERENCE, Tokenizer
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary
-from bert.tasks.pretrain.tokens import Encoded, encode
+from bert.tasks.pretrain.hdf5 import Encoded, encode
 
 SMALL = (*SPECIAL_PIECES, "the", "The", "un", "##able", "##s", "a", "##a", "b", ",", "!", "'", "\u4e2d", "\u00e9", "e",
          "x" * 101, "x" * 100, "##x", "U", "\u0301", "3", "##3", "[", "]", "mask", "##\u00df", "ss")  # fmt: skip
