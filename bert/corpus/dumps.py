@@ -6,6 +6,7 @@ their pages. Where a unit ends depends on the dump alone.
 """
 
 import bz2
+import html
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from bert.corpus.files import BLOCK_BYTES, Source, blocks, refuse_other_files
 from bert.data.finished import Counts
 from common.errors import InputError, read_code
 
-VERSION = 3
+VERSION = 4
 """Raised when the same dump gives other bytes."""
 UNIT_BYTES = 4 * 2**20
 """A unit of pages ends with the first page that reaches this size."""
@@ -28,7 +29,8 @@ _MOST_HEADER_BYTES = 2**20
 _END_OF_PAGE = b"</page>"
 _END_OF_DUMP = b"</mediawiki>"
 _PAGE = re.compile(rb"<page[\s>].*?</page>", re.DOTALL)
-_ENTITIES = {"&quot;": '"', "&#039;": "'"}
+_ENTITIES = {"&quot;": '"', "&apos;": "'"}
+_NUMBERED = re.compile(r"&#(?:\d{1,7}|x[0-9a-fA-F]{1,6});")
 _NAMESPACE_OF_PAGE = re.compile(rb"<ns>\s*(-?\d+)\s*</ns>")
 _MODEL = re.compile(rb"<model>\s*(?!wikitext\s*<)[^<]")
 _NAMESPACE = re.compile(r'<namespace key="(-?\d{1,9})"[^>]*>([^<]*)</namespace>')
@@ -97,7 +99,10 @@ def _text(page: bytes) -> str:
     tag, _, text = page[max(0, page.rfind(b"<text")) :].partition(b">")
     if tag.endswith(b"/"):
         return ""
-    return unescape(text.partition(b"</text>")[0].decode("utf-8", "replace"), _ENTITIES)
+    decoded = text.partition(b"</text>")[0].decode("utf-8", "replace")
+    if "&#" in decoded:
+        decoded = _NUMBERED.sub(lambda number: html.unescape(number[0]), decoded)
+    return unescape(decoded, _ENTITIES)
 
 
 def dump_units(sources: Sequence[Source], keep_truncated: bool, counts: Counts) -> Iterator[DumpUnit]:

@@ -163,7 +163,7 @@ def one(number: int, text: str, namespace: str = "0", more: str = "") -> str:
 
 def test_every_page_is_counted_once() -> None:
     texts = [
-        one(0, "This &lt;b>is&lt;/b> an article &amp;amp; more."),
+        one(0, "This &lt;b>is&lt;/b> &#x27;&#39;an&#039;&apos; article &amp;amp; more, &quot;x&quot;."),
         one(1, "This is a talk page.", "1"),
         one(2, "This is of no namespace.", "9" * 5000),
         one(3, "This one has moved.", more='<redirect title="X" />'),
@@ -181,7 +181,7 @@ def test_every_page_is_counted_once() -> None:
     counts = Counts()
     found = list(DumpUnit("x.txt", len(data), (), Path("x"), data).documents(counts))
     assert found == [
-        ["This is an article & more."],
+        ['This is an article & more, "x".'],
         ["This is wikitext."],
         ["This has three too many."],
         ["New."],
@@ -206,3 +206,5 @@ def test_real_dumps_give_the_known_counts(folder: Path, counted: list[int]) -> N
     documents = [found for path in sorted(folder.iterdir()) for found in read(path, counts=counts)]
     names = ("pages", "redirects", "pages of other namespaces", "disambiguation pages")
     assert [*map(counts.get, names), len(documents)] == counted
+    text = "\n".join(line for document in documents for line in document)
+    assert "&#x27;" not in text and "'''Tessel" not in text
