@@ -13,7 +13,7 @@ RARE = frozenset({
     "dropout", "encoding", "eval_every", "eval_samples", "grad_accum", "grad_accum_steps", "header", "implementation",
     "keep", "log_every", "log_to", "logfile", "max_batch_limit", "max_grad_norm", "max_steps",
     "memory_limit_gib", "micro_batch_size", "min_steps", "model", "optimizer", "padding", "precision_target",
-    "prep_only", "price_per_hour", "quoting", "replace", "retry_failed", "sample_limit", "save_every", "scaling",
+    "prep_only", "price_per_hour", "quoting", "retry_failed", "sample_limit", "save_every", "scaling",
     "schedule", "seed", "test", "threads", "timeout_seconds", "train_on_all", "trust_remote_code", "validation",
     "warmup", "weight_decay", "zero_stage", "zero_stages",
 })  # fmt: skip

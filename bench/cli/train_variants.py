@@ -1,38 +1,35 @@
 """`bertbench train TASK --vary NAME=V,V --seeds N --until mlm_loss=X`: several trainings and their comparison."""
 
+import itertools
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.metrics.comparison.trainings import NOT_BEGUN, NOT_REACHED, SCORE, STOPPED, WHOLE, Course
-from bench.cli.options import Printed, run_folder
-from bench.cli.parser import parse_known
-from bench.cli.progress import TrialDisplay, note
+from bench.cli.options import Printed, TrialOptions, run_folder
+from bench.cli.parser import parse, parse_known
+from bench.cli.progress import note
 from bench.cli.result import Result, when_writable
+from bench.cli.session import session
 from bench.cli.train_progress import TrainProgress
 from bench.launch.world import joined_world
 from bench.machine.devices import find_devices
 from bench.run.attempt import train_once
 from bench.run.processes import StopRequest
-from bench.run.supervise import LaunchOptions
-from bench.search.space import read_choices
 from bench.sweep.options import ABOVE_0, AT_LEAST_1, check_ranges
-from bench.sweep.sweep import Session
-from bench.sweep.training import TrainOptions, Value, option_kinds
-from bench.sweep.trainings import TrainingsPlan, plan_trainings, profile_variants
+from bench.sweep.training import TrainOptions
+from bench.sweep.trainings import TrainingsPlan, plan_trainings, profile_variants, variant_name
 from common import locks
 from common.errors import UsageError
-from common.flags import LARGEST_SEED, Positional, request_of
+from common.flags import Positional, flag
 from records.training import Trainings
 
 # Options that are no part of what is compared, or that have to be the same.
-_NOT_VARIED = (
-    "task", "file", "data", "out", "json", "device", "seed", "global_batch_size", "eval_data", "eval_samples",
-    "eval_every", "best_by", "max_seconds", "log_to", "log_every", "save_every", "keep",
-)  # fmt: skip
+_NOT_VARIED = ("task", "file", "data", "out", "json", "device", "seed", "global_batch_size", "eval_data", "max_seconds")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +69,7 @@ class SeveralOptions(Printed):
         """Refuse values out of range."""
         steps = (lambda value: value >= 0, "at least 0")
         check_ranges(self, seeds=AT_LEAST_1, profile_steps=steps, price_per_hour=ABOVE_0)
-        if self.until is not None and self.target is None:
+        if self.until is not None and not re.fullmatch(rf"{SCORE}=\d+(\.\d+)?", self.until):
             raise UsageError("option-value", f"--until {self.until}: give {SCORE}=X, such as {SCORE}=6.5")
         if self.until is not None and self.task != "pretrain":
             raise UsageError("option-not-applicable", f"--until {self.until} applies to pretrain, not to {self.task}")
@@ -80,111 +77,93 @@ class SeveralOptions(Printed):
     @property
     def target(self) -> float | None:
         """The held-out loss of --until; None without one."""
-        name, _, value = (self.until or "").partition("=")
-        try:
-            return float(value) if name == SCORE and ABOVE_0[0](float(value)) else None
-        except ValueError:
-            return None
+        return float(self.until.partition("=")[2]) if self.until else None
 
 
-@dataclass(frozen=True, slots=True)
-class SeveralCall:
+class SeveralCall(NamedTuple):
     """A call of the command with some of train.SEVERAL_OPTIONS."""
 
     options: SeveralOptions
-    base: TrainOptions
-    """Options common to all trainings."""
-    axes: Mapping[str, Sequence[Value]]
-
-    @property
-    def json(self) -> bool:
-        """Whether the result is for programs."""
-        return self.options.json
+    variants: Mapping[str, TrainOptions]
+    """Options of the trainings of each variant, by what tables call it."""
+    varied: Mapping[str, list[Any]]
+    """The values of each varied option."""
+    json: bool
 
 
 def read_words(words: list[str], program: str) -> SeveralCall:
-    """Parse the options of the comparison and of its trainings; the first word names the task."""
-    from bench.cli.train import parse_trainings
+    """Parse the options of the comparison, and a command line for each of its variants; the first word names the task.
 
+    Raises:
+        UsageError: as `parse` does, or an option of --vary cannot differ between trainings that are compared.
+    """
     if "--help" in words:  # it needs no values
         words = [words[0], "--help"]
     options, rest = parse_known(SeveralOptions, words, program)
-    for word in options.vary:
-        if "=" not in word:
-            raise UsageError(
-                "option-value", f"--vary {word} is not NAME=VALUE,VALUE: if {word} is the data, give it by --data"
-            )
-    axes = read_choices(options.vary, option_kinds(_NOT_VARIED))
     if joined_world() is not None:
         raise UsageError("option-not-applicable", "several trainings start their processes: run this without torchrun")
-    base = parse_trainings(options.task, rest)
-    if (base.seed or 0) + options.seeds > LARGEST_SEED:
-        raise UsageError("option-value", f"--seed {base.seed} leaves no {options.seeds} seeds up to {LARGEST_SEED}")
-    return SeveralCall(options, base, axes)
+    axes: dict[str, list[str]] = {}
+    for word in options.vary:
+        name, _, values = word.partition("=")
+        name = name.removeprefix("--").replace("-", "_")
+        if not values or name in (*_NOT_VARIED, *axes):
+            problem = f"--vary {word} is not NAME=VALUE,VALUE of an option that can be varied"
+            raise UsageError("option-value", f"{problem}: give each once, and the data by --data")
+        axes[name] = [f"{flag(name)}={value.strip()}" for value in values.split(",")]
+    variants: dict[str, TrainOptions] = {}
+    varied: dict[str, list[Any]] = {name: [] for name in axes}
+    for given in itertools.product(*axes.values()):
+        training = parse(TrainOptions, [options.task, *rest, *given], "bertbench train")
+        own = {name: training.value(name) for name in axes}
+        variants[variant_name(own) or options.task] = training
+        for name, value in own.items():
+            varied[name] += [value] * (value not in varied[name])
+    return SeveralCall(options, variants, varied, options.json)
 
 
 def run(call: SeveralCall) -> Result:
     """Train and compare; return exit code 0 if all ended or on a stop, 3 if a training failed or has no profile."""
-    options, base = call.options, call.base
+    options, base = call.options, next(iter(call.variants.values()))
     with StopRequest() as stop:
         stop.limit(base.max_seconds)
         place = Trainings(run_folder(options.out))
         plan = plan_trainings(
-            base, place, find_devices(base.device), axes=call.axes, seeds=options.seeds, target=options.target,
+            call.variants, call.varied, place, find_devices(base.device), seeds=options.seeds, target=options.target,
             price_per_hour=options.price_per_hour,
         )  # fmt: skip
         if plan.skipped:
             note(f"skipped {by_reason(plan.skipped)}")
         with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
-            _write(plan, {})  # `report` of a killed command knows its variants
+            plan.write()  # `report` of a killed command knows its variants
             _train_all(plan, stop)
-            document, courses = _write(plan, {})
-    if call.axes and options.profile_steps and all(map(plan.complete, plan.trainings)):
-        session = Session(
-            run=place.profile, request={"command": "train", **request_of(options)}, devices=plan.devices,
-            options=LaunchOptions(), progress=TrialDisplay().show,
-        )  # fmt: skip
-        with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
-            document, courses = _write(plan, profile_variants(plan, session, options.profile_steps))
+            document, courses = plan.write()
+    trials = plan.profile_trials(options.profile_steps) if call.varied and options.profile_steps else {}
+    if trials and all(map(plan.complete, plan.trainings)):
+        with session(TrialOptions(out=place.profile.path), "train", plan.devices) as profiling:
+            document, courses = plan.write(profile_variants(profiling, trials))
     return _result(plan, document, courses, stop)
 
 
 def _train_all(plan: TrainingsPlan, stop: StopRequest) -> None:
     """Train until all are complete or a stop request came, of this process or of the ranks."""
-    until = None if plan.target is None else (SCORE, plan.target)
     for number, one in enumerate(plan.trainings, start=1):
         if stop.wanted():
             return
-        head = f"[{number}/{len(plan.trainings)}] {one.name}"
-        if plan.complete(one):
-            refused = one.state.status == "refused"
-            again = f"refused earlier; delete {one.run.path} to try again" if refused else "already trained"
-            print(f"{head}: {again}", file=sys.stderr, flush=True)
+        ended = plan.complete(one)
+        refused = ended and one.run.read_state().status == "refused"
+        about = f"refused earlier; delete {one.run.path} to try again" if refused else "already trained"
+        head = f"[{number}/{len(plan.trainings)}] {one.run.path.name}"
+        print(f"{head}: {about if ended else one.run.path}", file=sys.stderr, flush=True)
+        if ended:
             continue
-        print(f"{head}: {one.run.path}", file=sys.stderr, flush=True)
-        progress = TrainProgress(stop, until=until)
+        progress = TrainProgress(stop, one.plan.options.logfile, None if plan.target is None else (SCORE, plan.target))
         try:
-            with locks.locked(one.run.path, "another call", "wait for it, or choose another --out"):
-                train_once(one.run, one.plan, plan.devices, progress)
+            train_once(one.run, one.plan, plan.devices, progress)
         finally:
             progress.end()
-        _write(plan, {})
-        if not plan.complete(one) and one.state.status == "ok":
+        plan.write()
+        if not plan.complete(one) and one.run.read_state().status == "ok":
             return  # its ranks were told to stop
-
-
-def _write(plan: TrainingsPlan, profiles: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], list[Course]]:
-    from analysis.metrics.comparison.trainings import score_columns
-    from analysis.render.tables import write_csv
-    from records.files import write_record
-    from records.schema import TRAINING_COLUMNS
-
-    courses = plan.courses(profiles)
-    document = plan.document(courses)
-    write_record(plan.place.document, document)
-    rows = document["rows"]
-    write_csv(plan.place.csv, rows, [*TRAINING_COLUMNS, *score_columns(rows)])
-    return document, courses
 
 
 def _result(plan: TrainingsPlan, document: Mapping[str, Any], courses: Sequence[Course], stop: StopRequest) -> Result:
@@ -194,19 +173,17 @@ def _result(plan: TrainingsPlan, document: Mapping[str, Any], courses: Sequence[
     from analysis.render.training_figures import trainings_figure
 
     place, rows = plan.place, document["rows"]
-    figure = trainings_figure(courses, plan.target)
     failed = [row for row in rows if row["status"] not in (*WHOLE, NOT_REACHED)]
     stopped = failed and (stop.wanted() or all(row["status"] in (STOPPED, NOT_BEGUN) for row in failed))
-    problems = [f"{row['folder']} {row['status']}: {row['reason']}; see {place.path / row['folder']}/trials/*/log.txt"
-                for row in failed if row["status"] != "refused"]  # fmt: skip
-    if refused := by_reason({row["folder"]: row["reason"] for row in failed if row["status"] == "refused"}):
-        problems.append(f"refused: {refused}")
+    reasons = by_reason({row["folder"]: f"{row['status']}: {row['reason']}" for row in failed})
+    problems = [f"{reasons}; see {place.path}/*/trials/*/log.txt"] * bool(failed)
     if stopped:
         problems = [f"stopped by {stop.why() or 'a signal to the ranks'}; run the same command to resume"]
     if unprofiled := by_reason({row["variant"]: row["profile_problem"] for row in rows if row["profile_problem"]}):
         problems.append(f"no profile of {unprofiled}")
     more = [f"bertbench report {place.path}"]
     more += [f"bertbench analyze {place.profile.path}"] if any(row["all_reduce_share"] for row in rows) else []
+    figure = trainings_figure(courses, plan.target)
     drawn, failure = when_writable(lambda: [] if figure is None else [write_png(figure, place.path)])
     return Result(
         document={"trainings": str(place.path), **document},

@@ -5,6 +5,7 @@ import itertools
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -14,17 +15,16 @@ from bench.cli.options import Printed, TrialOptions, run_folder
 from bench.cli.parser import parse, parse_known
 from bench.cli.result import Result
 from bench.cli.session import session
-from bench.cli.train import parse_trainings
 from bench.implementations import OURS
 from bench.machine.devices import find_devices
 from bench.run.processes import StopRequest
 from bench.search.score import Worker
-from bench.search.space import FIXED, FREE, read_space
+from bench.search.space import read_space
 from bench.search.throughput import Search, lanes
 from bench.sweep.max_batch import free_memory_gib
 from bench.sweep.options import AT_LEAST_1, AUTO, STRATEGY, check_ranges
 from bench.sweep.sweep import measured_trials, record_request
-from bench.sweep.training import option_kinds
+from bench.sweep.training import TrainOptions
 from bench.sweep.trials import Workload
 from common.errors import UsageError
 from common.flags import Positional
@@ -138,13 +138,18 @@ def _for_score(options: ScoreOptions, words: list[str]) -> Result:
     from analysis.render.study import tune_blocks
     from analysis.render.tables import Facts
 
-    base = parse_trainings(options.task, words)
+    given = [options.task, *words]
+
+    def read(more: Sequence[str]) -> TrainOptions:
+        return parse(TrainOptions, [*given, *more], "bertbench train")
+
+    base = read([])
     out = run_folder(options.out)
     with StopRequest() as stop:
         stop.limit(options.max_seconds)
         document, ended = Worker(
-            folder=out, space=read_space(options.search, option_kinds((*FREE, *FIXED))), base=base,
-            words=[options.task, *words], devices=find_devices(base.device), trials=options.trials,
+            folder=out, space=read_space(options.search, read), base=base, read=read,
+            words=given, devices=find_devices(base.device), trials=options.trials,
             sampler=options.sampler, pruner=options.pruner, stop=stop,
             note=functools.partial(print, file=sys.stderr, flush=True),
         ).run()  # fmt: skip

@@ -17,16 +17,16 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bench.machine.devices import Devices
 from bench.run.attempt import train_once
 from bench.run.processes import StopRequest
-from bench.search.space import FREE, Parameter, option_words
+from bench.search.space import FREE, Parameter, Read, Values, option_words
 from bench.sweep.request import check_same_request
-from bench.sweep.training import Plan, TrainOptions, Values, plan_training
+from bench.sweep.training import Plan, TrainOptions, plan_training
 from bert.data.lengths import is_synthetic
 from bert.tasks import make_task
 from bert.tasks.base import deciding
@@ -102,6 +102,7 @@ class Worker:
     space: Mapping[str, Parameter]
     base: TrainOptions
     """Options common to all trials."""
+    read: Read
     words: Sequence[str]
     """`base` as words of the command line, the task first."""
     devices: Devices
@@ -155,11 +156,14 @@ class Worker:
 
     def _plan(self, values: Values, folder: Path) -> tuple[Plan, Values]:
         """Return the training of a trial in a folder, and its options besides those that all trials share."""
-        base = self.base.having({}, out=folder, keep=self.base.keep or 1)  # enough to resume, besides the best one
-        settings = plan_training(base.having(values, best_by=None), self.devices).settings
-        if settings.eval_every == 0:
-            values = {**values, "eval_every": math.ceil(settings.steps / _EVALUATIONS)}
-        return plan_training(base.having(values), self.devices), values
+        options = replace(self.read(option_words(values)), out=folder)
+        options = replace(options, keep=options.keep or 1)  # enough to resume, besides the best one
+        plan = plan_training(options, self.devices)
+        if plan.settings.eval_every == 0:
+            every = math.ceil(plan.settings.steps / _EVALUATIONS)
+            plan = plan_training(replace(options, eval_every=every), self.devices)
+            return plan, {**values, "eval_every": every}
+        return plan, values
 
     def _trials(self) -> dict[int, Any]:
         """Return the trials by number; of those that continue one another the last, by the number of the first."""

@@ -1,14 +1,13 @@
-"""The values of --search and --vary: training options, each with a list of values or a range of numbers."""
+"""The values of --search: training options, each with a list of values or a range of numbers."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.sweep.training import Kind, Value, Values
+from bench.sweep.training import TrainOptions
 from common.errors import UsageError
 from common.flags import flag
-from common.registry import lookup
 
 # Options of a training that may change between calls of one search.
 FREE = ("out", "json", "threads", "max_seconds", "log_to", "log_every", "save_every", "keep", "device", "file")
@@ -16,12 +15,11 @@ FREE = ("out", "json", "threads", "max_seconds", "log_to", "log_every", "save_ev
 FIXED = ("task", "benchmark_task", "phase", "devices", "eval_every", "eval_data", "eval_samples", "best_by",
          "deepspeed_config")  # fmt: skip
 FORMS = "NAME=VALUE,VALUE or NAME=LOW:HIGH or NAME=log:LOW:HIGH"
-_READERS: dict[Kind, Callable[[str], Value]] = {
-    bool: lambda text: {"true": True, "false": False}[text],
-    int: int,
-    float: float,
-    str: str,
-}
+Value = bool | int | float | str
+Values = Mapping[str, Value]
+"""Options of `bertbench train`, by name."""
+Read = Callable[[Sequence[str]], TrainOptions]
+"""Returns the options of a training with further words on its command line. Raises UsageError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +45,16 @@ class Parameter:
         return number
 
 
-def read_space(words: Sequence[str], kinds: Mapping[str, Kind]) -> dict[str, Parameter]:
-    """Return the options to search by name.
-
-    Args:
-        words: those of --search.
-        kinds: the options that can be searched, with the type of each.
-    """
+def read_space(words: Sequence[str], read: Read) -> dict[str, Parameter]:
+    """Return the options to search by name, from the words of --search. Raises UsageError."""
     space: dict[str, Parameter] = {}
     for word in words:
         name, _, text = word.partition("=")
         name = name.strip().removeprefix("--").replace("-", "_")
-        if name in space:
-            raise UsageError("option-conflict", f"{name} is given twice: give all its values once")
-        space[name] = _parameter(name, lookup(kinds, name, "training option"), text.strip())
+        if name in (*space, *FREE, *FIXED):
+            raise UsageError("option-conflict", f"{name} cannot be searched, or is given twice: leave it out")
+        space[name] = _parameter(name, text.strip(), read)
     return space
-
-
-def read_choices(words: Sequence[str], kinds: Mapping[str, Kind]) -> dict[str, tuple[Value, ...]]:
-    """Return the values of each option, given as NAME=VALUE,VALUE. Raises UsageError: a range."""
-    space = read_space(words, kinds)
-    for name, parameter in space.items():
-        if parameter.is_range:
-            raise UsageError("option-value", f"{name}={parameter.text}: give the values, separated by commas")
-    return {name: parameter.values for name, parameter in space.items()}
 
 
 def option_words(values: Values) -> list[str]:
@@ -84,20 +68,19 @@ def option_words(values: Values) -> list[str]:
     return words
 
 
-def _parameter(name: str, kind: Kind, text: str) -> Parameter:
+def _parameter(name: str, text: str, read: Read) -> Parameter:
     log = text.startswith("log:")
-    is_range = kind in (int, float) and ":" in text
-    parts = text.removeprefix("log:").split(":") if is_range else text.split(",")
-    try:
-        values = tuple(_READERS[kind](part.strip()) for part in parts)
-        if is_range:
-            low, high = map(float, values)
-            valid = (0 if log else -math.inf) < low < high < math.inf
-        else:
-            valid = 1 < len(values) == len(set(values)) and "" not in values
-    except (ValueError, KeyError):
-        valid = False
+    parts = text.removeprefix("log:").split(":")
+    is_range = len(parts) > 1 or log
+    texts = parts if is_range else text.split(",")
+    values = tuple(read([f"{flag(name)}={part.strip()}"]).value(name) for part in texts)
+    if is_range:
+        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        valid = len(values) == len(numbers) == 2 and (0 if log else -math.inf) < numbers[0] < numbers[1] < math.inf
+    else:
+        valid = 1 < len(values) == len(set(values)) and "" not in values
     if not valid:
-        problem = f"{name}={text}: give {FORMS}, each of type {kind.__name__}, LOW below HIGH and for log above 0"
-        raise UsageError("option-value", problem)
+        raise UsageError(
+            "option-value", f"{name}={text}: give {FORMS}, at least two values, or LOW below HIGH, for log above 0"
+        )
     return Parameter(name, text, values, is_range, log)

@@ -1,17 +1,14 @@
 """Convert the options of `bertbench train` to the settings of a run, and check whether a run can resume with them."""
 
 import dataclasses
-import shutil
-import types
-import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from bench.implementations import OURS, TRAININGS
+from bench.implementations import IMPLEMENTATIONS, OURS, TRAININGS
 from bench.implementations.model_folder import check_data, check_options, find_model
 from bench.launch.world import World
 from bench.loggers import LOGGERS, chosen_loggers
@@ -32,30 +29,20 @@ from bench.sweep.options import (
 )
 from bench.sweep.request import check_same_request
 from bench.sweep.starting_model import initial_weights, shape_of
-from bert.data.lengths import is_synthetic
-from bert.model.config import model_config
-from bert.model.memory import parameter_count
 from bert.parallel import devices_per_rank
 from bert.parallel.deepspeed_config import read_deepspeed_config, said_of_training
 from bert.parallel.options import options_text
-from bert.tasks import check_task_options, make_task, resolve_options, task_data
-from bert.tasks.base import DataSource, deciding
+from bert.tasks import check_task_options, resolve_options, task_data
+from bert.tasks.base import DataSource
 from bert.train.settings import GIVEN, TrainSettings, resolve_settings, task_defaults
-from common.errors import InputError, StorageError, UsageError
+from common.errors import InputError, UsageError
 from common.flags import OfTasks, Positional, request_of
-from common.registry import lookup
+from common.registry import load
 from records.training import TrainRun
 from records.trial import Trial
 
 TRAINS_GIVEN = "hf-trainer"
 """The implementation that trains the model of --model."""
-Kind = type[bool] | type[int] | type[float] | type[str]
-"""Type of the value of an option."""
-Value = bool | int | float | str
-Values = Mapping[str, Value]
-"""Options of `bertbench train`, by name."""
-# Size of a parameter in a checkpoint: its value and two optimizer moments in float32.
-_WEIGHT_BYTES, _MOMENTS_BYTES = 4, 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,6 +148,8 @@ class TrainOptions:
     """Save and stop after this time in s, for queues with a time limit; default no limit."""
     threads: int | None = None
     """CPU threads per process; default an equal share."""
+    logfile: Path | None = None
+    """File to append progress, evaluations and results to, with timestamps; default no file."""
     log_to: Annotated[tuple[str, ...], Parameter(choices=(*LOGGERS, "none"))] = ()
     """Loggers; default tensorboard, and mlflow if MLFLOW_RUN_ID and MLFLOW_TRACKING_URI name a run."""
     json: bool = False
@@ -172,26 +161,10 @@ class TrainOptions:
         if self.file is not None and self.data is not None:
             raise UsageError("option-conflict", f"{self.file} and --data {self.data} both give the data: give one")
 
-    def having(self, values: Values, **fields: Any) -> "TrainOptions":
-        """Return these options with other `values` by name, including options of the task, and other `fields`."""
-        of_task = {field.name: values[field.name] for field in dataclasses.fields(TaskFlags) if field.name in values}
-        changed: dict[str, Any] = {name: value for name, value in values.items() if name not in of_task}
-        if "init" in changed:
-            changed["init"] = Path(changed["init"])
-        task_flags = dataclasses.replace(self.task_flags, **of_task)
-        return dataclasses.replace(self, **changed, **fields, task_flags=task_flags)
-
-
-def option_kinds(excluded: Collection[str]) -> dict[str, Kind]:
-    """Return the training options with a single value, those of tasks too, with the type of each."""
-    kinds: dict[str, Kind] = {}
-    for options in (TrainOptions, TaskFlags):
-        for name, hint in typing.get_type_hints(options).items():
-            plain = [kind for kind in typing.get_args(hint) or (hint,) if kind is not types.NoneType]
-            kind = str if plain == [Path] else plain[0]
-            if name not in excluded and len(plain) == 1 and kind in (bool, int, float, str):
-                kinds[name] = kind
-    return kinds
+    def value(self, name: str) -> Any:
+        """Return an option of the training or of its task, a path as text; None where it is not given."""
+        found = getattr(self, name, getattr(self.task_flags, name, None))
+        return str(found) if isinstance(found, Path) else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,57 +207,57 @@ class Plan:
 
 def plan_training(options: TrainOptions, devices: Devices, world: World | None = None) -> Plan:
     """Return the plan of a training run; the size of a `world` of ranks is the number of devices."""
-    chosen_loggers(options.log_to)
-    lookup(TRAININGS, options.implementation or OURS, "implementation of training runs")
-    _check_model(options)
+    given = [name for name in ("init", "preset", "dropout", "levers") if getattr(options, name) is not None]
+    check_options(options.model, options.task, given)
+    if options.model and options.implementation not in (None, TRAINS_GIVEN):
+        raise UsageError("unsupported-combination", f"--model is trained by {TRAINS_GIVEN}: omit --implementation")
     task, data = options.task, task_data(options.task)
     phase = 1 if options.phase is None and not data.defaults else options.phase
     defaults = task_defaults(task, phase)
-    task_options = options.task_flags.options(task)
-    given, fields = options.data or options.file, (field.name for field in dataclasses.fields(TrainOptions))
-    if given is None:
-        made = data.prepare_command(options.seq_len or defaults["seq_len"])
+    place, length = options.data or options.file, options.seq_len or defaults["seq_len"]
+    if place is None:
+        made = data.prepare_command(length)
         raise UsageError("option-missing", f"no data was given: give --data FOLDER; `{made}` prepares it")
-    values = {name: getattr(options, name) for name in fields if name in GIVEN}
     if world is not None:
         world_size = world.check_devices(options.devices)
     else:
         world_size = options.devices or devices.default_world_sizes()[-1]
         devices.environment(world_size)
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options) if field.name in GIVEN}
     values |= {"world_size": world_size, "precision": resolve_precision(options.precision, devices)}
     values |= _of_strategy(options, world_size, values, defaults)
-    source = data.inspect(given, options.seq_len or defaults["seq_len"], task_options)
-    seq_len = options.seq_len or (source.seq_len if phase is None else None)  # in pretraining the phase sets the length
-    values["seq_len"], seq_len = seq_len, seq_len or defaults["seq_len"]
-    if source.seq_len not in (None, seq_len):
+    task_options = options.task_flags.options(task)
+    source = data.inspect(place, length, task_options)
+    if options.seq_len is None and phase is None:  # in pretraining the phase sets the length
+        values["seq_len"] = source.seq_len
+        length = source.seq_len or length
+    if source.seq_len not in (None, length):
         raise InputError(
             "data-mismatch",
-            f"the samples in {source.source} have {source.seq_len} tokens, not {seq_len}: use --seq-len "
+            f"the samples in {source.source} have {source.seq_len} tokens, not {length}: use --seq-len "
             f"{source.seq_len}{' or another --phase' if phase else ''}, or prepare data with "
-            f"`{data.prepare_command(seq_len)}`",
+            f"`{data.prepare_command(length)}`",
         )
     values |= {"data": source.source, "vocab_size": source.vocab_size, "max_predictions": source.max_predictions}
     values["task_options"] = resolve_options(task, task_options, source)
     if options.model:
         found = find_model(options.model, options.trust_remote_code)
-        values |= {**found.settings, "vocab_size": check_data(found, seq_len, source)}
+        values |= {**found.settings, "vocab_size": check_data(found, length, source)}
     if options.init is not None:
         init = initial_weights(options.init, best=phase is None)
-        values |= {"init": str(init), **shape_of(init, options.preset, seq_len, source.vocab_size, data)}
+        values |= {"init": str(init), **shape_of(init, options.preset)}
     if options.eval_data:
         values["eval_data"] = str(Path(options.eval_data).resolve())
     settings = resolve_settings(phase, values, source.samples)
-    _check_evaluations(settings)
-    return Plan(options, settings, phase, source)
-
-
-def _check_model(options: TrainOptions) -> None:
-    """Refuse options that do not go together with --model."""
-    given = [name for name in ("init", "preset", "dropout", "levers") if getattr(options, name) is not None]
-    check_options(options.model, options.task, given)
-    if options.model and options.implementation not in (None, TRAINS_GIVEN):
-        problem = f"--model does not apply to implementation {options.implementation}"
-        raise UsageError("unsupported-combination", f"{problem}: use --implementation {TRAINS_GIVEN}")
+    if settings.eval_every:
+        known = check_task_options(task, settings.task_options)
+        data.check_evaluation(settings.data, settings.seq_len, settings.eval_data, known)
+    plan = Plan(options, settings, phase, source)
+    if plan.implementation != OURS and settings.levers != AUTO:
+        raise UsageError("unsupported-combination", f"implementation {plan.implementation} has no --levers: omit it")
+    if plan.implementation != OURS:
+        load(IMPLEMENTATIONS, plan.implementation, "implementation")().check(plan.trial())
+    return plan
 
 
 def _of_strategy(
@@ -303,46 +276,8 @@ def _of_strategy(
     return {"strategy": strategy, "strategy_options": options_text(strategy, own), **read}
 
 
-def _check_evaluations(settings: TrainSettings) -> None:
-    """Refuse evaluation data that do not fit, and --best-by without an evaluation."""
-    known = check_task_options(settings.task, settings.task_options)
-    if settings.eval_every:
-        task_data(settings.task).check_evaluation(settings.data, settings.seq_len, settings.eval_data, known)
-    if settings.best_by is None:
-        return
-    deciding(make_task(settings.task, settings.task_options), settings.best_by)
-    if is_synthetic(settings.data) or not settings.eval_every:
-        problem = f"--best-by {settings.best_by} needs evaluations"
-        raise UsageError("option-not-applicable", f"{problem}: give real --data and --eval-every, or omit it")
-
-
-def check_space(run: TrainRun, plan: Plan) -> None:
-    """Refuse a new run if not even one checkpoint fits; a resumed run may free space. Raises StorageError."""
-    settings = plan.settings
-    if run.attempts() or settings.model:
-        return
-    parameters = parameter_count(model_config(settings), settings.task, settings.task_options)
-    # Other implementations save only the weights.
-    needed = parameters * (_WEIGHT_BYTES + (_MOMENTS_BYTES if plan.implementation == OURS else 0))
-    free = shutil.disk_usage(next(folder for folder in (run.path, *run.path.parents) if folder.exists())).free
-    if free < needed:
-        raise StorageError(
-            "disk-full",
-            f"the disk of {run.path} has {free / 2**20:,.0f} MiB free, but a checkpoint of {parameters:,} parameters "
-            f"needs about {needed / 2**20:,.0f} MiB: free some space, or give another --out",
-        )
-
-
 def check_continues(run: TrainRun, plan: Plan) -> None:
-    """Refuse to resume a run with another implementation or sequence length, or a different default batch size."""
-    attempts = run.attempts()
-    if not attempts:
-        return
-    given, trial = plan.options, attempts[-1].read_trial()
-    names = ["seq_len"] * any(run.checkpoints.glob("step-*"))
-    if names and not (given.global_batch_size or (given.micro_batch_size and given.grad_accum_steps)):
-        names.append("global_batch_size")
-    saved, settings = dict(trial.training), plan.settings.to_json()
-    before = {"implementation": trial.implementation, **{name: saved.get(name) for name in names}}
-    now = {"implementation": plan.implementation, **{name: settings[name] for name in names}}
-    check_same_request(run.path, before, now)
+    """Refuse to resume a run with another implementation; the ranks compare everything else."""
+    for attempt in run.attempts()[-1:]:
+        before = {"implementation": attempt.read_trial().implementation}
+        check_same_request(run.path, before, {"implementation": plan.implementation})

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bert.tasks.base import Evaluation
 
-LAST_GOOD_CHECKPOINT = "The last good checkpoint"
-"""How a message about non-finite losses names the checkpoint to resume from."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:

@@ -50,7 +50,7 @@ from bert.train.checkpoint import (
     versions,
 )
 from bert.train.checkpoint import save as write_checkpoint
-from bert.train.events import LAST_GOOD_CHECKPOINT, Optimized, Resumed, RunOutcome, Saved
+from bert.train.events import Optimized, Resumed, RunOutcome, Saved
 from bert.train.feed import Feed, data_spec
 from bert.train.loop import DivergenceError, Training, parameters_are_finite, train
 from bert.train.observer import Observer
@@ -238,7 +238,9 @@ class _Run(BaseRun):
             self.read_losses()
             there = f"is {self.checkpoint}; run the same command again to resume from it"
             last = there if self.checkpoint else "does not exist: the run saved none"
-            raise DivergenceError(f"{error}. {LAST_GOOD_CHECKPOINT} {last}", error.step, error.learning_rate) from error
+            raise DivergenceError(
+                f"{error}. The last good checkpoint {last}", error.step, error.learning_rate
+            ) from error
         resumed_from = None if self.resumed_from is None else self.resumed_from.path
         return self.outcome(resumed_from)
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -96,18 +95,6 @@ def test_the_model_predicts_other_texts(trained: Path, tmp_path: Path) -> None:
     assert [row["line"] for row in rows] == ["2", "4", "5"] and list(rows[0]) == ["line", "prediction", "probability"]
 
 
-def test_a_run_that_takes_the_place_of_another_ones_files_says_so(trained: Path, tmp_path: Path) -> None:
-    for name in ("things.sqlite", "things_train_test_stats.json"):
-        shutil.copy(trained / name, tmp_path)
-    words = (*SMALL, "--steps", "2", "--out", tmp_path / "other")
-    said = called("train", "classify", tmp_path / "things.sqlite", *words).stderr
-    (note,) = (line for line in said.splitlines() if line.startswith("note:") and str(trained / "run") in line)
-    assert str(tmp_path / "other") in note
-    called("report", tmp_path / "things_train_test_stats.json", "--out", tmp_path / "page")
-    assert f"<dd>{trained / 'run'}</dd>" in (tmp_path / "page/report.html").read_text()
-    assert len(read_runs(tmp_path / "things.sqlite")) == 2
-
-
 def test_texts_without_a_label_are_predicted_too(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("what,kind\nred green,colour\ncat dog,\none two\n")
     done = called("predict", "classify", "--checkpoint", trained / "things_trained_model",
@@ -119,23 +106,21 @@ def test_texts_without_a_label_are_predicted_too(trained: Path, tmp_path: Path) 
     assert [(row["line"], row["true_label"]) for row in rows] == [("2", "colour"), ("3", ""), ("4", "")]
 
 
-def test_a_training_takes_the_division_that_is_there_unless_an_option_says_otherwise(tmp_path: Path) -> None:
+def test_a_training_prepares_a_csv_as_data_csv_does_and_takes_a_database_as_it_is(tmp_path: Path) -> None:
     write_vocabulary(tmp_path)
     path = write_rows(tmp_path / "d.csv", colours_and_animals(60), header=("what", "kind"))
-    columns = ("--text", "what", "--label", "kind")
-    called("data", "csv", path, *columns, "--vocab", tmp_path / "vocab.txt", "--seed", "7", "--validation", "0.3")
-    for words in (columns, ()):
-        done = called("train", "classify", path, *words, "--prep-only")
-        assert "validation 0.3, test 0.1, seed 7" in done.stderr
-        assert "validate 18, test 6" in done.stderr and "time        finished before" in done.stderr
-    assert "splits      " in called("train", "classify", tmp_path / "d.sqlite", "--prep-only").stderr
-    done = called("train", "classify", path, "--validation", "0.1", "--prep-only")  # the default, but said
+    words = ("--text", "what", "--label", "kind", "--vocab", tmp_path / "vocab.txt", "--validation", "0.3")
+    called("data", "csv", path, *words)
+    done = called("train", "classify", path, *words, "--prep-only")
+    assert "validate 18, test 6" in done.stderr and "time        finished before" in done.stderr
+    assert "validate 18" in called("train", "classify", tmp_path / "d.sqlite", "--prep-only").stderr
+    done = called("train", "classify", path, *words[:-2], "--prep-only")
     assert "had validation 0.3, not 0.1" in done.stderr
 
 
 def test_what_cannot_be_is_refused_without_a_traceback(trained: Path, tmp_path: Path) -> None:
     said = called("train", "classify", trained / "things.sqlite", "--text", "other", code=2).stderr
-    check_refusal(said, "option-not-applicable", "things.sqlite", "--text")
+    check_refusal(said, "option-not-applicable", "things.sqlite")
     (tmp_path / "empty.csv").write_text("")
     words = ("--vocab", trained / "vocab.txt")
     said = called("train", "classify", tmp_path / "empty.csv", *words, code=2).stderr
@@ -143,7 +128,7 @@ def test_what_cannot_be_is_refused_without_a_traceback(trained: Path, tmp_path: 
     write_rows(tmp_path / "new.csv", [("red", "a")])
     said = called("train", "classify", tmp_path / "new.csv", code=2).stderr
     check_refusal(said, "option-missing", "--vocab")
-    said = called("train", "classify", trained / "things.csv", "--text", "x", code=2).stderr
+    said = called("train", "classify", trained / "things.csv", "--text", "x", *words, code=2).stderr
     check_refusal(said, "columns-missing", "'x'")
     words = ("--checkpoint", tmp_path, "--data", trained / "things.csv", "--text", "what")
     said = called("predict", "classify", *words, code=2).stderr

@@ -17,13 +17,6 @@ from support.refusals import check_refusal
 from support.squad_runs import squad_settings
 from support.training_runs import read_log
 
-from common.errors import Code
-
-FINE_TUNING = (
-    "--preset", "tiny", "--device", "cpu", "--threads", "1", "--precision", "fp32", "--log-every", "1",
-    "--learning-rate", "1e-3", "--dropout", "0", "--schedule", "constant", "--warmup", "0",
-)  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -125,44 +118,6 @@ def test_from_features_to_scores_by_the_script(files: dict[str, Path], tmp_path:
         and "F1, unanswerable" in page
         and "held-out MLM" not in page
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "facts"),
-    [
-        ([], "option-missing", ["--data", "bertbench data squad --input TRAIN.json"]),
-        (["--data", "nowhere"], "data-unprepared", ["nowhere", "bertbench data squad --input TRAIN.json"]),
-        (["--data", "TRAIN", "--phase", "1"], "option-not-applicable", ["--phase", "squad"]),
-        (["--data", "TRAIN", "--seq-len", "64"], "data-mismatch", ["--seq-len 48", 64]),
-        (["--data", "TRAIN", "--init", "nowhere"], "path-missing", ["nowhere"]),
-        (["--data", "TRAIN", "--padding", "wide"], "option-choice", ["wide", "longest"]),
-        (["--data", "EVAL"], "data-mismatch", ["evaluation", "training", "bertbench data squad --input TRAIN.json"]),
-        (["--data", "synthetic"], "option-not-applicable", ["--data synthetic", "--steps"]),
-    ],
-)
-def test_what_cannot_be_trained_is_one_message_and_exit_code_2(
-    files: dict[str, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    code: Code,
-    facts: list[Any],
-) -> None:
-    from bench.cli.main import run
-
-    known = {"TRAIN": str(files["training"]), "EVAL": str(files["evaluation"])}
-    given = [known.get(word, word) for word in words]
-    assert run(["train", "squad", *given, "--preset", "tiny", "--device", "cpu", "--out", str(tmp_path / "run")]) == 2
-    check_refusal(capsys.readouterr().err, code, *facts)
-
-
-def test_missing_evaluation_data_are_refused_with_the_command_that_makes_them(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
-    done = bertbench("train", "squad", *FINE_TUNING, "--data", files["training"], "--out", tmp_path / "run",
-                     "--eval-data", tmp_path / "none")  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    check_refusal(done.stderr, "data-unprepared", "bertbench data squad --input DEV.json")
 
 
 def test_predictions_refuse_what_was_not_trained_on_squad(

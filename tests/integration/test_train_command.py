@@ -100,17 +100,3 @@ def test_phase_2_begins_from_phase_1_and_refuses_an_unfinished_one(whole: TrainC
     )
     done = TrainCli(longer, tmp_path / "other").run(*words[:-1], str(whole.out / "unfinished"))
     assert done.returncode == 2 and "step 5 of 24" in done.stderr
-
-
-def test_shards_of_another_vocabulary_are_refused_and_leave_nothing_behind(
-    whole: TrainCli, data: Path, tmp_path: Path
-) -> None:
-    other = shards(tmp_path / "data")
-    metadata = json.loads((other / "metadata.json").read_text())
-    (other / "metadata.json").write_text(json.dumps({**metadata, "vocab": "0" * 32}))
-    cli = TrainCli(other, tmp_path / "new", steps=4)
-    done = cli.run("--init", str(whole.out))
-    assert done.returncode == 2, done.stderr
-    assert str(other) in done.stderr and "[vocabulary-mismatch]" in done.stderr
-    assert "log.txt" not in done.stderr and "Traceback" not in done.stderr
-    assert not cli.out.exists(), "a call that was refused makes no run"

@@ -1,7 +1,6 @@
 """Training that is ended at many moments and in many ways: what is on disk carries on, and the curve stays the same."""
 
 import os
-import random
 import signal
 import subprocess
 import time
@@ -12,44 +11,8 @@ import pytest
 from support.cli import ROOT
 from support.refusals import check_refusal
 from support.small_disk import small_disk
-from support.train_cli import ENDLESS, TrainCli, kill_all, send_to_all, tree, wait_for_steps
+from support.train_cli import ENDLESS, TrainCli, send_to_all, tree, wait_for_steps
 from support.training_runs import shards
-
-SEED = int(os.environ.get("KILL_SEED", random.randrange(10_000)))
-
-
-# The command around the run; test_resume_anywhere.py kills the run itself at twenty points.
-@pytest.mark.soak
-@pytest.mark.parametrize(("ranks", "kills"), [(1, 4), (2, 3)])
-@pytest.mark.timeout(1200)
-def test_killed_at_any_moment_the_curve_is_that_of_a_whole_run(
-    data: Path, tmp_path: Path, ranks: int, kills: int
-) -> None:
-    steps = 60
-    reference = TrainCli(data, tmp_path / "whole", ranks, steps)
-    done = reference.run()
-    assert done.returncode == 0, done.stderr
-    cli = TrainCli(data, tmp_path / "run", ranks, steps)
-    chance = random.Random(SEED)
-    for number in range(1, kills + 1):
-        process = cli.start()
-        if chance.random() < 0.8:  # else while it starts
-            wait_for_steps(cli, process, number, 1)
-        time.sleep(chance.uniform(0.0, 0.8))
-        kill_all(process)
-        wait_for_end(cli)
-    done = cli.run()
-    assert done.returncode == 0, done.stderr
-    assert cli.curve() == reference.curve(), f"KILL_SEED={SEED}"
-    assert cli.checkpoints() == reference.checkpoints()
-
-
-def wait_for_end(cli: TrainCli) -> None:
-    """Wait until no process of the run is left."""
-    deadline = time.monotonic() + 20
-    while living(cli):
-        assert time.monotonic() < deadline, "processes outlive the harness"
-        time.sleep(0.05)
 
 
 def living(cli: TrainCli) -> list[int]:
@@ -121,14 +84,6 @@ def test_ctrl_c_saves_and_exits_130(data: Path, tmp_path: Path) -> None:
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "stopped by SIGINT" in output and cli.checkpoints()
-
-
-@pytest.mark.soak
-def test_a_time_limit_saves_and_exits_0(data: Path, tmp_path: Path) -> None:
-    cli = TrainCli(data, tmp_path / "run")
-    done = cli.run(*ENDLESS, "--max-seconds", "8", timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "stopped by the limit of 8 s" in done.stdout
 
 
 def test_a_rank_that_dies_is_a_failed_run_with_its_log_named(data: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import csv
 import importlib.util
 import json
 import shutil
-import signal
 import time
 from pathlib import Path
 
@@ -159,39 +158,3 @@ def test_after_kill_9_the_same_command_trains_the_seeds_that_are_missing(data: P
     assert other.returncode == 2
     check_refusal(other.stderr, "settings-changed", "learning_rate")
     assert result("compare", cli.out, cli.out).code == 4
-
-
-@pytest.mark.soak
-def test_seeds_that_make_all_steps_without_reaching_the_target_are_reported(data: Path, tmp_path: Path) -> None:
-    cli = TrainingsCli(data, tmp_path / "out", *until(0.5, steps=8))
-    done = cli.run("--seeds", "2")
-    assert done.returncode == 0 and "0 of 2" in done.stdout, done.stderr
-    rows = cli.document()["rows"]
-    assert [(row["status"], row["steps"]) for row in rows] == [("not reached", 8)] * 2
-    assert cli.document()["variants"][0]["step_seconds"] is None
-    again = cli.run("--seeds", "2")
-    assert again.returncode == 0 and again.stderr.count("already trained") == 2
-
-
-@pytest.mark.soak
-def test_a_stop_saves_the_seed_and_the_same_command_resumes_it(data: Path, tmp_path: Path) -> None:
-    cli = TrainingsCli(data, tmp_path / "out", *until(0.5, every=200), "--seed", "1", "--seeds", "2")
-    process = cli.start()
-    deadline = time.monotonic() + 120
-    while not any(path.read_text().count("\n") > 5 for path in cli.out.glob("seed-1/trials/*/steps-0.csv")):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 0 and "run the same command to resume" in said, said
-    rows = cli.document()["rows"]
-    assert [row["status"] for row in rows] == ["stopped", "not begun"] and rows[0]["steps"] < 400
-    done = cli.run()
-    assert done.returncode == 0, done.stderr
-    rows = cli.document()["rows"]
-    assert [(row["status"], row["steps"], row["attempts"]) for row in rows] == [
-        ("not reached", 400, 2),
-        ("not reached", 400, 1),
-    ]
-    steps = [entry["step"] for entry in TrainRun(cli.out / "seed-1").read_curve()]
-    assert steps == list(range(400)), "no step is missing or repeated"

@@ -58,7 +58,31 @@ class CsvForm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CsvConfig(CsvForm):
+class CsvTexts(CsvForm):
+    """A CSV of texts with labels, and how it is split."""
+
+    lower_case: bool = True
+    """Text is lower-cased, as for uncased models; --no-lower-case keeps case, for a cased vocabulary."""
+    validation: float = 0.1
+    """Fraction of the texts for evaluation during training."""
+    test: float = 0.1
+    """Fraction of the texts for the final test."""
+
+    def __post_init__(self) -> None:
+        """Refuse invalid options."""
+        CsvForm.__post_init__(self)
+        for name in ("validation", "test"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise UsageError("option-value", f"--{name} {value} must be a fraction of at least 0 and below 1")
+        if not self.validation + self.test < 1:
+            raise UsageError(
+                "option-conflict", f"--validation {self.validation} and --test {self.test} must add up to less than 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CsvConfig(CsvTexts):
     """A CSV in, a SQLite file out; a call with the same options keeps what is finished."""
 
     input: Path
@@ -67,33 +91,17 @@ class CsvConfig(CsvForm):
     """BERT vocab.txt."""
     output: Path | None = None
     """SQLite file; default beside the CSV, with the suffix .sqlite."""
-    lower_case: bool = True
-    """Text is lower-cased, as for uncased models; --no-lower-case keeps case, for a cased vocabulary."""
     max_seq_length: int = 128
     """Maximum tokens of a row, [CLS] and [SEP] included; a longer text becomes several rows."""
-    validation: float = 0.1
-    """Fraction of the texts for evaluation during training."""
-    test: float = 0.1
-    """Fraction of the texts for the final test."""
     seed: int = 42
     """Seed of the split."""
-    replace: bool = False
-    """Rebuild the file even if it was made from another CSV or contains results of trainings."""
 
     def __post_init__(self) -> None:
         """Refuse invalid options."""
-        CsvForm.__post_init__(self)
+        CsvTexts.__post_init__(self)
         if self.max_seq_length < SPECIAL_TOKENS + 1:
             raise UsageError(
                 "option-value", f"--max-seq-length {self.max_seq_length} must be {SPECIAL_TOKENS + 1} or more"
-            )
-        for name in ("validation", "test"):
-            value = getattr(self, name)
-            if not 0 <= value < 1:
-                raise UsageError("option-value", f"--{name} {value} must be a fraction of at least 0 and below 1")
-        if not self.validation + self.test < 1:
-            raise UsageError(
-                "option-conflict", f"--validation {self.validation} and --test {self.test} must add up to less than 1"
             )
         if self.output is not None and self.output == self.input:
             raise UsageError("option-conflict", f"--output {self.output} is the input: give another file")

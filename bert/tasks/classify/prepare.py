@@ -174,16 +174,15 @@ class Writer:
         return code
 
 
-def prepare(config: CsvConfig, progress: Progress, vocabulary: Vocabulary | None = None) -> CsvSummary:
+def prepare(config: CsvConfig, progress: Progress) -> CsvSummary:
     """Make the database of a CSV, or keep the one that an earlier call made of the same CSV with the same options.
 
     One process at a time makes it, others wait and keep what it has made. A database of another CSV, or with results
-    of trainings, is replaced only where `replace` is given. Memory does not depend on the size of the CSV.
+    of trainings, is not replaced. Memory does not depend on the size of the CSV.
 
     Args:
         config: what is asked for.
         progress: called with the rows read so far.
-        vocabulary: instead of the file that is named.
 
     Raises:
         InputError: the CSV or the vocabulary cannot be read, or has nothing to train on; or the output is a file that
@@ -193,7 +192,7 @@ def prepare(config: CsvConfig, progress: Progress, vocabulary: Vocabulary | None
     """
     began = time.monotonic()
     path = config.database
-    vocabulary = vocabulary or load_vocabulary(config.vocab, config.lower_case)
+    vocabulary = load_vocabulary(config.vocab, config.lower_case)
     check_file(config.input)
     found, differs = _finished(config, vocabulary)
     kept = found is not None
@@ -230,12 +229,12 @@ def _finished(config: CsvConfig, vocabulary: Vocabulary) -> tuple[TextSource | N
     if differs is None:
         return found, None
     name, runs = found.origin.get("name"), len(read_runs(path))
-    if not config.replace and (runs or name != config.input.name):
+    if runs or name != config.input.name:
         find_form(config.input, config)  # refuses missing columns first
         results = f" and holds the results of {runs} training run{'s' * (runs != 1)}" if runs else ""
         raise InputError(
             "folder-occupied",
-            f"{path} {differs}{results}: give --output FILE.sqlite for {config.input.name}, or --replace",
+            f"{path} {differs}{results}: remove it, or give --output FILE.sqlite for {config.input.name}",
         )
     return None, differs
 
@@ -256,7 +255,7 @@ def _difference(found: TextSource, config: CsvConfig, vocabulary: Vocabulary) ->
 
 def _options(config: CsvConfig, vocabulary: Vocabulary) -> dict[str, Any]:
     given = dataclasses.asdict(config)
-    for name in ("input", "vocab", "output", "replace"):
+    for name in ("input", "vocab", "output"):
         del given[name]
     return {**given, "vocabulary": vocabulary.fingerprint}
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ import numpy.typing as npt
 from bert.data.finished import Counts, fingerprint_of
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.classify.config import SUFFIX
-from common.atomic import storage_errors
 from common.errors import InputError, SchemaError
 from common.sqlite import connected
 
@@ -263,25 +261,6 @@ def _is_whole(found: TextSource) -> bool:
         and found.vocabulary.fingerprint == found.settings["vocabulary"]
         and sum(found.label_texts) == found.counts.get("texts")
     )
-
-
-def check_whole(source: TextSource) -> None:
-    """Look at all that a training needs until its end: the samples of each split, results of runs, room for another.
-
-    Raises:
-        InputError: it is damaged.
-        LockedError: another program holds it.
-        StorageError: it, or its folder, cannot be written.
-    """
-    for split in SPLITS:
-        read_split(source, split)
-    read_runs(source.path)
-    with storage_errors(source.path), TemporaryFile(dir=source.path.parent):
-        pass
-    with opened(source.path, remake(source.path, source.origin), write=True) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("INSERT INTO runs (ended, fingerprint, result) VALUES ('', '', '{}')")
-        connection.rollback()
 
 
 def read_split(source: TextSource, split: str) -> TextSet:

@@ -8,14 +8,13 @@ import pytest
 import torch
 from support.commands import document, result, text
 from support.gap_files import COLUMNS, learnable, prepared, vocabulary, write
-from support.refusals import check_refusal, refused
+from support.refusals import refused
 
 from bench.cli.main import run
 from bert.checkpoints.ours import save_model
 from bert.model.config import ModelConfig
 from bert.tasks.gap.features import FORM
 from bert.tasks.gap.task import BertForMentions
-from common.errors import Code
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +45,6 @@ def test_data_gap_tells_what_became_of_every_row(tmp_path: Path, capsys: pytest.
     (summary,) = document(*words)
     assert summary["kept"]
     assert summary["left_out"][0]["line"] == 6
-
-
-@pytest.mark.parametrize(
-    ("content", "code", "fact"),
-    [("ID\tText\n", "columns-missing", "Pronoun"), ("", "file-empty", ""), ("a,b\n", "columns-missing", "line 1")],
-    ids=("header", "empty", "csv"),
-)
-def test_data_gap_refuses_with_one_message_and_writes_nothing(
-    tmp_path: Path, content: str, code: Code, fact: str
-) -> None:
-    source = tmp_path / "gap-development.tsv"
-    source.write_text(content)
-    vocab = vocabulary(tmp_path / "vocab.txt")
-    words = ["data", "gap", "--input", str(source), "--vocab", str(vocab), "--output", str(tmp_path / "out")]
-    with refused(code, source.name, fact):
-        result(*words)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("head", ["concat", "mul", "segment", "span"])
@@ -122,20 +104,6 @@ def test_eval_gap_prints_scores_and_slices(tmp_path: Path) -> None:
     for part in ("overall", "masculine", "bias", "accuracy  33.3 %", "missing: 1 row(s)", "extra: 1 prediction(s)"):
         assert part in told
     assert json.loads((tmp_path / "out" / "scores.json").read_text())["overall"]["true_positives"] == 4
-
-
-def test_a_folder_that_cannot_be_written_is_met_before_anything_is_predicted(
-    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def predicted(*_: object, **__: object) -> None:
-        raise AssertionError("rows were predicted")
-
-    monkeypatch.setattr("bert.tasks.evaluation.row_logits", predicted)
-    (features,) = folder.glob("gap-validation-*.safetensors")
-    model = checkpoint(tmp_path / "model", folder, "mul")
-    words = ["predict", "gap", "--checkpoint", str(model), "--features", str(features), "--device", "cpu", "--out"]
-    assert run([*words, "/proc/predictions"]) != 0
-    check_refusal(capsys.readouterr().err, "write-failed", "/proc/predictions")
 
 
 def test_predict_gap_names_the_dataset_to_score_against(

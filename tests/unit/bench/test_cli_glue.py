@@ -1,7 +1,6 @@
 """`data glue` and `eval glue` on the command line: what they print, write and refuse."""
 
 import json
-import shlex
 import shutil
 from pathlib import Path
 
@@ -75,12 +74,6 @@ def test_answers_that_cannot_be_scored_are_refused_with_their_line(
     labels = str(glue / "CoLA" / "dev.tsv")
     with refused(code, path.name, *facts):
         result("eval", "glue", "--task", "cola", "--labels", labels, "--predictions", str(path))
-
-
-def next_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str | None:
-    capsys.readouterr()
-    assert run(words) == 0
-    return next((line for line in capsys.readouterr().out.splitlines() if line.startswith("next: ")), None)
 
 
 def test_answers_are_written_as_the_server_takes_them(tmp_path: Path) -> None:
@@ -167,20 +160,3 @@ def test_predictions_that_cannot_be_made_are_refused(
         assert run([*words, *more]) == 2
         check_refusal(capsys.readouterr().err, code, *facts)
     assert not (tmp_path / "out").exists()
-
-
-def test_predict_glue_takes_the_task_of_the_checkpoint_and_names_the_table_to_score_against(
-    glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, out = tmp_path / "data", tmp_path / "answers"
-    vocab = str(write_vocabulary(tmp_path / "vocab.txt"))
-    assert run(["data", "glue", "--input", str(glue), "--vocab", vocab, "--output", str(data)]) == 0
-    model = str(saved_model(tmp_path / "model", "cola"))
-    words = ["predict", "glue", "--features", str(data), "--out", str(out), "--device", "cpu", "--checkpoint", model]
-    monkeypatch.setattr("bert.tasks.glue.commands._trained_on", lambda checkpoint: ("GLUE's cola", "cola"))
-    labels, answers = glue / "CoLA" / "dev.tsv", out / "CoLA-dev.tsv"
-    judged = next_of(words, capsys)
-    assert judged == f"next: bertbench eval glue --task cola --labels {labels} --predictions {answers}"
-    assert run(shlex.split(judged.removeprefix("next: bertbench "))) == 0
-    labels.unlink()
-    assert next_of(words, capsys) is None, "there is nothing left to score against"

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from support.csv_files import colours_and_animals, prepared, write_rows
 
-from bench.classify import logits_of
-from bench.machine.devices import find_devices
 from bert.model.config import preset
 from bert.predict import Opened
 from bert.tasks.classify.source import TEST, ClassifyData, token_rows
 from bert.tasks.classify.task import ClassifyTask
+from bert.tasks.evaluation import row_logits
 
 
 def test_the_process_of_a_rank_judges_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,8 +19,9 @@ def test_the_process_of_a_rank_judges_by_itself(tmp_path: Path, monkeypatch: pyt
     rows = token_rows(source, found, TEST)
     config = preset("tiny").replace(vocab_size=rows.vocab_size, hidden_size=16, num_heads=2, intermediate_size=32)
     model = ClassifyTask(labels=len(source.labels)).build_model(config).eval()
-    wanted = (Opened(model, config, tmp_path), rows, len(source.labels), find_devices("cpu"), "fp32", 4)
-    alone = logits_of(*wanted)
+    opened = Opened(model, config, tmp_path)
+    alone = row_logits(opened.ready("cpu", "fp32", 4), rows, len(source.labels))
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    assert np.array_equal(logits_of(*wanted), alone) and len(alone) == len(rows)
+    assert np.array_equal(row_logits(opened.ready("cpu", "fp32", 4), rows, len(source.labels)), alone)
+    assert len(alone) == len(rows)

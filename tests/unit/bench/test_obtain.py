@@ -4,8 +4,6 @@ import base64
 import hashlib
 import json
 import random
-import threading
-import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,9 @@ from support.file_server import Fault, Site
 from support.refusals import refused
 
 from bert.data.remote import obtain as obtaining
-from bert.data.remote.download import Fetched
-from bert.data.remote.obtain import RemoteOptions, agent_of, obtain
+from bert.data.remote.obtain import RemoteOptions, obtain
 from bert.data.remote.sources import SOURCES, Choice
 from bert.data.remote.web import Transfer
-from common.locks import locked
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICK = Transfer(first_wait_seconds=0.001, longest_wait_seconds=0.01, timeout_seconds=5.0, attempts=3)
@@ -133,12 +129,6 @@ def test_checksums_come_from_the_list_where_the_status_has_none(site: Site, tmp_
     assert len(found.unchecked) == 3 and len(found.files) == 3
 
 
-def test_without_a_status_only_the_single_file_is_known_to_be_whole(site: Site, tmp_path: Path) -> None:
-    add_dump(site, "enwiki", "20261101", LARGE)
-    del site.files["/enwiki/20261101/dumpstatus.json"]
-    assert [path.name for path in wikipedia(site, tmp_path)] == ["enwiki-20261101-pages-articles-multistream.xml.bz2"]
-
-
 def test_a_wrong_file_on_the_server_is_refused_and_one_on_its_way_beside_it_is_kept(site: Site, tmp_path: Path) -> None:
     add_dump(site, "enwiki", "20261101", LARGE)
     site.faults[f"/enwiki/20261101/enwiki-20261101-{PARTS[2]}"] = deque([Fault(wait_seconds=0.5)])
@@ -164,49 +154,6 @@ def test_a_dump_that_is_not_there_or_not_finished_is_explained(site: Site, tmp_p
     site.files["/enwiki/"] = b"nothing"
     with refused("download-failed", "enwiki/", "--date", "--mirror"):
         wikipedia(site, tmp_path)
-
-
-def test_a_dump_removed_from_the_server_while_it_was_fetched_names_the_way_out(site: Site, tmp_path: Path) -> None:
-    add_dump(site, "enwiki", "20261101", LARGE)
-    del site.files[f"/enwiki/20261101/enwiki-20261101-{PARTS[1]}"]
-    with refused("download-failed", "HTTP 404", "plan-enwiki-latest.json"):
-        wikipedia(site, tmp_path)
-
-
-def test_no_more_than_two_files_of_wikipedia_come_at_a_time(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_dump(site, "enwiki", "20261101", LARGE)
-    real, lock, at_work, most = obtaining.fetch, threading.Lock(), [0], [0]
-
-    def counted(*args: Any, **options: Any) -> Fetched:
-        with lock:
-            at_work[0] += 1
-            most[0] = max(most[0], at_work[0])
-        try:
-            time.sleep(0.05)
-            return real(*args, **options)
-        finally:
-            with lock:
-                at_work[0] -= 1
-
-    monkeypatch.setattr(obtaining, "fetch", counted)
-    wikipedia(site, tmp_path)
-    assert most[0] == 2
-
-
-def test_progress_counts_bytes_of_all_files_with_those_that_are_there(site: Site, tmp_path: Path) -> None:
-    add_dump(site, "enwiki", "20261101", LARGE)
-    seen: list[tuple[str, int, int | None]] = []
-    options = RemoteOptions(mirror=site.base)
-    (first, *_) = obtain("wikipedia", tmp_path, options, lambda *call: seen.append(call), QUICK).files
-    assert seen[-1] == ("download wikipedia", 600_000, 600_000)
-    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
-    first.unlink()
-    seen.clear()
-    found = obtain("wikipedia", tmp_path, options, lambda *call: seen.append(call), QUICK)
-    assert found.received == 200_000 and found.size == 600_000 and seen[-1][1:] == (600_000, 600_000)
-    assert seen[0][1] == 200_000
 
 
 def test_exports_take_every_file_of_the_list_of_sums(site: Site, tmp_path: Path) -> None:
@@ -238,15 +185,6 @@ def test_books_come_page_by_page_and_a_larger_limit_keeps_what_is_there(site: Si
     assert len(books) == len(set(books)) == 25
 
 
-def test_a_list_of_books_of_another_form_is_refused(site: Site, tmp_path: Path) -> None:
-    add_bucket(site, 3, page=10)
-    (address,) = [path for path in site.files if path.startswith("/storage")]
-    for content in (b"[]", b"{}", b'{"items": [{"size": "1"}]}'):
-        site.files[address] = content
-        with refused("download-mismatch", "--mirror"):
-            obtain("pg19", tmp_path, RemoteOptions(mirror=site.base), None, QUICK)
-
-
 def test_a_disk_too_small_is_noticed_before_anything_is_fetched(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,11 +193,6 @@ def test_a_disk_too_small_is_noticed_before_anything_is_fetched(
     with refused("disk-full", "wikipedia", "0.0 GB"):
         wikipedia(site, tmp_path)
     assert not list(tmp_path.rglob("*.bz2*"))
-
-
-def test_two_downloads_into_one_folder_are_kept_apart(site: Site, tmp_path: Path) -> None:
-    with locked(tmp_path / "squad", "a test", "wait"), refused("folder-locked", tmp_path / "squad"):
-        obtain("squad", tmp_path, RemoteOptions(mirror=site.base), None, QUICK)
 
 
 def test_a_plan_cannot_lead_out_of_the_folder(site: Site, tmp_path: Path) -> None:
@@ -292,28 +225,6 @@ def test_squad_is_as_published() -> None:
     files = plan(lambda address: b"", Choice())
     assert sum(file.size or 0 for file in files) == 81_636_712
     assert {file.name for file in files} == {f"{part}-v{v}.json" for part in ("train", "dev") for v in ("1.1", "2.0")}
-
-
-def test_the_user_agent_names_the_program_and_a_way_to_reach_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert agent_of("me@example.org").startswith("bertbench/") and "(me@example.org) Python-urllib/" in agent_of(
-        "me@example.org"
-    )
-    monkeypatch.setenv("BERTBENCH_CONTACT", "https://example.org")
-    assert "(https://example.org)" in agent_of()
-    for odd in ("a)b", "a\r\nX: y", "ä"):
-        with refused("option-value", "--contact", repr(odd)):
-            agent_of(odd)
-
-
-def test_every_name_has_terms_and_either_an_address_or_the_way_to_get_it() -> None:
-    for name, source in SOURCES.items():
-        assert source.name == name and source.terms and source.what
-        assert bool(source.plan) == bool(source.base) != bool(source.instead)
-    for name in ("gutenberg", "bookcorpus", "bookcorpusopen"):
-        with refused("option-choice", name, *SOURCES[name].instead):
-            obtain(name, Path("nowhere"))
-    with refused("option-choice", "'wikipediax'", "'wikipedia'", *SOURCES):
-        obtain("wikipediax", Path("nowhere"))
 
 
 def test_a_server_that_is_busy_for_a_while_is_waited_for(site: Site, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from support.studies import memory_folder
 from support.training_runs import SEQ_LEN
 
 from bench.cli.parser import parse
-from bench.run import attempt
 from bench.search import score
 from bench.sweep.training import TrainOptions
 from common.errors import Code, StorageError
@@ -42,7 +41,8 @@ class Trainings:
     def __call__(self, run: TrainRun, plan: Any, devices: Any, watcher: Any) -> tuple[TrialDirectory, dict[str, Any]]:
         settings = plan.settings.to_json()
         self.made.append(settings)
-        trial = attempt._trial(run, plan, devices)
+        number, training = len(run.attempts()), tuple(sorted(settings.items()))
+        trial = plan.trial(kind="train", device=devices.kind, round=number, training=training)
         directory = run.run.trial(trial.trial_id)
         directory.path.mkdir(parents=True)
         write_record(directory.trial_json, trial.to_json())
@@ -200,7 +200,7 @@ def test_an_error_that_ends_the_call_leaves_the_trial_to_the_next_one(
     ("more", "code", "facts"),
     [
         (["dropout"], "option-value", ["dropout"]),
-        (["--search", "speed=1,2"], "option-choice", ["'speed'"]),
+        (["--search", "speed=1,2"], "option-unknown", ["--speed"]),
         (["--best-by", "f1"], "option-choice", ["pretrain", "'f1'"]),
         (["--sampler", "grid"], "option-choice", ["grid"]),
         (["--head", "mul"], "option-not-applicable", ["head", "pretrain"]),

@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 from support.refusals import refused
 
-from bench.search.space import FIXED, FREE, option_words, read_choices, read_space
-from bench.sweep.training import option_kinds
-from common.errors import Code
+from bench.cli.parser import parse
+from bench.search.space import Parameter, option_words, read_space
+from bench.sweep.training import TrainOptions
+from common.errors import UsageError
 
-KINDS: Any = {
-    "learning_rate": float, "dropout": float, "micro_batch_size": int, "preset": str, "activation_checkpointing": bool,
-}  # fmt: skip
+
+def space(*words: str) -> dict[str, Parameter]:
+    return read_space(words, lambda more: parse(TrainOptions, ["gap", *more], "bertbench train"))
 
 
 class Draws:
@@ -30,31 +31,36 @@ class Draws:
         ("micro_batch_size=4, 8", ("suggest_categorical", "micro_batch_size", (4, 8))),
         ("preset=tiny,mini", ("suggest_categorical", "preset", ("tiny", "mini"))),
         ("activation_checkpointing=true,false", ("suggest_categorical", "activation_checkpointing", (True, False))),
+        ("epochs=2:4", ("suggest_float", "epochs", 2.0, 4.0, False)),
+        ("head=mul,concat", ("suggest_categorical", "head", ("mul", "concat"))),
     ],
 )
 def test_the_kind_of_an_option_says_how_it_is_drawn(word: str, drawn: Any) -> None:
-    (parameter,) = read_space([word], KINDS).values()
+    (parameter,) = space(word).values()
     assert parameter.suggest(Draws()) == drawn
 
 
 @pytest.mark.parametrize(
     "word",
-    ["learning_rate", "learning_rate=3e-5", "micro_batch_size=4,4", "micro_batch_size=4,x", "micro_batch_size=4.5,8",
-     "dropout=0:inf", "dropout=0.3:0.1", "learning_rate=log:0:1", "learning_rate=log:1", "dropout=0:1:2",
-     "activation_checkpointing=yes,no", "preset=tiny,", "learning_rat=1,2"],
+    ["learning_rate", "learning_rate=3e-5", "micro_batch_size=4,4", "micro_batch_size=4,x", "dropout=0:inf",
+     "learning_rate=2:1", "learning_rate=log:0:1", "learning_rate=log:1", "epochs=0:1:2",
+     "activation_checkpointing=maybe,no", "head=mul,", "preset=tiny:mini"],
 )  # fmt: skip
 def test_words_that_are_no_search_are_refused(word: str) -> None:
-    code: Code = "option-choice" if "learning_rat=" in word else "option-value"
-    with refused(code, word.partition("=")[0]):
-        read_space([word], KINDS)
+    with pytest.raises(UsageError) as caught:
+        space(word)
+    assert caught.value.code in ("option-value", "option-choice")
+    assert word.partition("=")[0] in str(caught.value).replace("-", "_")
 
 
-def test_the_values_of_variants_are_listed_and_become_words_of_the_command() -> None:
-    with refused("option-value", "dropout=0:0.1"):
-        read_choices(["dropout=0:0.1"], KINDS)
-    assert read_choices(["dropout=0,0.1"], KINDS) == {"dropout": (0.0, 0.1)}
+def test_options_that_are_unknown_or_define_the_comparison_are_refused() -> None:
+    for word in ("eval_every=1,2", "out=a,b", "json=true,false"):
+        with refused("option-conflict", word.partition("=")[0]):
+            space(word)
+    with refused("option-unknown", "--learning-rat"):
+        space("learning_rat=1,2")
+
+
+def test_values_become_words_of_the_command() -> None:
     values = {"learning_rate": 3e-05, "activation_checkpointing": True, "trust_remote_code": False}
     assert option_words(values) == ["--learning-rate", "3e-05", "--activation-checkpointing"]
-    kinds: dict[str, Any] = option_kinds((*FREE, *FIXED))
-    assert {"learning_rate": float, "preset": str, "init": str, "seed": int}.items() <= kinds.items()
-    assert not {"out", "json", "eval_every", "eval_data", "threads", "task", "log_to"} & set(kinds)

@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import csv_files, gap_files, glue_folders
+from support import gap_files
 from support.squad_windows import squad_windows, write_windows
 from support.training_runs import shards
 
 from bench.cli.train import next_command
 from bench.machine.devices import find_devices
 from bench.sweep.training import TrainOptions, plan_training
-from bert.tasks.glue.config import GlueConfig
-from bert.tasks.glue.prepare import prepare
 from records.files import write_record
 from records.training import TrainRun
 
@@ -23,7 +21,7 @@ def following_of(task: str, tmp_path: Path, **changes: Any) -> list[str]:
     fields = {"preset": "tiny", "steps": 1, "global_batch_size": 1, "micro_batch_size": 1, **changes}
     options = TrainOptions(task=task, device="cpu", **fields)
     plan = plan_training(options, find_devices("cpu"))
-    return shlex.split(next_command(options, [task], TrainRun(tmp_path / "run"), plan, True))
+    return shlex.split(next_command([task], TrainRun(tmp_path / "run"), plan, True))
 
 
 def value_of(words: list[str], option: str) -> str:
@@ -42,16 +40,6 @@ def test_gap_predicts_test_rows_else_those_it_was_evaluated_on(tmp_path: Path) -
     assert value_of(words, "--features") == str(validation)
 
 
-def test_glue_predicts_the_other_tables_of_its_task(tmp_path: Path) -> None:
-    vocab = glue_folders.write_vocabulary(tmp_path / "vocab.txt")
-    tables = glue_folders.make_glue(tmp_path / "glue", ["cola", "stsb"])
-    config = GlueConfig(input=tables, vocab=vocab, output=tmp_path / "out")
-    prepare(config, lambda stage, done, total: None)
-    (training,) = (tmp_path / "out").glob("glue-stsb-train-*.safetensors")
-    words = following_of("glue", tmp_path, data=str(training))
-    assert (value_of(words, "--task"), value_of(words, "--features")) == ("stsb", str(tmp_path / "out"))
-
-
 def test_pretraining_goes_on_with_phase_2_then_a_conversion(tmp_path: Path) -> None:
     place = TrainRun(tmp_path / "my run")
     options = TrainOptions(
@@ -59,13 +47,13 @@ def test_pretraining_goes_on_with_phase_2_then_a_conversion(tmp_path: Path) -> N
     )
     plan = plan_training(options, find_devices("cpu"))
     words = ["pretrain", "--out", "my run"]
-    assert next_command(options, words, place, plan, False) == "bertbench train pretrain --out 'my run'"
-    following = shlex.split(next_command(options, words, place, plan, True))
+    assert next_command(words, place, plan, False) == "bertbench train pretrain --out 'my run'"
+    following = shlex.split(next_command(words, place, plan, True))
     assert (value_of(following, "--phase"), value_of(following, "--init")) == ("2", str(place.path))
     assert value_of(following, "--data") == "FOLDER_OF_512_TOKENS"
     assert value_of(following_of("pretrain", tmp_path, data="synthetic"), "--data") == "synthetic"
     write_record(place.state_json, {"checkpoint": "step-0000009"})
-    second = next_command(options, words, place, replace(plan, phase=2), True)
+    second = next_command(words, place, replace(plan, phase=2), True)
     assert second.startswith("bertbench convert") and "step-0000009" in second
 
 
@@ -74,9 +62,3 @@ def test_after_made_up_data_and_of_squad_without_evaluation_there_is_the_report(
     assert following_of(task, tmp_path, data="synthetic") == ["bertbench", "report", str(tmp_path / "run")]
     features = write_windows(tmp_path, squad_windows(12))
     assert following_of("squad", tmp_path, data=str(features))[:2] == ["bertbench", "report"]
-
-
-def test_classify_shows_the_results_that_the_training_leaves(tmp_path: Path) -> None:
-    csv = csv_files.write_rows(tmp_path / "things.csv", csv_files.colours_and_animals(60))
-    database = csv_files.prepared(csv).source.path
-    assert following_of("classify", tmp_path, data=str(database)) == ["bertbench", "report", str(database)]

@@ -23,7 +23,6 @@ from bert.tasks.classify.store import (
     SPLITS,
     TABLES,
     add_run,
-    check_whole,
     divide,
     label_distribution,
     left_out,
@@ -122,26 +121,20 @@ def test_a_second_call_keeps_it_and_another_option_or_an_edited_csv_makes_it_ane
     assert not edited.kept and edited.replaced == "was of a.csv as it was before"
 
 
-def test_results_of_trainings_are_only_lost_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_database_with_results_or_of_another_csv_is_not_replaced(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.csv", colours_and_animals(60))
     database = prepared(path).source
+    other = write_rows(tmp_path / "a.tsv", colours_and_animals(63))
+    with refused("folder-occupied", "a.sqlite", "a.csv", "a.tsv", "--output"):
+        prepared(other)
     add_run(database.path, database.fingerprint, {"accuracy": 0.5})
     assert prepared(path).kept
-    with refused("folder-occupied", database.path, "1 training", "seed 42, not 7", "--output", "--replace"):
+    with refused("folder-occupied", database.path, "1 training", "seed 42, not 7", "--output"):
         prepared(path, seed=7)
     write_rows(path, colours_and_animals(63))
-    with refused("folder-occupied", database.path, "1 training", "--replace"):
+    with refused("folder-occupied", database.path, "1 training"):
         prepared(path)
     assert read_runs(database.path) == [{"accuracy": 0.5}]
-    assert not read_runs(prepared(path, replace=True).source.path)
-
-
-def test_the_database_of_another_csv_is_only_replaced_where_that_is_asked_for(tmp_path: Path) -> None:
-    prepared(write_rows(tmp_path / "d.csv", colours_and_animals(60)))
-    other = write_rows(tmp_path / "d.tsv", colours_and_animals(63))
-    with refused("folder-occupied", "d.sqlite", "d.csv", "d.tsv", "--output", "--replace"):
-        prepared(other)
-    assert prepared(other, replace=True).replaced == "was of d.csv"
 
 
 def test_texts_that_are_equal_to_the_model_are_in_one_split(tmp_path: Path) -> None:
@@ -172,23 +165,6 @@ def test_damage_beside_the_samples_is_noticed_and_not_quoted(tmp_path: Path, dam
     with refused("file-damaged", path, "bertbench data csv") as caught:
         open_source(path)
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    ["DROP TABLE runs", "UPDATE samples SET label = 1 WHERE text IN (SELECT number FROM texts WHERE split = 'test')"],
-    ids=["results", "test split"],
-)
-def test_what_would_stop_a_training_at_its_end_is_met_before_it(tmp_path: Path, damage: str) -> None:
-    path = damaged_copy(tmp_path)
-    check_whole(open_source(path))
-    assert read_runs(path) == [] and {file.name for file in tmp_path.iterdir()} == {"a.csv", "a.sqlite", "vocab.txt"}
-    connection = sqlite3.connect(path)
-    connection.execute(damage)
-    connection.commit()
-    connection.close()
-    with refused("file-damaged", path):
-        check_whole(open_source(path))
 
 
 def test_what_a_killed_preparation_left_is_removed_by_the_next(tmp_path: Path) -> None:
