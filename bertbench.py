@@ -1,7 +1,4 @@
-"""What a notebook imports: the tables of a run directory or a trace as DataFrames, and a loop recorded as a trial.
-
-Importing it loads neither pandas nor PyTorch.
-"""
+"""What a notebook imports: a run or a trace as DataFrames, a loop as a trial. Loads neither pandas nor PyTorch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,30 +19,25 @@ __all__ = ["BertbenchError", "Run", "Trace", "load_run", "measure", "read_trace"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run directory as tables. docs/reference/columns.md describes the columns; unknown values are NaN or NA.
-
-    results has a row per trial, steps one per step and rank with `measured` (inside the window), telemetry one per
-    sensor reading; problems name the trials that could not be read.
-    """
+    """A run directory as tables, whose columns docs/reference/columns.md describes; unknown values are NaN or NA."""
 
     results: "pd.DataFrame"
     steps: "pd.DataFrame"
+    """One row per step and rank; `measured` is inside the window."""
     telemetry: "pd.DataFrame"
     problems: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What `bertbench analyze` finds in a trace, a table of counters or a log.
-
-    kinds are the detected formats, tables those of the findings by name, advice what to do, the largest gain first;
-    problems name the files or parts that could not be read.
-    """
+    """What `bertbench analyze` finds in a trace, a table of counters or a log."""
 
     kinds: tuple[str, ...]
+    """Detected formats."""
     findings: "tuple[Finding, ...]"
     tables: "Mapping[str, pd.DataFrame]"
     advice: tuple[str, ...]
+    """What to do, the largest gain first."""
     problems: tuple[str, ...]
 
 
@@ -62,11 +54,10 @@ def load_run(path: str | Path, price_per_hour: float | None = None) -> Run:
         if trial.row["status"] == load.DAMAGED:
             continue
         name = {"trial_id": trial.trial.trial_id}
-        start, stop = (trial.row.get(end) for end in ("window_start", "window_stop"))
+        window = range(*(trial.row.get(end) or 0 for end in ("window_start", "window_stop")))
         for rank in trial.directory.ranks():
-            for row in trial.directory.read_steps(rank):
-                measured = start is not None and stop is not None and start <= row["step"] < stop
-                steps.append({**name, "rank": rank, **row, "measured": measured})
+            rows = trial.directory.read_steps(rank)
+            steps += [{**name, "rank": rank, **row, "measured": row["step"] in window} for row in rows]
         readings += [{**name, **row} for row in trial.directory.read_telemetry()]
     rank_column, measured_column = Column("rank", int, "", ""), Column("measured", bool, "", "")
     return Run(
@@ -78,37 +69,32 @@ def load_run(path: str | Path, price_per_hour: float | None = None) -> Run:
 
 
 def read_trace(path: str | Path, *others: str | Path, window: str = "steps") -> Trace:
-    """Read and explain what a profiler recorded, as `bertbench analyze --window` does. Raises InputError.
+    """Read and explain what a profiler recorded: paths of one source, as `bertbench analyze --window` does.
 
-    Args:
-        path: a trace, a table of counters, a log, a folder of ranks, a tar or the folder of a profiled trial.
-        others: further paths that are read with the first as one source.
-        window: the part to analyze.
+    Raises InputError.
     """
     from analysis.diagnose.profiles import analyze_paths
 
-    analyzed = analyze_paths([Path(one) for one in (path, *others)], window)
-    tables = {finding.name: finding.table for finding in analyzed.findings}
-    advice = tuple(one.text for one in analyzed.advice)
-    return Trace(analyzed.source.kinds, analyzed.findings, tables, advice, analyzed.source.problems)
+    found = analyze_paths([Path(one) for one in (path, *others)], window)
+    tables = {finding.name: finding.table for finding in found.findings}
+    advice = tuple(one.text for one in found.advice)
+    return Trace(found.source.kinds, found.findings, tables, advice, found.source.problems)
 
 
 def measure(name: str, out: str | Path = "runs/measure", device: str | None = None) -> "MeasuredLoop":
     """Measure a loop: `with bertbench.measure("name") as m:`, and `m.step()` at the end of each step.
 
-    The block becomes one trial of the run directory `out`, a further round if the name was measured there before. Step
-    times, end of warm-up, median and interval are computed as for every trial. `device` is cpu or cuda; None takes cuda
-    if this process uses PyTorch on a GPU. Raises UsageError.
+    The block becomes a trial of the run directory `out`, a further round if the name was measured there before.
+    `device` is cpu or cuda; None takes cuda if this process uses PyTorch on a GPU. Raises UsageError.
     """
     from bench.run.measured_loop import MeasuredLoop
 
     return MeasuredLoop(name, Path(out), device)
 
 
-def _frame(rows: Iterable[Mapping[str, Any]], columns: "Iterable[Column]") -> "pd.DataFrame":
+def _frame(rows: "Iterable[Mapping[str, Any]]", columns: "Iterable[Column]") -> "pd.DataFrame":
     import pandas as pd
 
-    rows = list(rows)
     types = {int: "Int64", float: "float64", bool: "boolean"}  # nullable, except for floats: a notebook plots them
-    series = {one.name: ([row.get(one.name) for row in rows], types.get(one.type, "object")) for one in columns}
-    return pd.DataFrame({name: pd.Series(values, dtype=kind) for name, (values, kind) in series.items()})
+    frame = pd.DataFrame.from_records(rows, columns=[one.name for one in columns]).astype(object)
+    return frame.astype({one.name: types.get(one.type, "object") for one in columns})

@@ -46,12 +46,12 @@ def read(argv: Sequence[str]) -> tuple[Callable[[Any], Result], Any]:
 
         tasks = task_commands.commands(name)
         choices = dict.fromkeys((*tasks, *SECOND_WORDS[name]))
+        usage = f"bertbench {name} {' | '.join(choices)} [OPTIONS]"
+        if words[:1] in (["-h"], ["--help"]):
+            print(f"Usage: {usage}\n\nOptions and examples of each: bertbench {name} {next(iter(choices))} --help")
+            raise SystemExit(0)
         if not words or words[0].startswith("-"):
-            text = f"bertbench {name} {' | '.join(choices)} [OPTIONS]"
-            if words and words[0] in ("-h", "--help"):
-                print(f"Usage: {text}\n\nOptions and examples of each: bertbench {name} {next(iter(choices))} --help")
-                raise SystemExit(0)
-            raise UsageError("option-missing", f"{name} needs another word: {text}")
+            raise UsageError("option-missing", f"{name} needs another word: {usage}")
         lookup(choices, words[0], f"word after {name}")
         word = words.pop(0)
         if word in tasks:
@@ -79,11 +79,11 @@ def completion(shell: str) -> str:
     lookup(dict.fromkeys(("bash", "zsh", "fish")), shell, "shell")
     root = App(name="bertbench")
     for command in COMMANDS:
-        parent = App(name=command) if command in SECOND_WORDS else root
-        if parent is not root:
-            root.command(parent)
+        parent = root
+        if command in SECOND_WORDS:
+            root.command(parent := App(name=command))
         for words, options in options_of(command).items():
-            name = command if parent is root else words.split()[1]
+            name = words.split()[parent is not root]
             if name not in parent:  # the first of several forms
                 parent.command(application(options, name), name=name)
     return str(root.generate_completion(shell=shell))  # type: ignore[arg-type]  # nosec B604

@@ -6,12 +6,12 @@ training failed, 4 not conclusive (compare), 130 interrupted, 143 ended by SIGTE
 
 import errno
 import gc
-import io
 import os
 import signal
 import sys
 import types
 
+from bench.cli.progress import terminal_text
 from common.errors import BertbenchError
 
 USAGE = """usage: bertbench COMMAND [options]
@@ -52,9 +52,6 @@ def main(argv: list[str] | None = None) -> None:
 def run(argv: list[str]) -> int:
     """Run the command line and return its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without Unicode shows ? where it has no character
     try:
         try:
             return _command(argv)
@@ -64,41 +61,25 @@ def run(argv: list[str]) -> int:
         if os.environ.get("RANK", "0") == "0":  # of several ranks one says it
             print("bertbench: interrupted; run the same command again: finished results are kept", file=sys.stderr)
         return 143 if isinstance(error, _Terminated) else 130
-    except BrokenPipeError:  # the reader of our output (head, less) has gone
-        _drop_output()
-        return 0
-    except Exception as error:
-        if (text := _message(error)) is None:
+    except BertbenchError as error:
+        print(f"bertbench: {terminal_text(error.shown())}", file=sys.stderr)
+        return 2
+    except PermissionError as error:
+        print(f"bertbench: cannot use {error.filename}: {error.strerror} [path-unreadable]", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.filename or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EIO):
             raise
-        from bench.cli.progress import terminal_text
-
-        print(f"bertbench: {terminal_text(text)}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # unwritten output must not fail again at exit
+        if error.errno == errno.EPIPE:  # the reader of our output (head, less) has gone
+            return 0
+        print(f"bertbench: cannot write the output: {error.strerror} [write-failed]", file=sys.stderr)
         return 2
 
 
 def _terminate(number: int, frame: types.FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a batch system may send it again, during the cleanup
     raise _Terminated
-
-
-def _message(error: Exception) -> str | None:
-    """Return what to say of an expected error; None for another one."""
-    if isinstance(error, BertbenchError):
-        return error.shown()
-    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP) and error.filename:
-        return f"cannot use {error.filename}: {error.strerror}; give another path, or access to it [path-unreadable]"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO) and not error.filename:
-        _drop_output()
-        return f"cannot write the output: {error.strerror}; redirect it to another place [write-failed]"
-    from bench.run.out_of_memory import ran_out_of_memory
-
-    if ran_out_of_memory(error):
-        return "out of memory: free some, raise the limit, or use fewer --workers or --devices [out-of-memory]"
-    return None
-
-
-def _drop_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # unwritten output must not fail again at exit
 
 
 def _command(argv: list[str]) -> int:

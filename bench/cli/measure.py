@@ -14,10 +14,11 @@ from bench.cli.progress import terminal_text
 from bench.cli.result import Result, of_view
 from bench.machine.devices import find_devices
 from bench.run.supervise import LaunchOptions
+from bench.sweep.request import request_of
 from bench.sweep.script import check_program, measure_script, plan_script
 from bench.sweep.sweep import locked, result_rows
 from common.errors import UsageError
-from common.flags import Positional, request_of
+from common.flags import Positional
 from records.run import RunDirectory, TrialDirectory
 
 

@@ -15,21 +15,15 @@ from cyclopts.field_info import POSITIONAL_ONLY
 from bench.cli.options import RARE
 from bert.tasks import known_tasks
 from common.errors import Code, UsageError
-from common.flags import POSITIONAL, OfTasks
+from common.flags import POSITIONAL
 
 T = TypeVar("T")
-
-_ARGUMENTS, _OPTIONS, _RARE = (
-    Group(name, sort_key=key) for key, name in enumerate(("Arguments", "Options", "Further options"))
-)
 
 
 class _CommandLine(App):
     """A command line whose options are the fields of a dataclass."""
 
-    task: str | None = None
-    """The task whose options the help shows; None for all."""
-    whole: bool = False
+    whole: bool = True
     """Whether the help shows options that are rarely needed."""
 
     def assemble_argument_collection(self, **options: Any) -> ArgumentCollection:
@@ -39,41 +33,33 @@ class _CommandLine(App):
         places = itertools.count()
         for argument in arguments:
             field, rare = argument.field_info, argument.field_info.name in RARE
-            markers = getattr(field.annotation, "__metadata__", ())
-            tasks = next((marker for marker in markers if isinstance(marker, OfTasks)), (self.task,))
             text, default = " ".join((argument.parameter.help or "").split()), field.default
             shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
             says_default = isinstance(default, bool) or shown in ("", "None") or "; default " in text
             more = Parameter(
-                group=_RARE if rare else _OPTIONS,
+                group=Group("Further options", sort_key=2) if rare else Group("Options", sort_key=1),
                 help=text,
                 show_default=False if says_default else shown,
-                show=(self.whole or not rare) and (self.task is None or self.task in tasks),
+                show=self.whole or not rare,
                 negative=() if default is False else None,
             )
-            if POSITIONAL in markers:
+            if POSITIONAL in getattr(field.annotation, "__metadata__", ()):
                 argument.index, field.kind = next(places), POSITIONAL_ONLY
                 words = known_tasks() if field.name == "task" else argument.parameter.choices
-                more = Parameter.combine(more, Parameter(name=field.name.upper(), group=_ARGUMENTS, choices=words))
+                group = Group("Arguments", sort_key=0)
+                more = Parameter.combine(more, Parameter(name=field.name.upper(), group=group, choices=words))
             if not argument.children:
                 argument.parameter = Parameter.combine(argument.parameter, more)
         return arguments
 
 
-def application(options: type, program: str, task: str | None = None, whole: bool = True) -> App:
-    """Return the command line of a dataclass of options, as `program`.
-
-    Args:
-        options: the dataclass.
-        program: what stands before the options.
-        task: the only task whose options the help shows; None for all.
-        whole: whether it shows options that are rarely needed.
-    """
-    _flatten(options)
+def application(options: type, program: str, whole: bool = True) -> App:
+    """Return the command line of a dataclass of options, as `program`; not `whole`: with a help of one screen."""
 
     def command(options: Any = None) -> Any:
         return options
 
+    _flatten(options)
     command.__annotations__["options"] = options
     if any(one.default is one.default_factory is dataclasses.MISSING for one in dataclasses.fields(options)):
         command.__defaults__ = None
@@ -90,8 +76,7 @@ def application(options: type, program: str, task: str | None = None, whole: boo
             consume_multiple=(1, None), allow_repeating=True, json_list=False, negative_iterable=()
         ),
     )
-    app["--help"].show = False
-    app.task, app.whole = task, whole
+    app["--help"].show, app.whole = False, whole
     app.default(command)
     return app
 
@@ -109,33 +94,17 @@ def parse(options: type[T], argv: Sequence[str], program: str) -> T:
     Raises:
         UsageError: unknown or missing options, or a value that the parser or the dataclass refuses.
     """
-    parsed, unknown = _parsed(options, argv, program, strict=True)
-    if unknown:
-        raise UsageError("option-unknown", f"unexpected words: {' '.join(unknown)} (see {program} --help)")
-    return parsed
+    return parse_known(options, argv, program, strict=True)[0]
 
 
-def parse_known(options: type[T], argv: Sequence[str], program: str) -> tuple[T, list[str]]:
-    """Like `parse`, but also return the words that are not options of it."""
-    return _parsed(options, argv, program, strict=False)
-
-
-def _parsed(options: type[T], argv: Sequence[str], program: str, strict: bool) -> tuple[T, list[str]]:
-    app = application(options, program, next(iter({*argv[:1]} & {*known_tasks()}), None), "--help-all" in argv)
-    arguments, words = app.assemble_argument_collection(), list(argv)
-    names = [name for argument in arguments if not argument.children for name in argument.names]
-    for place, word in enumerate(itertools.takewhile(lambda word: word != "--", argv)):
-        name, equals, value = word.partition("=")
-        if not name.startswith("--") or name in (*names, "--help"):
-            continue
-        # Words that are handed on may be options of their own: --seed beside --seeds.
-        plural = next((one for one in names if strict and one in (f"{name}s", f"{name.removesuffix('y')}ies")), None)
-        if plural is None and strict and name != "--help-all":
-            near = "".join(f": did you mean {one}?" for one in difflib.get_close_matches(name, names, 1))
-            raise UsageError("option-unknown", f"unknown option {name}{near} (see {program} --help)")
-        words[place] = "--help" if name == "--help-all" else f"{plural or name}{equals}{value}"
+def parse_known(options: type[T], argv: Sequence[str], program: str, strict: bool = False) -> tuple[T, list[str]]:
+    """Like `parse`, but also return the words that are not options of it, unless `strict`."""
+    app = application(options, program, "--help-all" in argv)
+    words = _whole_names(app.assemble_argument_collection(), argv, strict)
     try:
         command, bound, unknown, _ = app.parse_known_args(words)
+        if unknown and strict:
+            raise UsageError("option-unknown", f"unexpected words: {' '.join(unknown)} (see {program} --help)")
     except CycloptsError as error:
         error.verbose, missing = False, error.argument
         if missing is not None and missing.children:
@@ -149,6 +118,22 @@ def _parsed(options: type[T], argv: Sequence[str], program: str, strict: bool) -
     if command != app.default_command:  # the help was printed
         raise SystemExit(0)
     return parsed or options(), unknown
+
+
+def _whole_names(arguments: ArgumentCollection, argv: Sequence[str], strict: bool) -> list[str]:
+    """Return the words with the name of a list option for its singular. Raises UsageError for unknown options."""
+    known = {name: name for argument in arguments for name in (*argument.names, "--help")} | {"--help-all": "--help"}
+    lists = [argument.name for argument in arguments if typing.get_origin(argument.hint) is tuple]
+    known |= {re.sub("ies$", "y", name).removesuffix("s"): name for name in lists if name.startswith("--")} | known
+    words = list(argv)
+    for place, word in enumerate(itertools.takewhile(lambda word: word != "--", argv)):
+        name, equals, value = word.partition("=")
+        if name in known:
+            words[place] = f"{known[name]}{equals}{value}"
+        elif strict and name.startswith("--"):
+            near = "".join(f": did you mean {one}?" for one in difflib.get_close_matches(name, known, 1))
+            raise UsageError("option-unknown", f"unknown option {name}{near}")
+    return words
 
 
 def examples_of(options: type) -> list[str]:

@@ -23,9 +23,22 @@ def terminal_text(text: str) -> str:
     return "".join(one if one.isprintable() or one == "\n" else " " for one in text)
 
 
+def draw(text: str) -> None:
+    """Replace the last line of a terminal; in a log, do nothing."""
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r{terminal_text(text)[:width]}\033[K", end="", file=sys.stderr, flush=True)
+
+
+def say(text: str) -> None:
+    """Print lines for the user, in place of one that was drawn."""
+    draw("")
+    print(terminal_text(text), file=sys.stderr, flush=True)
+
+
 def note(text: str) -> None:
     """Tell the user something that needs no answer."""
-    print(f"note: {terminal_text(text)}", file=sys.stderr, flush=True)
+    say(f"note: {text}")
 
 
 def duration(seconds: float) -> str:
@@ -47,12 +60,6 @@ def size_of(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
-def _draw(text: str) -> None:
-    """Replace the last line of the terminal."""
-    width = shutil.get_terminal_size().columns - 1
-    print(f"\r{terminal_text(text)[:width]}\033[K", end="", file=sys.stderr, flush=True)
-
-
 def show_stages(clock: Callable[[], float] = time.monotonic) -> Callable[[str, int, int | None], None]:
     """Return a callback that shows how far a stage is, in bytes for a download, and the time left.
 
@@ -70,16 +77,14 @@ def show_stages(clock: Callable[[], float] = time.monotonic) -> Callable[[str, i
             return
         shown = now
         amount = size_of if stage.startswith("download ") else "{:,}".format
-        text = f"{stage} {amount(done)}" + ("" if total is None else f" of {amount(total)}")
+        words = [f"{stage} {amount(done)}" + ("" if total is None else f" of {amount(total)}")]
         if done > before and now > began and not ended:
             rate = (done - before) / (now - began)
-            text += f", {amount(round(rate))}/s" + (
-                "" if total is None else f", {duration((total - done) / rate)} left"
-            )
-        if terminal:
-            _draw(text)
-        if ended or not terminal:
-            print("" if terminal else text, file=sys.stderr, flush=True)
+            words += [
+                f"{amount(round(rate))}/s",
+                *([] if total is None else [f"{duration((total - done) / rate)} left"]),
+            ]
+        (draw if terminal and not ended else say)(", ".join(words))
 
     return progress
 
@@ -89,7 +94,6 @@ class TrialDisplay:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._live = sys.stderr.isatty()
         self._head = ""
         self._next = 0.0
         self._first: tuple[float, int] | None = None
@@ -98,34 +102,27 @@ class TrialDisplay:
         self, number: int, count: int, trial: "Trial", result: Mapping[str, Any] | None, known: bool = False
     ) -> None:
         """Show that a trial begins or has ended; arguments as bench.sweep.sweep.Progress has them."""
-        self.clear()
         self._head, self._first, self._next = f"[{number}/{count}] {describe(trial)}", None, 0.0
         if result is not None:
-            ending = f"{terminal_text(_outcome(result))}{' (already done)' if known else ''}"
-            print(f"{self._head}: {ending}", file=sys.stderr, flush=True)
+            say(f"{self._head}: {_outcome(result)}{' (already done)' if known else ''}")
 
     def look(self, trial: "Trial", directory: "TrialDirectory") -> None:
         """Bring the line up to date; called while the trial runs, as often as one likes."""
         from records.kinds import components_csv
 
         now = self._clock()
-        if not self._live or now < self._next:
+        if not sys.stderr.isatty() or now < self._next:
             return
         self._next = now + _LINE_SECONDS
         in_rounds = trial.kind == "components"
         done = last_row(components_csv(directory, 0) if in_rounds else directory.steps_csv(0))
         if done is None:
-            _draw(f"starting {self._head}")
+            draw(f"starting {self._head}")
             return
         self._first = self._first or (now, done)
-        share, left = progress_of(trial, done, now - self._first[0], done - self._first[1])
-        time_left = "" if left is None else f", {duration(left)} left"
-        _draw(f"{'round' if in_rounds else 'step'} {done:,}, {share:.0%}{time_left}: {self._head}")
-
-    def clear(self) -> None:
-        """Take the line away: no trial runs any more."""
-        if self._live:
-            _draw("")
+        left = seconds_left(trial, done, now - self._first[0], done - self._first[1])
+        time_left = "" if left is None else f", at most {duration(left)} left"
+        draw(f"{'round' if in_rounds else 'step'} {done:,}{time_left}: {self._head}")
 
 
 def last_row(path: Path) -> int | None:
@@ -141,8 +138,8 @@ def last_row(path: Path) -> int | None:
     return int(first) + 1 if first.isdigit() else None
 
 
-def progress_of(trial: "Trial", done: int, seconds: float, fresh: int) -> tuple[float, float | None]:
-    """Return the share of a trial that is done and the seconds left at most; None where that is not known.
+def seconds_left(trial: "Trial", done: int, seconds: float, fresh: int) -> float | None:
+    """Return the seconds that a trial takes at most; None where that is not known.
 
     Args:
         trial: measures a given window, or until a limit of steps or time is reached; it may end earlier.
@@ -150,39 +147,24 @@ def progress_of(trial: "Trial", done: int, seconds: float, fresh: int) -> tuple[
         seconds: time since the first of them was seen.
         fresh: those made in that time.
     """
-    each = seconds / fresh if fresh > 0 and seconds > 0 else None
-    last = trial.stop_iteration if trial.stop_iteration is not None else trial.max_steps
-    left = None if each is None else max(0, last - done) * each
-    share = min(1.0, done / last)
-    if trial.stop_iteration is None:
-        in_time = max(0.0, trial.max_seconds - seconds)
-        if done >= trial.min_steps or each is None or (trial.min_steps - done) * each < in_time:
-            left = min(in_time, math.inf if left is None else left)
-            share = max(share, min(1.0, seconds / trial.max_seconds))
-    return share, left
+    if not fresh:
+        return None
+    last = trial.stop_iteration or trial.max_steps
+    in_time = math.inf if trial.stop_iteration else trial.max_seconds - seconds
+    at_least = (trial.min_steps - done) * seconds / fresh
+    return max(0.0, min((last - done) * seconds / fresh, max(in_time, at_least)))
 
 
 def describe(trial: "Trial") -> str:
     """Return a trial in a few words."""
-    from analysis.wording import strategy
-    from bench.sweep.options import AUTO, resolve_strategy
+    from analysis import wording
 
-    place = f"on {trial.world_size} {'GPU' if trial.device == 'cuda' else 'CPU rank'}{'s'[: trial.world_size > 1]}"
-    parallel = strategy(trial.row())
-    comm = trial.kind == "comm"
-    words = [str(dict(trial.collective)["name"]), trial.precision] if comm else [
-        trial.implementation, "input only" if trial.kind == "input" else "", trial.preset, trial.precision,
-        f"seq {trial.seq_len}", f"batch {trial.micro_batch_size}",
-        f"x {trial.grad_accum_steps}" if trial.grad_accum_steps > 1 else "",
-    ]  # fmt: skip
-    words += [
-        place,
-        f"under {trial.profiler}" if trial.profiler else "",
-        "" if comm or parallel == resolve_strategy(AUTO, trial.world_size) else f"by {parallel}",
-        "with synthetic data" if trial.data.startswith("synthetic:") and trial.data_fingerprint else "",
-        f"round {trial.round + 1}" if trial.round else "",
-    ]
-    return " ".join(filter(None, words))
+    row = trial.row()
+    what = f"{wording.implementation(row)} {wording.model(row)} {wording.place(row)}"
+    if trial.kind == "comm":
+        what = f"{dict(trial.collective)['name']} {trial.precision} on {wording.devices(row)}"
+    under = f" under {trial.profiler}" if trial.profiler else ""
+    return f"{what}{under}" + (f" round {trial.round + 1}" if trial.round else "")
 
 
 def _outcome(result: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import inspect
 import itertools
-import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.cli.dispatch import COMMANDS, options_of
@@ -25,7 +25,7 @@ interrupted, 143 ended by SIGTERM; `measure` passes on that of a script that fai
 on stderr, and ends that message with one of the [error codes](errors.md).
 
 `bertbench --completion bash` (zsh, fish) prints a script that completes command lines, for
-`~/.local/share/bash-completion/completions/bertbench`.
+`~/.local/share/bash-completion/completions/bertbench`. `make help` lists the targets of the Makefile.
 """
 
 _COLUMNS_INTRODUCTION = """# Columns
@@ -49,48 +49,31 @@ _TABLES = {
 
 def pages() -> dict[Path, str]:
     """Return the text of every page by its path."""
-    texts = {"commands.md": _commands(), "columns.md": _columns()}
-    return {REFERENCE / name: text for name, text in texts.items()}
+    return {REFERENCE / "commands.md": "\n".join(_commands()), REFERENCE / "columns.md": "\n".join(_columns())}
 
 
-def _columns() -> str:
-    parts = [_COLUMNS_INTRODUCTION]
+def _columns() -> Iterator[str]:
+    yield _COLUMNS_INTRODUCTION
     for title, columns in _TABLES.items():
-        rows = [f"| `{one.name}` | {one.type.__name__} | {one.unit} | {one.says} |" for one in columns]
-        parts.append(
-            "\n".join([f"## {title}\n", "| column | type | unit | what it is |", "|---|---|---|---|", *rows]) + "\n"
-        )
-    return "\n".join(parts)
+        yield f"## {title}\n\n| column | type | unit | what it is |\n|---|---|---|---|"
+        yield from (f"| `{one.name}` | {one.type.__name__} | {one.unit} | {one.says} |" for one in columns)
+        yield ""
 
 
-def _commands() -> str:
-    parts = [_INTRODUCTION, f"```\n{USAGE}```\n"]
+def _commands() -> Iterator[str]:
+    yield f"{_INTRODUCTION}\n```\n{USAGE}```\n"
     for name in COMMANDS:
         for words, options in options_of(name).items():
             summary = " ".join((inspect.getdoc(options) or "").partition("\n\n")[0].split())
             table = application(options, "bertbench").generate_docs(output_format="markdown")
-            table = table[table.index("\n**") + 1 :].replace("<", "&lt;")
-            examples = "\n".join(["```sh", *examples_of(options), "```"])
-            parts.append(f"## bertbench {words}\n\n{summary}\n\n{examples}\n\n{table}")
-    parts.append(f"## Scripts\n\n{_scripts()}")
-    parts.append(f"## make\n\n{_make_targets()}")
-    return "\n".join(parts)
-
-
-def _scripts() -> str:
-    paths = [path for folder in _SCRIPT_FOLDERS for path in sorted((ROOT / folder).glob("*.sh"))]
-    texts = []
-    for path in paths:
+            examples = "\n".join(examples_of(options))
+            yield f"## bertbench {words}\n\n{summary}\n\n```sh\n{examples}\n```\n"
+            yield table[table.index("\n**") + 1 :].replace("<", "&lt;")
+    yield "## Scripts\n"
+    for path in sorted(path for folder in _SCRIPT_FOLDERS for path in (ROOT / folder).glob("*.sh")):
         _, *lines = path.read_text(encoding="utf-8").splitlines()
         header = itertools.takewhile(lambda line: line.startswith("#"), lines)
-        texts.append("\n".join(line[2:] for line in header))
-    return "\n".join(f"`{p.relative_to(ROOT)}`\n\n```\n{text}\n```\n" for p, text in zip(paths, texts, strict=True))
-
-
-def _make_targets() -> str:
-    targets = re.findall(r"^([a-z-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    rows = [f"| `make {name}` | {text} |".replace("<", "&lt;") for name, text in targets]
-    return "\n".join(["| target | does |", "|---|---|", *rows]) + "\n"
+        yield f"`{path.relative_to(ROOT)}`\n\n```\n" + "\n".join(line[2:] for line in header) + "\n```\n"
 
 
 if __name__ == "__main__":

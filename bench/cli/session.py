@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from bench.cli.options import TrialOptions, run_folder
-from bench.cli.progress import TrialDisplay, duration
+from bench.cli.progress import TrialDisplay, draw, duration
 from bench.launch.world import World
 from bench.machine.devices import Devices
 from bench.run.inside import run_inside
 from bench.run.supervise import LaunchOptions
+from bench.sweep.request import request_of
 from bench.sweep.sweep import Session, expected_seconds, finished_result, locked, run_trials
-from common.flags import request_of
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -41,7 +41,7 @@ def session(
                 retry_failed=options.retry_failed,
             )  # fmt: skip
         finally:
-            display.clear()
+            draw("")
 
 
 def run_all(

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.cli.progress import duration, note
+from bench.cli.progress import draw, duration, say
 from bench.run.processes import StopRequest
 from common.atomic import storage_errors
 from common.scores import evaluation_text
@@ -34,12 +34,9 @@ class TrainProgress:
         """
         self._stop, self._log = stop, log
         self._score, self._target = until or ("", math.nan)
-        self._reached = False
+        self._reached = self._stop_shown = False
         self._directory: TrialDirectory | None = None
-        self._next_look = 0.0
-        self._position = 0
-        self._open_line = False
-        self._stop_shown = False
+        self._next_look, self._position = 0.0, 0
 
     def stop_wanted(self) -> bool:
         """Return whether the ranks should save and exit."""
@@ -50,7 +47,7 @@ class TrainProgress:
         self._directory = directory
         if self._stop.wanted() and not self._stop_shown:
             self._stop_shown = True
-            self._line(f"{self._stop.why()}: saving a checkpoint before exit (a second signal exits at once)")
+            say(f"{self._stop.why()}: saving a checkpoint before exit (a second signal exits at once)")
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
             self._show_new()
@@ -58,35 +55,22 @@ class TrainProgress:
     def end(self) -> None:
         """Show the remaining events and end the line."""
         self._show_new()
-        if self._open_line:
-            self._line("")
+        draw("")
 
     def _show_new(self) -> None:
         if self._directory is None or not (path := events_jsonl(self._directory)).exists():
             return
         with path.open("rb") as file:
             file.seek(self._position)
-            whole, _, _ = file.read().rpartition(b"\n")
-        self._position += len(whole) + 1 if whole else 0
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._position += len(whole + newline)
         for line in whole.splitlines():
             event = json.loads(line)
-            text = progress_text(event) if event["event"] == "progress" else event_text(event)
+            text = event_text(event)
             append_log(self._log, text)
             loss = event.get(self._score) if event["event"] == "evaluated" else None
             self._reached = self._reached or (loss is not None and loss <= self._target)
-            if event["event"] == "warned":
-                self._line("", end="")
-                note(event["message"])
-            elif event["event"] == "progress" and sys.stderr.isatty():
-                self._line(f"{text}\033[K", end="")
-                self._open_line = True
-            else:
-                self._line(text)
-
-    def _line(self, text: str, end: str = "\n") -> None:
-        clear = "\r\033[K" if self._open_line else ""
-        self._open_line = False
-        print(f"{clear}{text}", end=end, file=sys.stderr, flush=True)
+            (draw if event["event"] == "progress" and sys.stderr.isatty() else say)(text)
 
 
 def append_log(log: Path | None, text: str) -> None:
@@ -100,22 +84,19 @@ def append_log(log: Path | None, text: str) -> None:
             file.writelines(f"{now} {line}\n" for line in text.splitlines() if line)
 
 
-def progress_text(event: Mapping[str, Any]) -> str:
-    """Return a progress event as one line: step, loss, learning rate, samples/s, time left."""
-    loss, rate, left = event["loss"], event["samples_per_second"], event["seconds_left"]
-    parts = [
-        f"step {event['applied_steps']:,}/{event['total_steps']:,}",
-        "loss not finite" if loss is None else f"loss {loss:.4f}",
-        f"learning rate {event['learning_rate']:.3g}",
-    ]
-    parts += [f"loss scale {event['loss_scale']:g}"] if event["loss_scale"] is not None else []
-    parts += [f"{rate:,.1f} samples/s"] if rate is not None else []
-    parts += [f"{duration(left)} left"] if left else []
-    return ", ".join(parts)
-
-
 def event_text(event: Mapping[str, Any]) -> str:
-    """Return any other event as text."""
+    """Return an event as text; a progress event as step, loss, learning rate, samples/s and time left."""
+    if event["event"] == "progress":
+        loss, rate, left = event["loss"], event["samples_per_second"], event["seconds_left"]
+        parts = [
+            f"step {event['applied_steps']:,}/{event['total_steps']:,}",
+            "loss not finite" if loss is None else f"loss {loss:.4f}",
+            f"learning rate {event['learning_rate']:.3g}",
+            "" if event["loss_scale"] is None else f"loss scale {event['loss_scale']:g}",
+            "" if rate is None else f"{rate:,.1f} samples/s",
+            f"{duration(left)} left" if left else "",
+        ]
+        return ", ".join(filter(None, parts))
     if event["event"] == "evaluated":
         best = ", best so far" if event.get("best") else ""
         return f"evaluation after {event['applied_steps']:,} steps: {evaluation_text(event)}{best}"

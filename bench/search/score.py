@@ -25,7 +25,7 @@ from bench.machine.devices import Devices
 from bench.run.attempt import train_once
 from bench.run.processes import StopRequest
 from bench.search.space import FREE, Parameter, Read, Values, option_words
-from bench.sweep.request import check_same_request
+from bench.sweep.request import check_same_request, request_of
 from bench.sweep.training import Plan, TrainOptions, plan_training
 from bert.data.lengths import is_synthetic
 from bert.tasks import make_task
@@ -33,7 +33,6 @@ from bert.tasks.base import deciding
 from common import locks
 from common.atomic import write_text
 from common.errors import InputError, StorageError, UsageError, first_line
-from common.flags import request_of
 from common.packages import need
 from common.scores import in_words, score
 from records.files import write_record

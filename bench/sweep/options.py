@@ -15,7 +15,7 @@ from bert.tasks import given_options, known_tasks, task_data
 from bert.tasks.base import TaskData
 from bert.tasks.options import TaskOption
 from common.errors import UsageError
-from common.flags import OfTasks, flag
+from common.flags import flag
 from common.registry import lookup
 from records.trial import PRECISIONS
 
@@ -81,10 +81,7 @@ def _fields() -> list[tuple[str, Any, Any]]:
         words = Parameter(name=flag(name), choices=(choices.pop() if len(choices) == 1 else ()) or None)
         about = {"help": " ".join(_help(*pair) for pair in pairs)}
         default = dataclasses.field(default=False if kind is bool else None, metadata=about)
-        tasks = OfTasks(task for task, _ in pairs)
-        fields.append(
-            (_FIELDS.get(name, name), Annotated[kind if kind is bool else kind | None, words, tasks], default)
-        )
+        fields.append((_FIELDS.get(name, name), Annotated[kind if kind is bool else kind | None, words], default))
     return fields
 
 

@@ -1,10 +1,18 @@
 """What a folder was begun with: the same request resumes it, another one is refused."""
 
+import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from common.errors import UsageError
+
+
+def request_of(options: Any) -> dict[str, Any]:
+    """Return a dataclass of options as plain JSON values."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(options), default=str))
+    return plain
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from bench.sweep.options import (
     resolve_precision,
     resolve_strategy,
 )
-from bench.sweep.request import check_same_request
+from bench.sweep.request import check_same_request, request_of
 from bench.sweep.starting_model import initial_weights, shape_of
 from bert.parallel import devices_per_rank
 from bert.parallel.deepspeed_config import read_deepspeed_config, said_of_training
@@ -36,7 +36,7 @@ from bert.tasks import check_task_options, resolve_options, task_data
 from bert.tasks.base import DataSource
 from bert.train.settings import GIVEN, TrainSettings, resolve_settings, task_defaults
 from common.errors import InputError, UsageError
-from common.flags import OfTasks, Positional, request_of
+from common.flags import Positional
 from common.registry import load
 from records.training import TrainRun
 from records.trial import Trial
@@ -63,10 +63,10 @@ class TrainOptions:
     file: Positional[str | None] = None
     """Same as --data."""
     task_flags: TaskFlags = field(default_factory=TaskFlags)
-    phase: Annotated[int | None, OfTasks(["pretrain"])] = None
+    phase: int | None = None
     """Phase of pretraining: 1 uses sequences of 128 tokens, 2 of 512, after phase 1; default 1."""
     data: str | None = None
-    """Folder of shards (pretrain) or features (squad gap glue), CSV or its SQLite file (classify), or synthetic."""
+    """Shards (pretrain), features (squad gap glue), CSV or SQLite file (classify), or synthetic."""
     out: Path = Path("runs/train")
     """Run directory. The same command resumes it."""
     model: str = ""
@@ -94,9 +94,9 @@ class TrainOptions:
     grad_accum_steps: int | None = None
     """Micro-steps per update; default from the batch sizes."""
     seq_len: int | None = None
-    """Tokens per sequence; default that of the data; for synthetic data that of the phase or task."""
+    """Tokens per sequence; default that of the data, for synthetic data of the phase or task."""
     steps: int | None = None
-    """Updates in the whole run; default pretrain: 7038, in phase 2 1563; fine-tuning: from --epochs."""
+    """Updates of the run; default pretrain: 7038, in phase 2 1563; fine-tuning: from --epochs."""
     epochs: float | None = None
     """Passes over the data, instead of --steps; default squad: 2; gap classify glue: 3."""
     learning_rate: float | None = None

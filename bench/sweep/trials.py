@@ -32,8 +32,9 @@ from bert.parallel.deepspeed_config import read_deepspeed_config
 from bert.parallel.options import OPTIONS, options_text
 from bert.speed.registry import check_levers, recorded_levers
 from bert.tasks import resolve_options, task_data
+from bert.train.settings import check_seed
 from common.errors import UsageError
-from common.flags import Positional, check_seed, flag
+from common.flags import Positional, flag
 from records.trial import Trial
 
 # Fewer rounds do not show the variation between processes.

@@ -17,11 +17,13 @@ from bert.parallel.options import options_text, read_options
 from bert.speed.registry import AUTO, check_levers
 from bert.tasks import check_task_options, task_data
 from common.errors import InputError, UsageError
-from common.flags import check_seed, flag
+from common.flags import flag
 from common.registry import lookup
 from common.train_spec import TrainSpec
 
 DEFAULT_SEED = 42
+LARGEST_SEED = 2**32 - 1
+"""Largest seed that NumPy's legacy generator accepts, which Hugging Face also seeds."""
 DEFAULT_MICRO_BATCH_SIZE = {1: 32, 2: 8}
 """Sequences per device and micro-step in each phase, by default."""
 
@@ -130,6 +132,12 @@ class TrainSettings(TrainSpec):
             return make_settings({**content, "shape": content["shape"] or ""})
         except (KeyError, UsageError, TypeError, AttributeError) as error:
             raise InputError("file-damaged", f"the run settings are damaged: {error}") from error
+
+
+def check_seed(seed: int) -> None:
+    """Raise UsageError unless every random generator of a training accepts this seed."""
+    if not 0 <= seed <= LARGEST_SEED:
+        raise UsageError("option-value", f"--seed {seed} must be a whole number from 0 to {LARGEST_SEED}")
 
 
 _NAMES = {field.name for field in dataclasses.fields(TrainSettings)} | {"global_batch_size"}

@@ -27,13 +27,6 @@ def missing_words(words: list[str], text: str) -> list[str]:
     return [word for word in words if not re.search(rf"(?<![\w/-]){re.escape(word)}(?![\w-])", text)]
 
 
-def make_targets() -> list[str]:
-    text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    names = re.search(r"^\.PHONY:(.*)$", text, re.MULTILINE)
-    assert names is not None
-    return names[1].split()
-
-
 def scripts() -> list[str]:
     folders = (ROOT, *(ROOT / name for name in ("bench", "bert", "profiling")))
     found = {path for folder in folders for path in (folder.glob("*.sh") if folder == ROOT else folder.rglob("*.sh"))}
@@ -74,12 +67,6 @@ def test_every_command_is_documented() -> None:
 def test_what_a_command_does_is_told_in_whole_sentences() -> None:
     told = re.findall(r"^## bertbench .*\n\n(.*)\n\n(?:\| option|```sh\n)", reference(), re.MULTILINE)
     assert len(told) > 30 and [text for text in told if not text.endswith(".")] == []
-
-
-def test_every_make_target_is_documented() -> None:
-    targets = make_targets()
-    assert {"setup", "bench", "test", "check"} <= set(targets)
-    assert missing_words([f"make {name}" for name in targets], reference()) == []
 
 
 def test_every_file_of_the_image_is_described() -> None:

