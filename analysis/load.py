@@ -11,7 +11,6 @@ from analysis.metrics.communication.collectives import summarize_collective
 from analysis.metrics.speed_of_light import summarize_components
 from analysis.metrics.throughput import check_price, combine, summarize
 from common.errors import Code, InputError, UsageError
-from records.files import NewerSchemaError
 from records.run import RunDirectory, TrialDirectory
 from records.schema import OPTION_COLUMNS, SHAPE_COLUMNS
 from records.trial import Trial
@@ -138,7 +137,7 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
 
     Raises:
         InputError: no run directory, or one without trials that can be read.
-        NewerSchemaError: a record was written by another version of bertbench.
+        SchemaError: a record was written by another version of bertbench (record-version).
         UsageError: price_per_hour is not above 0.
     """
     check_price(price_per_hour)
@@ -148,9 +147,9 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
     for directory in run.require().trials():
         try:
             trial = directory.read_trial()
-        except NewerSchemaError:
-            raise
         except InputError as error:
+            if error.code == "record-version":
+                raise
             problems.append(f"skipped trial {directory.path.name}, its trial.json is damaged: {error}")
             code = code or error.code
             continue
@@ -181,8 +180,8 @@ def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float |
             row |= summarize(trial, steps, ranks, environment, directory.read_telemetry(), price_per_hour)
         if trial.kind == "profile":
             row["profile"] = result.get("profile")
-    except NewerSchemaError:
-        raise
     except (InputError, UsageError, OSError, ValueError, TypeError, LookupError) as error:
+        if isinstance(error, InputError) and error.code == "record-version":
+            raise
         row |= {"status": DAMAGED, "reason": str(error)}
     return LoadedTrial(trial, directory, row, combine(steps), environment, ranks)

@@ -196,7 +196,7 @@ def core_utilization(
         ]
         named = ", ".join(map(str, files))
         raise InputError(
-            "metrics-missing",
+            "columns-missing",
             f"{named}: no metric of the four pipes; collect them with ncu --csv --metrics {','.join(wanted)}",
         )
     sizes = [int(match[1]) for file in files if (match := _BATCH.search(file.name))]

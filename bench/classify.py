@@ -22,6 +22,7 @@ from common.errors import InputError
 from common.locks import locked
 from common.scores import in_words, scores_in
 from records import classification
+from records.files import SCHEMA_VERSION
 from records.training import TrainRun
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _document(run: TrainRun, settings: "TrainSettings", source: TextSource, test
     ]
     return {
         "format": classification.FORMAT,
-        "schema_version": classification.SCHEMA_VERSION,
+        "schema_version": SCHEMA_VERSION,
         "input": source.origin["name"],
         "fingerprint": source.fingerprint,
         "text": {name: source.settings[name] for name in ("lower_case", "max_seq_length", "vocabulary", "vocab_size")},

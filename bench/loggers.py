@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from common.errors import first_line
-from common.packages import need
 from common.registry import lookup
+from common.tools import need
 from records.training import TrainRun
 
 VARIABLE = "BERTBENCH_LOG_TO"

@@ -1,1 +1,1 @@
-"""Shared helpers: errors, atomic writes, redaction, registries. Standard library only."""
+"""Shared helpers: errors, atomic writes, redaction, registries."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from common.errors import StorageError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
@@ -21,12 +19,10 @@ def storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = "free some space or choose another folder, then run the same command again"
-        raise StorageError(
-            "disk-full" if error.errno in _FULL else "write-failed",
-            f"cannot write {path} ({error.strerror or error}): "
-            f"{remedy if error.errno in _FULL else 'choose another folder or change its owner'}",
-        ) from error
+        problem = f"cannot write {path}: {error.strerror or error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageError("disk-full", f"{problem}; free some space, then run the same command again") from error
+        raise StorageError("write-failed", f"{problem}; choose another folder or change its owner") from error
 
 
 @contextlib.contextmanager
@@ -50,14 +46,6 @@ def atomic_path(path: Path) -> Iterator[Path]:
             raise
 
 
-def sync_files(folder: Path) -> None:
-    """Write the files of a folder that another library made to the disk. Raises StorageError."""
-    with storage_errors(folder):
-        for path in folder.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-
-
 def remove_left_overs(folder: Path) -> None:
     """Remove the temporary files of `atomic_path` that killed processes left; nobody else may be writing there."""
     for path in folder.glob(".*.????????.tmp"):
@@ -70,13 +58,6 @@ def check_writable(folder: Path) -> None:
     place = next(place for place in (folder, *folder.parents) if place.exists())
     with storage_errors(folder), tempfile.TemporaryFile(dir=place) as file:
         file.write(bytes(4096))
-
-
-def umask() -> int:
-    """Return the permission bits that new files do not get."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def write_text(path: Path, text: str) -> None:

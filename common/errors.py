@@ -4,34 +4,20 @@ import errno
 from typing import Literal
 
 _Options = Literal["option-unknown", "option-choice", "option-value", "option-missing", "option-conflict"]
-_Settings = Literal["option-not-applicable", "batch-size-mismatch", "settings-changed", "unsupported-combination"]
+_Setup = Literal["option-not-applicable", "batch-size-mismatch", "settings-changed", "unsupported-combination"]
 _Paths = Literal["path-missing", "path-kind", "path-unreadable", "file-empty", "file-limit"]
 _Files = Literal["file-truncated", "file-damaged", "file-format", "file-encoding", "file-unsafe", "file-changed"]
 _Records = Literal["record-version", "record-foreign", "run-incomplete", "run-mismatch", "checkpoint-missing"]
 _Rows = Literal["columns-missing", "rows-invalid", "labels-invalid", "answers-invalid"]
 _Data = Literal["data-missing", "data-unprepared", "data-mismatch", "data-ambiguous", "data-too-small"]
-_Models = Literal["vocabulary-mismatch", "weights-mismatch", "model-unsupported"]
-_Traces = Literal["trace-without-work", "trace-unsupported", "metrics-missing"]
-_Storage = Literal["disk-full", "write-failed", "folder-occupied", "folder-locked", "folder-not-shared"]
+_Models = Literal["vocabulary-mismatch", "weights-mismatch", "model-unsupported", "trace-without-work"]
+_Storage = Literal["disk-full", "write-failed", "folder-occupied", "folder-locked"]
 _Tools = Literal["tool-missing", "tool-failed", "tool-version", "package-missing"]
 _Devices = Literal["permission-missing", "device-missing", "device-unsupported", "out-of-memory"]
 _Network = Literal["download-failed", "download-mismatch", "nodes-disagree", "node-unreachable"]
 _Training = Literal["rank-failed", "worker-lost", "training-diverged", "logits-not-finite"]
 Code = Literal[
-    _Options,
-    _Settings,
-    _Paths,
-    _Files,
-    _Records,
-    _Rows,
-    _Data,
-    _Models,
-    _Traces,
-    _Storage,
-    _Tools,
-    _Devices,
-    _Network,
-    _Training,
+    _Options, _Setup, _Paths, _Files, _Records, _Rows, _Data, _Models, _Storage, _Tools, _Devices, _Network, _Training
 ]
 """Stable code of an error, for scripts and tests; docs/reference/errors.md has what each means."""
 
@@ -75,21 +61,23 @@ class SchemaError(InputError):
     """A record is damaged, of another version of bertbench, or no record."""
 
 
-def read_code(error: OSError) -> Code:
-    """Return the code of a file or folder that could not be read."""
-    if isinstance(error, FileNotFoundError):
-        return "path-missing"
-    return "path-kind" if isinstance(error, IsADirectoryError | NotADirectoryError) else "path-unreadable"
+_PATHS: dict[type[OSError], Code] = {
+    FileNotFoundError: "path-missing",
+    IsADirectoryError: "path-kind",
+    NotADirectoryError: "path-kind",
+}
 
 
-def content_code(error: Exception) -> Code:
+def read_code(error: Exception) -> Code:
     """Return the code of a file that was opened, unpacked or decoded in vain."""
     if isinstance(error, OSError) and error.errno is not None:  # none: damaged gzip or bz2
-        known: dict[int, Code] = {errno.ENOSPC: "disk-full", errno.EDQUOT: "disk-full", errno.EFBIG: "file-limit"}
-        return known.get(error.errno) or read_code(error)
+        return "disk-full" if error.errno == errno.ENOSPC else _PATHS.get(type(error), "path-unreadable")
     if isinstance(error, EOFError):
         return "file-truncated"
     return "file-encoding" if isinstance(error, UnicodeDecodeError) else "file-damaged"
+
+
+content_code = read_code
 
 
 def first_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from common.atomic import storage_errors
 from common.errors import LockedError
 
-LOCK_FILE = ".lock"
+_LOCK_FILE = ".lock"
 
 
 @contextmanager
@@ -17,9 +17,10 @@ def locked(
     folder: Path,
     holder: str,
     remedy: str,
+    *,
     shared: bool = False,
     wait: bool = False,
-    name: str = LOCK_FILE,
+    name: str = _LOCK_FILE,
     remove: bool = False,
 ) -> Iterator[None]:
     """Hold `folder`, made where it is missing, or its file `name` alone, for this process.
@@ -34,39 +35,26 @@ def locked(
     path, mode = folder / name, fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with storage_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
-        # A link is not followed: what it leads to would be written over.
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666), "r+b", buffering=0)
+        file = path.open("ab")  # nothing is written: it may be a link
     with file:
         try:
             fcntl.flock(file, mode if wait else mode | fcntl.LOCK_NB)
         except BlockingIOError:
-            process = path.read_text(errors="replace") or "unknown"
-            raise LockedError(
-                "folder-locked", f"{folder} is in use by {holder} (process {process}): {remedy}"
-            ) from None
-        if remove and not _is_there(path, file.fileno()):  # the previous holder has removed it
-            with locked(folder, holder, remedy, shared, wait, name, remove):
+            raise LockedError("folder-locked", f"{folder} is in use by {holder}: {remedy}") from None
+        if remove and not os.fstat(file.fileno()).st_nlink:  # the previous holder has removed it
+            with locked(folder, holder, remedy, shared=shared, wait=wait, name=name, remove=True):
                 yield
             return
         try:
-            with storage_errors(path):
-                file.truncate(0)
-                file.write(str(os.getpid()).encode())
             yield
         finally:
             if remove:
                 path.unlink(missing_ok=True)
 
 
-def _is_there(path: Path, descriptor: int) -> bool:
-    with suppress(FileNotFoundError):
-        return path.stat().st_ino == os.fstat(descriptor).st_ino
-    return False
-
-
 def discard(folder: Path) -> None:
     """Remove a folder that holds nothing but its lock; leave any other."""
     with suppress(OSError):
-        if [path.name for path in folder.iterdir()] == [LOCK_FILE]:
-            (folder / LOCK_FILE).unlink()
+        if [path.name for path in folder.iterdir()] == [_LOCK_FILE]:
+            (folder / _LOCK_FILE).unlink()
             folder.rmdir()

@@ -16,24 +16,18 @@ def control_group() -> Path:
     return _GROUPS / own.lstrip("/")
 
 
-def available_bytes() -> int | None:
-    """Return the bytes that can be taken before the system ends the process; None where that is not known.
-
-    What only caches files counts as free; swap does not.
-    """
-    machine = _table(_MACHINE).get("MemAvailable")
-    rooms = [] if machine is None else [machine * 1024]
+def available_bytes() -> int:
+    """Return the bytes that can be taken before the system ends the process; caches of files are free, swap is not."""
+    rooms = [1024 * _table(_MACHINE)["MemAvailable:"]]
     group = control_group()
     for folder in (group, *group.parents):
         with suppress(OSError, ValueError):  # "max": no limit
             limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
             cached = _table(folder / "memory.stat")
             rooms.append(limit - used + sum(cached.get(name, 0) for name in _FREED_ON_DEMAND))
-    return max(0, min(rooms)) if rooms else None
+    return max(0, min(rooms))
 
 
 def _table(path: Path) -> dict[str, int]:
-    with suppress(OSError, ValueError, IndexError):
-        rows = map(str.split, path.read_text(encoding="ascii").splitlines())
-        return {row[0].rstrip(":"): int(row[1]) for row in rows}
-    return {}
+    rows = map(str.split, path.read_text(encoding="ascii").splitlines())
+    return {row[0]: int(row[1]) for row in rows}

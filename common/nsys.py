@@ -13,25 +13,14 @@ REPORT_HEADER = b"NVIDIA Tegra Profiler"
 """What a report begins with."""
 EXPORT_SECONDS = 900.0
 """Time limit of one export."""
-_REMEDY = (
-    "reports of Nsight Systems need it; install the version that recorded the report or a newer one, or give the "
-    "file of `nsys export --type=sqlite FILE`"
-)
+_REMEDY = "install Nsight Systems, or give the file of `nsys export --type=sqlite FILE`"
 _FULL = re.compile(r"disk is full|no space left|quota exceeded", re.IGNORECASE)
-_SWITCH = re.compile(r"^\s+(?:-\w,\s+)?(--[a-z][a-z-]*)", re.MULTILINE)
 
 
-def switches(help_text: str) -> frozenset[str]:
-    """Return the long switches that the help of an nsys command names, such as "--cuda-graph-trace"."""
-    return frozenset(_SWITCH.findall(help_text))
-
-
-def export_arguments(help_text: str, report: Path, database: Path) -> list[str]:
-    """Return the arguments of nsys that export a report: the switches that `nsys export --help` names."""
-    known = switches(help_text) | {"--type", "--output"}
-    wanted = {"--type": "sqlite", "--force-overwrite": "true", "--quiet": "true", "--output": str(database)}
-    options = [f"{name}={value}" for name, value in wanted.items() if name in known]
-    return ["export", *options, str(report.absolute())]  # a name may begin with a dash
+def export_arguments(report: Path, database: Path) -> list[str]:
+    """Return the arguments of nsys that export a report."""
+    # A name may begin with a dash.
+    return ["export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report.absolute())]
 
 
 @contextmanager
@@ -40,14 +29,13 @@ def exported(report: Path, given: Path) -> Iterator[Path]:
     nsys = str(find_tool("nsys", f"{given}: {_REMEDY}"))
     with tempfile.TemporaryDirectory(prefix="bertbench-") as folder:
         database = Path(folder) / "export.sqlite"
-        help_text = run_program([nsys, "export", "--help"], 60).stdout
-        done = run_program([nsys, *export_arguments(help_text, report, database)], EXPORT_SECONDS)
+        done = run_program([nsys, *export_arguments(report, database)], EXPORT_SECONDS)
         # nsys 2022.4 exits with 0 after an export that a full disk has cut short.
         if _FULL.search(done.message):
             raise StorageError("disk-full", f"cannot export {given}: {folder} is full; set TMPDIR to another folder")
         if done.exit_code != 0 or not database.is_file():
             raise InputError(
-                "trace-unsupported" if "newer" in done.message else "file-damaged",
+                "tool-version" if "newer" in done.message else "file-damaged",
                 f"{nsys} cannot read {given} ({done.message}): copy it again, or use the version that recorded it",
             )
         yield database

@@ -1,41 +1,27 @@
 """Read files that users name: bounded sizes, JSON objects, and notes that may be missing or damaged."""
 
-import errno
+import csv
 import gzip
 import json
-import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from common.errors import InputError, content_code
+from common.errors import InputError, read_code
 
-_GZIP = b"\x1f\x8b"
-_BLOCK_BYTES = 1 << 20
-_MOST_JSON_BYTES = 16 << 20
+_DAMAGE = (OSError, EOFError, zlib.error, ValueError, RecursionError, csv.Error)
 
 
 @contextmanager
-def read_errors(path: Path, remedy: str) -> Iterator[None]:
-    """Turn an error of reading or unpacking `path` into an InputError that ends with `remedy`."""
+def read_errors(place: object, remedy: str, kind: type[InputError] = InputError) -> Iterator[None]:
+    """Turn an error of reading, unpacking or decoding a file, or a line of it, into one that names it."""
     try:
         yield
-    except (OSError, EOFError, zlib.error) as error:
+    except _DAMAGE as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(content_code(error), f"cannot read {path}: {reason}; {remedy}") from error
-
-
-def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Return the content of a regular file. Raises OSError, with EFBIG where it has more than `most_bytes`."""
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    if status.st_size > most_bytes:
-        raise OSError(errno.EFBIG, f"it has more than {most_bytes >> 20} MiB", str(path))
-    return path.read_bytes()
+        raise kind(read_code(error), f"cannot read {place}: {reason}; {remedy}") from error
 
 
 def read_content(path: Path, what: str, remedy: str, most_bytes: int, packed: bool = False) -> bytes:
@@ -46,10 +32,8 @@ def read_content(path: Path, what: str, remedy: str, most_bytes: int, packed: bo
             `remedy` are for the message.
     """
     with read_errors(path, f"{remedy}, or download it again"), path.open("rb") as file:
-        is_gzip = packed and file.peek(2)[:2] == _GZIP
-        source = gzip.GzipFile(fileobj=file) if is_gzip else file
-        blocks = iter(lambda: source.read(_BLOCK_BYTES), b"")
-        content = b"".join(islice(blocks, most_bytes // _BLOCK_BYTES + 1))
+        is_gzip = packed and file.peek(2)[:2] == b"\x1f\x8b"
+        content = (gzip.GzipFile(fileobj=file) if is_gzip else file).read(most_bytes + 1)
     if len(content) > most_bytes:
         raise InputError("file-limit", f"{path} has more than {most_bytes >> 20} MiB, too large for a {what}: {remedy}")
     return content
@@ -63,33 +47,16 @@ def decoded(path: Path, content: bytes, what: str, remedy: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            "file-encoding",
-            f"the {what} {path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8: save it as UTF-8",
-        ) from error
+        raise InputError("file-encoding", f"the {what} {path}, line {line}, is not UTF-8: save it as UTF-8") from error
 
 
-def read_json(
-    path: Path, what: str = "configuration", remedy: str = "give a file that can be read", strict: bool = False
-) -> dict[str, Any]:
-    """Return a JSON object from a file; `strict` refuses NaN and infinity, which JSON does not have.
-
-    Raises:
-        InputError: it is no regular file, cannot be read, has more than 16 MiB, or holds no JSON object.
-    """
+def read_json(path: Path, remedy: str = "give a file that can be read") -> dict[str, Any]:
+    """Return a JSON object from a file. Raises InputError: it cannot be read, or holds no JSON object."""
     with read_errors(path, remedy):
-        raw = read_regular(path, _MOST_JSON_BYTES)
-    try:
-        content = json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse_constant if strict else None)
-    except (ValueError, RecursionError) as error:
-        raise InputError(content_code(error), f"the {what} {path} is not JSON ({error}): {remedy}") from error
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     if not isinstance(content, dict):
-        raise InputError("file-format", f"the {what} {path} holds no JSON object: {remedy}")
+        raise InputError("file-format", f"{path} holds no JSON object: {remedy}")
     return content
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def read_notes(path: Path) -> dict[str, Any]:

@@ -27,13 +27,11 @@ class Score:
         return f"{value:.2f}" if self.unit == "percent" else f"{value:.4f}"
 
 
-KNOWN = {
+_KNOWN = {
     "mlm_loss": Score("MLM loss", "nats"),
     "mlm_accuracy": Score("MLM accuracy", "fraction"),
     "nsp_loss": Score("NSP loss", "nats", headline=False),
     "nsp_accuracy": Score("NSP accuracy", "fraction"),
-    "start_loss": Score("start loss", "nats"),
-    "end_loss": Score("end loss", "nats"),
     "exact": Score("exact match", "percent"),
     "f1": Score("F1", "percent"),
     "HasAns_exact": Score("exact match, answerable", "percent", headline=False),
@@ -46,7 +44,6 @@ KNOWN = {
     "best_f1_thresh": Score("threshold of that", headline=False),
     "gap_f1": Score("GAP F1", "percent"),
     "accuracy": Score("accuracy", "fraction"),
-    "balanced_accuracy": Score("balanced accuracy", "fraction"),
     "f1_score": Score("F1", "fraction"),
     "macro_f1": Score("macro F1", "fraction"),
     "matthews": Score("Matthews correlation", "fraction"),
@@ -54,10 +51,9 @@ KNOWN = {
     "spearman": Score("Spearman correlation", "fraction"),
     "pearson_spearman": Score("mean of Pearson and Spearman", "fraction", headline=False),
     "f1_score_accuracy": Score("mean of F1 and accuracy", "fraction", headline=False),
-    "log_loss": Score("log loss", "nats"),
     "mean_squared_error": Score("mean squared error", headline=False),
 }
-"""By the names of bert.tasks; others are shown under the names they have."""
+"""By the names of bert.tasks; others are shown under the names they have, by their endings."""
 
 _NO_SCORES = ("seconds", "time_ns", "applied_steps")
 
@@ -65,7 +61,7 @@ _NO_SCORES = ("seconds", "time_ns", "applied_steps")
 def score(name: str) -> Score:
     """Return how a number of this name is shown, known or not."""
     unit: Unit = "nats" if name.endswith("_loss") else "fraction" if name.endswith("_accuracy") else ""
-    return KNOWN.get(name, Score(name.replace("_", " "), unit))
+    return _KNOWN.get(name, Score(name.replace("_", " "), unit))
 
 
 def loss_unit(made_of: str) -> Unit:
@@ -88,10 +84,3 @@ def evaluation_text(fields: Mapping[str, Any]) -> str:
     """Return the fields of an evaluation in words."""
     shown = [in_words(name, value) for name, value in scores_in(fields).items() if score(name).headline]
     return ", ".join([*shown, f"on {fields['samples']:,} samples"])
-
-
-def parts_text(parts: Mapping[str, float | None]) -> str:
-    """Return the parts of a loss in words, such as "1.5000 MLM, 0.5000 NSP"; nothing if there are none."""
-    return ", ".join(
-        f"{score(name).text(part)} {score(name).label.removesuffix(' loss')}" for name, part in parts.items()
-    )

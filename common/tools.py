@@ -1,5 +1,6 @@
-"""External programs: find them on PATH, read their version, run them with a time limit."""
+"""Programs and packages that only some commands need: find them, read their version, run them with a time limit."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -11,6 +12,15 @@ from common.errors import InputError, MissingToolError
 from common.redact import without_secrets
 
 Version = tuple[int, ...]
+_DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+
+
+def need(what: str, extra: str, *modules: str) -> None:
+    """Raise MissingToolError where `what` needs a module, of an extra of bertbench, that is not installed."""
+    missing = [_DISTRIBUTIONS.get(name, name) for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        problem = f"{what} needs {' and '.join(missing)}: pip install 'bertbench[{extra}]'"
+        raise MissingToolError("package-missing", problem)
 
 
 def find_tool(name: str, remedy: str) -> Path:

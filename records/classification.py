@@ -12,12 +12,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from common.errors import InputError
-from common.reading import read_regular
-from records.files import check_version, record_errors
+from common.errors import InputError, SchemaError
+from common.reading import read_errors
+from records.files import check_version
 
 FORMAT = "bertbench classification result"
-SCHEMA_VERSION = 1
 STATISTICS_ENDING = "_train_test_stats.json"
 PREDICTIONS_ENDING = "_testset_predictions.csv"
 MODEL_ENDING = "_trained_model"
@@ -26,7 +25,6 @@ RESULTS_FILE = "results.json"
 PREDICTION_COLUMNS = ("prediction", "true_label")
 DATABASE_ID = 0x62627463
 """Application id of databases of texts (bert.tasks.classify.store)."""
-_MOST_BYTES = 1 << 30
 _NEEDED = "give a file of `bertbench train classify` beside its *_train_test_stats.json, or *_trained_model"
 
 Pairs = dict[tuple[str, str], int]
@@ -53,12 +51,8 @@ class ClassificationResult(msgspec.Struct):
     """Scores on the validation split, with `applied_steps`."""
     run: dict[str, Any]
     """How it was trained, by name."""
-    path: Path
-
-    @property
-    def root(self) -> Path:
-        """What the names of the files begin with."""
-        return root_of(self.path)
+    root: Path
+    """What the names of the files begin with."""
 
     @property
     def pairs(self) -> Pairs:
@@ -93,10 +87,9 @@ def read_result(path: Path) -> ClassificationResult:
     root = root_of(path)
     source = root.with_name(root.name + STATISTICS_ENDING)
     source = path / RESULTS_FILE if path.is_dir() else path if path.suffix == ".json" else source
-    with record_errors(source, _NEEDED):
-        document = json.loads(read_regular(source, _MOST_BYTES))
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise InputError("record-foreign", f"{source} is not a classification result: {_NEEDED}")
-    check_version(source, document.get("schema_version"), SCHEMA_VERSION)
-    with record_errors(source, _NEEDED):
-        return msgspec.convert({**document, "path": path}, ClassificationResult)
+    with read_errors(source, _NEEDED, SchemaError):
+        document = json.loads(source.read_bytes())
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise InputError("record-foreign", f"{source} is not a classification result: {_NEEDED}")
+        check_version(source, document)
+        return msgspec.convert({**document, "root": root}, ClassificationResult)

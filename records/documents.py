@@ -5,22 +5,14 @@ from typing import Any, Required, TypedDict
 import msgspec
 
 
-class _Cpu(TypedDict, total=False):
-    model: str | None
-    physical_cores: int | None
-    logical_cores: int | None
-
-
-class _Gpu(TypedDict, total=False):
-    name: str | None
-
-
 class Environment(TypedDict, total=False):
     """env.json: bench.machine.environment.capture."""
 
-    cpu: _Cpu | None
+    cpu: dict[str, Any] | None
+    """model, physical_cores, logical_cores."""
     memory_bytes: int | None
-    gpus: list[_Gpu] | None
+    gpus: list[dict[str, Any]] | None
+    """name."""
     native_bf16: bool | None
     libraries: dict[str, str | None] | None
     load_average: list[float] | None
@@ -36,12 +28,6 @@ class _Peak(TypedDict, total=False):
     """Type of the GEMMs that were measured, where it is not dtype."""
 
 
-class _Backward(TypedDict):
-    bytes: list[int]
-    ready_ms: list[float]
-    backward_ms: float
-
-
 class RankRecord(TypedDict, total=False):
     """rank-<rank>.json: what a rank measured once, as the kinds of trials write it."""
 
@@ -53,8 +39,8 @@ class RankRecord(TypedDict, total=False):
     """Bytes/s of the memory."""
     shards_read: dict[str, float] | None
     """Compressed shards of an input trial: samples, seconds."""
-    backward: _Backward | None
-    """When the gradients of a backward pass were ready (bench.run.measure.backward_timeline)."""
+    backward: dict[str, Any] | None
+    """bytes, ready_ms and backward_ms: when the gradients of a backward pass were ready (bench.run.measure)."""
     levers: str | None
     """Optimizations that were on."""
     levers_left_out: dict[str, str] | None
@@ -62,21 +48,9 @@ class RankRecord(TypedDict, total=False):
     unknown: dict[str, str] | None
     """Reasons by column."""
     series: dict[str, list[int]] | None
-    """records.kinds.SERIES."""
+    """records.components.SERIES."""
     outcome: dict[str, Any] | None
     """Of a training: bench.run.train_worker."""
-
-
-class _Caution(TypedDict):
-    code: str
-    message: str
-    remedy: str
-
-
-class _Profile(TypedDict, total=False):
-    problem: str | None
-    unprofiled_step_time_ms: float | None
-    step_time_ratio: float | None
 
 
 class Result(TypedDict, total=False):
@@ -90,8 +64,10 @@ class Result(TypedDict, total=False):
     step_time_ms: float | None
     steps_measured: int | None
     steps_warmup: int | None
-    cautions: list[_Caution] | None
-    profile: _Profile | None
+    cautions: list[dict[str, str]] | None
+    """code, message, remedy."""
+    profile: dict[str, Any] | None
+    """problem, unprofiled_step_time_ms, step_time_ratio."""
 
 
 class Request(TypedDict, total=False):
@@ -100,34 +76,6 @@ class Request(TypedDict, total=False):
     request: Required[dict[str, Any]]
     trials: list[str]
     earlier: list[dict[str, Any]]
-
-
-class _MaxBatch(TypedDict, total=False):
-    implementation: Required[str]
-    preset: Required[str]
-    precision: Required[str]
-    seq_len: Required[int]
-    world_size: Required[int]
-    micro_batch_size: Required[int]
-    fails_at: int | None
-
-
-class MaxBatches(TypedDict):
-    """max_batch.json."""
-
-    found: list[_MaxBatch]
-
-
-class _TrainingRow(TypedDict):
-    folder: str
-
-
-class TrainingsRecord(TypedDict, total=False):
-    """trainings.json."""
-
-    target: dict[str, Any] | None
-    data: dict[str, Any]
-    rows: list[_TrainingRow]
 
 
 class Best(msgspec.Struct):

@@ -2,20 +2,19 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from common.atomic import write_json
-from common.errors import SchemaError, content_code
-from common.reading import read_regular
+from common.atomic import atomic_path, write_json
+from common.errors import SchemaError
+from common.reading import read_errors
 
 SCHEMA_VERSION = 1
-_MOST_RECORD_BYTES = 16 << 20
-_MOST_TABLE_BYTES = 1 << 30
+_REMEDY = "remove that file and run again, or restore it"
+T = TypeVar("T")
 
 
 class PathInFolder:
@@ -29,27 +28,14 @@ class PathInFolder:
         return Path(owner.path, self._name)
 
 
-class NewerSchemaError(SchemaError):
-    """A record was written by another version of bertbench: what it means is not known here."""
-
-
-@contextmanager
-def record_errors(place: object, remedy: str = "remove that file and run again, or restore it") -> Iterator[None]:
-    """Turn an error of reading or decoding a record into a SchemaError that names the file, or a line of it."""
-    try:
-        yield
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SchemaError(content_code(error), f"cannot read {place}: {reason}; {remedy}") from error
-
-
-def check_version(path: Path, version: object, readable: int) -> None:
-    """Raise NewerSchemaError for another schema version, SchemaError for none."""
+def check_version(path: Path, value: Any) -> None:
+    """Raise SchemaError for a document of another schema version, or of none."""
+    version = value.get("schema_version") if isinstance(value, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
         raise SchemaError("record-foreign", f"{path} has no schema_version: give a file written by bertbench")
-    if version != readable:
-        message = f"{path} has schema_version {version}, but this bertbench reads {readable}"
-        raise NewerSchemaError("record-version", f"{message}: use the version that wrote it")
+    if version != SCHEMA_VERSION:
+        message = f"{path} has schema_version {version}, but this bertbench reads {SCHEMA_VERSION}"
+        raise SchemaError("record-version", f"{message}: use the version that wrote it")
 
 
 def write_record(path: Path, value: Mapping[str, Any]) -> None:
@@ -61,38 +47,55 @@ def read_record(path: Path, kind: Any = None) -> dict[str, Any]:
     """Return a JSON record whose declared fields have the types of `kind`, a class of records.documents.
 
     Raises:
-        NewerSchemaError: another version of bertbench wrote it.
-        SchemaError: it cannot be read, or a field has another type; the message names the field.
+        SchemaError: it cannot be read, a field has another type (the message names the field), or another version of
+            bertbench wrote it (record-version).
     """
-    with record_errors(path):
-        value = json.loads(read_regular(path, _MOST_RECORD_BYTES))  # msgspec refuses the bytes of file names
-    check_version(path, value.get("schema_version") if isinstance(value, dict) else None, SCHEMA_VERSION)
-    with record_errors(path):
+    with read_errors(path, _REMEDY, SchemaError):
+        value = json.loads(path.read_bytes())  # msgspec refuses the bytes of file names
+        check_version(path, value)
         if kind is not None:
             msgspec.convert(value, kind)
     return dict(value)
 
 
+def read_struct(path: Path, kind: type[T]) -> T:
+    """Return a JSON record as an instance of a class. Raises SchemaError as read_record does."""
+    with read_errors(path, _REMEDY, SchemaError):
+        return msgspec.convert(read_record(path), kind)
+
+
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a file that grows, without a last one that is cut short; none without the file."""
-    with record_errors(path):
-        text = read_regular(path, _MOST_TABLE_BYTES).decode(errors="replace") if path.exists() else ""
+    with read_errors(path, _REMEDY, SchemaError):
+        text = path.read_bytes().decode(errors="replace") if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
 
 
-def typed_rows(path: Path, columns: Mapping[str, Callable[[str], Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a CSV file as `columns` (records.schema.parsers) types them, None where empty.
+def typed_rows(path: Path, columns: Mapping[str, Callable[[str], Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a CSV file as `columns` (records.schema.parsers) types them, None where empty.
 
     Raises:
         SchemaError: the file cannot be read, or a value is none of its column; the message names the line.
     """
     reader, key = csv.DictReader(read_lines(path)), next(iter(columns))
+    rows = []
     try:
         for row in reader:
             if None in row.values() or not row.get(key):
                 raise ValueError(f"it has no {key}, or too few fields")
-            yield {name: parse(row[name]) if row.get(name) else None for name, parse in columns.items()}
+            rows.append({name: parse(row[name]) if row.get(name) else None for name, parse in columns.items()})
     except (TypeError, ValueError, csv.Error) as error:
-        raise SchemaError(
-            "file-damaged", f"{path} line {reader.line_num} is not a valid row: {error}; remove that line"
-        ) from error
+        problem = f"{path} line {reader.line_num} is not a valid row: {error}"
+        raise SchemaError("file-damaged", f"{problem}; remove that line") from error
+    return rows
+
+
+def write_rows(path: Path, columns: Collection[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write these columns as a CSV file, atomically; None as an empty field. Raises StorageError."""
+    with (
+        atomic_path(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,  # as write_json
+    ):
+        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

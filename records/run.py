@@ -4,28 +4,27 @@
     runs/<name>/trials/<trial id>/trial.json  env.json  result.json  log.txt  profile/
                                   steps-<rank>.csv  rank-<rank>.json  telemetry-<node>.csv
                                   failure-<rank>.json  torchrun.json (how several ranks ended)
+                                  collectives.csv (of kind comm: a row per size, placement and repetition)
+                                  components.json  components-<rank>.csv (of kind components)
     runs/<name>/results.csv
     runs/<name>/max_batch.json                  of throughput --max-batch-search
     runs/<name>/report/
 
-A run of kind train holds more: records.training; trials of kind comm and components do: records.kinds.
-
-Every file is written whole by a rename, except steps-*.csv, telemetry-*.csv and log.txt, which grow while a trial
-runs; a last line cut short by a crash is dropped by the reader. A trial is finished when its result.json exists.
+A run of kind train holds more: records.training. Every file is written whole by a rename, except the tables of a trial
+and log.txt, which grow while it runs; a last line cut short by a crash is dropped by the reader. A trial is finished
+when its result.json exists.
 """
 
-import csv
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.atomic import atomic_path
 from common.errors import Code, InputError, SchemaError, UsageError
-from records.documents import Environment, MaxBatches, RankRecord, Result
-from records.files import PathInFolder, read_record, typed_rows, write_record
-from records.schema import OPTION_COLUMNS, RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
+from records.documents import Environment, RankRecord, Result
+from records.files import PathInFolder, read_record, typed_rows, write_record, write_rows
+from records.schema import COLLECTIVE_COLUMNS, OPTION_COLUMNS, RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
 from records.trial import Trial
 
 COLLECTED_FILE = "collected.json"
@@ -48,6 +47,17 @@ class TrialDirectory:
     """Output of all ranks."""
     profile = PathInFolder("profile")
     """What the profiler wrote."""
+    collectives_csv = PathInFolder("collectives.csv")
+    """The measurements of a trial of kind comm."""
+    components_json = PathInFolder("components.json")
+    """The parts of a step, of a trial of kind components (records.components), and the batch they are of."""
+
+    events_jsonl = PathInFolder("events.jsonl")
+    """What happened in an attempt of a training, besides steps: one JSON object per line."""
+
+    def components_csv(self, rank: int) -> Path:
+        """Times of the parts of a step on one rank, a row per part and round."""
+        return self.path / f"components-{rank}.csv"
 
     def steps_csv(self, rank: int) -> Path:
         """Step records of one rank."""
@@ -87,7 +97,11 @@ class TrialDirectory:
 
     def read_steps(self, rank: int) -> list[dict[str, Any]]:
         """Return one rank's rows of STEPS, typed (None where empty)."""
-        return list(typed_rows(self.steps_csv(rank), STEP_COLUMNS))
+        return typed_rows(self.steps_csv(rank), STEP_COLUMNS)
+
+    def read_collectives(self) -> list[dict[str, Any]]:
+        """Return the rows of collectives.csv, none without the file. Raises SchemaError."""
+        return typed_rows(self.collectives_csv, COLLECTIVE_COLUMNS)
 
     def read_ranks(self) -> dict[int, dict[str, Any]]:
         """Return the rank records that exist, by rank."""
@@ -144,7 +158,7 @@ class RunDirectory:
     def read_max_batches(self) -> list[dict[str, Any]]:
         """Return the rows of max_batch.json, none where no search was made. Raises SchemaError when it is damaged."""
         path = self.max_batch_json
-        return list(read_record(path, MaxBatches)["found"]) if path.exists() else []
+        return list(read_record(path)["found"]) if path.exists() else []
 
     def add_max_batches(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add results to max_batch.json, in place of those of the same configurations. Raises StorageError."""
@@ -155,13 +169,7 @@ class RunDirectory:
 
     def write_results(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write results.csv, atomically. Raises StorageError."""
-        with (
-            atomic_path(self.results_csv) as temporary,
-            temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,  # as write_json
-        ):
-            writer = csv.DictWriter(file, RESULT_COLUMNS, extrasaction="ignore")
-            writer.writeheader()  # None is written as an empty field
-            writer.writerows(rows)
+        write_rows(self.results_csv, RESULT_COLUMNS, rows)
 
 
 # What a search for the largest batch is of.

@@ -212,44 +212,6 @@ TRAININGS = (
     Column("reason", str, "", "why the status is neither finished nor reached"),
 )
 
-_PROFILED = (
-    Column("trial_id", str, "", "name of the trial's folder"),
-    *_SHAPE,
-    Column("device", str, "", "cpu or cuda"),
-    Column("round", int, "", "repetition, from 0"),
-    Column("profiler", str, "", "tool that recorded the profile"),
-    Column("profiler_options", str, "", "options of the profiler"),
-    Column("start_iteration", int, "", "first recorded step"),
-    Column("stop_iteration", int, "", "one past the last recorded step"),
-    *_OPTIONS,
-)
-_COMPUTES = (
-    Column("rank", int, "", "rank; empty if the trace does not say"),
-    Column("steps", int, "", "steps in the window"),
-    Column("window_ms", float, "ms", "length of the analyzed window"),
-    Column("busy_ms", float, "ms", "time with computation in the window"),
-    Column("compute_utilization", float, "", "busy_ms / window_ms"),
-    Column("compute_utilization_without_communication", float, "", "busy share of the window without communication"),
-    Column("sm_weighted_utilization", float, "", "busy share weighted by the share of SMs that each kernel fills"),
-    Column("devices", int, "", "devices in the trace"),
-    Column("counted", str, "", "counted events: GPU kernels or CPU operators"),
-    Column("reason", str, "", "why it is unknown"),
-)
-# compute_utilization.csv of a run with profiles, one row per profiled trial and rank.
-COMPUTE_UTILIZATION = (*_PROFILED, *_COMPUTES)
-
-# Ranges of a profile by name, over all ranks (`analyze --csv`: ranges.csv).
-RANGES = (
-    Column("name", str, "", "name of the range"),
-    Column("ranks", int, "", "ranks with this range"),
-    Column("count", int, "", "times it was entered"),
-    Column("total_ms", float, "ms", "from entering to leaving, nested ranges included"),
-    Column("self_ms", float, "ms", "without nested ranges on the same thread"),
-    Column("mean_ms", float, "ms", "mean time of one"),
-    Column("min_ms", float, "ms", "shortest"),
-    Column("max_ms", float, "ms", "longest"),
-)
-
 
 def names(columns: Iterable[Column]) -> tuple[str, ...]:
     """Return what the columns are called in files, in order."""
@@ -281,6 +243,3 @@ COLLECTIVE_COLUMNS = parsers(COLLECTIVES)
 COMPONENT_COLUMNS = parsers(COMPONENTS)
 TRAINING_COLUMNS = names(TRAININGS)
 PROFILED_TRAINING_COLUMNS = names(_PROFILED_TRAINING)
-PROFILED_COLUMNS = names(_PROFILED)
-COMPUTE_COLUMNS = names(_COMPUTES)
-RANGE_COLUMNS = names(RANGES)

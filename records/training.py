@@ -10,7 +10,6 @@ Each call of the command is one attempt, and each attempt one trial (Trial.round
 events.jsonl grow while an attempt runs; a last line cut short by a crash is dropped by the reader.
 """
 
-import csv
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -20,10 +19,10 @@ from typing import Any
 
 import msgspec
 
-from common.atomic import atomic_path
 from common.errors import SchemaError
-from records.documents import TrainingsRecord, TrainState
-from records.files import PathInFolder, read_lines, read_record, record_errors, typed_rows
+from common.reading import read_errors
+from records.documents import TrainState
+from records.files import PathInFolder, read_lines, read_record, read_struct, typed_rows, write_rows
 from records.run import RunDirectory, TrialDirectory
 from records.schema import CURVE_COLUMNS
 
@@ -72,9 +71,7 @@ class TrainRun:
 
     def read_state(self) -> TrainState:
         """Return train.json; the defaults if no attempt has ended. Raises SchemaError when it is damaged."""
-        if not self.state_json.exists():
-            return TrainState()
-        return msgspec.convert(read_record(self.state_json, TrainState), TrainState)
+        return read_struct(self.state_json, TrainState) if self.state_json.exists() else TrainState()
 
     def logger_runs(self) -> dict[str, str]:
         """Return the ids of the runs that the attempts so far logged to, by logger. Raises SchemaError."""
@@ -88,7 +85,7 @@ class TrainRun:
 
     def read_curve(self) -> list[dict[str, Any]]:
         """Return the rows of curve.csv with typed values; none without the file. Raises SchemaError."""
-        return list(typed_rows(self.curve_csv, CURVE_COLUMNS))
+        return typed_rows(self.curve_csv, CURVE_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +108,7 @@ class Trainings:
 def read_trainings(folder: Path) -> dict[str, Any]:
     """Return trainings.json of a folder; without one a record of no rows and settings. Raises SchemaError."""
     path = Trainings(folder).document
-    record = read_record(path, TrainingsRecord) if path.is_file() else {}
+    record = read_record(path) if path.is_file() else {}
     return {"target": None, "data": {}, "machine": {}, "price_per_hour": None, "notes": [], "rows": [], **record}
 
 
@@ -120,17 +117,12 @@ def is_train_run(path: Path) -> bool:
     return TrainRun(path).curve_csv.is_file() or TrainRun(path).state_json.is_file()
 
 
-def events_jsonl(directory: TrialDirectory) -> Path:
-    """One JSON object per line: what happened in an attempt, besides steps."""
-    return directory.path / "events.jsonl"
-
-
 def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
     """Return the events of an attempt, in order; none without the file. Raises SchemaError that names the line."""
-    path = events_jsonl(directory)
+    path = directory.events_jsonl
     events = []
     for number, line in enumerate(read_lines(path), start=1):
-        with record_errors(f"{path} line {number}", "remove that line"):
+        with read_errors(f"{path} line {number}", "remove that line", SchemaError):
             event = msgspec.convert(json.loads(line), dict[str, Any])
             kind = _KINDS.get(event.get("event", ""))
             if kind is not None:
@@ -141,12 +133,4 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
 
 def write_curve(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write curve.csv atomically. Raises StorageError."""
-    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")  # as rows that are appended one by one
-        writer.writerow(CURVE_COLUMNS)
-        writer.writerows(curve_fields(row) for row in rows)
-
-
-def curve_fields(row: Mapping[str, Any]) -> list[Any]:
-    """Return the fields of a row in the order of CURVE_COLUMNS, unknown ones empty; floats read back bit for bit."""
-    return ["" if row[name] is None else row[name] for name in CURVE_COLUMNS]
+    write_rows(path, CURVE_COLUMNS, rows)

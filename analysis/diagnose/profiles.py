@@ -19,7 +19,7 @@ from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.finding import Finding
 from analysis.metrics.cautions import disturbance
 from analysis.metrics.kernels.core_utilization import utilization_row
-from analysis.metrics.time.temporal import compute_utilization_rows
+from analysis.metrics.time.temporal import PROFILED_COLUMNS, compute_utilization_rows
 from analysis.metrics.time.window import STEPS, parse_window, windowed
 from analysis.open import Source, open_sources
 from analysis.wording import inert
@@ -28,7 +28,6 @@ from common.errors import InputError
 from common.reading import read_notes
 from records.files import read_record, write_record
 from records.run import COLLECTED_FILE, RunDirectory, TrialDirectory
-from records.schema import PROFILED_COLUMNS
 from records.trial import Trial
 
 SUMMARY_FILE = "summary.json"

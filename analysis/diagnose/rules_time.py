@@ -24,7 +24,6 @@ from analysis.metrics.time.window import analysis_time, origin_ns
 from analysis.names import MOVES_MEMORY, family, has_fused_optimizer
 from analysis.timeline import Timeline, columns, lost_kernels, typed
 from analysis.wording import counted, is_known, percent
-from records.schema import COMPUTE_COLUMNS
 
 _TOP = 30
 _HALF = 0.5
@@ -152,7 +151,7 @@ def _breakdown(table: pd.DataFrame, run: _Run) -> Finding:
 
 
 def _utilization(table: pd.DataFrame, run: _Run) -> Finding:
-    table = table[[*COMPUTE_COLUMNS]].astype({"rank": "Int64"})
+    table = table[[*temporal.Utilization._fields]].astype({"rank": "Int64"})
     runs, weighted = (
         float(table[name].astype(float).mean()) for name in ("compute_utilization", "sm_weighted_utilization")
     )

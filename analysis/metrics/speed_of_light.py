@@ -23,7 +23,7 @@ from analysis.metrics.cautions import Caution
 from analysis.metrics.throughput import combine, median_of, summarize
 from analysis.wording import percent
 from common.errors import SchemaError
-from records.kinds import GROUPS, Component, read_components, read_rounds
+from records.components import GROUPS, Component, read_components, read_rounds
 from records.run import TrialDirectory
 from records.trial import Trial
 

@@ -375,4 +375,4 @@ def _scores(scores: Classification) -> list[tuple[str, str]]:
 
 def _inputs(result: ClassificationResult) -> list[tuple[str, str]]:
     splits = ", ".join(f"{split} {sum(counts.values()):,}" for split, counts in result.label_distribution.items())
-    return [("source", result.path.name), *([("texts", splits)] if splits else [])]
+    return [("source", result.root.name), *([("texts", splits)] if splits else [])]

@@ -1,6 +1,5 @@
 """What is shown of results: tables of declared columns, facts, sentences. Every output is made of these."""
 
-import csv
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis import wording
 from analysis.wording import FORMS, UNKNOWN, Row, inert, interval, is_known
-from common.atomic import atomic_path
+from records.files import write_rows
 from records.schema import RESULT
 
 if TYPE_CHECKING:
@@ -282,10 +281,7 @@ def sort_key(column: Column, row: Row) -> float | str:
 def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str] | None = None) -> None:
     """Write plain values, unknown ones as empty fields, no formulas. Raises StorageError."""
     names = list(columns or dict.fromkeys(name for row in rows for name in row))
-    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8", errors="replace") as file:
-        writer = csv.DictWriter(file, names, extrasaction="ignore", restval="", lineterminator="\n")
-        writer.writerow({name: inert(name) for name in names})
-        writer.writerows({name: "" if row.get(name) is None else inert(row[name]) for name in names} for row in rows)
+    write_rows(path, [*map(inert, names)], ({inert(name): inert(row.get(name)) for name in names} for row in rows))
 
 
 def write_frame(path: Path, frame: "pd.DataFrame") -> None:

@@ -108,14 +108,12 @@ class TrialDisplay:
 
     def look(self, trial: "Trial", directory: "TrialDirectory") -> None:
         """Bring the line up to date; called while the trial runs, as often as one likes."""
-        from records.kinds import components_csv
-
         now = self._clock()
         if not sys.stderr.isatty() or now < self._next:
             return
         self._next = now + _LINE_SECONDS
         in_rounds = trial.kind == "components"
-        done = last_row(components_csv(directory, 0) if in_rounds else directory.steps_csv(0))
+        done = last_row(directory.components_csv(0) if in_rounds else directory.steps_csv(0))
         if done is None:
             draw(f"starting {self._head}")
             return

@@ -42,8 +42,6 @@ _TABLES = {
     "trials/TRIAL/collectives.csv of `comm`: a row per size, placement and repetition": schema.COLLECTIVES,
     "trials/TRIAL/components-RANK.csv of `speed-of-light`: a row per part and round": schema.COMPONENTS,
     "trainings.csv of `train --vary`, `--seeds` and `--until`: a row per training": schema.TRAININGS,
-    "compute_utilization.csv of `profile`: a row per profiled trial and rank": schema.COMPUTE_UTILIZATION,
-    "ranges.csv of `analyze --csv`: a row per range": schema.RANGES,
 }
 
 

@@ -24,7 +24,7 @@ from bert.tasks import check_task_options, task_data
 from bert.tasks.base import Trained
 from common import locks
 from common.errors import BertbenchError
-from common.scores import evaluation_text, in_words, parts_text
+from common.scores import evaluation_text, in_words
 from records.files import read_record
 from records.run import TrialDirectory
 from records.training import TrainRun
@@ -189,7 +189,7 @@ def _facts(run: TrainRun, result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("samples/s", "not measured" if rate is None else f"{rate:,.1f} after warm-up"),
     ]
     if outcome["loss"] is not None:
-        parts = parts_text(outcome["loss_parts"])
+        parts = ", ".join(in_words(name, part) for name, part in outcome["loss_parts"].items())
         rows.append(("loss", f"{outcome['loss']:.4f} {f'({parts}) ' if parts else ''}in the last step"))
     if evaluation is not None:
         after = evaluation["applied_steps"]

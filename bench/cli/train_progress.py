@@ -14,7 +14,6 @@ from bench.run.processes import StopRequest
 from common.atomic import storage_errors
 from common.scores import evaluation_text
 from records.run import TrialDirectory
-from records.training import events_jsonl
 from records.trial import Trial
 
 _LOOK_SECONDS = 0.2
@@ -58,7 +57,7 @@ class TrainProgress:
         draw("")
 
     def _show_new(self) -> None:
-        if self._directory is None or not (path := events_jsonl(self._directory)).exists():
+        if self._directory is None or not (path := self._directory.events_jsonl).exists():
             return
         with path.open("rb") as file:
             file.seek(self._position)

@@ -19,7 +19,7 @@ from bert.model.step import Step
 from bert.tasks.base import Task
 from bert.train.loop import Training, run_step
 from bert.train.observer import Observer
-from records.kinds import SERIES, components_csv, write_components
+from records.components import SERIES, write_components
 from records.run import TrialDirectory
 from records.schema import COMPONENT_COLUMNS
 from records.trial import Trial
@@ -66,7 +66,7 @@ def measure_components(
         layout = {"layout": subject.extent.layout, **asdict(batch.counts)}
         write_components(directory, [part.component for part in parts], layout)
     strategy.barrier()
-    with RowWriter(components_csv(directory, strategy.rank), list(COMPONENT_COLUMNS)) as writer:
+    with RowWriter(directory.components_csv(strategy.rank), list(COMPONENT_COLUMNS)) as writer:
         rounds = _time_rounds(trial, parts, writer, steps, stopwatch(device.type))
     strategy.barrier()
     steps.make("after", STEPS_AROUND)

@@ -14,7 +14,7 @@ from bert.speed.fp8 import Fp8Copy
 from bert.speed.kernels import usable
 from bert.tasks.base import Task
 from bert.train.loop import Training
-from records.kinds import Component
+from records.components import Component
 
 
 class Part(NamedTuple):

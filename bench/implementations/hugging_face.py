@@ -1,6 +1,7 @@
 """Models of transformers, of presets and of `--model`: SDPA, autocast, fused AdamW, label -100 at ignored places."""
 
 import copy
+import os
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,9 +23,9 @@ from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
 from bert.train.feed import Adapt
 from bert.train.observer import Observer
-from common.atomic import storage_errors, sync_files
+from common.atomic import storage_errors
 from common.errors import InputError, UsageError, first_line
-from common.packages import need
+from common.tools import need
 from common.train_spec import TrainSpec
 from records.trial import Trial
 
@@ -161,7 +162,9 @@ class HuggingFaceModel:
         """Save configuration and weights as `save_pretrained` does. Raises StorageError."""
         with storage_errors(folder), safetensors_errors():
             model.save_pretrained(folder)
-        sync_files(folder)
+            for path in folder.iterdir():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
 
     def _make(self, device: str = "cpu", load: bool = False, **options: Any) -> Any:
         import transformers

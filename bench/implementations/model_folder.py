@@ -15,8 +15,8 @@ from bert.tasks import known_tasks, task_data
 from bert.tasks.base import DataSource
 from common.errors import InputError, UsageError, first_line
 from common.flags import flag
-from common.packages import need
 from common.reading import read_json
+from common.tools import need
 
 IMPLEMENTATIONS = ("hf", "hf-compiled", "hf-unpadded", "hf-trainer")
 """Those that build a given model."""

@@ -59,7 +59,7 @@ def read_layout(
 def _read_hosts(path: Path) -> dict[str, int]:
     remedy = 'give hosts and their processes, such as {"node-a": 4, "node-b": 2}'
     try:
-        return msgspec.convert(read_json(path, "--other-gpus file", remedy), _HOSTS)
+        return msgspec.convert(read_json(path, remedy), _HOSTS)
     except msgspec.ValidationError as error:
         raise InputError("option-value", f"{path}: {error}: {remedy}") from error
 

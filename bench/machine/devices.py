@@ -131,9 +131,7 @@ def _gpus_of(library: Any, number: int) -> Iterator[Gpu]:
 
 def free_memory_share(ranks: int) -> int:
     """Return the bytes per rank if `ranks` share 80 % of the free memory of this machine and its container."""
-    available = available_bytes()
-    assert available is not None, "Linux tells it"
-    return int(0.8 * available / ranks)
+    return int(0.8 * available_bytes() / ranks)
 
 
 def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:

@@ -15,7 +15,7 @@ from typing import ClassVar
 from bench.profilers.tool import CAPTURE, DOMAIN, ToolProfiler, check_written, nothing_usable
 from common.errors import MissingToolError
 from common.nsys import EXPORT_SECONDS, export_arguments
-from common.tools import Version, dotted, run_program
+from common.tools import Version, dotted
 from records.trial import Trial
 
 _REPORT = "node0.nsys-rep"
@@ -77,8 +77,7 @@ class NsightSystems(ToolProfiler):
             raise nothing_usable(folder, "report of nsys, which may not have seen the NVTX range of the window")
         check_written(report)
         database = report.with_suffix(".sqlite")
-        help_text = run_program([self.path, "export", "--help"], 60).stdout
-        self.run(*export_arguments(help_text, report, database), timeout_seconds=EXPORT_SECONDS)
+        self.run(*export_arguments(report, database), timeout_seconds=EXPORT_SECONDS)
         check_written(database)
         with contextlib.closing(sqlite3.connect(database)) as connection:
             connection.execute("DROP TABLE IF EXISTS TARGET_INFO_SYSTEM_ENV")  # the program's environment

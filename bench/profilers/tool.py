@@ -13,8 +13,7 @@ from typing import ClassVar
 from bench.profilers.base import Profiler, window
 from bert.train.observer import Observer
 from common.errors import InputError, MissingToolError, UsageError
-from common.packages import need
-from common.tools import Version, dotted, find_tool, run_program, version_in
+from common.tools import Version, dotted, find_tool, need, run_program, version_in
 from records.trial import Trial
 
 DOMAIN = "bertbench"

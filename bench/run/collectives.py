@@ -14,7 +14,6 @@ from bench.run.recorder import RowWriter
 from bench.run.stopwatch import stopwatch
 from bert.parallel.base import Strategy
 from records.files import write_record
-from records.kinds import collectives_csv
 from records.run import TrialDirectory
 from records.schema import COLLECTIVE_COLUMNS
 from records.trial import Trial
@@ -48,7 +47,7 @@ def measure_collectives(directory: TrialDirectory, trial: Trial, strategy: Strat
         if strategy.rank == 0:
             for rank, place in enumerate(places):
                 write_record(directory.rank_json(rank), {"rank": rank, "place": place, **record})
-            writer = stack.enter_context(RowWriter(collectives_csv(directory), list(COLLECTIVE_COLUMNS)))
+            writer = stack.enter_context(RowWriter(directory.collectives_csv, list(COLLECTIVE_COLUMNS)))
         for size in sizes_of(test, strategy.world_size):
             for placement in COLLECTIVES[test["name"]]:
                 rows = _measure_size(test, _Buffers(test["name"], placement, size, trial.precision, strategy))

@@ -113,7 +113,7 @@ def follow(world: World, devices: Devices, stop: StopRequest) -> int:
     while not directory.trial_json.exists():
         if time.monotonic() >= deadline:
             where = f"rank {world.rank} on {socket.gethostname()} cannot see {directory.path} of rank 0"
-            raise StorageError("folder-not-shared", f"{where}: give an --out in a folder that all nodes share")
+            raise StorageError("nodes-disagree", f"{where}: give an --out in a folder that all nodes share")
         list(directory.path.parent.glob("*"))  # makes a network file system refresh its cache
         time.sleep(0.1)
     os.environ |= {**rank_variables(order["threads"] or world.threads(devices.cpu_cores), None), STOP_VARIABLE: "1"}

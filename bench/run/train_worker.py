@@ -31,8 +31,8 @@ from bert.train.settings import TrainSettings
 from common.registry import load
 from common.scores import score
 from records.run import TrialDirectory
-from records.schema import STEP_COLUMNS
-from records.training import TrainRun, curve_fields, events_jsonl, write_curve
+from records.schema import CURVE_COLUMNS, STEP_COLUMNS
+from records.training import TrainRun, write_curve
 from records.trial import Trial
 
 RunTraining = Callable[[RunRequest], RunOutcome]
@@ -104,7 +104,7 @@ class TrainRecorder:
         self, run: TrainRun, directory: TrialDirectory, settings: TrainSettings, on_row: Callable[[Row], None]
     ) -> None:
         self._run, self._settings, self._on_row = run, settings, on_row
-        self._events = LineWriter(events_jsonl(directory))
+        self._events = LineWriter(directory.events_jsonl)
         self._curve: LineWriter | None = None
         self._step_ms: dict[int, float] = {}  # of steps that the loggers do not have yet
         self._clocked: list[float] = []  # times of the steps since the last progress, ms
@@ -165,7 +165,8 @@ class TrainRecorder:
             self._open_loggers(event.applied_steps if event.applied else event.applied_steps + 1)
             self.summary["first_step"] = event.step
         # A checkpoint must never be ahead of the curve, whenever the process is killed.
-        self._curve.line(",".join(map(str, curve_fields({**asdict(event), "samples": event.samples_seen}))))
+        row = {**asdict(event), "samples": event.samples_seen}
+        self._curve.line(",".join(str(row[name]) for name in CURVE_COLUMNS))
         step_ms, samples = self._step_ms.pop(event.step, None), self._settings.global_batch_size
         scalars = {
             "loss": event.loss,

@@ -33,8 +33,8 @@ from bert.tasks.base import deciding
 from common import locks
 from common.atomic import write_text
 from common.errors import InputError, StorageError, UsageError, first_line
-from common.packages import need
 from common.scores import in_words, score
+from common.tools import need
 from records.files import write_record
 from records.run import TrialDirectory
 from records.training import TrainRun, read_events

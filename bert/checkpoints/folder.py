@@ -2,13 +2,13 @@
 
 import errno
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.atomic import storage_errors, umask
+from common.atomic import storage_errors
 from common.errors import StorageError, UsageError, read_code
 
 
@@ -42,11 +42,11 @@ def new_folder(path: Path) -> Iterator[Path]:
     final = path.resolve()
     with storage_errors(path):
         final.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".tmp", dir=final.parent))
+        temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
+        temporary.mkdir()
     try:
         yield temporary
         with storage_errors(path):
-            temporary.chmod(0o777 & ~umask())
             sync_folder(temporary)
             try:
                 temporary.replace(final)  # over an empty folder, too

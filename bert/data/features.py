@@ -32,9 +32,9 @@ from bert.data.columns import (
 from bert.data.finished import Counts, fingerprint_of
 from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, load_vocabulary
 from common.atomic import atomic_path, storage_errors, write_json
-from common.errors import InputError, SchemaError, UsageError, read_code
+from common.errors import InputError, SchemaError, UsageError
 from common.flags import flag
-from common.reading import read_notes
+from common.reading import read_errors, read_notes
 
 SUFFIX = ".safetensors"
 OWN_VOCABULARY = ".vocab.txt"
@@ -465,12 +465,8 @@ def features_header(path: Path) -> dict[str, Any]:
 
 def _keep_vocabulary(path: Path, vocabulary: Path) -> None:
     """Copy a vocabulary beside the features: as vocab.txt, or under their own name where that is another one."""
-    try:
+    with read_errors(vocabulary, "restore it"):
         content = vocabulary.read_bytes()
-    except OSError as error:
-        raise InputError(
-            read_code(error), f"cannot read the vocabulary {vocabulary}: {error.strerror}; restore it"
-        ) from error
     place = path.with_name(VOCABULARY_FILE)
     with storage_errors(place):
         if place.exists() and place.read_bytes() != content:

@@ -210,7 +210,7 @@ def make_file(path: Path, write: Callable[[Path], Counts]) -> None:
 
 def recorded(path: Path) -> dict[str, Any]:
     """Return the counts of a finished file, as JSON. Raises InputError if there are none."""
-    return read_json(_record(path), "record", f"remove {path} and run again")
+    return read_json(_record(path), f"remove {path} and run again")
 
 
 def _record(path: Path) -> Path:

@@ -112,8 +112,8 @@ class Resolved:
 
 
 def read_deepspeed_config(path: Path) -> dict[str, Any]:
-    """Read a configuration. Raises InputError if it is not a file, too large, or not one JSON object."""
-    return read_json(path, "DeepSpeed configuration", "give one such as those in bench/deepspeed", strict=True)
+    """Read a configuration. Raises InputError if it is not a file, or not one JSON object."""
+    return read_json(path, "give one such as those in bench/deepspeed")
 
 
 def said_of_training(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -214,7 +214,7 @@ def save(
     def write() -> None:
         if not temporary.is_dir():
             raise StorageError(
-                "folder-not-shared", f"rank {strategy.rank} does not see {temporary}: use a folder shared by all nodes"
+                "nodes-disagree", f"rank {strategy.rank} does not see {temporary}: use a folder shared by all nodes"
             )
         save_rng(temporary / rng_file(strategy.rank), strategy.device)
         scales = scales_state(model)
@@ -277,9 +277,7 @@ def _seal(temporary: Path, state: TrainState, ranks: int) -> int:
     wanted = [rng_file(rank) for rank in range(ranks)]
     absent = [name for name in wanted if not (temporary / name).is_file()]
     if absent:
-        raise StorageError(
-            "folder-not-shared", f"{temporary} lacks {', '.join(absent)}: use a folder shared by all nodes"
-        )
+        raise StorageError("nodes-disagree", f"{temporary} lacks {', '.join(absent)}: use a folder shared by all nodes")
     files = {path.name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for path in sorted(temporary.iterdir())}
     write_json(temporary / STATE_FILE, {**state.to_json(), "files": files})
     sync_folder(temporary)

@@ -15,7 +15,6 @@ from support.refusals import refused
 from analysis.load import load_run
 from common.errors import Code, InputError, SchemaError, StorageError, UsageError
 from records.files import SCHEMA_VERSION, read_record, write_record
-from records.kinds import components_json
 from records.run import RunDirectory, TrialDirectory
 from records.schema import RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
 from records.trial import PRECISIONS, Trial
@@ -166,7 +165,7 @@ def test_newer_parts_of_a_step_make_the_whole_run_refused_and_no_trial_crashed(t
     directory.path.mkdir(parents=True)
     write_record(directory.trial_json, trial.to_json())
     write_record(directory.result_json, {"status": "ok"})
-    components_json(directory).write_text(json.dumps({"schema_version": SCHEMA_VERSION + 1, "components": []}))
+    directory.components_json.write_text(json.dumps({"schema_version": SCHEMA_VERSION + 1, "components": []}))
     with refused("record-version", SCHEMA_VERSION + 1, "bertbench", kind=SchemaError):
         load_run(run)
 

@@ -97,5 +97,5 @@ def test_a_folder_stands_for_its_batch_sizes(tmp_path: Path) -> None:
 
 def test_a_file_without_any_pipe_is_refused_with_the_metrics_to_collect(tmp_path: Path) -> None:
     lines = [line for line in ncu_csv.details().splitlines() if "_pipe_" not in line]
-    with refused("metrics-missing", "gpu__time_duration.sum", "sm__inst_executed_pipe_fma.avg.pct"):
+    with refused("columns-missing", "gpu__time_duration.sum", "sm__inst_executed_pipe_fma.avg.pct"):
         result("core-util", page(tmp_path, content="\n".join(lines)))

@@ -32,10 +32,6 @@ elif words[0] == "profile":
         with open(output, "wb") as file:
             file.write(b"" if mode == "empty-report" else b"report " + repr(dict(os.environ)).encode())
     sys.exit(done.returncode if mode == "ok" else 1)
-elif words == ["export", "--help"]:
-    print("usage: nsys export")
-    for switch in "--force-overwrite --output --quiet --type".split():
-        print("\\t-x, " + switch + "=\\n\\n\\t   Possible values are many.")
 elif words[0] == "export":
     if mode == "needs-newer":
         print("Exportation error: the report was created by a newer version\\nof Nsight Systems", file=sys.stderr)

@@ -12,7 +12,7 @@ import numpy as np
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.schema import STEP_COLUMNS, TELEMETRY_COLUMNS
-from records.training import TrainRun, events_jsonl, write_curve
+from records.training import TrainRun, write_curve
 from records.trial import Trial
 
 SECOND = 1_000_000_000
@@ -142,7 +142,7 @@ def write_training(path: Path, events: Sequence[dict[str, Any]] = ()) -> TrialDi
 
 def write_events(directory: TrialDirectory, *events: dict[str, Any]) -> None:
     if events:
-        events_jsonl(directory).write_text("".join(json.dumps(event) + "\n" for event in events))
+        directory.events_jsonl.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
 def noisy_times(median_ms: float, count: int, seed: int, warmup: int = 2, noise: float = 0.01) -> list[float]:

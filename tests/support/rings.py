@@ -9,7 +9,6 @@ import numpy as np
 
 from bench.run.comm import sizes_of
 from records.files import write_record
-from records.kinds import collectives_csv
 from records.run import RunDirectory
 from records.schema import COLLECTIVE_COLUMNS
 from records.trial import Trial
@@ -83,7 +82,7 @@ def write_collectives(
         for number in range(5):
             time = true * float(np.exp(noise * random.standard_normal()))
             lines.append(f"{size},{size // 4},in_place,{number},10,{time:.6f},{wrong}")
-    collectives_csv(directory).write_text("\n".join(lines) + "\n")
+    directory.collectives_csv.write_text("\n".join(lines) + "\n")
     for rank in range(ranks):
         place = {"host": "node-a", "pid": 100 + rank, "device": "Example GPU"}
         write_record(directory.rank_json(rank), {"rank": rank, "place": place})

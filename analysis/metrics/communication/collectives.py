@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from analysis.metrics.statistics import median_interval, percentile
 from analysis.names import bus_factor
-from records.kinds import read_measurements
 from records.run import TrialDirectory
 from records.trial import Trial
 
@@ -60,7 +59,7 @@ def by_size(trial: Trial, measurements: Sequence[Mapping[str, Any]]) -> list[dic
 
 def summarize_collective(trial: Trial, directory: TrialDirectory) -> dict[str, Any]:
     """Return what a result records about a trial of kind comm: sizes, peak and mean bus bandwidth, wrong elements."""
-    rows = by_size(trial, read_measurements(directory))
+    rows = by_size(trial, directory.read_collectives())
     bandwidths = [row["busbw_gb_s"] for row in rows if row["busbw_gb_s"] is not None]
     return {
         "sizes": len({row["size_bytes"] for row in rows}),

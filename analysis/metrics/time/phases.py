@@ -15,10 +15,10 @@ from analysis.metrics.kernels.modules import launched_in
 from analysis.metrics.time.window import NOTHING, Numbers, analysis_time, communicating, in_window, is_kernel
 from analysis.names import OTHER
 from analysis.timeline import Timeline, columns, named, typed
-from records.schema import RANGE_COLUMNS
 
 PREFIX = "bertbench:"
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
+RANGE_COLUMNS = columns("name ranks count total_ms self_ms mean_ms min_ms max_ms")
 PHASE_COLUMNS = {**columns("rank phase host_ms host_share gpu_ms gpu_share"), "kernels": "Int64"}
 _OTHER = len(PHASES)
 _FIRST = ("communication", "optimizer", "backward", "forward", "data")

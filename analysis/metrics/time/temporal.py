@@ -34,11 +34,14 @@ from analysis.metrics.time.window import (
     work_time,
 )
 from analysis.timeline import MOSTLY, Mask, Timeline, lost_kernels
-from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
+from records.schema import OPTION_COLUMNS, SHAPE_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_PROFILED = ("device", "round", "profiler", "profiler_options", "start_iteration", "stop_iteration")
+PROFILED_COLUMNS = ("trial_id", *SHAPE_COLUMNS, *_PROFILED, *OPTION_COLUMNS)
+"""Fields of a trial in the tables of its profile."""
 GPU_KERNELS = "GPU kernels"
 CPU_OPERATORS = "CPU operators"
 
@@ -260,7 +263,7 @@ def compute_utilization_rows(
     fields = {name: trial.get(name) for name in PROFILED_COLUMNS}
     rows = sorted(map(compute_utilization, timelines), key=lambda row: (row.rank is None, row.rank or 0))
     rows = rows or [Utilization(reason=reason or "the trial has no trace")]
-    return [{**fields, **{name: getattr(row, name) for name in COMPUTE_COLUMNS}} for row in rows]
+    return [{**fields, **row._asdict()} for row in rows]
 
 
 def _sm_weighted(timeline: Timeline, whole: Intervals) -> tuple[float | None, str]:

@@ -150,8 +150,7 @@ def _unpacked(path: Path, cut: list[str]) -> bytes:
     block_bytes = path.stat().st_size + 1 if path.is_file() and path.suffix != ".gz" else 8 << 20
     for block in unpacked_blocks(path, cut.append, block_bytes=block_bytes):
         size += len(block)
-        free = available_bytes() if size >= CHECKED_FROM_BYTES else None
-        if free is not None and size * MEMORY_SHARE > free:
+        if size >= CHECKED_FROM_BYTES and size * MEMORY_SHARE > (free := available_bytes()):
             limit = f"1/{MEMORY_SHARE} of the available memory ({free:,} bytes)"
             raise InputError("file-limit", f"{path} is larger than {limit}: record fewer steps")
         blocks.append(block)

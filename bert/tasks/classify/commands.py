@@ -1,10 +1,9 @@
 """`bertbench data csv` and `bertbench predict classify`: prepare a CSV; predict the labels of its texts."""
 
 import csv
-import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,8 @@ from bert.tasks.classify.config import CsvConfig, CsvForm
 from bert.tasks.commands import Host, Outcome, TaskCommand
 from bert.tasks.row_data import TRAINING
 from common.atomic import atomic_path
-from common.errors import InputError, UsageError, content_code
+from common.errors import InputError, UsageError
+from common.reading import read_json
 
 if TYPE_CHECKING:
     from bert.predict import Opened
@@ -296,7 +296,7 @@ def _words_of(checkpoint: Path, host: Host) -> tuple[tuple[str, ...], Vocabulary
     results = checkpoint / RESULTS_FILE
     try:
         if results.is_file():
-            document = _object(results)
+            document = read_json(results, "train again, or give another --checkpoint")
             if document.get("format") != RESULTS_FORMAT:
                 raise InputError(
                     "record-foreign",
@@ -331,15 +331,3 @@ def _words_of(checkpoint: Path, host: Host) -> tuple[tuple[str, ...], Vocabulary
             "data-mismatch", f"{source.path} changed after {checkpoint} was trained on it: give the *_trained_model"
         )
     return source.labels, source.vocabulary, source.max_seq_length
-
-
-def _object(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            content_code(error), f"cannot read {path} ({error}): train again, or give another --checkpoint"
-        ) from error
-    if not isinstance(found, dict):
-        raise InputError("file-format", f"{path} is not a JSON object: train again, or give another --checkpoint")
-    return found

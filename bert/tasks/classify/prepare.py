@@ -27,6 +27,7 @@ from bert.tasks.classify.store import (
     TABLES,
     TextSource,
     checksum_of,
+    database_errors,
     divide,
     is_database,
     open_source,
@@ -41,7 +42,6 @@ from common.atomic import atomic_path
 from common.errors import InputError, SchemaError
 from common.locks import locked
 from common.reading import read_errors
-from common.sqlite import database_errors
 
 
 def fold(pieces: Sequence[int], max_seq_length: int, cls_id: int, sep_id: int) -> Iterator[list[int]]:
@@ -273,7 +273,7 @@ def _build(config: CsvConfig, vocabulary: Vocabulary, progress: Progress) -> Non
     settings = _settings(config, form, vocabulary)
     with (
         atomic_path(path) as temporary,
-        database_errors(path, f"remove it, then {remake(path)}"),
+        database_errors(path, remake(path)),
         closing(sqlite3.connect(temporary)) as connection,
     ):
         # Nobody else sees the file before it is whole and has its name.

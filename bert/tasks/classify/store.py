@@ -5,7 +5,7 @@ import json
 import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +17,7 @@ import numpy.typing as npt
 from bert.data.finished import Counts, fingerprint_of
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.classify.config import SUFFIX
-from common.errors import InputError, SchemaError
-from common.sqlite import connected
+from common.errors import BertbenchError, Code, InputError, LockedError, SchemaError, StorageError
 
 SCHEMA_VERSION = 5
 """Raised when tables change or hold other values for the same CSV and settings; no other version is read."""
@@ -37,17 +36,34 @@ CREATE TABLE runs (number INTEGER PRIMARY KEY, ended TEXT NOT NULL, fingerprint 
 """
 
 
+_WAIT_SECONDS = 10.0
+# What sqlite3 raises where the file is not damaged, by its words.
+_CODES: dict[str, tuple[type[BertbenchError], Code]] = {
+    "locked": (LockedError, "folder-locked"),
+    "full": (StorageError, "disk-full"),
+    "readonly": (StorageError, "write-failed"),
+    "unable to open": (StorageError, "path-unreadable"),
+    "I/O error": (StorageError, "path-unreadable"),
+}
+
+
+@contextmanager
+def database_errors(path: Path, remedy: str) -> Iterator[None]:
+    """Turn what sqlite3 raises into LockedError, StorageError and InputError; `remedy` is for a damaged file."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if known := next((_CODES[words] for words in _CODES if words in str(error)), None):
+            raise known[0](known[1], f"cannot use {path}: {error}") from error
+        raise InputError("file-damaged", f"cannot use {path} ({error}): remove it, then {remedy}") from error
+
+
 @contextmanager
 def opened(path: Path, remedy: str, write: bool = False) -> Iterator[sqlite3.Connection]:
-    """Open a file of these tables.
-
-    Args:
-        path: the file.
-        remedy: how to make it, for messages.
-        write: whether rows are to be added; they are there, whole, when the block has ended.
+    """Open a file of these tables, to be read or to have rows added, which are whole when the block has ended.
 
     Raises:
-        InputError: it is missing, damaged, or of another program.
+        InputError: it is missing, damaged, or of another program; `remedy` says how to make it.
         SchemaError: another version of these tables.
         LockedError: another program holds it for more than ten seconds.
         StorageError: it cannot be written.
@@ -55,10 +71,14 @@ def opened(path: Path, remedy: str, write: bool = False) -> Iterator[sqlite3.Con
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise InputError("path-kind" if path.is_dir() else "data-unprepared", f"{path} {what}: {remedy}")
-    with suppress(OSError):
-        if not path.stat().st_size:
-            raise InputError("file-empty", f"{path} is empty, 0 bytes: remove it, then {remedy}")
-    with connected(path, f"remove it, then {remedy}", write) as connection:
+    # A process that was killed while it wrote leaves a journal, which is applied when the file is opened for writing.
+    unfinished = path.with_name(f"{path.name}-journal").exists()
+    address = f"{path.resolve().as_uri()}?mode={'rw' if write or unfinished else 'ro'}"
+    with (
+        database_errors(path, remedy),
+        closing(sqlite3.connect(address, timeout=_WAIT_SECONDS, uri=True)) as connection,
+    ):
+        connection.execute("PRAGMA trusted_schema = OFF")  # it may come from elsewhere, with views and triggers
         _check(path, connection, remedy)
         yield connection
         connection.commit()
@@ -120,7 +140,7 @@ def text_key(pieces: Sequence[int], seed: int) -> int:
     file, has one key. Another vocabulary divides otherwise.
     """
     content = np.asarray(pieces, dtype="<i4").tobytes()
-    digest = hashlib.blake2b(content, digest_size=8, salt=_salt(seed)).digest()
+    digest = hashlib.blake2b(content, digest_size=8, salt=(seed % 2**64).to_bytes(8, "little")).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
@@ -130,11 +150,7 @@ def divide(connection: sqlite3.Connection, validation: float, test: float) -> No
     Texts of equal word pieces come into one split. Of the different texts, in the order of their labels and keys,
     every n-th one is taken, so that each label has its share in each split, up to a text or two: of each label at
     least one text is trained on.
-
-    Args:
-        connection: a database with the tables of bert.tasks.classify.store.
-        validation: share of the texts for 'validate'.
-        test: share of the texts for 'test'; the two are below 1 together.
+    `validation` and `test` are shares of the texts, below 1 together.
     """
     connection.executescript(_KEYS)
     connection.executescript(_TAKE.format(split="test", share=float(test)))
@@ -142,10 +158,6 @@ def divide(connection: sqlite3.Connection, validation: float, test: float) -> No
     connection.executescript(_TAKE.format(split="validate", share=float(validation / (1 - test))))
     connection.executescript(_TRAIN_ON_EACH)
     connection.executescript(_END)
-
-
-def _salt(seed: int) -> bytes:
-    return (seed % 2**64).to_bytes(8, "little")
 
 
 Int64 = npt.NDArray[np.int64]
@@ -346,12 +358,11 @@ def label_distribution(path: Path) -> dict[str, dict[str, int]]:
     return found
 
 
-def add_run(path: Path, fingerprint: str, result: Mapping[str, Any]) -> int:
-    """Keep the result of a training; return its number. Raises as `opened` with `write`."""
+def add_run(path: Path, fingerprint: str, result: Mapping[str, Any]) -> None:
+    """Keep the result of a training. Raises as `opened` with `write`."""
     row = (datetime.now(UTC).isoformat(timespec="seconds"), fingerprint, json.dumps(result, ensure_ascii=False))
     with opened(path, remake(path), write=True) as connection:
-        number = connection.execute("INSERT INTO runs (ended, fingerprint, result) VALUES (?, ?, ?)", row).lastrowid
-    return int(number or 0)
+        connection.execute("INSERT INTO runs (ended, fingerprint, result) VALUES (?, ?, ?)", row)
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
@@ -361,6 +372,4 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
     try:
         return [dict(json.loads(text)) for (text,) in rows]
     except (ValueError, TypeError) as error:
-        raise InputError(
-            "file-damaged", f"{path} is damaged: a result is not JSON; remove it, then {remake(path)}"
-        ) from error
+        raise InputError("file-damaged", f"{path} holds a damaged result: remove it, then {remake(path)}") from error

@@ -18,7 +18,7 @@ from bert.tasks.glue.tables import GlueTable, label_of, read_lines, row_number
 from bert.tasks.glue.tasks import REGRESSION_RANGE, GlueSpec
 from common.atomic import write_text
 from common.errors import InputError
-from common.packages import need
+from common.tools import need
 
 Values = npt.NDArray[np.float64]
 Classes = npt.NDArray[np.int64]

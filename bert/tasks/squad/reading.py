@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bert.corpus.files import refuse_other_files
-from common.errors import Code, InputError, read_code
-from common.reading import read_content
+from common.errors import Code, InputError
+from common.reading import read_content, read_errors
 
 MOST_BYTES = 2 * 2**30
 """Decompressed size beyond which a file is taken for something else (SQuAD 2.0's training set has 42 MB)."""
@@ -99,10 +99,8 @@ class Dataset:
 
 def check_there(path: Path) -> None:
     """Raise InputError if the file does not exist."""
-    try:
+    with read_errors(path, _REMEDY):
         path.stat()
-    except OSError as error:
-        raise InputError(read_code(error), f"cannot read {path}: {error.strerror}; {_REMEDY}") from error
 
 
 def content_of(path: Path) -> bytes:

@@ -42,7 +42,7 @@ def test_a_report_is_read_as_its_export_which_is_gone_then(tmp_path: Path, repor
     ("mode", "kind", "code", "fact"),
     [
         ("bad-export", InputError, "file-damaged", "the report is truncated"),
-        ("needs-newer", InputError, "trace-unsupported", "created by a newer version of Nsight Systems"),
+        ("needs-newer", InputError, "tool-version", "created by a newer version of Nsight Systems"),
         ("full-disk", StorageError, "disk-full", "TMPDIR"),
     ],
 )

@@ -12,7 +12,7 @@ from analysis.metrics.speed_of_light import (
     summarize_components,
     waterfall,
 )
-from records.kinds import Component, components_csv, write_components
+from records.components import Component, write_components
 from records.run import RunDirectory, TrialDirectory
 from records.schema import COMPONENT_COLUMNS
 from records.trial import Trial
@@ -100,7 +100,7 @@ def written(run: Path, after_ms: float = 100.0, ranks: int = 1, layer_ms: float 
             for name in TIMES
         ]
         named = [dict(zip(COMPONENT_COLUMNS, row, strict=True)) for row in [*rows, (3, "layer", 1, 9.0)]]
-        write_csv(components_csv(directory, rank), list(COMPONENT_COLUMNS), named)
+        write_csv(directory.components_csv(rank), list(COMPONENT_COLUMNS), named)
     return directory
 
 

@@ -17,6 +17,7 @@ from analysis.metrics.kernels.core_utilization import sampled_utilization
 from analysis.metrics.time.temporal import (
     CPU_OPERATORS,
     GPU_KERNELS,
+    PROFILED_COLUMNS,
     Utilization,
     compute_utilization,
     compute_utilization_rows,
@@ -25,7 +26,6 @@ from analysis.open import open_sources
 from analysis.readers.kineto.reader import read
 from analysis.render.tables import write_csv
 from analysis.timeline import SAMPLE_COLUMNS, LostKernels, Timeline, typed
-from records.schema import COMPUTE_UTILIZATION, names
 
 STEPS = [event("ProfilerStep#3", 0, 500, "user_annotation"), event("ProfilerStep#4", 500, 500, "user_annotation")]
 
@@ -155,10 +155,10 @@ def test_rows_are_by_rank_with_the_trial_s_fields_in_front(tmp_path: Path) -> No
     trial = {"trial_id": "abc", "micro_batch_size": 8, "world_size": 2, "preset": "tiny", "status": "ok", "rank": 99}
     rows = compute_utilization_rows(trial, [ranges_only(rank=None), *timelines])
     assert [row["rank"] for row in rows] == [0, 1, None]
-    assert tuple(rows[0]) == names(COMPUTE_UTILIZATION) and "status" not in rows[0]
+    assert tuple(rows[0]) == (*PROFILED_COLUMNS, *Utilization._fields) and "status" not in rows[0]
     assert (rows[0]["micro_batch_size"], rows[0]["precision"]) == (8, None)
     assert rows[0]["compute_utilization"] == pytest.approx(0.25)
-    write_csv(tmp_path / "compute_utilization.csv", rows, names(COMPUTE_UTILIZATION))
+    write_csv(tmp_path / "compute_utilization.csv", rows)
     header, first, *_ = (tmp_path / "compute_utilization.csv").read_text().splitlines()
     assert header.startswith("trial_id,") and header.endswith(",reason") and first.startswith("abc,,,,tiny,")
 

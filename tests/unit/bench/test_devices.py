@@ -3,8 +3,7 @@
 import pytest
 from support.refusals import refused
 
-from bench.machine import devices
-from bench.machine.devices import Devices, Gpu, find_devices, select_gpus
+from bench.machine.devices import Devices, Gpu, find_devices, free_memory_share, select_gpus
 from common.errors import Code
 
 PRESENT = [
@@ -77,8 +76,8 @@ def test_a_cpu_build_of_torch_on_a_gpu_machine_is_said_once(monkeypatch: pytest.
 
 
 def test_ranks_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "available_bytes", lambda: 2000)
-    assert devices.free_memory_share(2) == 800
+    monkeypatch.setattr("bench.machine.devices.available_bytes", lambda: 2000)
+    assert free_memory_share(2) == 800
 
 
 def test_world_sizes_double_up_to_every_gpu() -> None:

@@ -30,7 +30,7 @@ from bert.tasks import make_task, resolve_options, task_data, task_step
 from bert.tasks.base import DataSpec
 from bert.train.loop import Training, run_step
 from bert.train.observer import Observer
-from records.kinds import Component, read_components, read_rounds, write_components
+from records.components import Component, read_components, read_rounds, write_components
 from records.run import TrialDirectory
 from records.trial import Trial
 

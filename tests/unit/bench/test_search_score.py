@@ -24,7 +24,7 @@ from bench.sweep.training import TrainOptions
 from common.errors import Code, StorageError
 from records.files import write_record
 from records.run import TrialDirectory
-from records.training import TrainRun, events_jsonl
+from records.training import TrainRun
 
 Scores = Callable[[Mapping[str, Any], int], float | None]
 
@@ -50,7 +50,7 @@ class Trainings:
         finished = True
         for number, applied in enumerate(range(2, settings["steps"] + 1, settings["eval_every"]), start=1):
             event = {"event": "evaluated", "time_ns": 0, "applied_steps": applied, "samples": 20}
-            with events_jsonl(directory).open("a") as file:
+            with directory.events_jsonl.open("a") as file:
                 file.write(json.dumps({**event, self.score: self.scores(settings, number)}) + "\n")
             watcher.read()
             if watcher.stop_wanted() and applied < settings["steps"]:

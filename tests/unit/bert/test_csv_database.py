@@ -182,7 +182,7 @@ def test_remedies_name_files_that_are_there(tmp_path: Path) -> None:
     with refused("file-damaged", "data csv FILE.csv --vocab VOCAB.txt --output ", "cut.sqlite"):
         open_source(made)
     made.write_bytes(b"")
-    with refused("file-empty", made):
+    with refused("file-format", made):
         open_source(made)
 
 
@@ -254,7 +254,7 @@ def test_a_changed_sample_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "code"), [(0, "file-empty"), (10, "file-damaged"), (100, "file-damaged"), (5000, "file-damaged")]
+    ("kept", "code"), [(0, "file-format"), (10, "file-damaged"), (100, "file-damaged"), (5000, "file-damaged")]
 )
 def test_a_file_cut_short_is_refused(tmp_path: Path, kept: int, code: Code) -> None:
     path = damaged_copy(tmp_path)
@@ -310,7 +310,7 @@ os._exit(1)
 
 def test_a_locked_database_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = damaged_copy(tmp_path)
-    monkeypatch.setattr("common.sqlite._WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("bert.tasks.classify.store._WAIT_SECONDS", 0.05)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     try:

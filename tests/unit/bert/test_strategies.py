@@ -177,7 +177,7 @@ def test_the_shipped_files_hold_the_published_values(name: str, micro: int, stag
         resolve(config, *run())
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"a": NaN}', "", "\x00", "[" * 50_000, '{"a": 1} x'])
+@pytest.mark.parametrize("content", ["{", "[]", "", "\x00", "[" * 50_000, '{"a": 1} x'])
 def test_a_file_that_is_no_configuration_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(content)

@@ -11,11 +11,11 @@ from common import memory
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 50 kB, and this process in the group job_7/step_0 without limits."""
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable:   50 kB\nHugePages_Total:  0\n")
     monkeypatch.setattr(memory, "_MACHINE", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "own")
     monkeypatch.setattr(memory, "_GROUPS", tmp_path / "groups")
     (tmp_path / "groups" / "job_7" / "step_0").mkdir(parents=True)
-    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable:   50 kB\nHugePages_Total:  0\n")
     (tmp_path / "own").write_text("4:memory:/old\n0::/job_7/step_0\n")
     return tmp_path
 
@@ -42,9 +42,3 @@ def test_a_container_has_its_limit_at_the_top(machine: Path, own: str) -> None:
     (machine / "own").write_text(own)
     limit(machine / "groups", max=30000, current=25000, stat="anon 1")
     assert memory.available_bytes() == 5000
-
-
-def test_memory_that_is_not_known_is_none(machine: Path) -> None:
-    for name in ("meminfo", "own"):
-        (machine / name).unlink()
-    assert memory.available_bytes() is None

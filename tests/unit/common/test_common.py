@@ -10,7 +10,6 @@ import pytest
 from support.refusals import refused
 
 from common.atomic import atomic_path, check_writable, remove_left_overs, write_json, write_text
-from common.locks import locked
 from common.registry import load, lookup
 
 
@@ -86,14 +85,6 @@ def test_a_file_written_over_a_link_takes_its_place(tmp_path: Path) -> None:
     (tmp_path / "result.json").symlink_to(tmp_path / "mine")
     write_text(tmp_path / "result.json", "x")
     assert (tmp_path / "mine").read_text() == "precious" and not (tmp_path / "result.json").is_symlink()
-
-
-def test_a_lock_does_not_follow_a_link(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("precious")
-    (tmp_path / ".lock").symlink_to(tmp_path / "mine")
-    with refused("write-failed", ".lock"), locked(tmp_path, "another", "wait"):
-        pass
-    assert (tmp_path / "mine").read_text() == "precious"
 
 
 def test_written_files_follow_the_umask(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from support.refusals import refused
 
 from bench.loggers import chosen_loggers
 from common.errors import MissingToolError
-from common.packages import need
+from common.tools import need
 
 ABSENT = {"sklearn", "scipy", "tensorboard", "optuna"}
 

@@ -12,7 +12,7 @@ from support.refusals import refused
 from analysis.load import DAMAGED, load_run
 from analysis.metrics.comparison.runs import compare_runs
 from common.errors import BertbenchError
-from records.documents import Environment, MaxBatches, RankRecord, Request, Result, TrainingsRecord
+from records.documents import Environment, RankRecord, Request, Result
 from records.files import read_record, typed_rows, write_record
 from records.run import RunDirectory
 from records.schema import STEP_COLUMNS
@@ -27,9 +27,7 @@ from records.trial import Trial
         (RankRecord, {"peak_memory_bytes": True}, "peak_memory_bytes"),
         (Result, {"reason": ""}, "status"),
         (Request, {"trials": []}, "request"),
-        (MaxBatches, {"found": [3]}, "found[0]"),
-        (TrainingsRecord, {"rows": [{}]}, "folder"),
-        (Result, {"status": "ok", "cautions": [{"code": "x", "message": "y"}]}, "remedy"),
+        (Result, {"status": "ok", "cautions": [3]}, "cautions[0]"),
     ],
 )
 def test_the_wrong_field_is_named(tmp_path: Path, kind: type, value: dict[str, Any], named: str) -> None:

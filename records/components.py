@@ -1,44 +1,25 @@
-"""Additional records of trials of the kinds comm and components.
+"""Trials of kind components: the parts of a step, what each has to do at least, and how long it took.
 
-comm, one collective over a range of sizes:
-    trials/<trial id>/collectives.csv        a row per size, placement and repetition
-
-components, the parts of a step, what each has to do at least, and how long it took:
-    trials/<trial id>/components.json        Component by Component, and which batch they are of
-                      components-<rank>.csv  one row per part and round; grows while they are timed
-                      steps-<rank>.csv       whole steps: before the rounds, one in each round, after them
-                      rank-<rank>.json       `series` says which, with measured_peak and measured_bandwidth
+Whole steps are in steps-<rank>.csv: before the rounds, one in each round, after them; rank-<rank>.json says which.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 import msgspec
 
 from common.errors import SchemaError
-from records.files import read_record, typed_rows, write_record
+from records.files import read_struct, typed_rows, write_record
 from records.run import TrialDirectory
-from records.schema import COLLECTIVE_COLUMNS, COMPONENT_COLUMNS
+from records.schema import COMPONENT_COLUMNS
 
 # What parts are of, in the order in which the waterfall shows what they lose.
 GROUPS = ("layers", "attention", "head", "elementwise", "copies", "optimizer")
 
 # Which whole steps were made when, in rank-<rank>.json as `series`: [first step, one past the last).
 SERIES = ("warmup", "before", "rounds", "after")
-
-
-def collectives_csv(directory: TrialDirectory) -> Path:
-    """The measurements of a trial of kind comm."""
-    return directory.path / "collectives.csv"
-
-
-def read_measurements(directory: TrialDirectory) -> list[dict[str, Any]]:
-    """Return the rows of collectives.csv, none without the file. Raises SchemaError if it is damaged."""
-    return list(typed_rows(collectives_csv(directory), COLLECTIVE_COLUMNS))
-
 
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -56,40 +37,26 @@ class Component:
     calls_per_step: Annotated[int, msgspec.Meta(ge=0)]
     """How often a step does it; 0 if it is timed for comparison only."""
     model_flops: _Amount = 0.0
-    """What the mathematics needs, of one call, as bert.model.step counts: padding is nothing. 0: the part is bound by
-    memory."""
+    """What the mathematics needs, of one call, as bert.model.step counts; 0 if the part is bound by memory."""
     computed_flops: _Amount = 0.0
     """What is really multiplied, of one call, padding included."""
     bytes: _Amount = 0.0
-    """Memory traffic that no way of doing it can avoid, of one call: every input read once, every result written
-    once."""
+    """Memory traffic of one call that no way of doing it can avoid: every input read, every result written once."""
 
 
-class _Components(TypedDict):
-    batch: dict[str, Any]
+class _Components(msgspec.Struct):
     components: Annotated[list[Component], msgspec.Meta(min_length=1)]
-
-
-def components_json(directory: TrialDirectory) -> Path:
-    """The parts and the batch they are of."""
-    return directory.path / "components.json"
-
-
-def components_csv(directory: TrialDirectory, rank: int) -> Path:
-    """The times of one rank."""
-    return directory.path / f"components-{rank}.csv"
 
 
 def write_components(directory: TrialDirectory, components: Sequence[Component], batch: Mapping[str, Any]) -> None:
     """Write components.json: what is timed, and counts of the batch it is of, and its layout. Raises StorageError."""
     rows = [dataclasses.asdict(component) for component in components]
-    write_record(components_json(directory), {"batch": dict(batch), "components": rows})
+    write_record(directory.components_json, {"batch": dict(batch), "components": rows})
 
 
 def read_components(directory: TrialDirectory) -> list[Component]:
     """Return the parts of a trial. Raises SchemaError if components.json is damaged or missing."""
-    record = read_record(components_json(directory), _Components)
-    return msgspec.convert(record["components"], list[Component])
+    return read_struct(directory.components_json, _Components).components
 
 
 def read_rounds(directory: TrialDirectory, components: Sequence[Component]) -> dict[str, list[float]]:
@@ -100,7 +67,7 @@ def read_rounds(directory: TrialDirectory, components: Sequence[Component]) -> d
     """
     names = {component.name for component in components}
     ranks = []
-    for path in sorted(directory.path.glob("components-*.csv")):
+    for path in directory.path.glob("components-*.csv"):
         times: dict[int, dict[str, float]] = {}
         for row in typed_rows(path, COMPONENT_COLUMNS):
             times.setdefault(row["round"], {})[row["component"]] = row["time_ms"]
