@@ -70,14 +70,6 @@ class Result(TypedDict, total=False):
     """problem, unprofiled_step_time_ms, step_time_ratio."""
 
 
-class Request(TypedDict, total=False):
-    """sweep.json."""
-
-    request: Required[dict[str, Any]]
-    trials: list[str]
-    earlier: list[dict[str, Any]]
-
-
 class Best(msgspec.Struct):
     """The checkpoint with the best evaluation."""
 

@@ -16,7 +16,6 @@ when its result.json exists.
 """
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,11 +147,9 @@ class RunDirectory:
 
     def require(self) -> "RunDirectory":
         """Return self. Raises InputError when this is no run directory or holds no trial."""
-        if not self.path.is_dir():
-            code: Code = "path-kind" if self.path.exists() else "path-missing"
-            raise InputError(code, f"{self.path} is not a folder: give a run directory such as runs/bench")
         if not self.trials():
-            raise InputError("run-incomplete", f"{self.path} holds no trials: give a folder that bertbench measured in")
+            code: Code = "run-incomplete" if self.path.exists() else "path-missing"
+            raise InputError(code, f"{self.path} holds no trials: give a folder that bertbench measured in")
         return self
 
     def read_max_batches(self) -> list[dict[str, Any]]:
@@ -181,6 +178,4 @@ _MAX_BATCH_OF = (
 
 def is_run(path: Path) -> bool:
     """Return whether a path is a run directory."""
-    with suppress(OSError):  # a folder that may not be entered
-        return (path / "trials").is_dir()
-    return False
+    return (path / "trials").is_dir()

@@ -1,6 +1,5 @@
 """The columns of the tables in a run directory, each declared once; docs/reference/columns.md is made of this file."""
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +19,6 @@ class Column:
     """Heading in tables for people, with the unit; empty if no table shows it."""
     form: str = "number"
     """How tables write a value: a name in analysis.render.tables.FORMS."""
-    diverges: bool = False
-    """Its values may be infinite, or NaN."""
 
 
 # The parts of a step, in its order: a step's row has them, and a result has their medians.
@@ -44,7 +41,7 @@ STEPS = (
     Column("padded_tokens", int, "", "all tokens, including padding", "tokens with padding", "count"),
     Column("predicted_positions", int, "", "masked positions with computed logits", "predicted", "count"),
     Column("model_flops", float, "FLOP", "FLOPs that the model's mathematics needs", "FLOP", "flops"),
-    Column("loss", float, "", "training loss (in nats where it is a cross entropy)", "loss", diverges=True),
+    Column("loss", float, "", "training loss (in nats where it is a cross entropy)", "loss"),
     Column("learning_rate", float, "", "learning rate", "learning rate"),
 )
 
@@ -134,7 +131,7 @@ CURVE = (
     Column("step", int, "", "step of the loop, from 0, as in steps-RANK.csv"),
     Column("applied_steps", int, "", "updates applied so far, this step included; an overflow applies none"),
     Column("samples", int, "", "sequences seen so far, including this step"),
-    Column("loss", float, "", "training loss, mean over all ranks and micro-steps", diverges=True),
+    Column("loss", float, "", "training loss, mean over all ranks and micro-steps"),
     Column("learning_rate", float, "", "learning rate"),
 )
 
@@ -220,14 +217,7 @@ def names(columns: Iterable[Column]) -> tuple[str, ...]:
 
 def parsers(columns: Iterable[Column]) -> dict[str, Callable[[str], Any]]:
     """Return what makes a value of a column's text, by name, as records.files.typed_rows takes them."""
-    return {one.name: _finite if one.type is float and not one.diverges else one.type for one in columns}
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is not a finite number")
-    return value
+    return {column.name: column.type for column in columns}
 
 
 STEP_COLUMNS = parsers(STEPS)

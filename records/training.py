@@ -6,8 +6,7 @@
     runs/<name>/tensorboard/                 event files
     runs/<name>/trials/<trial id>/events.jsonl
 
-Each call of the command is one attempt, and each attempt one trial (Trial.round counts them). curve.csv and
-events.jsonl grow while an attempt runs; a last line cut short by a crash is dropped by the reader.
+Each call of the command is one attempt, and each attempt one trial (Trial.round counts them).
 """
 
 import json

@@ -73,15 +73,17 @@ class Trial(TrainSpec):
             value = getattr(self, name)
             if value not in words and (self.kind, name, value) != ("measure", "precision", ""):
                 raise UsageError("option-choice", f"{name}={value!r}: choose one of {', '.join(words)}")
-        for name in _AT_LEAST_ONE:
-            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        _require("max_seconds", self.max_seconds, 0 < self.max_seconds < math.inf, "above 0 and finite")
-        _require("dropout", self.dropout, 0.0 <= self.dropout < 1.0, "in [0, 1)")
+        needed = {name: (getattr(self, name) >= 1, "at least 1") for name in _AT_LEAST_ONE}
+        needed["max_seconds"] = 0 < self.max_seconds < math.inf, "above 0 and finite"
+        needed["dropout"] = 0.0 <= self.dropout < 1.0, "in [0, 1)"
+        for name, (holds, limits) in needed.items():
+            if not holds:
+                raise UsageError("option-value", f"{name}={getattr(self, name)} must be {limits}")
         start, stop = self.start_iteration, self.stop_iteration
         if (start is None) != (stop is None):
             raise UsageError("option-missing", "--start and --stop go together: give both")
-        if start is not None and stop is not None:
-            _require("--start", start, 0 <= start < stop, f"at least 0 and below --stop {stop}")
+        if start is not None and stop is not None and not 0 <= start < stop:
+            raise UsageError("option-value", f"--start={start} must be at least 0 and below --stop {stop}")
 
     @property
     def ranks(self) -> int:
@@ -139,8 +141,3 @@ _LIMITS = ("min_steps", "max_steps", "max_seconds", "relative_half_width")
 _WITHOUT_MEANING = {"comm": _OF_TRAINING, "measure": (*sorted(_OF_SCRIPT), *_LIMITS)}
 # Characters that no folder is named by.
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]")
-
-
-def _require(name: str, value: object, holds: bool, needed: str) -> None:
-    if not holds:
-        raise UsageError("option-value", f"{name}={value} must be {needed}")

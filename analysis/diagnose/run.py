@@ -9,7 +9,6 @@ from analysis.load import LoadedRun, LoadedTrial, script_contents
 from analysis.metrics import cautions
 from analysis.metrics.cautions import Caution
 from analysis.metrics.comparison.runs import Side, by_key, side_of
-from records.documents import Request
 from records.files import read_record
 from records.run import RunDirectory
 
@@ -82,7 +81,7 @@ def mixed(environments: Sequence[Mapping[str, Any]]) -> list[Caution]:
 
 def _left_out(trials: Sequence[LoadedTrial]) -> list[Caution]:
     run = RunDirectory(trials[0].directory.path.parents[1])
-    planned = read_record(run.sweep_json, Request).get("trials", []) if run.sweep_json.exists() else []
+    planned = read_record(run.sweep_json).get("trials", []) if run.sweep_json.exists() else []
     missing = sum(not run.trial(name).path.exists() for name in planned)
     message = f"{missing} of the {len(planned)} trials of the last command were not measured"
     remedy = "run the same command again, with a larger time budget if it has one"

@@ -24,16 +24,6 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.fixture
-def features(tmp_path: Path) -> Path:
-    glue = make_glue(tmp_path / "glue", ["cola", "sst2", "stsb"])
-    vocab = write_vocabulary(tmp_path / "vocab.txt")
-    for task in ("cola", "sst2", "stsb"):
-        words = ["--input", glue, "--vocab", vocab, "--output", tmp_path / "features", "--tasks", task]
-        document("data", "glue", *words)
-    return tmp_path / "features"
-
-
 def test_a_missing_module_is_named_as_it_is_installed() -> None:
     need("this", "scores", "json")
     with refused("package-missing", "this", "no_such_module", "bertbench[scores]", kind=MissingToolError):
@@ -42,8 +32,10 @@ def test_a_missing_module_is_named_as_it_is_installed() -> None:
 
 @pytest.mark.usefixtures("absent")
 @pytest.mark.parametrize(("task", "package"), [("cola", "scikit-learn"), ("stsb", "scipy")])
-def test_training_with_scores_is_refused_before_it_begins(features: Path, task: str, package: str) -> None:
-    out = features.parent / "run"
+def test_training_with_scores_is_refused_before_it_begins(tmp_path: Path, task: str, package: str) -> None:
+    glue, vocab = make_glue(tmp_path / "glue", [task]), write_vocabulary(tmp_path / "vocab.txt")
+    features, out = tmp_path / "features", tmp_path / "run"
+    document("data", "glue", "--input", glue, "--vocab", vocab, "--output", features, "--tasks", task)
     words = ["--task", task, "--data", features, "--device", "cpu", "--preset", "tiny", "--out", out]
     with refused("package-missing", package, "bertbench[scores]"):
         result("train", "glue", *words)
@@ -51,22 +43,13 @@ def test_training_with_scores_is_refused_before_it_begins(features: Path, task: 
 
 
 @pytest.mark.usefixtures("absent")
-@pytest.mark.parametrize(("task", "folder"), [("cola", "CoLA"), ("stsb", "STS-B")])
-def test_scoring_is_refused_too(tmp_path: Path, task: str, folder: str) -> None:
-    labels = make_glue(tmp_path, [task]) / folder / "dev.tsv"
-    answers = tmp_path / "answers.tsv"
-    answers.write_text("index\tprediction\n" + "".join(f"{n}\t1\n" for n in range(12)))
-    with refused("package-missing", "bertbench[scores]"):
-        result("eval", "glue", "--task", task, "--labels", labels, "--predictions", answers)
-
-
-@pytest.mark.usefixtures("absent")
-def test_accuracy_alone_needs_no_package(tmp_path: Path) -> None:
-    labels = make_glue(tmp_path, ["sst2"]) / "SST-2" / "dev.tsv"
-    answers = tmp_path / "answers.tsv"
+def test_scoring_is_refused_too_but_accuracy_alone_needs_no_package(tmp_path: Path) -> None:
+    glue, answers = make_glue(tmp_path, ["cola", "sst2"]), tmp_path / "answers.tsv"
     answers.write_text("index\tprediction\n" + "".join(f"{n}\t{n % 2}\n" for n in range(12)))
-    found = document("eval", "glue", "--task", "sst2", "--labels", labels, "--predictions", answers)
-    assert found["scores"] == {"accuracy": 1.0}
+    with refused("package-missing", "bertbench[scores]"):
+        result("eval", "glue", "--task", "cola", "--labels", glue / "CoLA/dev.tsv", "--predictions", answers)
+    words = ["--task", "sst2", "--labels", glue / "SST-2/dev.tsv", "--predictions", answers]
+    assert document("eval", "glue", *words)["scores"] == {"accuracy": 1.0}
 
 
 @pytest.mark.usefixtures("absent")

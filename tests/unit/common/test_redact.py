@@ -63,10 +63,6 @@ def test_secrets_inside_commands_are_redacted(text: str, secret: str) -> None:
     assert redact_environment({"CUDA_X": text}) == {"CUDA_X": redacted}
 
 
-def test_the_words_around_a_secret_stay() -> None:
-    assert redact_text("run --api-key=abc --epochs 3") == f"run --api-key={REDACTED} --epochs 3"
-
-
 @pytest.mark.parametrize(
     "text",
     [

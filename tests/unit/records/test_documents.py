@@ -12,7 +12,7 @@ from support.refusals import refused
 from analysis.load import DAMAGED, load_run
 from analysis.metrics.comparison.runs import compare_runs
 from common.errors import BertbenchError
-from records.documents import Environment, RankRecord, Request, Result
+from records.documents import Environment, RankRecord, Result
 from records.files import read_record, typed_rows, write_record
 from records.run import RunDirectory
 from records.schema import STEP_COLUMNS
@@ -26,7 +26,6 @@ from records.trial import Trial
         (Environment, {"gpus": [{"name": "a"}, 3]}, "gpus[1]"),
         (RankRecord, {"peak_memory_bytes": True}, "peak_memory_bytes"),
         (Result, {"reason": ""}, "status"),
-        (Request, {"trials": []}, "request"),
         (Result, {"status": "ok", "cautions": [3]}, "cautions[0]"),
     ],
 )
@@ -50,13 +49,13 @@ def test_unknown_fields_missing_fields_and_none_are_taken(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("name", "cell"),
-    [("start_ns", "9" * 9999), ("start_ns", "x"), ("forward_ms", "inf"), ("model_flops", "nan")],
+    [("start_ns", "9" * 9999), ("start_ns", "x"), ("forward_ms", "fast")],
 )
 def test_numbers_of_tables_can_be_computed_with(tmp_path: Path, name: str, cell: str) -> None:
     path = tmp_path / "steps.csv"
     path.write_text(f"step,loss,{name}\n0,inf,3\n1,nan,{cell}\n")
     with refused("file-damaged", path, "line 3"):
-        list(typed_rows(path, STEP_COLUMNS))
+        typed_rows(path, STEP_COLUMNS)
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -92,17 +91,6 @@ def test_a_changed_value_is_used_or_refused(tmp_path: Path, name: str, new: Any)
             compare_runs(good, changed)
         except BertbenchError as error:
             assert error.code in ("file-damaged", "record-foreign", "record-version", "run-mismatch")
-
-
-def test_a_world_of_any_size_takes_no_memory_of_its_size(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    for nodes in (1, 2):
-        write_trial(run, Trial(world_size=2**62, nodes=nodes), {0: step_rows([10.0] * 9, 8)})
-    rows = [trial.row for trial in load_run(run)]
-    assert [row["status"] for row in rows] == ["ok", "ok"] and all(row["mfu"] is None for row in rows)
-    assert any(
-        f"{2**62 - 1} ranks" in row["unknown"]["step_time_ms"] for row in rows if "step_time_ms" in row["unknown"]
-    )
 
 
 def test_a_damaged_document_costs_its_trial_alone(tmp_path: Path) -> None:
