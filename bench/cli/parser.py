@@ -9,7 +9,17 @@ import typing
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from cyclopts import App, ArgumentCollection, CoercionError, CycloptsError, Group, MissingArgumentError, Parameter
+from cyclopts import (
+    App,
+    ArgumentCollection,
+    CoercionError,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    Token,
+    convert,
+)
 from cyclopts.field_info import POSITIONAL_ONLY
 
 from bench.cli.options import RARE
@@ -18,6 +28,9 @@ from common.errors import Code, UsageError
 from common.flags import POSITIONAL
 
 T = TypeVar("T")
+
+_ADDED = ("vary", "search")
+"""List options whose values add up where they are given several times; of others the last list counts."""
 
 
 class _CommandLine(App):
@@ -33,6 +46,7 @@ class _CommandLine(App):
         places = itertools.count()
         for argument in arguments:
             field, rare = argument.field_info, argument.field_info.name in RARE
+            positional = POSITIONAL in getattr(field.annotation, "__metadata__", ())
             text, default = " ".join((argument.parameter.help or "").split()), field.default
             shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
             says_default = isinstance(default, bool) or shown in ("", "None") or "; default " in text
@@ -42,8 +56,9 @@ class _CommandLine(App):
                 show_default=False if says_default else shown,
                 show=self.whole or not rare,
                 negative=() if default is False else None,
+                converter=None if positional or isinstance(default, bool) or field.name in _ADDED else _given_last,
             )
-            if POSITIONAL in getattr(field.annotation, "__metadata__", ()):
+            if positional:
                 argument.index, field.kind = next(places), POSITIONAL_ONLY
                 words = known_tasks() if field.name == "task" else argument.parameter.choices
                 group = Group("Arguments", sort_key=0)
@@ -51,6 +66,15 @@ class _CommandLine(App):
             if not argument.children:
                 argument.parameter = Parameter.combine(argument.parameter, more)
         return arguments
+
+
+def _given_last(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Return the value or list given last; cyclopts would add lists up, and round 1.5 to 2."""
+    tokens = tokens[max(place for place, token in enumerate(tokens) if not token.index) :]
+    for token in tokens:
+        if int in (kind, *typing.get_args(kind)) and not re.fullmatch(r"[+-]?\d+", token.value):
+            raise ValueError(f"{token.value!r} is not an integer")
+    return convert(kind, tokens)
 
 
 def application(options: type, program: str, whole: bool = True) -> App:
