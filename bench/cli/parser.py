@@ -38,6 +38,8 @@ class _CommandLine(App):
 
     whole: bool = True
     """Whether the help shows options that are rarely needed."""
+    required: tuple[str, ...] = ()
+    """Fields that a command line must give though they have a default: REQUIRED of the dataclass."""
 
     def assemble_argument_collection(self, **options: Any) -> ArgumentCollection:
         """Return the options as cyclopts reads them from the dataclass, with what the help says of each."""
@@ -55,6 +57,7 @@ class _CommandLine(App):
                 help=text,
                 show_default=False if says_default else shown,
                 show=self.whole or not rare,
+                required=True if field.name in self.required else None,
                 negative=() if default is False else None,
                 converter=None if positional or isinstance(default, bool) or field.name in _ADDED else _given_last,
             )
@@ -100,7 +103,7 @@ def application(options: type, program: str, whole: bool = True) -> App:
             consume_multiple=(1, None), allow_repeating=True, json_list=False, negative_iterable=()
         ),
     )
-    app["--help"].show, app.whole = False, whole
+    app["--help"].show, app.whole, app.required = False, whole, getattr(options, "REQUIRED", ())
     app.default(command)
     return app
 

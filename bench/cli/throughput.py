@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bench.cli.options import TrialOptions, run_folder
 from bench.cli.progress import note
@@ -34,6 +34,8 @@ class ThroughputOptions(TrialOptions):
         bertbench throughput pretrain --implementations bertbench hf  # compare with Hugging Face
         bertbench throughput squad --preset large --max-batch-search  # find the largest batch that fits
     """
+
+    REQUIRED: ClassVar = ("task",)
 
     sweep: Sweep
     out: Path = Path("runs/throughput")
@@ -129,9 +131,10 @@ def _largest_batches(options: ThroughputOptions, devices: Devices) -> Result:
         notes["free_memory_gib"] = free_memory_gib(run)
         ranks = max(sweep.devices or devices.default_world_sizes())
         sweep = dataclasses.replace(sweep, memory_limit_gib=round(notes["free_memory_gib"] / ranks, 1))
-        note(f"memory limit per rank: {sweep.memory_limit_gib} GiB (--memory-limit-gib)")
     rows: list[dict[str, Any]] = []
     starts = expand(sweep, devices)
+    if notes:
+        note(f"memory limit per rank: {sweep.memory_limit_gib} GiB (--memory-limit-gib)")
     with session(options, "throughput", devices, options.price_per_hour, **notes) as call:
         for start in starts:
             outcome = largest_batch(start, options.max_batch_limit, measured_trials(call))
