@@ -15,10 +15,11 @@ from bench.cli.session import announce, session
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.profilers import PROFILERS, load_profiler
-from bench.run.profiling import profile_trials, set_problem, with_unprofiled
+from bench.run.profiling import profile_trials, with_unprofiled
 from bench.sweep.trials import Sweep, expand
 from bench.sweep.winner import check_winner, fastest_trial
 from common.errors import UsageError
+from records.files import write_record
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -76,7 +77,8 @@ def run(options: ProfileOptions) -> Result:
         views, tables = profiles(directory, [trial.trial_id for trial in trials])
         for trial, result, view in zip(trials, results, views, strict=True):
             if view.verdict == "unread" and result["profile"]["files"]:
-                set_problem(directory.trial(trial.trial_id), result, view.problems[0])
+                result["profile"]["problem"] = view.problems[0]  # so that another call makes it again
+                write_record(directory.trial(trial.trial_id).result_json, result)
     return _result(options, directory, trials, results, views, tables)
 
 

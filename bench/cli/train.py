@@ -74,7 +74,7 @@ def run(call: "TrainCall | SeveralCall") -> Result:
             options = options.prepared()
             if options.prep_only:
                 return Result()
-        stop.limit(options.max_seconds)
+        stop.max_seconds = options.max_seconds
         devices = find_devices(options.device)
         place = TrainRun(run_folder(options.out))
         is_new = not place.path.exists()

@@ -125,7 +125,7 @@ def run(call: SeveralCall) -> Result:
     """Train and compare; return exit code 0 if all ended or on a stop, 3 if a training failed or has no profile."""
     options, base = call.options, next(iter(call.variants.values()))
     with StopRequest() as stop:
-        stop.limit(base.max_seconds)
+        stop.max_seconds = base.max_seconds
         place = Trainings(run_folder(options.out))
         plan = plan_trainings(
             call.variants, call.varied, place, find_devices(base.device), seeds=options.seeds, target=options.target,

@@ -146,7 +146,7 @@ def _for_score(options: ScoreOptions, words: list[str]) -> Result:
     base = read([])
     out = run_folder(options.out)
     with StopRequest() as stop:
-        stop.limit(options.max_seconds)
+        stop.max_seconds = options.max_seconds
         document, ended = Worker(
             folder=out, space=read_space(options.search, read), base=base, read=read,
             words=given, devices=find_devices(base.device), trials=options.trials,

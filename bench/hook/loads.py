@@ -77,7 +77,6 @@ class Loads:
         self._read: list[_Reading] = []  # since the last step; the last one read at the end
         self._feeding: _Reading | None = None
         self._waited_before = 0
-        self._seen = False
 
     def opened(self, iterator: Any, loader: Any = None) -> _Reading:
         """Take in an iterator; it may be one that the loader returned before, begun anew."""
@@ -102,14 +101,13 @@ class Loads:
         elif counts is None:
             reading.exhausted = True
         else:
-            self._seen = True
             self._read = [one for one in self._read if one is not reading] + [reading]
             reading.batches += 1
             reading.counts[:] = map(_add, reading.counts, counts)
 
     def end_step(self) -> tuple[Any, ...]:
         """Return what fed the step that ends: wait in ns, samples, real tokens, padded tokens; None where unknown."""
-        if not self._seen:
+        if not self._read and self._feeding is None:
             return None, None, None, None
         feeding = self._feeding_now()
         counts: list[Any] = [0, 0, 0]

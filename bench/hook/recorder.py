@@ -171,9 +171,6 @@ class Recorder:
             "torch": str(torch.__version__),
         }
         self._write_record()
-        self._watch_end()
-
-    def _watch_end(self) -> None:
         leave = os._exit
 
         def finish_and_leave(status: int) -> None:  # as forked processes of multiprocessing end
@@ -183,14 +180,9 @@ class Recorder:
         atexit.register(self.finish)
         os._exit = finish_and_leave  # type: ignore[assignment]
 
+    @_guarded
     def finish(self) -> None:
         """Write what is left; called when the process ends."""
-        if self.claimed:
-            self._finish()
-            self.claimed = False
-
-    @_guarded
-    def _finish(self) -> None:
         error = getattr(sys, "last_value", None)  # what ends the script
         if error is not None:
             why = f"{type(error).__name__}: {error}".strip()
@@ -200,6 +192,7 @@ class Recorder:
         self._drain(time.perf_counter_ns(), wait=True)
         if self.profile is not None:
             self.profile.give_up("the script ended before --stop")
+        self.claimed = False
 
     def _event(self) -> Any:
         """Mark the present instant on the time line of the GPU; None on a CPU and while a CUDA graph is recorded."""
@@ -244,9 +237,8 @@ class Recorder:
             "framework": self.framework,
             **_memory(self._device),
             "unknown": {**_UNKNOWN, "optimizer_ms": _IN_STEP} if self._more_than_update else _UNKNOWN,
+            **({} if self._rank else {"ranks": list(range(self._world))}),
         }
-        if self._rank == 0:
-            record["ranks"] = list(range(self._world))
         self._write_json(f"rank-{self._rank}.json", record)
 
     def _write_json(self, name: str, record: Mapping[str, Any]) -> None:

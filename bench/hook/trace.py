@@ -49,7 +49,17 @@ class Profile:
             if device is not None:  # the mark of a step ends when its kernels do
                 sys.modules["torch"].cuda.synchronize(device)
             if number == self._start:
-                self._begin(rank, device is not None, ranks)
+                from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+                self._profile = profile(
+                    activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (device is not None)],
+                    schedule=lambda step: ProfilerAction.RECORD,  # marks each step as a range ProfilerStep#<number>
+                    # NCCL's kernels record the sizes of messages, gloo's spans do not: there, shapes are needed.
+                    record_shapes=ranks > 1 and device is None,
+                )
+                self._profile.step_num = self._start
+                self._profile.start()
+                describe(self._profile, rank)
             elif number < self._stop:
                 self._profile.step()
             else:
@@ -71,16 +81,3 @@ class Profile:
         if self._profile is not None:
             with contextlib.suppress(Exception):
                 self._profile.stop()
-
-    def _begin(self, rank: int, gpu: bool, ranks: int) -> None:
-        from torch.profiler import ProfilerAction, ProfilerActivity, profile
-
-        self._profile = profile(
-            activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * gpu],
-            schedule=lambda step: ProfilerAction.RECORD,  # marks each step as a range ProfilerStep#<number>
-            # NCCL's kernels record the sizes of messages, gloo's spans do not: there, shapes are needed.
-            record_shapes=ranks > 1 and not gpu,
-        )
-        self._profile.step_num = self._start
-        self._profile.start()
-        describe(self._profile, rank)

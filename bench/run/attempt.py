@@ -2,9 +2,8 @@
 
 import contextlib
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -18,46 +17,24 @@ from bench.sweep.sweep import tidy, write_results
 from bench.sweep.training import Plan
 from bert.speed.registry import recorded_levers
 from bert.tasks import check_task_options, task_data
-from common.errors import SchemaError
 from records.documents import Best, TrainState
 from records.files import write_record
 from records.run import TrialDirectory
 from records.training import TrainRun, read_events
-from records.trial import Trial
-
-
-class Watcher(Protocol):
-    """Looks after an attempt while it runs."""
-
-    def look(self, trial: Trial, directory: TrialDirectory) -> None:
-        """Called some twenty times a second, and once after the end."""
-
-    def stop_wanted(self) -> bool:
-        """Whether the ranks are to save and end."""
 
 
 def train_once(
-    run: TrainRun,
-    plan: Plan,
-    devices: Devices,
-    watcher: Watcher,
-    leader: Leader | None = None,
-    keep_refused: bool = True,
+    run: TrainRun, plan: Plan, devices: Devices, watcher: Any, leader: Leader | None = None, keep_refused: bool = True
 ) -> tuple[TrialDirectory, dict[str, Any]]:
     """Make one attempt and return its folder and result; train.json and results.csv say how it ended.
 
-    Must be called inside a lock on the run.
-
-    Args:
-        run: the run directory.
-        plan: of the training.
-        devices: where the ranks run.
-        watcher: is asked whether they are to stop.
-        leader: of a world whose ranks make the attempt together: this process starts its own and tells the others.
-        keep_refused: whether something is left of an attempt that was refused before it trained.
+    Must be called inside a lock on the run. `watcher` has the methods `look` and `stop_wanted` of LaunchOptions. With
+    `leader` the ranks of its world make the attempt together. Without `keep_refused` nothing is left of an attempt that
+    was refused before it trained.
     """
     options = LaunchOptions(
         timeout_seconds=None,
+        world=None if leader is None else leader.world,
         variables={LOG_TO_VARIABLE: " ".join(plan.log_to)},
         look=watcher.look,
         stop_wanted=watcher.stop_wanted,
@@ -67,19 +44,17 @@ def train_once(
         if before.read_result() is None:
             reason = "killed with its launcher, or interrupted, before it recorded a result"
             finish(before.read_trial(), before, "crashed", reason, options, code="worker-lost")
-    rounds = [directory.read_trial().round for directory in run.attempts()]
     trial = plan.trial(
         kind="train",
         levers=recorded_levers(plan.settings.levers, devices.kind) if plan.implementation == OURS else "",
         device=devices.kind,
-        round=max(rounds, default=-1) + 1,
+        round=max((before.read_trial().round for before in run.attempts()), default=-1) + 1,
         max_steps=plan.settings.steps,
         threads_per_rank=plan.options.threads,
         training=tuple(sorted(plan.settings.to_json().items())),
     )
     directory = run.run.trial(trial.trial_id)
     if leader is not None:
-        options = replace(options, world=leader.world)
         leader.order(directory=str(directory.path), threads=plan.options.threads)
     try:
         result = run_trial(trial, directory, devices, capture(devices), options)
@@ -108,7 +83,7 @@ def _state(run: TrainRun, plan: Plan) -> TrainState:
     checkpoint = checkpoints[-1] if checkpoints else None
     saved: dict[str, Any] = next((event for event in reversed(reached) if event["event"] == "saved"), {})
     best: dict[str, Any] = {name: saved.get(f"best_{name}") for name in Best.__struct_fields__}
-    result = (attempts[-1].read_result() if attempts else None) or {}
+    result = attempts[-1].read_result() or {}
     options = check_task_options(plan.settings.task, plan.settings.task_options)
     state = TrainState(
         phase=plan.phase,
@@ -125,9 +100,8 @@ def _state(run: TrainRun, plan: Plan) -> TrainState:
     )
     is_known = result.get("status") != "refused"
     if not is_known and checkpoint is not None and run.state_json.exists():
-        with contextlib.suppress(SchemaError):
-            before = run.read_state()
-            state.phase, state.total_steps, state.request = before.phase, before.total_steps, before.request
-            is_known = True
+        before = run.read_state()
+        state.phase, state.total_steps, state.request = before.phase, before.total_steps, before.request
+        is_known = True
     state.finished = is_known and checkpoint is not None and applied_steps >= state.total_steps
     return state

@@ -3,7 +3,7 @@
 import os
 import platform
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -42,12 +42,10 @@ def measure_collectives(directory: TrialDirectory, trial: Trial, strategy: Strat
     }
     places: list[Any] = [None] * strategy.world_size
     dist.all_gather_object(places, here)
-    with ExitStack() as stack:
-        writer = None
-        if strategy.rank == 0:
-            for rank, place in enumerate(places):
-                write_record(directory.rank_json(rank), {"rank": rank, "place": place, **record})
-            writer = stack.enter_context(RowWriter(directory.collectives_csv, list(COLLECTIVE_COLUMNS)))
+    for rank, place in enumerate(places if strategy.rank == 0 else ()):
+        write_record(directory.rank_json(rank), {"rank": rank, "place": place, **record})
+    path = directory.collectives_csv
+    with nullcontext() if strategy.rank else RowWriter(path, COLLECTIVE_COLUMNS) as writer:
         for size in sizes_of(test, strategy.world_size):
             for placement in COLLECTIVES[test["name"]]:
                 rows = _measure_size(test, _Buffers(test["name"], placement, size, trial.precision, strategy))

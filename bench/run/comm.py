@@ -1,6 +1,5 @@
 """The trials of `comm`: which collectives are measured, over which sizes."""
 
-import contextlib
 import itertools
 import math
 import re
@@ -23,7 +22,6 @@ COLLECTIVES: dict[str, tuple[str, ...]] = {
     "broadcast": ("in_place",),
 }
 DTYPES = ("fp32", "fp16", "bf16")
-_UNITS = {"K": 10, "M": 20, "G": 30}
 
 
 def sizes_of(test: Mapping[str, Any], ranks: int) -> list[int]:
@@ -43,12 +41,11 @@ def sizes_of(test: Mapping[str, Any], ranks: int) -> list[int]:
 
 def parse_size(text: str, option: str) -> int:
     """Return bytes of "1024", "64K", "1M" or "1G" (powers of 1024, as nccl-tests reads them). Raises UsageError."""
-    match = re.fullmatch(r"([0-9.]+)([KMG]?)(I?B)?", text.strip().upper())
-    with contextlib.suppress(TypeError, ValueError):  # no such text, or two points
-        value = float(match[1]) * 1024 ** "_KMG".index(match[2] or "_")  # type: ignore[index]
-        if 1 <= value < 2**50:
-            return int(value)
-    raise UsageError("option-value", f"{option} {text}: give a number of bytes, such as 1024, 64K, 256M or 1G")
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+|[0-9]+\.)([KMG]?)(I?B)?", text.strip().upper())
+    value = float(match[1]) * 1024 ** "_KMG".index(match[2] or "_") if match else 0.0
+    if not 1 <= value < 2**50:
+        raise UsageError("option-value", f"{option} {text}: give a number of bytes, such as 1024, 64K, 256M or 1G")
+    return int(value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,41 +87,33 @@ class CommSweep:
             if number < 1:
                 raise UsageError("option-value", f"{flag(option)} {getattr(self, option)} is too small")
 
-    def test(self, name: str) -> dict[str, Any]:
-        """Return what a trial of one collective measures. Raises UsageError for a size that is none."""
-        return {
-            "name": name,
-            "min_bytes": parse_size(self.min_bytes, "--min-bytes"),
-            "max_bytes": parse_size(self.max_bytes, "--max-bytes"),
-            **{field: getattr(self, field) for field in ("factor", "repetitions", "iterations", "warmup")},
-        }
-
 
 def expand_collectives(sweep: CommSweep, devices: Devices, world: World | None = None) -> list[Trial]:
-    """Return the trials in the order they run, round by round."""
-    sizes = _world_sizes(sweep, devices) if world is None else [world.check_devices(*sweep.devices)]
+    """Return the trials in the order they run, round by round. Raises UsageError."""
+    if world is not None:
+        world_sizes = [world.check_devices(*sweep.devices)]
+    elif devices.count < 2:
+        problem = f"a collective needs two devices, this node has {devices.count}"
+        raise UsageError("device-missing", f"{problem}: bertbench launch ... -- bertbench comm")
+    else:
+        for size in sweep.devices:
+            devices.environment(size)  # refuses too many
+        default = [2] if devices.kind == "cpu" else [size for size in devices.default_world_sizes() if size > 1]
+        world_sizes = list(dict.fromkeys(sweep.devices or default))
     names, dtypes = (list(dict.fromkeys(values)) for values in (sweep.collectives, sweep.dtypes))
+    test: dict[str, Any] = {
+        "min_bytes": parse_size(sweep.min_bytes, "--min-bytes"),
+        "max_bytes": parse_size(sweep.max_bytes, "--max-bytes"),
+        **{field: getattr(sweep, field) for field in ("factor", "repetitions", "iterations", "warmup")},
+    }
     trials = []
-    for number, name, dtype, size in itertools.product(range(sweep.rounds), names, dtypes, sizes):
-        test = sweep.test(name)
+    for number, name, dtype, size in itertools.product(range(sweep.rounds), names, dtypes, world_sizes):
         sizes_of(test, size)
         trials.append(
             Trial(
                 kind="comm", task="comm", implementation="torch", strategy="ddp", preset="", data="", precision=dtype,
                 world_size=size, nodes=1 if world is None else world.nodes, device=devices.kind, round=number,
-                collective=tuple(sorted(test.items())),
+                collective=tuple(sorted({**test, "name": name}.items())),
             )
         )  # fmt: skip
     return trials
-
-
-def _world_sizes(sweep: CommSweep, devices: Devices) -> list[int]:
-    default = [2] if devices.kind == "cpu" else [size for size in devices.default_world_sizes() if size > 1]
-    if devices.count < 2:
-        raise UsageError(
-            "device-missing",
-            f"a collective needs two devices, this node has {devices.count}: bertbench launch ... -- bertbench comm",
-        )
-    for size in sweep.devices:
-        devices.environment(size)  # refuses too many
-    return list(dict.fromkeys(sweep.devices or default))

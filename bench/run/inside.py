@@ -34,7 +34,6 @@ _SHARED_FOLDER_SECONDS = 30.0
 # Seconds that a rank waits for rank 0 to say what to train.
 _ORDER_SECONDS = 600.0
 _ORDER_KEY = "train"
-_TRY = timedelta(seconds=5)
 
 
 def run_inside(
@@ -136,7 +135,7 @@ def _store_of_ranks(world: World, stop: StopRequest | None = None) -> Any:
     while True:  # short tries, since signals wait for the end of each
         try:
             # The process group uses the same store, since no other process can have its port.
-            store = TCPStore(address, port, is_master=hosts, timeout=_TRY, wait_for_workers=False)
+            store = TCPStore(address, port, is_master=hosts, timeout=timedelta(seconds=5), wait_for_workers=False)
             break
         except RuntimeError as error:
             if hosts or time.monotonic() >= deadline or (stop is not None and stop.wanted()):

@@ -31,7 +31,7 @@ from bench.sweep.sweep import locked, record_request, tidy, write_results
 from common.errors import StorageError, UsageError
 from common.registry import lookup
 from records.files import write_record
-from records.run import RunDirectory, TrialDirectory
+from records.run import RunDirectory
 from records.schema import STEP_COLUMNS
 
 # By device, s: as in trials, but a thread of this process must not take the loop's time.
@@ -65,11 +65,6 @@ class MeasuredLoop:
         self._stack = ExitStack()
         self._open = False
 
-    @property
-    def directory(self) -> TrialDirectory:
-        """The folder of the trial."""
-        return self.run.trial(self.trial.trial_id)
-
     def __enter__(self) -> "MeasuredLoop":
         if self._open or self.result is not None:
             raise UsageError("option-conflict", "this measurement has been used: call bertbench.measure again")
@@ -77,6 +72,7 @@ class MeasuredLoop:
             stack.enter_context(locked(self.run))
             tidy(self.run)
             self.trial = in_next_round(self.run, self.trial)  # others may have measured since it was planned
+            self.directory = self.run.trial(self.trial.trial_id)
             self.directory.path.mkdir(parents=True, exist_ok=True)
             write_record(self.directory.trial_json, self.trial.to_json())
             devices = find_devices(self.trial.device)

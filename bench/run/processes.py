@@ -3,7 +3,6 @@ ends every process of the command when the command has ended, or when the proces
 
 import contextlib
 import ctypes
-import math
 import os
 import signal
 import subprocess
@@ -91,12 +90,13 @@ class StopRequest:
     """Inside `with`, the first SIGTERM or Ctrl-C is a request, and a second one a KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self._max_seconds = math.inf
         self._began = time.monotonic()
         self._requested_at = 0.0
         self._before: dict[int, Any] = {}
         self.signal: signal.Signals | None = None
         """What came, None where nothing did."""
+        self.max_seconds: float | None = None
+        """When to ask for a stop by itself, counted from the making of this object; None sets no limit."""
 
     def __enter__(self) -> "StopRequest":
         """Listen."""
@@ -115,10 +115,6 @@ class StopRequest:
         elif now - self._requested_at > _SAME_SIGNAL_SECONDS:
             raise KeyboardInterrupt
 
-    def limit(self, max_seconds: float | None) -> None:
-        """Ask for a stop this long after this object was made; None sets no limit."""
-        self._max_seconds = math.inf if max_seconds is None else max_seconds
-
     def wanted(self) -> bool:
         """Whether a stop is requested."""
         return bool(self.why())
@@ -127,8 +123,8 @@ class StopRequest:
         """Return what requested the stop, in words; empty where nothing here did."""
         if self.signal is not None:
             return self.signal.name
-        is_late = time.monotonic() - self._began >= self._max_seconds
-        return f"the limit of {self._max_seconds:g} s" if is_late else ""
+        is_late = self.max_seconds is not None and time.monotonic() - self._began >= self.max_seconds
+        return f"the limit of {self.max_seconds:g} s" if is_late else ""
 
 
 def _children() -> Iterator[int]:
@@ -153,9 +149,8 @@ def _reap(grace_seconds: float) -> None:
 def main(argv: list[str]) -> int:
     """Guard the command argv[1:] for the process argv[0], which is the parent; return the command's exit code."""
     code = 1
-    ctypes.CDLL(None).prctl(
-        _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
-    )  # daemons and other orphans become children of this process
+    # Daemons and other orphans become children of this process.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: None)  # the parent decides
     if STOP_VARIABLE in os.environ:  # batch systems send SIGTERM to all processes: it waits until a rank listens

@@ -41,12 +41,6 @@ def profile_trials(session: Session, trials: Sequence[Trial]) -> list[dict[str, 
     ]
 
 
-def set_problem(directory: TrialDirectory, result: dict[str, Any], problem: str) -> None:
-    """Record that nothing of the profile's files can be read, so that another call makes it again."""
-    result["profile"]["problem"] = problem
-    write_record(directory.result_json, result)
-
-
 def _with_profile(
     directory: TrialDirectory, trial: Trial, plain: Mapping[str, Any], result: dict[str, Any]
 ) -> dict[str, Any]:

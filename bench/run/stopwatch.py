@@ -30,7 +30,7 @@ class Stopwatch:
         return scalar
 
 
-class CudaStopwatch(Stopwatch):
+class _CudaStopwatch(Stopwatch):
     """CUDA events on the current stream: times of the device, read later, so that measuring never stalls it."""
 
     def __init__(self) -> None:
@@ -39,29 +39,25 @@ class CudaStopwatch(Stopwatch):
         self._torch = torch
 
     def mark(self) -> "torch.cuda.Event":
-        """Record an event."""
         event = self._torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def elapsed_ms(self, begin: "torch.cuda.Event", end: "torch.cuda.Event") -> float:
-        """Time between two recorded events."""
         return float(begin.elapsed_time(end))
 
     def passed(self, mark: "torch.cuda.Event") -> bool:
-        """Whether the event has happened."""
         return bool(mark.query())
 
     def synchronize(self) -> None:
-        """Wait for the device."""
         self._torch.cuda.synchronize()
 
     def fetch(self, scalar: "torch.Tensor") -> "torch.Tensor":
-        """Start a copy into pinned memory: reading it later does not make the device wait."""
+        # Reading pinned memory later does not make the device wait.
         host = self._torch.empty(scalar.shape, dtype=scalar.dtype, pin_memory=True)
         return host.copy_(scalar, non_blocking=True)
 
 
 def stopwatch(device_type: str) -> Stopwatch:
     """Return the stopwatch of a device type."""
-    return CudaStopwatch() if device_type == "cuda" else Stopwatch()
+    return _CudaStopwatch() if device_type == "cuda" else Stopwatch()

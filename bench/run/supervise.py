@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,9 @@ _OOM, _REFUSED, _FAILED, _LOST = range(4)
 _POLL_SECONDS = 0.05
 # Of the log, in the reason of a crash.
 _TAIL_LINES = 3
-# Reading sensors costs a core some 2 ms: on a CPU-only machine that core is the trial's.
-_SAMPLE_SECONDS = {"cpu": 1.0, "cuda": 0.05}
+# By kind, else by device. Reading sensors costs a core some 2 ms: on a CPU-only machine that core is the trial's.
 # Training lasts for days: its readings must not outgrow its checkpoints.
-_SAMPLE_SECONDS_OF_TRAINING = 2.0
+_SAMPLE_SECONDS = {"train": 2.0, "measure": 2.0, "cpu": 1.0, "cuda": 0.05}
 # Without a limit on a trial, how long a rank waits for the others, such as for one that writes a checkpoint.
 _LONGEST_WAIT_SECONDS = 3600
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -60,6 +59,8 @@ ALONE = {
 }
 # What a rank runs, after "python -u".
 _WORKER = ("-m", "bench.run.worker")
+# How torchrun ended, where it ran the ranks.
+_ENDING = "torchrun.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,12 +105,16 @@ def run_trial(
     write_record(directory.trial_json, trial.to_json())
     local_world_size = trial.world_size if options.world is None else options.world.local_world_size
     used = devices.gpus if options.program else devices.gpus[:local_world_size]
-    interval = _SAMPLE_SECONDS_OF_TRAINING if trial.kind in ("train", "measure") else _SAMPLE_SECONDS[trial.device]
+    interval = _SAMPLE_SECONDS.get(trial.kind) or _SAMPLE_SECONDS[trial.device]
     oom_kills, began = oom_kill_count(), time.perf_counter()
     with Telemetry(directory.telemetry_csv(0), [gpu.uuid for gpu in used if gpu.uuid], interval) as telemetry:
         described = {**environment, "load_average": os.getloadavg(), "telemetry_unavailable": telemetry.unavailable}
         write_record(directory.env_json, described)
-        child = _start(trial, directory, devices, options)
+        argv, variables, folder = _command(trial, directory, devices, options)
+        with storage_errors(directory.log):
+            log = directory.log.open("wb")
+        with log:
+            child = start_guarded(argv, log, env=variables, cwd=folder)
         try:
             timed_out = _wait(child, trial, directory, telemetry, options)
         except BaseException as error:
@@ -130,23 +135,12 @@ def run_trial(
     return add_to_result(trial, directory, result, child.returncode) if options.program else result
 
 
-def _start(
+def _command(
     trial: Trial, directory: TrialDirectory, devices: Devices, options: LaunchOptions
-) -> "subprocess.Popen[bytes]":
-    """Start the trial's processes, whose output goes to log.txt."""
-    with storage_errors(directory.log):
-        log = directory.log.open("wb")
-    with log:
-        if options.program:
-            return start_guarded(options.program, log, env={**os.environ, **program_variables(trial, directory)})
-        argv, variables = _rank_command(trial, directory, devices, options)
-        return start_guarded(argv, log, env=variables, cwd=_REPOSITORY)
-
-
-def _rank_command(
-    trial: Trial, directory: TrialDirectory, devices: Devices, options: LaunchOptions
-) -> tuple[list[str], dict[str, str]]:
-    """Return the command that runs the ranks of this node, perhaps under a profiler, and its environment."""
+) -> tuple[Sequence[str], dict[str, str], Path | None]:
+    """Return what runs the ranks of this node, perhaps under a profiler, its environment, and its folder if another."""
+    if options.program:
+        return options.program, {**os.environ, **program_variables(trial, directory)}, None
     world = options.world
     threads = trial.threads_per_rank or (
         max(1, devices.cpu_cores // trial.ranks) if world is None else world.threads(devices.cpu_cores)
@@ -165,17 +159,17 @@ def _rank_command(
         variables |= ALONE if world is None else {}
     else:
         words = [*torchrun.ONE_NODE, f"--nproc-per-node={trial.ranks}", *argv]
-        argv = torchrun.command(words, torchrun_json(directory))
+        argv = torchrun.command(words, directory.path / _ENDING)
     variables.pop(STOP_VARIABLE, None)
     if trial.kind == "train":
         variables[STOP_VARIABLE] = "1"
     if trial.profiler is None:
-        return argv, variables
+        return argv, variables, _REPOSITORY
     profiler = load_profiler(trial.profiler, trial.profiler_options)
     wrapped = profiler.wrap(argv, trial, directory.profile)
     variables |= profiler.ENVIRONMENT
     # Tools write the environment into their reports.
-    return wrapped, variables if wrapped == argv else without_secrets(variables)
+    return wrapped, variables if wrapped == argv else without_secrets(variables), _REPOSITORY
 
 
 def rank_variables(threads: int, timeout_seconds: float | None) -> dict[str, str]:
@@ -282,8 +276,8 @@ def _reports(directory: TrialDirectory) -> list[_Cause]:
 
 def _exit(trial: Trial, directory: TrialDirectory, options: LaunchOptions, exit_code: int, oom_killed: bool) -> _Cause:
     """Return how the process that failed first ended, whether or not it wrote something down."""
-    if torchrun_json(directory).exists():
-        ending = msgspec.json.decode(torchrun_json(directory).read_bytes(), type=torchrun.Ending)
+    if (path := directory.path / _ENDING).exists():
+        ending = msgspec.json.decode(path.read_bytes(), type=torchrun.Ending)
         text, when, killed = ending.text, ending.time, ending.kind == torchrun.KILLED
     else:
         one_rank = exit_code > 0 and (trial.ranks == 1 or options.world is not None)
@@ -298,11 +292,6 @@ def _exit(trial: Trial, directory: TrialDirectory, options: LaunchOptions, exit_
     return _FAILED if killed else _LOST, when, "crashed", text, "rank-failed"
 
 
-def torchrun_json(directory: TrialDirectory) -> Path:
-    """How torchrun ended, where it ran the ranks."""
-    return directory.path / "torchrun.json"
-
-
 def finish(
     trial: Trial,
     directory: TrialDirectory,
@@ -313,7 +302,6 @@ def finish(
     code: str = "",
 ) -> dict[str, Any]:
     """Compute what the records of a trial allow, write result.json and return it; `code` of a failure, where known."""
-    metrics = summarize_trial(trial, directory, options.price_per_hour) if status == "ok" else {}
     result = {
         "trial_id": trial.trial_id,
         "status": status,
@@ -321,7 +309,7 @@ def finish(
         **({"code": code} if code else {}),
         "wall_seconds": wall_seconds,
         "timeout_seconds": options.timeout_seconds,
-        **metrics,
+        **(summarize_trial(trial, directory, options.price_per_hour) if status == "ok" else {}),
     }
     if trial.kind == "train":
         result["outcome"] = end = directory.read_ranks().get(0, {}).get("outcome")

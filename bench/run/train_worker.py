@@ -35,8 +35,6 @@ from records.schema import CURVE_COLUMNS, STEP_COLUMNS
 from records.training import TrainRun, write_curve
 from records.trial import Trial
 
-RunTraining = Callable[[RunRequest], RunOutcome]
-
 
 def run_attempt(
     directory: TrialDirectory, trial: Trial, strategy: Strategy, should_stop: Callable[[], bool]
@@ -55,25 +53,23 @@ def run_attempt(
             recorder = stack.enter_context(closing(TrainRecorder(run, directory, settings, write_row)))
         clock = StepClock(trial.device, model_flops, recorder.row if recorder else write_row)
         report = recorder.report if recorder else lambda event: None
-        run_training: RunTraining = load(TRAININGS, trial.implementation, "implementation of training runs")
-        outcome = run_training(RunRequest(settings, run.checkpoints, strategy, clock, should_stop, report))
+        run_training = load(TRAININGS, trial.implementation, "implementation of training runs")
+        outcome: RunOutcome = run_training(RunRequest(settings, run.checkpoints, strategy, clock, should_stop, report))
     backend = dist.get_backend() if dist.is_initialized() else None
     unknown = dict.fromkeys(("mfu", "measured_peak_flops"), "a training run measures no peak")
     record |= {**used_memory(strategy.device), "backend": backend, "unknown": unknown}
     if recorder is None:
         return record
     if recorder.summary["evaluation"] is None and outcome.evaluation is not None:
-        recorder.summary["evaluation"] = {"applied_steps": None, **flat(outcome.evaluation)}
-    return {
-        **record,
-        "outcome": {
-            **recorder.summary,
-            "best": best_checkpoint(outcome.best),
-            "total_steps": settings.steps,
-            **{name: getattr(outcome, name) for name in ("finished", "applied_steps", "skipped_steps", "samples_seen")},
-            "checkpoint": None if outcome.checkpoint is None else outcome.checkpoint.name,
-        },
+        recorder.summary["evaluation"] = {"applied_steps": None, **_flat(outcome.evaluation)}
+    record["outcome"] = {
+        **recorder.summary,
+        "best": _plain(outcome.best),
+        "total_steps": settings.steps,
+        **{name: getattr(outcome, name) for name in ("finished", "applied_steps", "skipped_steps", "samples_seen")},
+        "checkpoint": None if outcome.checkpoint is None else outcome.checkpoint.name,
     }
+    return record
 
 
 def _counted(
@@ -143,7 +139,7 @@ class TrainRecorder:
                 if self._curve is not None:
                     self._curve.sync()
                 self._loggers.flush()
-                self.summary["best"] = best = best_checkpoint(event.best)
+                self.summary["best"] = best = _plain(event.best)
                 fields = {name: getattr(event, name) for name in ("applied_steps", "seconds", "size_bytes")}
                 fields |= {f"best_{name}": value for name, value in (best or {}).items()}
                 self._write("saved", path=event.path.name, **fields)
@@ -179,7 +175,7 @@ class TrainRecorder:
         self._loggers.log(event.applied_steps, {f"train/{name}": value for name, value in scalars.items()})
         self.summary["steps_made"] += 1
         self.summary["samples"] += samples
-        self.summary |= {**finite({"loss": event.loss}), "loss_parts": finite(event.parts)}
+        self.summary |= {**_finite({"loss": event.loss}), "loss_parts": _finite(event.parts)}
         self._last = event
         if (event.step + 1) % self._settings.log_every == 0:
             self._show_progress()
@@ -201,12 +197,12 @@ class TrainRecorder:
             total_steps=self._settings.steps,
             learning_rate=event.learning_rate,
             loss_scale=event.loss_scale,
-            **finite({"loss": event.loss, "samples_per_second": rate, "seconds_left": left}),
+            **_finite({"loss": event.loss, "samples_per_second": rate, "seconds_left": left}),
         )
 
     def _evaluated(self, event: Evaluated) -> None:
         self._show_progress()
-        scores = flat(event.evaluation)
+        scores = _flat(event.evaluation)
         self.summary["evaluation"] = {"applied_steps": event.applied_steps, **scores}
         if self._curve is None:  # a run that only evaluates makes no step
             self._open_loggers(event.applied_steps)
@@ -238,21 +234,19 @@ class TrainRecorder:
             self._curve.close()
 
 
-def flat(evaluation: Evaluation) -> dict[str, Any]:
-    """Return scores, samples and counts by name, None for what is not finite."""
-    return finite({**evaluation.values, "samples": evaluation.samples, **evaluation.counts})
+def _flat(evaluation: Evaluation) -> dict[str, Any]:
+    return _finite({**evaluation.values, "samples": evaluation.samples, **evaluation.counts})
 
 
-def best_checkpoint(best: Best | None) -> dict[str, Any] | None:
-    """Return the best checkpoint in plain values; None where no evaluation has been made."""
+def _plain(best: Best | None) -> dict[str, Any] | None:
     if best is None:
         return None
     name = checkpoint_path(Path(), best.applied_steps).name
     return {"checkpoint": name, "applied_steps": best.applied_steps, "score": best.score, "value": best.value}
 
 
-def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with None for what is not finite: JSON has no NaN."""
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """None for what is not finite: JSON has no NaN."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }

@@ -53,9 +53,9 @@ def test_the_first_signal_asks_and_the_second_one_interrupts(monkeypatch: pytest
 
 def test_a_time_limit_asks_for_a_stop() -> None:
     with StopRequest() as stop:
-        stop.limit(3600.0)
+        stop.max_seconds = 3600.0
         assert not stop.wanted()
-        stop.limit(1e-9)
+        stop.max_seconds = 1e-9
         assert stop.wanted() and "limit" in stop.why()
 
 
