@@ -10,6 +10,7 @@ INSTALLED := $(or $(if $(filter file,$(origin PYTHON)),$(wildcard $(BIN)/python)
 STAMP := $(VENV)/.installed
 RUN_STAMP := $(VENV)/.installed-to-run
 INSTALL_LOG := $(VENV)/install.log
+UNFINISHED := $(VENV)/.installing
 # A wheel index for torch, e.g. https://download.pytorch.org/whl/cpu on a machine without a GPU.
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
@@ -30,14 +31,16 @@ setup: $(STAMP) ## install bertbench and its development tools into .venv (TORCH
 install: $(RUN_STAMP) ## install what running needs into .venv, no development tools (`make bench` does it)
 
 # Installs the extras $(1): torch by pip, which this machine may have settings for, the rest by uv in seconds, or by pip where uv
-# reaches no index.
+# reaches no index. One that was interrupted, perhaps within a package, starts with an empty folder.
 define install
 $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "bertbench needs Python 3.11 or newer, this is %s; set PYTHON=" % sys.version.split()[0])'; \
 	echo "installing bertbench into $(VENV); output: $(INSTALL_LOG)"; \
-	$(PYTHON) -m venv $(VENV); \
+	$(PYTHON) -m venv $$([[ ! -e $(UNFINISHED) ]] || echo --clear) $(VENV); \
+	touch $(UNFINISHED); \
 	{ $(BIN)/pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)' && $(BIN)/pip install uv && \
 	  { $(BIN)/uv pip install --python $(BIN)/python -e '.[$(1)]' || $(BIN)/pip install -e '.[$(1)]'; }; } >$(INSTALL_LOG) 2>&1 || \
-	  { tail -n 20 $(INSTALL_LOG) >&2; exit 1; }; \
+	  { tail -n 20 $(INSTALL_LOG) >&2; rm $(UNFINISHED); exit 1; }; \
+	rm $(UNFINISHED); \
 	echo "installed in $$SECONDS s"; \
 	touch $@
 endef

@@ -74,6 +74,7 @@ choose_user() {
     for group in "${groups[@]}"; do user_options+=(--group-add "$group"); done
     if [[ $DIALECT == podman && $(id -u) != 0 ]]; then
         rootless=yes user_options=(--user "$user" --userns keep-id --ulimit host)
+        if [[ $(engine_info '{{.Host.OCIRuntime.Name}}') == crun ]]; then user_options+=(--group-add keep-groups); fi
     elif [[ $DIALECT == docker && $(engine_info '{{json .SecurityOptions}}') == *rootless* ]]; then
         # A rootless Docker maps its uid 0 to the caller, and may not raise limits.
         rootless=yes user_options=(--user 0:0)

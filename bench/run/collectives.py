@@ -103,7 +103,8 @@ class _Buffers:
             # Sums of small whole numbers are exact, in whatever order; where there are too many ranks for that they
             # are rounded once per addition at most.
             tolerance = 0.0 if _MOST_ADDED * ranks <= 2 / resolution else ranks * resolution
-        return int(((self.target - expected).abs() > tolerance * expected).sum())
+        allowed = tolerance * expected
+        return int((expected.sub_(self.target).abs_() > allowed).sum())
 
     def _sent(self, rank: int) -> torch.Tensor:
         """Values of a rank's source: random whole numbers above 0, exact in every dtype."""

@@ -81,11 +81,11 @@ class CommSweep:
             lookup(dict.fromkeys(DTYPES), name, "dtype")
         if not 1 < self.factor < math.inf:
             raise UsageError("option-value", f"--factor {self.factor} must be above 1, such as 2")
-        numbers = {"devices": min(self.devices, default=2) - 1, "repetitions": self.repetitions, "rounds": self.rounds}
-        numbers |= {"iterations": self.iterations or 1, "warmup": self.warmup + 1}
-        for option, number in numbers.items():
-            if number < 1:
-                raise UsageError("option-value", f"{flag(option)} {getattr(self, option)} is too small")
+        for option, least in {"devices": 2, "repetitions": 1, "rounds": 1, "iterations": 1, "warmup": 0}.items():
+            given = getattr(self, option)
+            number = min(given, default=least) if isinstance(given, tuple) else given
+            if number is not None and number < least:
+                raise UsageError("option-value", f"{flag(option)} {number} must be at least {least}")
 
 
 def expand_collectives(sweep: CommSweep, devices: Devices, world: World | None = None) -> list[Trial]:

@@ -29,6 +29,7 @@ ENGINE = """case $1 in
             *Runtimes*) echo "$FAKE_RUNTIMES" ;;
             *CDISpecDirs*) [[ -n $FAKE_CDI_DIRS ]] && echo "$FAKE_CDI_DIRS" ;;
             *SecurityOptions*) echo "$FAKE_SECURITY" ;;
+            "{{.Host.OCIRuntime.Name}}") [[ $really == podman ]] && echo "$FAKE_OCI_RUNTIME" ;;
             *) exit 98 ;;
         esac ;;
     image) [[ $2 == inspect && " $FAKE_IMAGES " == *" $3 "* ]] ;;
@@ -65,6 +66,7 @@ class Host:
             "FAKE_IMAGES": "bertbench:cuda bertbench:cpu",
             "FAKE_RUNTIMES": "{}",
             "FAKE_CDI_DIRS": "null",
+            "FAKE_OCI_RUNTIME": "crun",
             "TEST_HOST": str(self._new("host")),
             "TMPDIR": str(self._new("tmp")),
             "HOME": str(self.folder),

@@ -100,7 +100,7 @@ USERS = {
     ),
     "rootless podman": (
         Machine("podman", groups="100 27"),
-        {"--user": ["1000:100"], "--userns": ["keep-id"], "--ulimit": ["host"], "--group-add": []},
+        {"--user": ["1000:100"], "--userns": ["keep-id"], "--ulimit": ["host"], "--group-add": ["keep-groups"]},
     ),
     "podman of root": (
         Machine("podman", root=True, variables={"SUDO_UID": "1234"}),
