@@ -202,14 +202,11 @@ def draw(batches: Iterator[Batch], grad_accum_steps: int, observer: Observer, ke
 
 
 def backward_timeline(training: Training, trial: Trial) -> dict[str, Any] | None:
-    """Return when the backward pass of a micro-step hands over each gradient, in the order DDP puts them into buckets.
+    """Return when the backward pass of a micro-step hands over each gradient: medians over some passes.
 
-    Nothing is reduced and no update is made; gradients are cleared. Medians over the passes.
-
-    Returns:
-        bytes (of each gradient, the last registered parameter first: the order of DistributedDataParallel's buckets),
-        ready_ms (since the beginning of the backward pass, as long a list), backward_ms (the whole pass), passes. None
-        where gradients are not whole, and for a compiled model: it returns all gradients at its end.
+    Nothing is reduced and no update is made; gradients are cleared. The last registered parameter is the first, as in
+    DDP's buckets; times count from the beginning of the pass. None where gradients are not whole, and for a compiled
+    model: it returns all gradients at its end.
     """
     compiled = any(getattr(part, "_compiled_call_impl", None) is not None for part in training.model.modules())
     if trial.kind != "throughput" or trial.strategy not in _WHOLE_GRADIENTS or compiled:

@@ -16,12 +16,9 @@ from records.files import write_record
 from records.run import TrialDirectory
 from records.trial import Trial
 
-# Exit code of a rank that has written down why it stopped.
-EXPLAINED = 3
-
 
 def main(argv: list[str]) -> int:
-    """Run the trial whose folder is argv[0]; what goes wrong is written there, for the harness to read."""
+    """Run the trial whose folder is argv[0]; what goes wrong is written there, for the harness to read: then 3."""
     die_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     directory = TrialDirectory(Path(argv[0]))
@@ -40,7 +37,7 @@ def main(argv: list[str]) -> int:
             write_record(directory.failure_json(int(os.environ.get("RANK", "0"))), failure)
         except StorageError as full:
             sys.stderr.write(f"{full}\n")
-        return EXPLAINED
+        return 3
     return 0
 
 

@@ -46,11 +46,7 @@ def load(name: str) -> Any:
 
 
 class Hook:
-    """Finds the modules of PATCHES when they are imported, and patches them once they are loaded.
-
-    Args:
-        settings: those of `Recorder`.
-    """
+    """Finds the modules of PATCHES when they are imported, and patches them once they are loaded."""
 
     def __init__(self, settings: Any) -> None:
         self._settings = settings
