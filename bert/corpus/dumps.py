@@ -184,19 +184,24 @@ def page_streams(path: Path) -> list[int]:
             data = rest + block
             starts += [position - len(rest) + match.start() for match in _STREAM.finditer(data)]
             position, rest = position + len(block), data[-9:]
-        if len(starts) < 3:
-            return []
-        file.seek(starts[1])
-        begin = bz2.BZ2Decompressor().decompress(file.read(2**21), 64)
-    return starts if begin.lstrip().startswith(b"<page") else []
+    if len(starts) < 3:
+        return []
+    return starts if _decompress(path, starts[1], starts[2]).lstrip().startswith(b"<page") else []
 
 
 def _decompress(path: Path, start: int, end: int) -> bytes:
     try:
         with path.open("rb") as file:
             file.seek(start)
-            return bz2.decompress(file.read(end - start))
-    except (OSError, ValueError, EOFError) as error:
+            data, streams = file.read(end - start), []
+        while data:  # bz2.decompress would leave out all from a damaged stream on
+            stream = bz2.BZ2Decompressor()
+            streams.append(stream.decompress(data))
+            if not stream.eof:
+                raise EOFError("it ends too early")
+            data = stream.unused_data
+        return b"".join(streams)
+    except (OSError, EOFError) as error:
         raise InputError(
             "file-damaged", f"{path}: the bz2 data from byte {start} to {end} is damaged ({error}): download it again"
         ) from error

@@ -316,5 +316,6 @@ def _without_quotes(line: str) -> str:
     bold = line.count("'''")
     italics = line.count("''") - bold
     if (bold + both) % 2 and (italics + both) % 2:
-        line = line.replace("'''", "'", 1)
+        after_letter = r"(?<= [^ '])'''"  # MediaWiki prefers l'''Iliade'' to the first one
+        line = re.sub(after_letter if re.search(after_letter, line) else "'''", "'", line, count=1)
     return line.replace("'''", "").replace("''", "")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything for pretraining, from nothing: download, extract, sentences, shards, HDF5 for both phases (128 and 512 tokens).
+# Everything for pretraining, from nothing: download, sentences, shards, HDF5 for both phases (128 and 512 tokens).
 #
 #   bash bert/data/create_datasets_from_start.sh OUTPUT [INPUT]
 #
@@ -40,12 +40,12 @@ options=(--output "$output" --seq-lens 128 512 --dupe-factor "$DUPE_FACTOR" --se
 [[ -z $VOCAB ]] || options+=(--vocab "$VOCAB")
 [[ -z ${SHARDS:-} ]] || options+=(--shards "$SHARDS")
 if [[ -z $input ]]; then
-    input=$output/download
     books=()
     [[ $BOOKS == none ]] || read -ra books <<<"$BOOKS"
+    : "${DATASET:=wikipedia_$WIKI_LANGUAGE$(printf '%s' "${books[@]/#/_}")}"
+    input=$output/download/$DATASET
     bertbench data download wikipedia "${books[@]}" --out "$input" --language "$WIKI_LANGUAGE" --date "$DATE" \
         ${BOOKS_LIMIT:+--books-limit "$BOOKS_LIMIT"}
-    : "${DATASET:=wikipedia_$WIKI_LANGUAGE$(printf '%s' "${books[@]/#/_}")}"
 fi
 [[ -z ${DATASET:-} ]] || options+=(--dataset "$DATASET")
 options+=(--input "$input")

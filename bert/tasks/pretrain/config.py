@@ -1,5 +1,6 @@
 """Options of `bertbench data pretrain`, checked."""
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ SMALLEST_SEQ_LEN = SPECIAL_TOKENS + 2
 def _check_ranges(options: Any, ranges: dict[str, tuple[float, float | None]]) -> None:
     for name, (low, high) in ranges.items():
         value = getattr(options, name)
-        if value is not None and (value < low or (high is not None and value > high)):
+        if value is not None and not low <= value <= (math.inf if high is None else high):
             allowed = f"{low} or more" if high is None else f"{low} to {high}"
             raise UsageError("option-value", f"{flag(name)} {value} must be {allowed}")
 
@@ -103,15 +104,8 @@ class PrepareConfig:
         """Refuse invalid options."""
         if (self.input is None) == (self.generate is None):
             raise UsageError("option-missing", "give either --input FOLDER or --generate BYTES")
-        _check_ranges(
-            self,
-            {
-                "shards": (1, None),
-                "workers": (1, None),
-                "generate": (1, None),
-                "test_fraction": (0.0, 0.99),
-            },
-        )
+        ranges = {"shards": (1, None), "workers": (1, None), "generate": (1, None), "test_fraction": (0.0, 0.99)}
+        _check_ranges(self, ranges)
         if self.dataset is not None and not re.fullmatch(r"[^/.\s][^/\s]*", self.dataset):
             raise UsageError("option-value", f"--dataset {self.dataset!r} must be a plain name without `/` or spaces")
         if not self.seq_lens or len(set(self.seq_lens)) < len(self.seq_lens):

@@ -125,11 +125,18 @@ def test_a_dump_cut_between_two_streams_is_truncated(tmp_path: Path) -> None:
     assert read(path, keep=True) == expected(20)
 
 
-def test_damage_inside_a_stream_and_a_stream_that_cuts_a_page_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("part", "size"), [(150, 2**20), (2, 2**20), (2, 5_000)])
+def test_damage_in_the_first_or_a_later_stream_of_a_range_is_named(
+    part: int, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dumps, "RANGE_BYTES", size)
     data = bytearray(FORMS["multistream"])
-    data[len(data) // 2] ^= 0xFF
+    data[len(data) // part] ^= 0xFF
     with refused("file-damaged", tmp_path / "x"):
         read(write(tmp_path / "x", bytes(data)))
+
+
+def test_a_stream_that_cuts_a_page_is_named(tmp_path: Path) -> None:
     parts = page_streams(400, 4)
     parts[60:62] = [parts[60][:-100], parts[60][-100:] + parts[61]]
     with refused("file-format", tmp_path / "y", "bunzip2"):

@@ -200,7 +200,7 @@ def test_unusable_input_and_options_are_refused(text: Path, tmp_path: Path) -> N
     cases: list[tuple[dict[str, object], Code, tuple[object, ...]]] = [
         ({"shards": 0}, "option-value", ("--shards 0", 1)),
         ({"workers": 0}, "option-value", ("--workers 0", 1)),
-        ({"test_fraction": 1.0}, "option-value", ("--test-fraction 1.0",)),
+        *(({"test_fraction": share}, "option-value", (f"--test-fraction {share}",)) for share in (1.0, float("nan"))),
         *(({"dataset": name}, "option-value", (f"--dataset {name!r}",)) for name in ("a/b", "..")),
         ({"seq_lens": (3,)}, "option-value", ("--seq-len 3", 5)),
         ({"seq_lens": ()}, "option-value", ("--seq-lens",)),
@@ -310,7 +310,7 @@ def test_a_full_disk_is_named_and_a_rerun_continues(text: Path, tmp_path: Path, 
 def test_two_preparations_into_one_folder_do_not_mix(text: Path, tmp_path: Path) -> None:
     def second(stage: str, done: int, total: int | None) -> None:
         for changes in ({}, {"seq_lens": (64,)}):
-            with refused("folder-locked", tmp_path, f"process {os.getpid()}"):
+            with refused("folder-locked", tmp_path, "another preparation"):
                 prepare(config(text, tmp_path, **changes))
         met.append(stage)
 

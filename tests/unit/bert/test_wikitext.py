@@ -17,7 +17,7 @@ TABLES = WIKI / "enwiki-table-markup.xml.bz2"
 RULES = {
     "bold": ("'''Ada''' was ''not'' a '''''cat'''''.", ["Ada was not a cat."]),
     "apostrophe-after-italics": ("It is ''Emma'''s first book.", ["It is Emma's first book."]),
-    "apostrophe-before-italics": ("Voici l'''amour'' du roi.", ["Voici l'amour du roi."]),
+    "apostrophe-before-italics": ("'''Hugo''' a lu l'''Iliade'' hier.", ["Hugo a lu l'Iliade hier."]),
     "four-quotes": ("The ''''word'''' is bold.", ["The 'word' is bold."]),
     "links": ("A [[cat]], two [[cat|dogs]] and [[:fr:Chat|chat]]s sat.", ["A cat, two dogs and chats sat."]),
     "nested-link": ("See [[a|the [http://x.org page]]] now.", ["See the page now."]),
