@@ -93,12 +93,13 @@ def in_next_round(run: RunDirectory, trial: Trial) -> Trial:
     """Return a trial of kind measure in the round after the last one of its name and command in the run directory."""
     same = ("measure", trial.implementation, trial.command)
     rounds = [one.round for _, one in _trials(run) if (one.kind, one.implementation, one.command) == same]
-    return dataclasses.replace(trial, round=max(rounds, default=-1) + 1)
+    later = (dataclasses.replace(trial, round=number) for number in itertools.count(max(rounds, default=-1) + 1))
+    return next(one for one in later if not run.trial(one.trial_id).path.exists())  # what is damaged stays as it is
 
 
 def _trials(run: RunDirectory) -> Iterator[tuple[TrialDirectory, Trial]]:
     for directory in run.trials():
-        with contextlib.suppress(SchemaError):  # what is damaged stays as it is
+        with contextlib.suppress(SchemaError):
             yield directory, directory.read_trial()
 
 
@@ -112,7 +113,7 @@ def measure_script(
     """Run a trial of `plan_script` to its end and return its folder; the run directory must be locked."""
     tidy(run)
     for directory, before in _trials(run):
-        if before.kind == "measure" and directory.read_result() is None:  # another kind is resumed
+        if before.kind == "measure" and not directory.result_json.exists():  # another kind is resumed
             reason = "killed with its launcher before it recorded a result"
             finish(before, directory, "crashed", reason, options, code="worker-lost")
     record_request(run, [trial], request)
