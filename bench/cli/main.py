@@ -6,6 +6,7 @@ training failed, 4 not conclusive (compare), 130 interrupted, 143 ended by SIGTE
 
 import errno
 import gc
+import io
 import os
 import signal
 import sys
@@ -52,6 +53,9 @@ def main(argv: list[str] | None = None) -> None:
 def run(argv: list[str]) -> int:
     """Run the command line and return its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Unicode shows ? where it has no character
     try:
         try:
             return _command(argv)
@@ -74,6 +78,16 @@ def run(argv: list[str]) -> int:
         if error.errno == errno.EPIPE:  # the reader of our output (head, less) has gone
             return 0
         print(f"bertbench: cannot write the output: {error.strerror} [write-failed]", file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        from bench.run.out_of_memory import ran_out_of_memory
+
+        if not ran_out_of_memory(error):
+            raise
+        print(
+            "bertbench: out of memory: use fewer --workers or --devices, or smaller batches [out-of-memory]",
+            file=sys.stderr,
+        )
         return 2
 
 
