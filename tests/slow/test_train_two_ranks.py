@@ -19,7 +19,7 @@ def test_two_ranks_stopped_by_a_batch_system_and_resumed_give_the_same_curve(dat
         rank.suspend()  # else they may be through before the other call begins
     other = cli.run()
     assert other.returncode == 2
-    check_refusal(other.stderr, "folder-locked", cli.out, first.pid)
+    check_refusal(other.stderr, "folder-locked", cli.out)
     for rank in ranks:
         rank.resume()
     send_to_all(first, signal.SIGTERM)

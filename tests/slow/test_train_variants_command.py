@@ -51,7 +51,7 @@ def test_the_comparison_says_what_two_processes_bring_and_what_all_reduce_costs(
     assert 0 < second["all_reduce_share"] < 1 and first["all_reduce_share"] is None and second["profiled_steps"] == 2
     parts = second["all_reduce_exposed_share"] + second["all_reduce_hidden_share"]
     assert parts == pytest.approx(second["all_reduce_share"])
-    for words in ("devices-1", "devices-2", "samples/s", "all-reduce", "memory", "threads per process"):
+    for words in ("devices-1", "devices-2", "samples/s", "all-reduce", "memory", "CPU cores"):
         assert words in " ".join(printed.split())
     rows = list(csv.DictReader((command.out / "trainings.csv").open(encoding="utf-8")))
     assert [row["strategy"] for row in rows] == ["single", "ddp"]

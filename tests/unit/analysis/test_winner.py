@@ -113,10 +113,14 @@ PROFILE = ["pretrain", "--device", "cpu", "--start", "3", "--stop", "6"]
 
 def profiled(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Trial:
     """The one trial that `bertbench profile` would run."""
-    asked: list[Trial] = []
-    monkeypatch.setattr(profile, "profile_trials", lambda session, trials: asked.extend(trials) or [])
-    assert result("profile", *PROFILE, *words).code == 0
-    (trial,) = asked
+
+    def stop(session: Session, trials: Sequence[Trial]) -> None:
+        raise LookupError(*trials)
+
+    monkeypatch.setattr(profile, "profile_trials", stop)
+    with pytest.raises(LookupError) as asked:
+        result("profile", *PROFILE, *words)
+    (trial,) = asked.value.args
     return trial
 
 
