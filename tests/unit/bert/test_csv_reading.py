@@ -216,7 +216,7 @@ def test_no_line_of_a_file_with_stray_quotes_goes_without_a_word(tmp_path: Path)
         (b"", "file-empty"),
         (codecs.BOM_UTF8, "file-empty"),
         (b"\n \r\n\n", "file-empty"),
-        (bytes(range(256)) * 40, "file-encoding"),
+        (bytes(range(256)) * 40, "columns-missing"),
         ("text,label\nred,a\n".encode("utf-16-le"), "file-encoding"),
         (b"PK\x03\x04 of a spreadsheet", "file-format"),
     ],

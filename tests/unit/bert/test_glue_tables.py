@@ -67,7 +67,7 @@ def test_rows_that_cannot_be_used_are_counted_with_their_lines(tmp_path: Path) -
         (b"sentence\tlabels\na\t1\n", "columns-missing", ("line 1", "sst2", "sentence, label", "'labels'")),
         (b"a,b,c\n1,2,3\n", "columns-missing", ("line 1",)),
         (b"sentence\tlabel\n", "file-empty", ()),
-        (b"sentence\tlabel\na\t1\n\xff\t0\n", "file-encoding", ("line 3", "0xff", "UTF-8")),
+        (b"sentence\tlabel\na\t1\n\xff\t0\n", "file-encoding", ("line 3", "UTF-8")),
         (b"sentence\tlabel\na\t1\n" + b"a\n" * 9, "rows-invalid", ("9 of the 10",)),
         (b"sentence\tlabel\n" + b"a\t7\n" * 9, "rows-invalid", ("label: 9 (line 2: '7'",)),
         (b"sentence\tlabel\na\0b\t1\n", "file-encoding", ("NUL",)),
