@@ -200,7 +200,7 @@ def test_a_stopped_run_goes_on_with_identical_losses(
     data = training_runs.shards(tmp_path / "data")
     wanted = settings(
         data, precision="bf16", levers="fp8+unpad", optimizer=optimizer, grad_accum_steps=accumulation,
-        eval_every=eval_every, steps=5,
+        eval_every=eval_every, eval_samples=4, micro_batch_size=2, steps=5,
     )  # fmt: skip
     whole, begun, ended = Recorder(), Recorder(stop_after=3), Recorder()
     assert run(wanted, tmp_path / "whole", whole).finished
