@@ -35,7 +35,7 @@ class Decided(NamedTuple):
 def run_until_decided(session: Session, trials: Sequence[Trial], seconds: float) -> Decided:
     """Run trials, then more rounds until the comparison of every model is conclusive or the time is spent.
 
-    No configuration but the first and no added round begins after that time.
+    No configuration but the first begins after that time, and no added round that would take longer, as its sides did.
     """
     from analysis.run_views import decisions
 
@@ -46,14 +46,17 @@ def run_until_decided(session: Session, trials: Sequence[Trial], seconds: float)
         measured = [trial for trial in load_run(run) if _first_round(trial.trial) in family]
         compared = list(decisions(measured, REFERENCE))
         undecided = [
-            (_first_round(one.trial), _first_round(other.trial))
+            (one, other)
             for row, _, one, other in compared
             if row["decided"] == _OPEN and row["throughput_ratio"] is not None
         ]
         failed = next((result for result in added if result["status"] != "ok"), None)
-        if not undecided or failed or time.monotonic() >= ends:
+        if not undecided or failed:
             break
-        added += run_trials(session, _next_round(run, undecided[0], rounds))
+        pair = undecided[0]
+        if time.monotonic() + sum(float(side.row["wall_seconds"]) for side in pair) > ends:
+            break
+        added += run_trials(session, _next_round(run, [_first_round(side.trial) for side in pair], rounds))
     why = ". The time budget is spent; run the same command again to add rounds"
     if failed:
         why = f". An added round ended as {failed['status']}: {failed.get('reason', '')}"
@@ -84,7 +87,7 @@ def _first_round(trial: Trial) -> Trial:
     return dataclasses.replace(trial, round=0)
 
 
-def _next_round(run: RunDirectory, pair: tuple[Trial, Trial], first: int) -> list[Trial]:
+def _next_round(run: RunDirectory, pair: Sequence[Trial], first: int) -> list[Trial]:
     """Return the first added round that a side has not finished, in alternating order of the sides."""
     for number in itertools.count(first):
         sides = [dataclasses.replace(trial, round=number) for trial in pair]
