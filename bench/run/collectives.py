@@ -1,8 +1,5 @@
 """What each rank does in a trial of kind comm: a collective, size by size, timed on the device and checked."""
 
-import os
-import platform
-from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,47 +10,34 @@ from bench.run.comm import COLLECTIVES, sizes_of
 from bench.run.recorder import RowWriter
 from bench.run.stopwatch import stopwatch
 from bert.parallel.base import Strategy
-from records.files import write_record
 from records.run import TrialDirectory
 from records.schema import COLLECTIVE_COLUMNS
 from records.trial import Trial
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_WARMUP, _REPETITIONS, _MOST_ITERATIONS = 3, 5, 100
 # Long enough for clocks and wake-ups of processes not to count, short enough for many sizes.
 _REPETITION_MS = 20.0
-_MOST_ITERATIONS = 100
 # The largest values that are sent to be added up, and to be copied.
 _MOST_ADDED, _MOST_COPIED = 6, 250
 # Values after which they repeat: a prime, so that parts in the wrong place differ.
 _BLOCK = 65521
 
 
-def measure_collectives(directory: TrialDirectory, trial: Trial, strategy: Strategy, record: Mapping[str, Any]) -> None:
-    """Measure every size and placement of the trial; rank 0, which alone has to reach the folder, writes all records.
+def measure_collectives(directory: TrialDirectory, trial: Trial, strategy: Strategy) -> dict[str, Any] | None:
+    """Measure every size and placement of the trial; return the record of rank 0, which alone writes the rows.
 
-    `record` are further fields of a rank's record. Raises StorageError.
+    Raises StorageError.
     """
     test = dict(trial.collective)
-    device = strategy.device
-    here = {
-        "host": platform.node(),
-        "pid": os.getpid(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine() + " CPU",
-        "local_rank": strategy.local_rank,
-        "backend": dist.get_backend(),
-    }
-    places: list[Any] = [None] * strategy.world_size
-    dist.all_gather_object(places, here)
-    for rank, place in enumerate(places if strategy.rank == 0 else ()):
-        write_record(directory.rank_json(rank), {"rank": rank, "place": place, **record})
-    path = directory.collectives_csv
-    with nullcontext() if strategy.rank else RowWriter(path, COLLECTIVE_COLUMNS) as writer:
+    with nullcontext() if strategy.rank else RowWriter(directory.collectives_csv, COLLECTIVE_COLUMNS) as writer:
         for size in sizes_of(test, strategy.world_size):
             for placement in COLLECTIVES[test["name"]]:
-                rows = _measure_size(test, _Buffers(test["name"], placement, size, trial.precision, strategy))
+                rows = _measure_size(_Buffers(test["name"], placement, size, trial.precision, strategy))
                 if writer is not None:
                     for row in rows:
                         writer.write({"size_bytes": size, "placement": placement, **row})
+    return None if strategy.rank else {"backend": dist.get_backend()}
 
 
 class _Buffers:
@@ -116,14 +100,13 @@ class _Buffers:
         return block.repeat(-(-count // _BLOCK))[:count]
 
 
-def _measure_size(test: Mapping[str, Any], buffers: _Buffers) -> list[dict[str, Any]]:
+def _measure_size(buffers: _Buffers) -> list[dict[str, Any]]:
     """Warm up, choose the iterations, time the repetitions, check once. Every rank gets the same rows."""
     buffers.clear()  # zeros stay zeros, however often they are added up
-    for _ in range(test["warmup"]):
+    for _ in range(_WARMUP):
         buffers.run()
-    operation_ms = _time_ms(buffers, 2) / 2 if test["iterations"] is None else 0.0
-    iterations = test["iterations"] or max(1, min(_MOST_ITERATIONS, int(_REPETITION_MS / max(operation_ms, 1e-6))))
-    times = [_time_ms(buffers, iterations) for _ in range(test["repetitions"])]
+    iterations = max(1, min(_MOST_ITERATIONS, int(_REPETITION_MS / max(_time_ms(buffers, 2) / 2, 1e-6))))
+    times = [_time_ms(buffers, iterations) for _ in range(_REPETITIONS)]
     buffers.fill()
     buffers.strategy.barrier()
     buffers.run()

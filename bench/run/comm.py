@@ -5,13 +5,15 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from bench.launch.world import World
 from bench.machine.devices import Devices
+from bench.sweep.options import AT_LEAST_1, check_ranges
 from common.errors import UsageError
 from common.flags import flag
-from common.registry import lookup
 from records.trial import Trial
 
 # Placements that torch.distributed has: its all-reduce and its broadcast write where they read.
@@ -21,7 +23,6 @@ COLLECTIVES: dict[str, tuple[str, ...]] = {
     "all_gather": ("out_of_place", "in_place"),
     "broadcast": ("in_place",),
 }
-DTYPES = ("fp32", "fp16", "bf16")
 
 
 def sizes_of(test: Mapping[str, Any], ranks: int) -> list[int]:
@@ -39,7 +40,7 @@ def sizes_of(test: Mapping[str, Any], ranks: int) -> list[int]:
     return list(sizes)
 
 
-def parse_size(text: str, option: str) -> int:
+def _bytes(text: str, option: str) -> int:
     """Return bytes of "1024", "64K", "1M" or "1G" (powers of 1024, as nccl-tests reads them). Raises UsageError."""
     match = re.fullmatch(r"([0-9]*\.?[0-9]+|[0-9]+\.)([KMG]?)(I?B)?", text.strip().upper())
     value = float(match[1]) * 1024 ** "_KMG".index(match[2] or "_") if match else 0.0
@@ -52,40 +53,25 @@ def parse_size(text: str, option: str) -> int:
 class CommSweep:
     """Which collectives to measure: every combination of the listed values is one trial, over all sizes."""
 
-    collectives: tuple[str, ...] = ("all_reduce",)
-    """Collectives to measure: all_reduce reduce_scatter all_gather broadcast."""
+    collectives: Annotated[tuple[str, ...], Parameter(choices=tuple(COLLECTIVES))] = ("all_reduce",)
+    """Collectives to measure."""
     devices: tuple[int, ...] = ()
     """Numbers of ranks; default 2 4 8 ... up to every GPU, or 2 ranks on the CPU."""
-    dtypes: tuple[str, ...] = ("fp32",)
-    """Data types: fp32 fp16 bf16."""
+    dtypes: Annotated[tuple[str, ...], Parameter(choices=("fp32", "fp16", "bf16"))] = ("fp32",)
+    """Data types."""
     min_bytes: str = "1K"
     """Smallest message size; K, M and G are powers of 1024."""
     max_bytes: str = "256M"
     """Largest message size; K, M and G are powers of 1024."""
     factor: float = 2.0
     """Ratio of one message size to the previous one."""
-    repetitions: int = 5
-    """Repetitions of each size; the median is reported."""
-    iterations: int | None = None
-    """Operations per repetition; default as many as take 20 ms, at most 100."""
-    warmup: int = 3
-    """Unmeasured operations of each size."""
     rounds: int = 1
     """Interleaved rounds of all sizes, each in new processes."""
 
     def __post_init__(self) -> None:
-        """Refuse names that do not exist, empty lists and numbers out of range."""
-        for name in self.collectives:
-            lookup(COLLECTIVES, name, "collective")
-        for name in self.dtypes:
-            lookup(dict.fromkeys(DTYPES), name, "dtype")
-        if not 1 < self.factor < math.inf:
-            raise UsageError("option-value", f"--factor {self.factor} must be above 1, such as 2")
-        for option, least in {"devices": 2, "repetitions": 1, "rounds": 1, "iterations": 1, "warmup": 0}.items():
-            given = getattr(self, option)
-            number = min(given, default=least) if isinstance(given, tuple) else given
-            if number is not None and number < least:
-                raise UsageError("option-value", f"{flag(option)} {number} must be at least {least}")
+        """Refuse numbers out of range."""
+        above_1 = (lambda value: 1 < value < math.inf, "above 1, such as 2")
+        check_ranges(self, devices=(lambda value: value >= 2, "at least 2"), factor=above_1, rounds=AT_LEAST_1)
 
 
 def expand_collectives(sweep: CommSweep, devices: Devices, world: World | None = None) -> list[Trial]:
@@ -101,19 +87,16 @@ def expand_collectives(sweep: CommSweep, devices: Devices, world: World | None =
         default = [2] if devices.kind == "cpu" else [size for size in devices.default_world_sizes() if size > 1]
         world_sizes = list(dict.fromkeys(sweep.devices or default))
     names, dtypes = (list(dict.fromkeys(values)) for values in (sweep.collectives, sweep.dtypes))
-    test: dict[str, Any] = {
-        "min_bytes": parse_size(sweep.min_bytes, "--min-bytes"),
-        "max_bytes": parse_size(sweep.max_bytes, "--max-bytes"),
-        **{field: getattr(sweep, field) for field in ("factor", "repetitions", "iterations", "warmup")},
-    }
+    sizes = {name: _bytes(getattr(sweep, name), flag(name)) for name in ("min_bytes", "max_bytes")}
     trials = []
     for number, name, dtype, size in itertools.product(range(sweep.rounds), names, dtypes, world_sizes):
+        test = {**sizes, "factor": sweep.factor, "name": name}
         sizes_of(test, size)
         trials.append(
             Trial(
                 kind="comm", task="comm", implementation="torch", strategy="ddp", preset="", data="", precision=dtype,
                 world_size=size, nodes=1 if world is None else world.nodes, device=devices.kind, round=number,
-                collective=tuple(sorted({**test, "name": name}.items())),
+                collective=tuple(sorted(test.items())),
             )
         )  # fmt: skip
     return trials

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bench.run.out_of_memory import ran_out_of_memory
 from bench.run.processes import STOP_VARIABLE, die_with_parent, listen_for_stop
@@ -54,21 +55,22 @@ def run_rank(directory: TrialDirectory, trial: Trial, should_stop: Callable[[], 
     torch.manual_seed(trial.seed)
     strategy = make_strategy(trial.strategy, trial.strategy_options)
     strategy.setup(trial.device)
-    common = {"threads": torch.get_num_threads(), "torch": torch_versions()}
-    if trial.kind == "comm":
+    record: dict[str, Any] | None
+    if should_stop is not None:
+        from bench.run.train_worker import run_attempt
+
+        record = run_attempt(directory, trial, strategy, should_stop)
+    elif trial.kind == "comm":
         from bench.run.collectives import measure_collectives
 
-        measure_collectives(directory, trial, strategy, common)
+        record = measure_collectives(directory, trial, strategy)
     else:
-        if should_stop is not None:
-            from bench.run.train_worker import run_attempt
+        from bench.run.measure import measure_steps
 
-            record = run_attempt(directory, trial, strategy, should_stop)
-        else:
-            from bench.run.measure import measure_steps
-
-            record = measure_steps(directory, trial, strategy)
-        write_record(directory.rank_json(strategy.rank), {"rank": strategy.rank, **record, **common})
+        record = measure_steps(directory, trial, strategy)
+    if record is not None:
+        about = {"threads": torch.get_num_threads(), "torch": torch_versions()}
+        write_record(directory.rank_json(strategy.rank), {"rank": strategy.rank, **record, **about})
     strategy.barrier()  # until every rank has written its records
     strategy.teardown()
 

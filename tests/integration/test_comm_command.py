@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from support.cli import ROOT, Cli
 
-SMALL = ("--devices", "2", "--device", "cpu", "--min-bytes", "1K", "--max-bytes", "512K", "--factor", "2",
-         "--iterations", "2", "--repetitions", "2", "--warmup", "1")  # fmt: skip
+SMALL = ("--devices", "2", "--device", "cpu", "--min-bytes", "1K", "--max-bytes", "512K", "--factor", "2")
 
 
 def comm(cli: Cli, *options: str, expected: int = 0) -> "subprocess.CompletedProcess[str]":

@@ -14,10 +14,8 @@ from analysis.metrics.scaling import measured_efficiency
 from records.run import RunDirectory
 
 WINDOW = ("--start", "2", "--stop", "8", "--threads", "1")
-COMM = ("--device", "cpu", "--min-bytes", "32K", "--max-bytes", "32M", "--factor", "4", "--iterations", "2",
-        "--repetitions", "3")  # fmt: skip
-ENDLESS_COMM = ("--devices", "2", "--min-bytes", "64K", "--max-bytes", "64M", "--iterations", "100", "--repetitions",
-                "1000", "--device", "cpu")  # fmt: skip
+COMM = ("--device", "cpu", "--min-bytes", "32K", "--max-bytes", "32M", "--factor", "4")
+ENDLESS_COMM = ("--devices", "2", "--min-bytes", "1K", "--max-bytes", "64M", "--factor", "1.001", "--device", "cpu")
 
 
 def run(argv: list[str], expected: int = 0) -> "subprocess.CompletedProcess[str]":

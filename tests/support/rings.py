@@ -66,8 +66,7 @@ def write_collectives(
 ) -> Trial:  # fmt: skip
     """Write a trial of kind comm whose times are those of a ring, with noise per repetition."""
     random = np.random.default_rng(seed)
-    test = {"name": "all_reduce", **dict(zip(("min_bytes", "max_bytes", "factor"), sizes, strict=True)),
-            "repetitions": 5, "iterations": 10, "warmup": 1}  # fmt: skip
+    test = {"name": "all_reduce", **dict(zip(("min_bytes", "max_bytes", "factor"), sizes, strict=True))}
     trial = Trial(kind="comm", task="comm", implementation="torch", strategy="ddp", preset="", data="",
                   precision="fp32", world_size=ranks, nodes=nodes, device="cuda", round=round_number,
                   collective=tuple(sorted(test.items())))  # fmt: skip
@@ -84,8 +83,7 @@ def write_collectives(
             lines.append(f"{size},{size // 4},in_place,{number},10,{time:.6f},{wrong}")
     directory.collectives_csv.write_text("\n".join(lines) + "\n")
     for rank in range(ranks):
-        place = {"host": "node-a", "pid": 100 + rank, "device": "Example GPU"}
-        write_record(directory.rank_json(rank), {"rank": rank, "place": place})
+        write_record(directory.rank_json(rank), {"rank": rank})
     return trial
 
 

@@ -86,7 +86,7 @@ def _cautions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
         yield {
             "code": "interval_wide",
             "message": f"the interval of the median time is wider than ±10 % at {wide} of {len(rows)} sizes",
-            "remedy": "use a quieter machine, or more --repetitions",
+            "remedy": "use a quieter machine, or more --rounds",
         }
 
 

@@ -36,8 +36,6 @@ def test_the_default_is_every_count_of_gpus_and_two_cpu_ranks() -> None:
     [
         ({"devices": (1,)}, "option-value"),
         ({"devices": (8,)}, "device-missing"),
-        ({"collectives": ("allreduce",)}, "option-choice"),
-        ({"dtypes": ("fp64",)}, "option-choice"),
         ({"rounds": 0}, "option-value"),
         ({"factor": 1.0}, "option-value"),
         ({"min_bytes": "1", "max_bytes": "16"}, "option-value"),
