@@ -1,11 +1,10 @@
 """The questions that a command asks of runs: what one measured, what is fastest, how two differ, and the page of it."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis import wording
 from analysis.diagnose.advice import Advice
 from analysis.diagnose.answer import (
     advice_of_profiles,
@@ -18,14 +17,14 @@ from analysis.diagnose.answer import (
 from analysis.diagnose.explain import comparison_findings, explain, to_do
 from analysis.diagnose.profiles import open_profile
 from analysis.diagnose.run import caution_texts, cautions_of_scripts, reference, trial_name
-from analysis.load import CIRCUMSTANCES, CONFIGURATION, LoadedTrial, load_run, measurement
+from analysis.load import LoadedTrial, load_run, measurement
 from analysis.metrics.cautions import Caution
 from analysis.metrics.classification import classify
 from analysis.metrics.communication.collectives import fitted_links, link_rows
 from analysis.metrics.comparison import traces
 from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.ratio import THRESHOLD
-from analysis.metrics.comparison.runs import compare_runs, input_ratios, ratios_of, side_of
+from analysis.metrics.comparison.runs import compare_runs, input_ratios, ratios_of
 from analysis.metrics.scaling import project as projections
 from analysis.metrics.time.window import parse_window
 from analysis.open import open_sources, profiled_trials, trial_of
@@ -216,42 +215,6 @@ def rate_interval(trials: Sequence[LoadedTrial]) -> tuple[float, float]:
     """Return the 95 % interval of the samples/s of one configuration over its rounds."""
     (whole,) = points(trials)
     return whole.rate.low, whole.rate.high
-
-
-def decisions(trials: Sequence[LoadedTrial], against: str) -> Iterator[tuple[Row, str, LoadedTrial, LoadedTrial]]:
-    """Compare the fastest configuration of each model with an implementation at its default optimizations.
-
-    Yields:
-        The row of runs.ratios_of, the comparison in one sentence, and a trial of each side, that of `against` last; if
-        that is the fastest, its first competitor is the other side.
-    """
-    last, names = (against, ""), {*CONFIGURATION, *CIRCUMSTANCES} - {"implementation", "levers"}
-
-    def place(row: Row) -> Row:
-        return {name: row.get(name) for name in names}
-
-    ratios = ratios_of(trials, last)
-    for winner in winners(points(trials)):
-        best, first = place(winner.best.row), side_of(winner.best.trials[0])
-        rows = [row for row in ratios if place(row) == best]
-        if first != last:
-            rows = [row for row in rows if (row["implementation"], row["levers"]) == first]
-        for row in rows[:1]:
-            sides = ((row["implementation"], row["levers"]), last)
-            members = [trial for trial in trials if place(trial.row) == best]
-            one, other = (next(trial for trial in members if side_of(trial) == side) for side in sides)
-            yield row, _sentence(row), one, other
-
-
-def _sentence(row: Row) -> str:
-    where = f"micro batch {row['micro_batch_size']} on {wording.counted(row['world_size'], 'device')}"
-    names = f"{wording.implementation(row)} / {wording.reference(row)} at {where}"
-    if row["throughput_ratio"] is None:
-        return f"{names}: not conclusive, {row['reason']}"
-    span = wording.interval(row["throughput_ratio_low"], row["throughput_ratio_high"], lambda x: f"{x:.2f}")
-    ratio = f"{names}: {row['throughput_ratio']:.2f} x ({span}; rounds: {row['rounds']} and {row['reference_rounds']})"
-    verdict = {"yes": "conclusive: they differ", "no": "conclusive: they are within 5 % of each other"}
-    return f"{ratio}, {verdict.get(row['decided'], 'not conclusive yet: ' + row['reason'])}"
 
 
 def compare(a: Path, b: Path, threshold: float | None = None) -> View:

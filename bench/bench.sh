@@ -3,17 +3,14 @@
 #
 #   bash bench/bench.sh [folder of .txt files or MediaWiki dumps]
 #
-# Without a folder a small text corpus is generated. Run it again to resume, or to add rounds. Environment:
+# Without a folder a small text corpus is generated. Run it again to resume. Environment:
 #   OUT           run directory; another one repeats all  (runs/bench, with a folder runs/bench-<its name>)
 #   PRESET        model shape                        (mini; base on GPUs)
-#   BATCH_SIZES   micro batches                      ("4 8 16"; "32 64 128" on GPUs)
+#   BATCH_SIZES   micro batches                      ("4 8"; "32 64 128" on GPUs)
 #   DEVICES       device counts                      (1; on GPUs 1 2 4 ... up to all)
 #   PRECISION     fp32 bf16 fp16 tf32 auto           (auto: bf16 where the hardware has it)
-#   MAX_SECONDS   longest measuring per trial, s     (6; 20 on GPUs)
-#   ROUNDS        rounds of every configuration      (1)
-#   BUDGET        about how long everything may take, s: a trial that has begun is finished. The fastest configuration is
-#                 measured in further rounds until its comparison with hf is conclusive or no round fits. Configurations,
-#                 the profile and the speed of light that do not fit are left to the next call (195; 1800 on GPUs)
+#   MAX_SECONDS   longest measuring per trial, s     (4; 20 on GPUs)
+#   ROUNDS        interleaved rounds of every configuration; fewer than 3 are not conclusive  (3)
 set -euo pipefail
 script=$(realpath "$0")
 
@@ -38,14 +35,6 @@ quietly() {
     shift
     run "$@" >"$file"
 }
-# Whether a step of $2 s, and then the report, fit into the rest of the budget; otherwise says that $1 is left out.
-fits() {
-    local left=$((BUDGET - SECONDS))
-    [[ $(($2 + report_seconds)) -gt $left ]] || return 0
-    echo "note: left out: $1 needs about $2 s and the report about $report_seconds s, but $((left > 0 ? left : 0)) s of the time budget" \
-        "are left; run the same command again, or with a larger BUDGET" >&2
-    return 1
-}
 text=${1:+$(realpath -m "$1")}
 root=$(realpath "$(dirname "$script")/..")
 # A relative path is as the caller means it, who may be elsewhere.
@@ -60,20 +49,14 @@ if [[ -n $text && ! -e $text ]]; then
     echo "$text does not exist: give a folder of .txt files or MediaWiki dumps" >&2
     exit 2
 fi
-# What profile, speed of light and report take of the budget at least, s. --max-seconds of the speed of light is part of
-# its trial's id: it stays the same, so that another call finds what is finished.
 if bertbench doctor --has cuda; then
-    : "${PRESET:=base}" "${BATCH_SIZES:=32 64 128}" "${DEVICES:=}" "${MAX_SECONDS:=20}" "${BUDGET:=1800}"
-    light_seconds=60 report_seconds=30
+    : "${PRESET:=base}" "${BATCH_SIZES:=32 64 128}" "${DEVICES:=}" "${MAX_SECONDS:=20}"
+    light_seconds=60
 else
-    : "${PRESET:=mini}" "${BATCH_SIZES:=4 8 16}" "${DEVICES:=1}" "${MAX_SECONDS:=6}" "${BUDGET:=195}"
-    light_seconds=15 report_seconds=15
+    : "${PRESET:=mini}" "${BATCH_SIZES:=4 8}" "${DEVICES:=1}" "${MAX_SECONDS:=4}"
+    light_seconds=15
 fi
-: "${OUT:=runs/bench${text:+-$(basename "$text")}}" "${PRECISION:=auto}" "${ROUNDS:=1}"
-if [[ ! $BUDGET =~ ^[1-9][0-9]*$ ]]; then
-    echo "BUDGET=$BUDGET: give a whole number of seconds above 0" >&2
-    exit 2
-fi
+: "${OUT:=runs/bench${text:+-$(basename "$text")}}" "${PRECISION:=auto}" "${ROUNDS:=3}"
 read -ra batch_sizes <<<"$BATCH_SIZES"
 devices=()
 [[ -n $DEVICES ]] && read -ra devices <<<"$DEVICES"
@@ -82,27 +65,21 @@ source_options=(--generate 1000000)
 [[ -n $text ]] && source_options=(--input "$text")
 data=$OUT/data/$(basename "${text:-generated}")
 mkdir -p "$OUT"
-echo "== 1/5 data (time budget for all steps: $BUDGET s)"
+echo "== 1/5 data"
 quietly "$OUT/data.txt" bertbench data pretrain "${source_options[@]}" --output "$data" --seq-len 128 --dupe-factor 1
-echo "== 2/5 throughput"
-wall=$((${MAX_SECONDS%.*} + 5)) # of a trial, with its start
-left=$((BUDGET - SECONDS - 3 * wall - light_seconds - report_seconds))
+echo "== 2/5 throughput, $ROUNDS round(s)"
 common=(--preset "$PRESET" --precisions "$PRECISION" --seq-lens 128 --data "$data" --out "$OUT")
 status=0
 quietly "$OUT/throughput.txt" bertbench throughput pretrain "${common[@]}" --batch-sizes "${batch_sizes[@]}" \
     ${devices:+--devices "${devices[@]}"} --implementations bertbench hf --max-seconds "$MAX_SECONDS" --min-steps 8 \
-    --rounds "$ROUNDS" --time-budget "$((left > 0 ? left : 1))" || status=$?
+    --rounds "$ROUNDS" || status=$?
 [[ $status -eq 0 || $status -eq 3 ]] || exit "$status"
 echo "== 3/5 profile of three iterations of the fastest configuration"
-if fits "the profile" $((2 * wall)); then # one trial without the profiler, one with it
-    quietly "$OUT/profile.txt" bertbench profile pretrain --winner-of "$OUT" --out "$OUT" --profiler torch --start 3 --stop 6 ||
-        status=$?
-fi
+quietly "$OUT/profile.txt" bertbench profile pretrain --winner-of "$OUT" --out "$OUT" --profiler torch --start 3 --stop 6 ||
+    status=$?
 echo "== 4/5 speed of light of the fastest configuration"
-if fits "the speed of light" $((wall + light_seconds)); then
-    quietly "$OUT/speed-of-light.txt" bertbench speed-of-light pretrain --winner-of "$OUT" --out "$OUT" \
-        --max-seconds "$light_seconds" || status=$?
-fi
+quietly "$OUT/speed-of-light.txt" bertbench speed-of-light pretrain --winner-of "$OUT" --out "$OUT" \
+    --max-seconds "$light_seconds" || status=$?
 echo "== 5/5 report"
 run bertbench report "$OUT"
 exit "$status"

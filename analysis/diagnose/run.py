@@ -84,7 +84,7 @@ def _left_out(trials: Sequence[LoadedTrial]) -> list[Caution]:
     planned = read_record(run.sweep_json).get("trials", []) if run.sweep_json.exists() else []
     missing = sum(not run.trial(name).path.exists() for name in planned)
     message = f"{missing} of the {len(planned)} trials of the last command were not measured"
-    remedy = "run the same command again, with a larger time budget if it has one"
+    remedy = "run the same command again"
     return [Caution("left_out", message, remedy)] if missing else []
 
 

@@ -65,7 +65,7 @@ def run_all(
         return run_trials(call, trials)
 
 
-def announce(session: Session, trials: Sequence[Trial], options: TrialOptions, budget: float | None = None) -> None:
+def announce(session: Session, trials: Sequence[Trial], options: TrialOptions) -> None:
     """Say on stderr how many trials are to run, about how long that takes, and why on the CPU where that was chosen."""
     run, limit = session.run, session.options.timeout_seconds or math.inf
     due = [trial for trial in trials if finished_result(run.trial(trial.trial_id), session.retry_failed, limit) is None]
@@ -76,7 +76,6 @@ def announce(session: Session, trials: Sequence[Trial], options: TrialOptions, b
         f"{len(due)} trial{'s'[: len(due) != 1]} to run",
         f"{len(trials) - len(due)} already done" if len(due) < len(trials) else "",
         "" if seconds is None else f"about {duration(seconds)}",
-        "" if budget is None else f"then more rounds until the comparison with hf is conclusive (at most {budget:g} s)",
         f"on the CPU: {reason}" if options.device == "auto" and reason and not options.json else "",
     ]
     print(", ".join(filter(None, words)), file=sys.stderr, flush=True)

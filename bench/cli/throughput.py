@@ -1,7 +1,7 @@
 """`bertbench throughput TASK`: run a sweep, show the table."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,16 +9,14 @@ from typing import Any, ClassVar
 from bench.cli.options import TrialOptions, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result, of_view
-from bench.cli.session import announce, run_all, session
+from bench.cli.session import run_all, session
 from bench.launch.world import World, joined_world
 from bench.machine.devices import Devices, find_devices
 from bench.sweep.max_batch import free_memory_gib, largest_batch
-from bench.sweep.options import ABOVE_0, AT_LEAST_1, check_ranges
-from bench.sweep.rounds import REFERENCE, run_until_decided
+from bench.sweep.options import AT_LEAST_1, check_ranges
 from bench.sweep.sweep import measured_trials, result_rows
 from bench.sweep.trials import Sweep, expand
 from common.errors import UsageError
-from common.flags import flag
 from records.run import RunDirectory
 from records.schema import OPTION_COLUMNS, SHAPE_COLUMNS
 from records.trial import Trial
@@ -41,9 +39,6 @@ class ThroughputOptions(TrialOptions):
     out: Path = Path("runs/throughput")
     price_per_hour: float | None = None
     """Price of the machine per hour, for the cost columns; default no cost columns."""
-    time_budget: float | None = None
-    """Add rounds of the fastest configuration until its comparison with hf is conclusive or this time in s is spent;
-    --rounds is 1 by default then. Configurations that do not fit into the time are left to the next call."""
     max_batch_search: bool = False
     """Find the largest batch that fits, from the first of --batch-sizes up."""
     max_batch_limit: int = 4096
@@ -53,14 +48,9 @@ class ThroughputOptions(TrialOptions):
 
     def __post_init__(self) -> None:
         """Refuse values out of range and options that exclude each other."""
-        check_ranges(self, max_batch_limit=AT_LEAST_1, time_budget=ABOVE_0)
-        given = [name for name in ("input_only", "max_batch_search", "time_budget") if getattr(self, name)]
-        if len(given) > 1:
-            raise UsageError("option-conflict", f"{' and '.join(map(flag, given))} exclude each other: give one")
-        compared = {*self.sweep.implementations}
-        if self.time_budget is not None and not {REFERENCE} < compared:
-            problem = f"--time-budget needs a comparison with {REFERENCE}, not {' '.join(compared)} alone"
-            raise UsageError("option-not-applicable", f"{problem}: use --implementations bertbench {REFERENCE}")
+        check_ranges(self, max_batch_limit=AT_LEAST_1)
+        if self.input_only and self.max_batch_search:
+            raise UsageError("option-conflict", "--input-only and --max-batch-search exclude each other: give one")
 
 
 OPTIONS = {"throughput [TASK]": ThroughputOptions}
@@ -73,34 +63,16 @@ def run(options: ThroughputOptions) -> Result:
         return dataclasses.replace(_inside(options, devices, world), at_once=True)
     if options.max_batch_search:
         return _largest_batches(options, devices)
-    budget, sweep = options.time_budget, options.sweep
-    if budget is not None:
-        sweep = dataclasses.replace(sweep, rounds=sweep.rounds or 1)
-    trials = expand(sweep, devices, kind="input" if options.input_only else "throughput")
-    if budget is None:
-        results = run_all(options, "throughput", devices, trials, price_per_hour=options.price_per_hour)
-        return dataclasses.replace(_measured(options, trials), code=_code(results))
-    with session(options, "throughput", devices, options.price_per_hour) as call:
-        announce(call, trials, options, budget)
-        ran = run_until_decided(call, trials, budget)
-    measured, left = _measured(options, ran.trials), f"{ran.left_out} of {len(trials)} trials"
-    again = [f"{left} do not fit into {budget:g} s: run the same command again to measure them"] * (ran.left_out > 0)
-    return dataclasses.replace(
-        measured,
-        document=measured.document | ({"comparisons": ran.comparisons} if ran.comparisons else {}),
-        code=_code(ran.results),
-        notes=[*again, *(one["sentence"] for one in ran.comparisons)],
-    )
-
-
-def _code(results: Sequence[Mapping[str, Any]]) -> int:
-    return 0 if all(result["status"] == "ok" for result in results) else 3
+    trials = expand(options.sweep, devices, kind="input" if options.input_only else "throughput")
+    results = run_all(options, "throughput", devices, trials, price_per_hour=options.price_per_hour)
+    code = 0 if all(result["status"] == "ok" for result in results) else 3
+    return dataclasses.replace(_measured(options, trials), code=code)
 
 
 def _inside(options: ThroughputOptions, devices: Devices, world: World) -> Result:
     """Measure in the world of ranks that this process was started in: one trial, since its ranks are here once."""
     trials = expand(options.sweep, devices, world)
-    if len(trials) != 1 or options.time_budget or options.max_batch_search or options.input_only:
+    if len(trials) != 1 or options.max_batch_search or options.input_only:
         problem = f"{world.world_size} ranks of a launcher measure one trial of training, not {len(trials)} or a search"
         raise UsageError("option-not-applicable", f"{problem}: give one value per option and --rounds 1")
     results = run_all(options, "throughput", devices, trials, world, options.price_per_hour)

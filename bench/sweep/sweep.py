@@ -45,13 +45,8 @@ class Session:
     retry_failed: bool = False
 
 
-def run_trials(
-    session: Session, trials: Sequence[Trial], enough: Callable[[int], bool] = lambda place: False
-) -> list[dict[str, Any]]:
-    """Run unfinished trials, update results.csv after every trial, and return the results in order.
-
-    An unfinished trial is skipped if `enough` returns true for its position.
-    """
+def run_trials(session: Session, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """Run unfinished trials, update results.csv after every trial, and return the results in order."""
     run, options = session.run, session.options
     tidy(run)
     environment = capture(session.devices)
@@ -62,8 +57,6 @@ def run_trials(
         result = finished_result(directory, session.retry_failed, options.timeout_seconds or math.inf)
         if result is not None:
             session.progress(number, len(trials), trial, result, True)
-        elif enough(number - 1):
-            continue
         else:
             session.progress(number, len(trials), trial, None, False)
             try:

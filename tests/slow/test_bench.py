@@ -52,16 +52,13 @@ def test_it_ends_with_the_table_and_the_path_of_the_report_in_under_four_minutes
     kinds = Counter(row["trial_id"].split("-")[0] for row in rows)
     assert (kinds.pop("profile"), kinds.pop("probe")) == (1, 1), "three iterations, with the profiler and without"
     assert kinds.pop("components") == 1, "the speed of light of the fastest"
-    assert kinds.total() >= 6
+    assert kinds.total() == 12, "three rounds of two implementations at two batch sizes"
     measured = [row for row in rows if row["kind"] == "throughput"]
     fastest = max(measured, key=lambda row: float(row["samples_per_second"]))
     (profile,) = [row for row in rows if row["kind"] == "profile"]
     assert [profile[name] for name in WON] == [fastest[name] for name in WON]
     (light,) = [row for row in rows if row["kind"] == "components"]
     assert [light[name] for name in WON] == [fastest[name] for name in WON]
-    sides = [row for row in measured if row["round"] != "0"]
-    assert len({row["micro_batch_size"] for row in sides}) <= 1, "rounds are added at the fastest configuration alone"
-    assert len(sides) >= 3, "two more rounds of two implementations, of which the time may allow one less"
     assert seconds < 240
 
 
