@@ -14,8 +14,8 @@ from bench.machine.devices import Devices
 from bench.sweep.options import resolve_precision
 from bert.data.vocabulary import VOCABULARY_FILE
 from bert.tasks.classify.prepare import lock_name
-from bert.tasks.classify.source import TEST, ClassifyData, rows_fingerprint, token_rows
 from bert.tasks.classify.store import SPLITS, TextSource, add_run, label_distribution, read_runs, split_sizes
+from bert.tasks.classify.task import TEST, ClassifyTask, class_scores, rows_fingerprint, text_probabilities, token_rows
 from bert.tasks.row_data import TRAINING
 from common.atomic import atomic_path, write_json
 from common.errors import InputError
@@ -45,10 +45,9 @@ def leave_results(
 
     from bert.predict import open_model
     from bert.tasks.base import DataIdentity
-    from bert.tasks.classify.task import ClassifyTask, class_scores, text_probabilities
     from bert.tasks.evaluation import check_logits, row_logits
 
-    source, texts = ClassifyData().texts(Path(settings.data), TEST)
+    source, texts = ClassifyTask().texts(Path(settings.data), TEST)
     rows = token_rows(source, texts, TEST)
     check_trained_on(run, source, warn)
     task = ClassifyTask(labels=len(source.labels))

@@ -16,7 +16,7 @@ from bench.run.supervise import LaunchOptions, finish, run_trial
 from bench.sweep.sweep import tidy, write_results
 from bench.sweep.training import Plan
 from bert.speed.registry import recorded_levers
-from bert.tasks import check_task_options, task_data
+from bert.tasks import make_task
 from records.documents import Best, TrainState
 from records.files import write_record
 from records.run import TrialDirectory
@@ -84,12 +84,11 @@ def _state(run: TrainRun, plan: Plan) -> TrainState:
     saved: dict[str, Any] = next((event for event in reversed(reached) if event["event"] == "saved"), {})
     best: dict[str, Any] = {name: saved.get(f"best_{name}") for name in Best.__struct_fields__}
     result = attempts[-1].read_result() or {}
-    options = check_task_options(plan.settings.task, plan.settings.task_options)
     state = TrainState(
         phase=plan.phase,
         total_steps=plan.settings.steps,
         request=plan.request,
-        loss=task_data(plan.settings.task).loss_label(options),
+        loss=make_task(plan.settings.task, plan.settings.task_options).loss_label(),
         applied_steps=applied_steps,
         status=result.get("status", "interrupted"),
         reason=result.get("reason", ""),

@@ -12,7 +12,7 @@ from bench.machine.environment import native_bf16
 from bert.model.config import PRESETS
 from bert.parallel import STRATEGIES
 from bert.tasks import given_options, known_tasks, task_data
-from bert.tasks.base import TaskData
+from bert.tasks.base import Task
 from bert.tasks.options import TaskOption
 from common.errors import UsageError
 from common.flags import flag
@@ -54,7 +54,7 @@ def resolve_precision(name: str, devices: Devices) -> str:
     return name
 
 
-def resolve_padding(name: str, data: TaskData, task: str) -> str:
+def resolve_padding(name: str, data: Task, task: str) -> str:
     """Return the padding for `auto`, or `name`; "" for tasks with padded samples. Raises UsageError."""
     if name == AUTO:
         return data.paddings[0] if data.paddings else ""

@@ -32,7 +32,7 @@ from bench.sweep.starting_model import initial_weights, shape_of
 from bert.parallel import devices_per_rank
 from bert.parallel.deepspeed_config import read_deepspeed_config, said_of_training
 from bert.parallel.options import options_text
-from bert.tasks import check_task_options, resolve_options, task_data
+from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import DataSource
 from bert.train.settings import GIVEN, TrainSettings, resolve_settings, task_defaults
 from common.errors import InputError, UsageError
@@ -250,8 +250,8 @@ def plan_training(options: TrainOptions, devices: Devices, world: World | None =
         values["eval_data"] = str(Path(options.eval_data).resolve())
     settings = resolve_settings(phase, values, source.samples)
     if settings.eval_every:
-        known = check_task_options(task, settings.task_options)
-        data.check_evaluation(settings.data, settings.seq_len, settings.eval_data, known)
+        judged = make_task(task, settings.task_options)
+        judged.check_evaluation(settings.data, settings.seq_len, settings.eval_data)
     plan = Plan(options, settings, phase, source)
     if plan.implementation != OURS and settings.levers != AUTO:
         raise UsageError("unsupported-combination", f"implementation {plan.implementation} has no --levers: omit it")

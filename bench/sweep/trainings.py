@@ -29,7 +29,7 @@ from bench.sweep.training import Plan, TrainOptions, plan_training
 from bert.data.lengths import is_synthetic
 from bert.speed.registry import Setup, effective, levers_text, resolve_levers
 from bert.tasks import task_data
-from bert.tasks.pretrain.source import open_test_shards
+from bert.tasks.pretrain.shards import open_test_shards
 from bert.train.settings import DEFAULT_SEED
 from common.errors import UsageError
 from records.files import write_record

@@ -1,5 +1,4 @@
-"""The tasks, by name. An entry is "module:class" of what a plan asks of the task, without torch; the class names the
-one that trains (`TaskData.trained_by`). Both are imported when they are asked for.
+"""The tasks, by name. An entry is "module:class" of a bert.tasks.base.Task, imported when it is asked for.
 
 A package of your own adds a task by an entry point of the group `bertbench.tasks` (docs/how-to/add-a-task.md).
 """
@@ -14,21 +13,16 @@ from common.registry import load
 if TYPE_CHECKING:
     from bert.model.config import ModelConfig
     from bert.model.step import Step
-    from bert.tasks.base import DataSource, Task, TaskData
+    from bert.tasks.base import DataSource, Task
 
 ENTRY_POINTS = "bertbench.tasks"
 TASKS = {
-    "pretrain": "bert.tasks.pretrain.source:PretrainData",
+    "pretrain": "bert.tasks.pretrain.task:PretrainTask",
     "squad": "bert.tasks.squad.source:SquadData",
     "gap": "bert.tasks.gap.source:GapData",
-    "classify": "bert.tasks.classify.source:ClassifyData",
-    "glue": "bert.tasks.glue.source:GlueData",
+    "classify": "bert.tasks.classify.task:ClassifyTask",
+    "glue": "bert.tasks.glue.task:GlueTask",
 }
-
-
-def known_tasks() -> Mapping[str, str]:
-    """Return the tasks of bertbench and those that installed packages add; none of the latter replaces one of ours."""
-    return {**_installed(), **TASKS}
 
 
 @functools.cache
@@ -38,10 +32,15 @@ def _installed() -> Mapping[str, str]:
     return {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
 
 
-def task_data(name: str) -> "TaskData":
-    """Return what a task knows of its data, without torch. Raises UsageError for an unknown task."""
-    found: TaskData = load(TASKS if name in TASKS else known_tasks(), name, "task")()
-    return found
+def known_tasks() -> Mapping[str, str]:
+    """Return the tasks of bertbench and those that installed packages add; none of the latter replaces one of ours."""
+    return {**_installed(), **TASKS}
+
+
+def task_data(name: str) -> "Task":
+    """Return a task with the defaults of its options, for plans. Raises UsageError for an unknown task."""
+    task: Task = load(TASKS if name in TASKS else known_tasks(), name, "task")()
+    return task
 
 
 def make_task(name: str, task_options: str = "") -> "Task":
@@ -53,7 +52,8 @@ def make_task(name: str, task_options: str = "") -> "Task":
     """
     data = task_data(name)
     options = check_options(name, data.options, read_options(task_options))
-    task: Task = load({name: data.trained_by}, name, "task")(**options)
+    trained_by: str | None = getattr(data, "trained_by", None)  # of a task in two classes
+    task: Task = load({name: trained_by}, name, "task")(**options) if trained_by else type(data)(**options)
     return task
 
 
@@ -64,7 +64,7 @@ def check_task_options(name: str, task_options: str) -> dict[str, Any]:
 
 def task_step(name: str, task_options: str, config: "ModelConfig") -> "Step":
     """Return what a training step of a task's model computes; raises as `make_task` does."""
-    return task_data(name).step(config, given_options(name, read_options(task_options)))
+    return make_task(name, task_options).step(config)
 
 
 def given_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -79,11 +79,11 @@ def resolve_options(name: str, given: dict[str, Any], source: "DataSource") -> s
     Args:
         name: of the task.
         given: what `given_options` returned.
-        source: what the task's data class returned when it inspected the data with these options.
+        source: what the task returned when it inspected the data with these options.
 
     Raises:
         UsageError: options that the data cannot be used with.
         InputError: the data cannot be read.
     """
-    data = task_data(name)
-    return options_text(check_options(name, data.options, data.resolve(given, source)))
+    task = type(task_data(name))(**given)
+    return options_text(check_options(name, task.options, task.resolve(source)))

@@ -1,8 +1,4 @@
-"""The Task protocol: what a workload is, in two halves.
-
-`TaskData` is what a plan asks before anything runs; it imports no torch. `Task`, which it names, is what trains: model,
-batches, loss, evaluation. bert.train reaches the tasks by their names alone (bert.tasks); tasks import its observer.
-"""
+"""The Task protocol: what a workload is to plans and trainings, and the values that pass between them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -97,82 +93,6 @@ class Trained:
         """Return the folder that the data are in."""
         path = Path(self.data)
         return path if path.is_dir() else path.parent
-
-
-class TaskData(Protocol):
-    """The part of a task that needs no torch. Implementations are stateless; bert.tasks.TASKS lists them."""
-
-    trained_by: str
-    """"module:class" of the Task, which imports torch and takes `options` by name."""
-    heads: Heads
-    """Which of the heads of bert.model its model has: what is known of them (losses, Hugging Face's class) holds
-    for the task. "" where it has its own."""
-    commands: Mapping[str, tuple[str, str]]
-    """Its commands `data`, `predict` and `eval`, those that it has: "module:class" of the
-    bert.tasks.commands.TaskCommand, and one line of help. They are called by the
-    task's name, unless another one follows the word, as in `data csv`."""
-    seq_len: int
-    """Tokens per sequence where no other length is asked for."""
-    paddings: tuple[str, ...]
-    """Ways to pad a batch, the default first; empty where batches come padded."""
-    options: tuple[TaskOption, ...]
-    """Which options the task has; the command line has a flag for each."""
-    defaults: Mapping[str, Any]
-    """What training uses by default, by field of TrainSettings. Besides: `epochs`, which the number of
-    updates follows from, and `evaluates`, whether it is evaluated after each epoch without being asked. Empty if the
-    phases of pretraining say it."""
-
-    def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
-        """Inspect data, real or synthetic.
-
-        Args:
-            data: as given.
-            seq_len: tokens per sequence that are wanted; None is what the data have.
-            options: of the task, with its defaults.
-
-        Raises:
-            InputError: there is none, or it is damaged (the message names the file).
-            UsageError: no such synthetic data.
-        """
-
-    def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
-        """Return the options with those that follow from the data, such as the number of labels.
-
-        Raises:
-            UsageError: options that the data cannot be used with.
-            InputError: the data cannot be read.
-        """
-
-    def check_evaluation(
-        self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any] = NO_OPTIONS
-    ) -> None:
-        """Inspect the evaluation data of a run before it begins.
-
-        Args:
-            source: the data it trains on, as `inspect` returned them.
-            seq_len: tokens per sequence of the run.
-            wanted: other data to evaluate on; None is what is beside the training data.
-            options: of the task, resolved.
-
-        Raises:
-            UsageError: the task does not accept such data, or they must be given.
-            InputError: there are none, they are damaged or do not fit those that are trained on.
-        """
-
-    def max_predictions(self, seq_len: int) -> int:
-        """Predicted positions per sequence where the data do not say."""
-
-    def prepare_command(self, seq_len: int) -> str:
-        """The command that prepares data of this length."""
-
-    def next_command(self, trained: Trained) -> list[str] | None:
-        """Return the words of the command that comes after a training, to run as it is; None if there is none."""
-
-    def loss_label(self, options: Mapping[str, Any] = NO_OPTIONS) -> str:
-        """What the training loss is made of, such as "MLM + NSP"; a sum is one of losses of an evaluation, too."""
-
-    def step(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> Step:
-        """Return what a training step of the model computes: FLOPs, parameters and predicted memory follow from it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,10 +204,31 @@ class BatchStream(Protocol):
 
 
 class Task(Protocol):
-    """The part of a task that trains. Implementations are stateless."""
+    """One workload. Instances are stateless but for the values of their options, which the constructor takes by name.
+
+    What a plan asks needs no torch: modules of tasks import it in the methods that train.
+    """
 
     name: str
-    parts: tuple[str, ...]
+    """In bert.tasks."""
+    heads: Heads
+    """Which of the heads of bert.model its model has: what is known of them (losses, Hugging Face's class) holds
+    for the task. "" where it has its own."""
+    commands: Mapping[str, tuple[str, str]]
+    """Its commands `data`, `predict` and `eval`, those that it has: "module:class" of the
+    bert.tasks.commands.TaskCommand, and one line of help. They are called by the
+    task's name, unless another one follows the word, as in `data csv`."""
+    seq_len: int
+    """Tokens per sequence where no other length is asked for."""
+    paddings: tuple[str, ...]
+    """Ways to pad a batch, the default first; empty where batches come padded."""
+    options: tuple[TaskOption, ...] = ()
+    """Which options the task has; the command line has a flag for each."""
+    defaults: Mapping[str, Any]
+    """What training uses by default, by field of TrainSettings. Besides: `epochs`, which the number of
+    updates follows from, and `evaluates`, whether it is evaluated after each epoch without being asked. Empty if the
+    phases of pretraining say it."""
+    parts: tuple[str, ...] = ()
     """Names of the parts of the loss that are reported beside their sum."""
     scores: tuple[str, ...]
     """Names of what an evaluation finds; common.scores knows how each is shown."""
@@ -298,6 +239,50 @@ class Task(Protocol):
     begins_from_encoder: bool
     """Whether a run usually begins from the encoder of another task's model: heads that are absent there are then
     nothing to warn of, and the state of its optimizer is not taken. Else bertbench checkpoints must have all heads."""
+
+    def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
+        """Inspect data, real or synthetic; `options` are of the task, with its defaults.
+
+        Raises:
+            InputError: there is none, or it is damaged (the message names the file).
+            UsageError: no such synthetic data.
+        """
+
+    def resolve(self, source: DataSource) -> Mapping[str, Any]:
+        """Return the options with those that follow from the data, such as the number of labels.
+
+        Raises:
+            UsageError: options that the data cannot be used with.
+            InputError: the data cannot be read.
+        """
+
+    def check_evaluation(self, source: str, seq_len: int, wanted: str | None) -> None:
+        """Inspect the evaluation data of a run before it begins.
+
+        Args:
+            source: the data it trains on, as `inspect` returned them.
+            seq_len: tokens per sequence of the run.
+            wanted: other data to evaluate on; None is what is beside the training data.
+
+        Raises:
+            UsageError: the task does not accept such data, or they must be given.
+            InputError: there are none, they are damaged or do not fit those that are trained on.
+        """
+
+    def max_predictions(self, seq_len: int) -> int:
+        """Predicted positions per sequence where the data do not say."""
+
+    def prepare_command(self, seq_len: int) -> str:
+        """The command that prepares data of this length."""
+
+    def next_command(self, trained: Trained) -> list[str] | None:
+        """Return the words of the command that comes after a training, to run as it is; None if there is none."""
+
+    def loss_label(self) -> str:
+        """What the training loss is made of, such as "MLM + NSP"; a sum is one of losses of an evaluation, too."""
+
+    def step(self, config: ModelConfig) -> Step:
+        """Return what a training step of the model computes: FLOPs, parameters and predicted memory follow from it."""
 
     def build_model(self, config: ModelConfig, observer: "Observer | None" = None) -> "torch.nn.Module":
         """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""

@@ -1,81 +1,150 @@
-"""Common parts of tasks that classify whole rows or predict a value for them (Devlin et al. 2018, section 4.1)."""
+"""Tasks that label whole rows or predict a value for them (Devlin et al. 2018, section 4.1).
+
+Imports torch where a task trains.
+"""
 
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from bert.data.batch import Batch
 from bert.data.lengths import Lengths, is_synthetic
 from bert.data.loading.batches import RowBatches, check_rows
+from bert.data.loading.order import spread
 from bert.data.rows import Labels, TokenRows
-from bert.data.synthetic import Content, Slots, SyntheticBatches, row_batch
 from bert.model.config import ModelConfig
-from bert.model.heads import BertForSequenceClassification
-from bert.tasks.base import BatchStream, DataIdentity, DataSpec, EvaluationSpec
-from bert.tasks.classification_data import ClassificationData
-from bert.tasks.evaluation import Float32, LabelledRows
-from bert.tasks.options import check_options, with_defaults
-from bert.tasks.row_data import TRAINING
-from bert.train.observer import Observer
+from bert.model.step import Pass, Step, classifier, pooler
+from bert.tasks.base import BatchStream, DataIdentity, DataSpec, Evaluation, EvaluationSpec, Heads, Trained
+from bert.tasks.row_data import EVALUATION, TRAINING, RowData
 from common.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from bert.data.batch import Batch
+    from bert.data.synthetic import Slots
+    from bert.tasks.evaluation import Float32, LabelledRows
+    from bert.train.observer import Observer
 
 _LARGEST_POOL = 256
 
 
-class ClassificationTask(ABC):
-    """One label for each row. A task gives names of scores, `data` and `score`; another model, its own `build_model`.
+def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows, source: str) -> None:
+    """Refuse rows on which the trained model cannot be evaluated.
 
     Args:
-        options: of the task, those that follow from the data too.
+        rows: those to evaluate on.
+        place: where they lie.
+        seq_len: maximum tokens of a row of the run.
+        training: those that are trained on.
+        source: where those lie.
+    """
+    check_rows(rows, place, seq_len)
+    if rows.vocabulary != training.vocabulary:
+        raise InputError(
+            "vocabulary-mismatch",
+            f"the rows in {place} and {source} were prepared with different vocabularies: prepare both with the same "
+            "vocab.txt and casing",
+        )
 
-    Raises:
-        UsageError: an option that it does not have, or not with this value.
+
+class ClassificationTask(RowData):
+    """One label for each row.
+
+    A task gives `name`, `rows`, `labels`, `prepare_command`, `score` and the names of its scores; what differs from the
+    rest it overrides.
     """
 
-    name: str
-    data: ClassificationData
-    """Where its rows come from, without torch."""
-    parts: tuple[str, ...] = ()
-    scores: tuple[str, ...]
-    deciding_score: str
-    higher_is_better: bool
-    begins_from_encoder = True
+    heads: Heads = "classes"
+    commands = MappingProxyType(
+        {
+            "predict": ("bert.tasks.commands:RowPredict", "labels of prepared rows"),
+            "eval": ("bert.tasks.commands:RowEval", "scores of such labels"),
+        }
+    )
+    seq_len = 128
 
-    def __init__(self, **options: Any) -> None:
-        known = self.data.options
-        self.options = with_defaults(known, check_options(self.name, known, options))
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
         self._opened: tuple[tuple[str, str, int], TokenRows] | None = None
 
-    @abstractmethod
-    def score(self, logits: Float32, labels: Labels) -> Mapping[str, float]:
-        """Return the scores, by the names in `scores`, of logits [N, K] and labels [N]."""
-
     @property
+    @abstractmethod
     def labels(self) -> int:
         """K, the number of classes; 1 for a regression."""
-        return self.data.labels(self.options)
 
     @property
     def regression(self) -> bool:
         """Whether labels are values instead of classes."""
-        return self.data.regression(self.options)
+        return False
 
-    def build_model(self, config: ModelConfig, observer: Observer | None = None) -> torch.nn.Module:
+    def score(self, logits: "Float32", labels: Labels) -> Mapping[str, float]:
+        """Return the scores, by the names in `scores`, of logits [N, K] and labels [N]."""
+        raise NotImplementedError
+
+    def training_rows(self, source: Path, seq_len: int | None) -> TokenRows:
+        """Return rows with labels. Raises InputError: there are none, or damaged ones."""
+        rows = super().training_rows(source, seq_len)
+        check_rows(rows, str(source), rows.max_seq_length)
+        return rows
+
+    def check_evaluation(self, source: str, seq_len: int, wanted: str | None) -> None:
+        """Inspect the rows to evaluate on; raises as `evaluation_rows` does."""
+        if not is_synthetic(source):
+            self.evaluation_rows(source, seq_len, wanted, self.rows(Path(source), TRAINING, seq_len))
+
+    def evaluation_rows(self, source: str, seq_len: int, wanted: str | None, training: TokenRows) -> TokenRows:
+        """Return the rows to evaluate on.
+
+        Args:
+            source: the data that are trained on.
+            seq_len: maximum tokens of a row of the run.
+            wanted: other data to evaluate on; None is `source`.
+            training: the rows that are trained on.
+
+        Raises:
+            InputError: there are none with labels, they are longer than those that are trained on, or of another
+                vocabulary.
+        """
+        rows = self.rows(Path(wanted or source), EVALUATION, seq_len)
+        check_judging(rows, wanted or source, seq_len, training, source)
+        return rows
+
+    def next_command(self, trained: Trained) -> list[str] | None:
+        """Return the command that converts the checkpoint; tasks with a prediction command return that."""
+        return trained.conversion()
+
+    def loss_label(self) -> str:
+        """Label of the loss for classes or for values."""
+        return "mean squared error" if self.regression else "cross-entropy"
+
+    def step(self, config: ModelConfig) -> Step:
+        """Pooler and classifier."""
+        return Step(
+            config=config,
+            head=(pooler(config), classifier(config, self.labels)),
+            head_passes=(Pass(name="cross-entropy", width=self.labels, over="sequences", wide=3),),
+        )
+
+    def build_model(self, config: ModelConfig, observer: "Observer | None" = None) -> "torch.nn.Module":
         """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""
+        from bert.model.heads import BertForSequenceClassification
+
         return BertForSequenceClassification(config, self.labels, observer, regression=self.regression)
 
     def batches(self, spec: DataSpec, split: str = TRAINING) -> BatchStream:
         """Synthetic batches, or those of rows. Raises InputError that names the file at fault."""
+        from bert.data.synthetic import Content, SyntheticBatches, row_batch
+
         if not is_synthetic(spec.data):
-            rows = self.rows(spec, split)
+            rows = self.rows_of(spec, split)
             check_rows(rows, spec.data, spec.seq_len)
             return RowBatches(spec, rows)
         make = partial(row_batch, labels=self.labels, regression=self.regression, columns=self.synthetic_columns)
@@ -85,12 +154,12 @@ class ClassificationTask(ABC):
         """Draw further columns of synthetic batches, [B, ...] for rows of these lengths [B]: none here."""
         return {}
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    def loss(self, model: "torch.nn.Module", batch: "Batch") -> "torch.Tensor":
         """Mean cross-entropy, or mean squared error of a regression; a scalar."""
         loss: torch.Tensor = model(batch).loss
         return loss
 
-    def loss_parts(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def loss_parts(self, model: "torch.nn.Module", batch: "Batch") -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
         """The loss, which has no parts."""
         return self.loss(model, batch), {}
 
@@ -98,21 +167,23 @@ class ClassificationTask(ABC):
         """Inspect the rows of a run. Raises InputError if they are missing, damaged or do not fit the task."""
         if is_synthetic(spec.data):
             return DataIdentity(source=spec.data)
-        return DataIdentity.of(spec.data, self.rows(spec, split))
+        return DataIdentity.of(spec.data, self.rows_of(spec, split))
 
-    def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> LabelledRows:
-        """Open the rows to evaluate on.
+    def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> "LabelledRows":
+        """Open the rows to evaluate on; raises as `evaluation_rows`, and InputError for labels that the task lacks."""
+        from bert.tasks.evaluation import LabelledRows
 
-        Raises:
-            InputError: there are none with labels of the task, they are damaged, longer than those that are trained on,
-                or of another vocabulary.
-        """
-        training = self.rows(spec, TRAINING)
-        rows = self.data.evaluation_rows(spec.data, spec.seq_len, wanted.source, self.options, training)
+        rows = self.evaluation_rows(spec.data, spec.seq_len, wanted.source, self.rows_of(spec, TRAINING))
         self.check_labels(rows, wanted.source or spec.data)
-        return LabelledRows(rows, self.labels, self.score, spec, wanted.samples)
+        chosen = spread(len(rows), wanted.samples)
 
-    def rows(self, spec: DataSpec, split: str) -> TokenRows:
+        def score(logits: "Float32") -> Evaluation:
+            values = self.score(logits, rows.labels[chosen])
+            return Evaluation(values={name: float(value) for name, value in values.items()}, samples=len(logits))
+
+        return LabelledRows(rows, chosen, self.labels, score, spec, f"{rows.fingerprint}/{len(chosen)}")
+
+    def rows_of(self, spec: DataSpec, split: str) -> TokenRows:
         """Return the rows of a split of `spec.data`; the latest ones are kept.
 
         Raises:
@@ -120,9 +191,9 @@ class ClassificationTask(ABC):
         """
         key = (spec.data, split, spec.seq_len)
         if self._opened is None or self._opened[0] != key:
-            found = self.data.rows(Path(spec.data), split, self.options, spec.seq_len)
-            self.check_labels(found, spec.data)
-            self._opened = key, found
+            rows = self.rows(Path(spec.data), split, spec.seq_len)
+            self.check_labels(rows, spec.data)
+            self._opened = key, rows
         return self._opened[1]
 
     def check_labels(self, rows: TokenRows, source: str) -> None:
@@ -130,24 +201,19 @@ class ClassificationTask(ABC):
         labels = rows.labels
         if not len(labels):
             return
-        classes = np.issubdtype(labels.dtype, np.integer)
-        if classes == self.regression:
+        if np.issubdtype(labels.dtype, np.integer) == self.regression:
             wanted = "values (float32)" if self.regression else "classes (int64)"
+            raise InputError("labels-invalid", f"{source} has labels of {labels.dtype}, {self.name} needs {wanted}")
+        low, high = (-np.inf, np.inf) if self.regression else (0, self.labels - 1)
+        if not np.isfinite(labels).all() or not low <= labels.min() <= labels.max() <= high:
             raise InputError(
                 "labels-invalid",
-                f"task {self.name} needs labels that are {wanted}, but those in {source} are {labels.dtype}",
-            )
-        if not classes and not np.isfinite(labels).all():
-            raise InputError("labels-invalid", f"labels in {source} are not finite numbers: prepare the data again")
-        if classes and not 0 <= labels.min() <= labels.max() < self.labels:
-            raise InputError(
-                "labels-invalid",
-                f"the labels in {source} range from {labels.min()} to {labels.max()}, but task {self.name} has 0 to "
-                f"{self.labels - 1}: prepare the data again, or start a new run",
+                f"the labels in {source} range from {labels.min()} to {labels.max()}, but task {self.name} has {low} "
+                f"to {high}: prepare the data again, or start a new run",
             )
 
-    def _lengths_like(self, path: Path, spec: DataSpec, pool_size: int) -> Slots:
+    def _lengths_like(self, path: Path, spec: DataSpec, pool_size: int) -> "Slots":
         # Only lengths are taken from them: their vocabulary may be any.
         real = replace(spec, data=str(path), vocab_size=sys.maxsize)
-        rows = self.data.rows(path, TRAINING, self.options, spec.seq_len)
+        rows = self.rows(path, TRAINING, spec.seq_len)
         return [(lengths, spec.seq_len) for lengths in RowBatches(real, rows).lengths_of_batches(pool_size)]

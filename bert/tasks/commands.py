@@ -208,7 +208,7 @@ class RowPredict(TaskCommand):
 
         checkpoint = host.checkpoint(options.checkpoint)
         task = _trained(self.task, checkpoint)
-        rows = task.data.rows(options.data, options.split, task.options)
+        rows = task.rows(options.data, options.split)
         opened = _open(checkpoint, task, rows, options.data, host)
         check_writable(options.out)
         ready = host.ready(opened)
@@ -259,7 +259,7 @@ class RowEval(TaskCommand):
     def run(self, options: RowEvalOptions, host: Host) -> Outcome:
         """Score the predictions."""
         task = _trained(self.task, host.checkpoint(options.checkpoint))
-        rows = task.data.rows(options.data, options.split, task.options)
+        rows = task.rows(options.data, options.split)
         task.check_labels(rows, str(options.data))
         if not rows.has_labels:
             raise InputError("labels-invalid", f"the rows in {options.data} have no labels: give labeled data to score")

@@ -1,6 +1,7 @@
 """Evaluate a model: its outputs by numbered samples and, for labeled rows, the scores of the task."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,6 @@ import numpy.typing as npt
 import torch
 
 from bert.data.loading.batches import evaluation_rows
-from bert.data.loading.order import spread
 from bert.data.rows import Int64, Labels, TokenRows
 from bert.model.heads import lay_out
 from bert.optim.precision import Precision
@@ -16,8 +16,6 @@ from bert.tasks.base import DataSpec, Evaluation, Ready
 from common.errors import InputError, UsageError
 
 Float32 = npt.NDArray[np.float32]
-Score = Callable[[Float32, Labels], Mapping[str, float]]
-"""(logits [N, K], labels [N]) -> scores by name."""
 
 
 def outputs(ready: Ready, rows: TokenRows, told: Callable[[int], None] | None = None) -> Iterator[tuple[Int64, Any]]:
@@ -38,24 +36,21 @@ def outputs(ready: Ready, rows: TokenRows, told: Callable[[int], None] | None = 
             told(done)
 
 
+@dataclass(frozen=True, slots=True)
 class LabelledRows:
-    """Rows with labels, or `samples` of them, spread evenly; they are shared by the ranks.
+    """Rows with labels to evaluate on, shared by the ranks."""
 
-    Args:
-        rows: all there are, with labels.
-        classes: K, logits of a row.
-        score: of the task.
-        spec: micro batch, rank and number of ranks.
-        samples: how many are wanted; 0 takes all.
-    """
-
-    def __init__(self, rows: TokenRows, classes: int, score: Score, spec: DataSpec, samples: int = 0) -> None:
-        self.rows = rows
-        self._classes = classes
-        self._score = score
-        self._spec = spec
-        self._chosen = spread(len(rows), samples)
-        self.fingerprint = f"{rows.fingerprint}/{len(self._chosen)}"
+    rows: TokenRows
+    """All there are."""
+    chosen: Int64
+    """Numbers of those that are evaluated on."""
+    classes: int
+    """K, logits of a row."""
+    score_logits: Callable[[Float32], Evaluation]
+    """Scores the logits [chosen, K]."""
+    spec: DataSpec
+    """Micro batch, rank and number of ranks."""
+    fingerprint: str
 
     def measure(self, model: torch.nn.Module, device: torch.device, precision: Precision) -> torch.Tensor:
         """Return the logits of this rank's rows, 0 for the others, [rows x K].
@@ -63,17 +58,16 @@ class LabelledRows:
         Raises:
             UsageError: the model has no head of so many classes.
         """
-        spec = self._spec
-        ready = Ready(model, device, precision, spec.micro_batch_size, spec.rank, spec.world_size, self._chosen)
-        logits = row_logits(ready, self.rows, self._classes)
-        return torch.from_numpy(logits[self._chosen].astype(np.float64).reshape(-1))
+        spec = self.spec
+        ready = Ready(model, device, precision, spec.micro_batch_size, spec.rank, spec.world_size, self.chosen)
+        logits = row_logits(ready, self.rows, self.classes)
+        return torch.from_numpy(logits[self.chosen].astype(np.float64).reshape(-1))
 
     def score(self, total: torch.Tensor) -> Evaluation:
         """Score the logits of all rows. Raises InputError if one is not a finite number."""
-        logits = total.numpy().astype(np.float32).reshape(-1, self._classes)
+        logits = total.numpy().astype(np.float32).reshape(-1, self.classes)
         check_logits(logits)
-        values = self._score(logits, self.rows.labels[self._chosen])
-        return Evaluation(values={name: float(value) for name, value in values.items()}, samples=len(logits))
+        return self.score_logits(logits)
 
 
 def row_logits(ready: Ready, rows: TokenRows, classes: int, told: Callable[[int], None] | None = None) -> Float32:

@@ -1,6 +1,6 @@
-"""Data of tasks on rows of word pieces, for plans. Imports no torch."""
+"""Tasks on rows of word pieces: what their plans ask. Imports no torch."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,41 +9,48 @@ from bert.data.lengths import PADDINGS, SYNTHETIC, check_distribution, is_synthe
 from bert.data.loading.batches import lengths_fingerprint
 from bert.data.rows import TokenRows
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE
-from bert.tasks.base import FINE_TUNING, NO_OPTIONS, DataSource
-from bert.tasks.options import TaskOption
+from bert.tasks.base import FINE_TUNING, NO_OPTIONS, DataSource, Task
+from bert.tasks.options import check_options, with_defaults
 
 TRAINING, EVALUATION = "training", "evaluation"
 
 
-class RowData(ABC):
-    """Rows of word pieces, real or synthetic, of a task that masks none. Implementations are stateless."""
+class RowData(Task):
+    """Rows of word pieces, real or synthetic, of a task that masks none.
 
-    name: str
-    """In bert.tasks."""
-    paddings: tuple[str, ...] = PADDINGS
-    options: tuple[TaskOption, ...] = ()
-    defaults: Mapping[str, Any] = FINE_TUNING
+    Args:
+        values: of its options, those that follow from the data too; defaults hold for the others.
+
+    Raises:
+        UsageError: an option that it does not have, or not with this value.
+    """
+
+    paddings = PADDINGS
+    defaults = FINE_TUNING
+    begins_from_encoder = True
+
+    def __init__(self, **values: Any) -> None:
+        self.values = with_defaults(self.options, check_options(self.name, self.options, values))
 
     @abstractmethod
-    def rows(self, source: Path, split: str, options: Mapping[str, Any], seq_len: int | None = None) -> TokenRows:
+    def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
         """Read rows.
 
         Args:
             source: a file or folder.
             split: TRAINING or EVALUATION; or another that the task knows, such as one to predict.
-            options: of the task, with its defaults.
             seq_len: maximum tokens of a row, for data that are cut when they are read; None is their own.
 
         Raises:
             InputError: there are none, or damaged ones; the message names the file and the command that makes it.
         """
 
-    def training_rows(self, source: Path, options: Mapping[str, Any], seq_len: int | None) -> TokenRows:
+    def training_rows(self, source: Path, seq_len: int | None) -> TokenRows:
         """Return rows to train on. Raises InputError: there are none, or damaged ones."""
-        return self.rows(source, TRAINING, options, seq_len)
+        return self.rows(source, TRAINING, seq_len)
 
     def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
-        """Inspect rows to train on.
+        """Inspect rows to train on with these options.
 
         Raises:
             InputError: there are none to train on, or they are damaged.
@@ -54,16 +61,16 @@ class RowData(ABC):
             check_distribution(data, seq_len, self.name)
             return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
         path = (modelled or Path(data)).resolve()
-        rows = self.training_rows(path, options, seq_len)
+        rows = type(self)(**options).training_rows(path, seq_len)
         longest = rows.max_seq_length
         if modelled is None:
             return DataSource(str(path), rows.fingerprint, longest, None, rows.vocab_size, len(rows), rows.vocabulary)
         fingerprint = lengths_fingerprint(longest, rows.lengths)
         return DataSource(f"{SYNTHETIC}:{path}", fingerprint, longest, None, rows.vocab_size)
 
-    def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
+    def resolve(self, source: DataSource) -> Mapping[str, Any]:
         """Return the options unchanged: none depends on the data."""
-        return options
+        return self.values
 
     def max_predictions(self, seq_len: int) -> int:
         """0: no word is masked."""

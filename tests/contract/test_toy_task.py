@@ -20,9 +20,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from bert.data.rows import Ragged
-from bert.data.rows import TokenRows
-from bert.tasks.classification_data import ClassificationData
+from bert.data.rows import Ragged, TokenRows
+from bert.tasks.classification import ClassificationTask
 from bert.tasks.commands import Outcome
 from bert.tasks.base import FINE_TUNING
 from bert.tasks.options import TaskOption
@@ -63,17 +62,20 @@ class Prepare:
         return Outcome(document={"lines": len(lines)}, shown=[f"{len(lines)} lines"], following=following)
 
 
-class ToyData(ClassificationData):
-    """Rows of lines."""
+class ToyTask(ClassificationTask):
+    """Rows of lines, scored by accuracy."""
 
     name = "toy"
-    trained_by = "toytask.task:ToyTask"
-    commands = MappingProxyType({**ClassificationData.commands, "data": ("toytask.source:Prepare", "lines -> rows")})
+    commands = MappingProxyType({**ClassificationTask.commands, "data": ("toytask.task:Prepare", "lines -> rows")})
     options = (TaskOption(name="loudness", kind=int, default=3, says="nothing that matters"),)
     defaults = MappingProxyType({**FINE_TUNING, "preset": "tiny", "seq_len": 8, "epochs": 30.0, "learning_rate": 1e-3})
     seq_len = 8
+    labels = 2
+    scores = ("accuracy", "mood")
+    deciding_score = "accuracy"
+    higher_is_better = True
 
-    def rows(self, source, split, options, seq_len=None):
+    def rows(self, source, split, seq_len=None):
         path = Path(source) / f"{split}.npz"
         if not path.is_file():
             raise InputError("data-unprepared", f"{path} is missing: make it with `{self.prepare_command(8)}`")
@@ -83,29 +85,11 @@ class ToyData(ClassificationData):
                          fingerprint=f"{split}-{len(found['labels'])}", vocab_size=int(found["words"]),
                          vocabulary="toy", pad_id=0, max_seq_length=8)
 
-    def labels(self, options):
-        return 2
-
     def prepare_command(self, seq_len):
         return "bertbench data toy --input LINES.tsv"
 
     def next_command(self, trained):
         return trained.prediction(self.name, "--data", str(trained.folder()))
-'''
-TASK = '''
-from toytask.source import ToyData
-
-from bert.tasks.classification import ClassificationTask
-
-
-class ToyTask(ClassificationTask):
-    """By accuracy."""
-
-    name = "toy"
-    data = ToyData()
-    scores = ("accuracy", "mood")
-    deciding_score = "accuracy"
-    higher_is_better = True
 
     def score(self, logits, labels):
         right = float((logits.argmax(1) == labels).mean())
@@ -117,13 +101,13 @@ class ToyTask(ClassificationTask):
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package, its registry entry as an installed package has it, and data."""
     folder = tmp_path_factory.mktemp("toy")
-    for name, text in {"source.py": SOURCE, "task.py": TASK, "__init__.py": ""}.items():
+    for name, text in {"task.py": SOURCE, "__init__.py": ""}.items():
         (folder / "toytask").mkdir(exist_ok=True)
         (folder / "toytask" / name).write_text(text)
     about = folder / "toytask-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toytask\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[bertbench.tasks]\ntoy = toytask.source:ToyData\n")
+    (about / "entry_points.txt").write_text("[bertbench.tasks]\ntoy = toytask.task:ToyTask\n")
     sea, land = (
         ("waves on the sea", "a ship at sea", "salt sea air"),
         ("hills and trees", "a road inland", "dry fields"),

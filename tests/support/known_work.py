@@ -65,7 +65,7 @@ def register() -> None:
     from bench.implementations import IMPLEMENTATIONS
     from bert.tasks import TASKS
 
-    TASKS[NAME] = "support.known_work_model:KnownData"
+    TASKS[NAME] = "support.known_work_model:KnownTask"
     IMPLEMENTATIONS[NAME] = "support.known_work_model:KnownImplementation"
     if os.environ.get(POWER_VARIABLE):
         from bench.run import telemetry

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from bench.implementations.base import Built
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.model.step import Step
-from bert.tasks.base import NO_OPTIONS, Task
-from bert.tasks.pretrain.source import PretrainData
+from bert.tasks.base import Task
 from bert.tasks.pretrain.task import PretrainTask
 from bert.train.feed import Adapt
 from bert.train.observer import Observer
@@ -35,19 +34,13 @@ class KnownStep(Step):
         return plan.flops() * counts.samples / plan.micro_batch_size
 
 
-class KnownData(PretrainData):
-    """Those of pretraining."""
-
-    trained_by = "support.known_work_model:KnownTask"
-
-    def step(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> Step:
-        return KnownStep(config=config, head=())
-
-
 class KnownTask(PretrainTask):
     """The batches of pretraining."""
 
     name = NAME
+
+    def step(self, config: ModelConfig) -> Step:
+        return KnownStep(config=config, head=())
 
 
 class Clock:

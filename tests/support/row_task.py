@@ -7,11 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bert.data.lengths import is_synthetic, lengths_folder
-from bert.data.rows import Ragged, TokenRows
+from bert.data.rows import Labels, Ragged, TokenRows
 from bert.tasks.base import FINE_TUNING, DataSource
-from bert.tasks.classification_data import ClassificationData
+from bert.tasks.classification import ClassificationTask
 from bert.tasks.options import TaskOption
 from bert.tasks.row_data import EVALUATION
 from common.errors import InputError
@@ -60,7 +61,7 @@ def made_rows(
 
 
 def write_rows(folder: Path, training: TokenRows, evaluation: TokenRows) -> Path:
-    """Write both splits into a folder that ExampleData reads."""
+    """Write both splits into a folder that RowTask reads."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, rows in (("training", training), ("evaluation", evaluation)):
         np.savez(
@@ -72,11 +73,10 @@ def write_rows(folder: Path, training: TokenRows, evaluation: TokenRows) -> Path
     return folder
 
 
-class ExampleData(ClassificationData):
-    """Folders of two .npz files."""
+class RowTask(ClassificationTask):
+    """Accuracy of made-up rows in folders of two .npz files."""
 
     name = NAME
-    trained_by = "support.row_task_model:RowTask"
     seq_len = 24
     options = (
         TaskOption(name="labels", kind=int, from_data=True),
@@ -84,9 +84,12 @@ class ExampleData(ClassificationData):
         TaskOption(name="sample_limit", kind=int),
         TaskOption(name="train_on_all", kind=bool, default=False),
     )
+    scores = ("accuracy", "log_loss")
+    deciding_score = "accuracy"
+    higher_is_better = True
     defaults = MappingProxyType({**FINE_TUNING, "seq_len": 24, "preset": "tiny", "epochs": 1.0})
 
-    def rows(self, source: Path, split: str, options: Mapping[str, Any], seq_len: int | None = None) -> TokenRows:
+    def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
         path = source / f"{split}.npz"
         if not path.is_file():
             raise InputError(
@@ -96,7 +99,7 @@ class ExampleData(ClassificationData):
         found = np.load(path)
         vocab_size, pad_id, longest = (int(value) for value in found["about"])
         fingerprint, vocabulary = (str(value) for value in found["hashes"])
-        limit = options.get("sample_limit") if split != EVALUATION else None
+        limit = self.values.get("sample_limit") if split != EVALUATION else None
         count = min(limit or len(found["second"]), len(found["second"]))
         offsets = found["offsets"][: count + 1]
         return TokenRows(
@@ -110,15 +113,24 @@ class ExampleData(ClassificationData):
             max_seq_length=longest,
         )
 
-    def labels(self, options: Mapping[str, Any]) -> int:
-        return int(options["labels"])
+    @property
+    def labels(self) -> int:
+        return int(self.values["labels"])
 
-    def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
+    def resolve(self, source: DataSource) -> Mapping[str, Any]:
         modelled = lengths_folder(source.source)
         if modelled is None and is_synthetic(source.source):
-            return {"labels": 2, **options}
-        found = self.rows(modelled or Path(source.source), "training", {})
-        return {**options, "labels": int(found.labels.max()) + 1}
+            return {"labels": 2, **self.values}
+        found = self.rows(modelled or Path(source.source), "training")
+        return {**self.values, "labels": int(found.labels.max()) + 1}
 
     def prepare_command(self, seq_len: int) -> str:
         return f"bertbench data rows --max-seq-length {seq_len}"
+
+    def score(self, logits: npt.NDArray[np.float32], labels: Labels) -> Mapping[str, float]:
+        from bert.tasks.evaluation import mean_log_loss
+
+        return {
+            "accuracy": float((logits.argmax(1) == labels).mean()),
+            "log_loss": mean_log_loss(logits, labels),
+        }

@@ -290,8 +290,8 @@ def open_classifier(checkpoint: Path, host: Host) -> TextClassifier:
 
 
 def _words_of(checkpoint: Path, host: Host) -> tuple[tuple[str, ...], Vocabulary, int]:
-    from bert.tasks.classify.source import rows_fingerprint
     from bert.tasks.classify.store import open_source
+    from bert.tasks.classify.task import rows_fingerprint
 
     results = checkpoint / RESULTS_FILE
     try:

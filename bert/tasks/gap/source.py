@@ -1,10 +1,9 @@
 """GAP's data for plans: feature files. Imports no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -14,8 +13,8 @@ from bert.data.loading.order import spread
 from bert.data.rows import Int64, Ragged, TokenRows
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Step, classifier, pooler
-from bert.tasks.base import FINE_TUNING, NO_OPTIONS, Trained
-from bert.tasks.classification_data import ClassificationData, check_judging
+from bert.tasks.base import FINE_TUNING, Trained
+from bert.tasks.classification import ClassificationTask, check_judging
 from bert.tasks.gap.config import DEFAULT_LENGTH, MENTIONS, SPLITS
 from bert.tasks.gap.features import FORM, GapFeatures
 from bert.tasks.gap.reading import LABELS
@@ -119,7 +118,7 @@ HEAD_NAMES = ("concat", "mul", "segment", "span")
 """Of bert.tasks.gap.task.HEADS."""
 
 
-class GapData(ClassificationData):
+class GapData(ClassificationTask):
     """Texts with a pronoun and two names, real or synthetic."""
 
     name = "gap"
@@ -151,11 +150,12 @@ class GapData(ClassificationData):
     )
     defaults = MappingProxyType({**FINE_TUNING, "seq_len": DEFAULT_LENGTH, "global_batch_size": 16})
 
-    def labels(self, options: Mapping[str, Any]) -> int:
+    @property
+    def labels(self) -> int:
         """Neither, A, B."""
         return len(LABELS)
 
-    def rows(self, source: Path, split: str, options: Mapping[str, Any], seq_len: int | None = None) -> TokenRows:
+    def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
         """Read features to train on, with what `train_on_all` and `sample_limit` say; or to evaluate on.
 
         Raises:
@@ -164,11 +164,10 @@ class GapData(ClassificationData):
 
         if split == EVALUATION:
             return evaluation_features(source, source).rows
-        return training_rows(source, bool(options.get("train_on_all")), options.get("sample_limit"))
+        limit = self.values.get("sample_limit")
+        return training_rows(source, bool(self.values["train_on_all"]), None if limit is None else int(limit))
 
-    def evaluation_rows(
-        self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any], training: TokenRows
-    ) -> TokenRows:
+    def evaluation_rows(self, source: str, seq_len: int, wanted: str | None, training: TokenRows) -> TokenRows:
         """Return the rows to evaluate on: those that are wanted, else those for validation beside the training data.
 
         Raises:
@@ -180,11 +179,11 @@ class GapData(ClassificationData):
         features = evaluation_features(Path(source), None if wanted is None else Path(wanted))
         rows, place = features.rows, wanted or f"{source}, for validation,"
         check_judging(rows, place, seq_len, training, source)
-        trained_on = training_files(Path(source), bool(options.get("train_on_all")))
+        trained_on = training_files(Path(source), bool(self.values["train_on_all"]))
         if any(file.fingerprint == features.fingerprint for file in trained_on):
             why = (
                 "--train-on-all also trains on validation"
-                if options.get("train_on_all")
+                if self.values["train_on_all"]
                 else "as they are training data"
             )
             raise UsageError(
@@ -215,10 +214,10 @@ class GapData(ClassificationData):
             found.insert(0, named)
         return trained.prediction(self.name, "--features", str(found[0])) if found else None
 
-    def step(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> Step:
+    def step(self, config: ModelConfig) -> Step:
         """The head that was chosen, and the pooler where it has one."""
         hidden, classes = config.hidden_size, len(LABELS)
-        head = options.get("head") or "concat"
+        head = str(self.values["head"])
         mentions = classifier(config, classes, "mention head")
         # mul multiplies with other hidden states; its one parameter is a vector.
         gemms = {

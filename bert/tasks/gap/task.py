@@ -18,7 +18,6 @@ from bert.model.config import ModelConfig
 from bert.model.encoder import EncoderOutput, initialize, phase
 from bert.model.heads import BertForLabels
 from bert.speed.dropout import dropout
-from bert.tasks.classification import ClassificationTask
 from bert.tasks.evaluation import Float32, mean_log_loss
 from bert.tasks.gap.config import MENTIONS
 from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS
@@ -181,15 +180,13 @@ def mean_tokens(hidden: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
     return weights @ hidden
 
 
-class GapTask(ClassificationTask):
+class GapTask(GapData):
     """Cross-entropy of neither, A and B.
 
     Args:
         options: head, sample_limit, train_on_all (bert.tasks.gap.source).
     """
 
-    name = "gap"
-    data = GapData()
     scores: tuple[str, ...] = ("accuracy", "log_loss", "gap_f1")
     deciding_score = "accuracy"
     higher_is_better = True
@@ -197,7 +194,7 @@ class GapTask(ClassificationTask):
     @property
     def head(self) -> str:
         """The name of the head."""
-        return str(self.options["head"])
+        return str(self.values["head"])
 
     def build_model(self, config: ModelConfig, observer: Observer | None = None) -> torch.nn.Module:
         """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""

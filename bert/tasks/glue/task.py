@@ -1,35 +1,102 @@
 """GLUE: nine tasks on sentences and pairs of sentences (Wang et al. 2018, arXiv 1804.07461)."""
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from bert.data.rows import Labels
+from bert.data.lengths import is_synthetic
+from bert.data.rows import Labels, TokenRows
+from bert.tasks.base import DataSource, Trained
 from bert.tasks.classification import ClassificationTask
-from bert.tasks.evaluation import Float32
-from bert.tasks.glue.scores import decided, score_names, scores
-from bert.tasks.glue.source import GlueData, spec_of
+from bert.tasks.glue.features import FORM, training_splits
+from bert.tasks.glue.scores import check_packages, decided, score_names, scores
+from bert.tasks.glue.tasks import TASKS, GlueSpec
+from bert.tasks.options import TaskOption
+from bert.tasks.row_data import EVALUATION, TRAINING
+from common.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from bert.tasks.evaluation import Float32
 
 
 class GlueTask(ClassificationTask):
-    """One of the nine, scored as the benchmark does.
-
-    Args:
-        options: `task`, its name.
-
-    Raises:
-        UsageError: no such task, or none is given.
-    """
+    """One of the nine, scored as the benchmark does."""
 
     name = "glue"
-    data = GlueData()
+    commands = MappingProxyType(
+        {
+            "data": ("bert.tasks.glue.commands:Prepare", "GLUE's tables -> features, or plain text"),
+            "predict": (
+                "bert.tasks.glue.commands:Predict",
+                "predictions for a GLUE task, in the format of its server",
+            ),
+            "eval": ("bert.tasks.glue.commands:Eval", "official scores of predictions for a GLUE task"),
+        }
+    )
+    options = (TaskOption(name="task", kind=str, choices=tuple(TASKS), says="task of the benchmark"),)
     higher_is_better = True
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.spec = spec_of(self.options)
-        self.scores = score_names(self.spec)
-        self.deciding_score = self.spec.headline
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        if "task" in self.values:
+            self.scores, self.deciding_score = score_names(self.spec), self.spec.headline
 
-    def score(self, logits: Float32, labels: Labels) -> Mapping[str, float]:
+    @property
+    def spec(self) -> GlueSpec:
+        """The task of the benchmark. Raises UsageError if none was given."""
+        if "task" not in self.values:
+            raise UsageError("option-missing", f"no GLUE task was given: give --task {' | '.join(TASKS)}")
+        return TASKS[str(self.values["task"])]
+
+    @property
+    def labels(self) -> int:
+        """Classes of the task, 1 for a regression."""
+        return self.spec.labels
+
+    @property
+    def regression(self) -> bool:
+        """Whether the task's labels are numbers (stsb)."""
+        return self.spec.is_regression
+
+    def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
+        """Read features; `split` is training, evaluation, or one of the task's own."""
+        task = self.values.get("task")
+        group = None if task is None else str(task)
+        splits = training_splits(split, group) if split in (TRAINING, EVALUATION) else (split,)
+        return FORM.open(source, *splits, group=group).rows
+
+    def resolve(self, source: DataSource) -> Mapping[str, Any]:
+        """The task that the features are of, where none was named; cola for synthetic data."""
+        if "task" in self.values:
+            return self.values
+        if is_synthetic(source.source):
+            return {"task": "cola"}
+        return {"task": FORM.open(Path(source.source), *training_splits(TRAINING)).settings.task}
+
+    def evaluation_rows(self, source: str, seq_len: int, wanted: str | None, training: TokenRows) -> TokenRows:
+        """As the other tasks do; by default, the dev rows beside the training rows."""
+        check_packages(self.spec)
+        beside = str(Path(source).parent) if Path(source).is_file() else None
+        return super().evaluation_rows(source, seq_len, wanted or beside, training)
+
+    def prepare_command(self, seq_len: int) -> str:
+        """The command that makes features."""
+        return FORM.command(max_seq_length=seq_len)
+
+    def next_command(self, trained: Trained) -> list[str] | None:
+        """Answers to all tables of the task beside the one it was trained on, or to those it was evaluated on."""
+        if is_synthetic(trained.data):
+            return None
+        task = str(trained.options["task"])
+        features = Path(trained.eval_data or trained.folder())
+        try:
+            if features.is_dir():
+                FORM.find_all(features, task)
+        except InputError:
+            return None
+        return trained.prediction(self.name, "--task", task, "--features", str(features))
+
+    def score(self, logits: "Float32", labels: Labels) -> Mapping[str, float]:
         """Return the benchmark's scores, fractions, of logits [N, K] and labels [N]."""
         return scores(self.spec, decided(self.spec, logits), labels)

@@ -351,6 +351,14 @@ def folder_info(folder: Path, split: str = "training", seq_len: int | None = Non
     )
 
 
+def open_test_shards(folder: Path, seq_len: int) -> ShardFolder:
+    """Look at the test shards of a folder. Raises InputError: there are none, or a damaged one."""
+    try:
+        return folder_info(folder, "test", seq_len)
+    except InputError as error:
+        raise InputError(error.code, f"{error}; or train without evaluation (--eval-every 0)") from error
+
+
 def _must_agree(name: str, values: dict[Path, Any]) -> None:
     (first_path, first), *others = values.items()
     for path, value in others:

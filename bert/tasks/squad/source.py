@@ -11,7 +11,7 @@ from bert.data.lengths import is_synthetic
 from bert.data.rows import TokenRows
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Pass, Step
-from bert.tasks.base import FINE_TUNING, NO_OPTIONS, Heads, Trained
+from bert.tasks.base import FINE_TUNING, Heads, Trained
 from bert.tasks.row_data import RowData
 from common.errors import InputError, UsageError
 
@@ -70,15 +70,13 @@ class SquadData(RowData):
     seq_len = 384
     defaults: Mapping[str, Any] = MappingProxyType({**FINE_TUNING, "seq_len": 384, "epochs": 2.0, "evaluates": False})
 
-    def rows(self, source: Path, split: str, options: Mapping[str, Any], seq_len: int | None = None) -> TokenRows:
+    def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
         """Read the windows of a features file. Raises InputError: there is none, or it is damaged."""
         from bert.tasks.squad.features import FORM
 
         return FORM.open(source, split).rows
 
-    def check_evaluation(
-        self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any] = NO_OPTIONS
-    ) -> None:
+    def check_evaluation(self, source: str, seq_len: int, wanted: str | None) -> None:
         """Inspect the features to evaluate on.
 
         Raises:
@@ -121,11 +119,11 @@ class SquadData(RowData):
             return None
         return trained.prediction("squad", "--features", str(features))
 
-    def loss_label(self, options: Mapping[str, Any] = NO_OPTIONS) -> str:
+    def loss_label(self) -> str:
         """First and last tokens of the answers."""
         return "mean of start and end"
 
-    def step(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> Step:
+    def step(self, config: ModelConfig) -> Step:
         """Two scores for each token; there is no pooler."""
         return Step(
             config=config,

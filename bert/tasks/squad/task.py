@@ -17,10 +17,9 @@ from bert.tasks.squad.source import SquadData
 from bert.train.observer import Observer
 
 
-class SquadTask:
+class SquadTask(SquadData):
     """Mean of the losses of the answers' first and last tokens."""
 
-    name = "squad"
     parts: tuple[str, ...] = ("start_loss", "end_loss")
     scores: tuple[str, ...] = (
         "exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1", "best_exact", "best_exact_thresh",
@@ -63,5 +62,5 @@ class SquadTask:
             UsageError: none are named.
             InputError: they are missing or damaged, longer than those that are trained on, or of another vocabulary.
         """
-        SquadData().check_evaluation(spec.data, spec.seq_len, wanted.source)
+        self.check_evaluation(spec.data, spec.seq_len, wanted.source)
         return Questions(spec, Path(str(wanted.source)), wanted.samples)

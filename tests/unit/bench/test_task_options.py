@@ -22,7 +22,7 @@ from records.trial import Trial
 
 @pytest.fixture(autouse=True)
 def rows_task(monkeypatch):
-    monkeypatch.setitem(TASKS, NAME, "support.row_task:ExampleData")
+    monkeypatch.setitem(TASKS, NAME, "support.row_task:RowTask")
 
 
 @pytest.fixture

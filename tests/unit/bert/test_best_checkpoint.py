@@ -13,7 +13,8 @@ from support.training_runs import Recorder, run, settings
 
 from bert.tasks import make_task
 from bert.tasks.base import Evaluation, deciding
-from bert.tasks.pretrain.task import PretrainTask, TestShards
+from bert.tasks.pretrain.evaluation import TestShards
+from bert.tasks.pretrain.task import PretrainTask
 from bert.train.checkpoint import SCHEMA_VERSION, STATE_FILE, read, saved_steps
 from bert.train.settings import resolve_settings
 

@@ -15,7 +15,7 @@ from bert.data.synthetic import SyntheticBatches
 from bert.model.config import preset
 from bert.model.heads import BertForQuestionAnswering, BertForSequenceClassification, label_loss
 from bert.optim.precision import Precision
-from bert.tasks import TASKS, given_options, make_task, resolve_options, task_data
+from bert.tasks import TASKS, given_options, make_task, resolve_options
 from bert.tasks.base import DataSpec, EvaluationSpec
 from common.errors import Code
 
@@ -24,7 +24,7 @@ SHAPE = preset("tiny").replace(vocab_size=VOCAB, hidden_size=16, num_heads=2, in
 
 @pytest.fixture(autouse=True)
 def rows_task(monkeypatch):
-    monkeypatch.setitem(TASKS, NAME, "support.row_task:ExampleData")
+    monkeypatch.setitem(TASKS, NAME, "support.row_task:RowTask")
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_rows_of_another_vocabulary_are_no_data_to_evaluate_on(tmp_path):
     with refused("vocabulary-mismatch", folder):
         task().evaluator(spec(folder), EvaluationSpec())
     with refused("vocabulary-mismatch", folder):
-        task_data(NAME).check_evaluation(str(folder), 24, None, {"labels": 3})
+        task().check_evaluation(str(folder), 24, None)
 
 
 @pytest.mark.parametrize("source", ["synthetic", "synthetic:uniform"])
@@ -176,9 +176,9 @@ def test_made_up_batches_can_have_the_lengths_of_real_rows(folder):
 def test_options_are_checked_filled_and_kept_as_one_text():
     assert given_options(NAME, {"head": None, "labels": 2}) == {"labels": 2, "head": "concat", "train_on_all": False}
     text = resolve_options(NAME, {"head": "mul", "labels": 7}, _source(None))
-    assert text == '{"head":"mul","labels":7}'
+    assert text == '{"head":"mul","labels":7,"train_on_all":false}'
     made = make_task(NAME, text)
-    assert (made.labels, made.options["head"]) == (7, "mul")
+    assert (made.labels, made.values["head"]) == (7, "mul")
     assert make_task("squad").name == "squad"
     cases: tuple[tuple[dict[str, object], Code, tuple[object, ...]], ...] = (
         ({"head": "sum"}, "option-choice", ("concat, mul",)),

@@ -15,9 +15,8 @@ from bert.model.config import preset
 from bert.optim.precision import Precision
 from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec
-from bert.tasks.classify.source import ClassifyData
 from bert.tasks.classify.store import open_source
-from bert.tasks.classify.task import class_scores, probabilities, text_probabilities
+from bert.tasks.classify.task import ClassifyTask, class_scores, probabilities, text_probabilities
 
 
 @settings(deadline=None, max_examples=examples(50))
@@ -51,11 +50,9 @@ def test_labels_follow_from_the_data_and_the_three_splits_are_told_apart(tmp_pat
     database = prepared(path, max_seq_length=16).source.path
     data = task_data("classify")
     source = data.inspect(str(database), None)
-    assert (source.seq_len, source.samples) == (16, len(ClassifyData().rows(database, "training", {})))
+    assert (source.seq_len, source.samples) == (16, len(ClassifyTask().rows(database, "training")))
     assert resolve_options("classify", {}, source) == '{"labels":3}'
-    fingerprints = {
-        ClassifyData().rows(database, split, {}).fingerprint for split in ("training", "evaluation", "test")
-    }
+    fingerprints = {ClassifyTask().rows(database, split).fingerprint for split in ("training", "evaluation", "test")}
     assert len(fingerprints) == 3
     with refused("data-unprepared", path, "bertbench data csv"):
         data.inspect(str(path), None)
@@ -81,8 +78,8 @@ def test_an_evaluation_counts_texts_not_rows_and_takes_some_of_them(tmp_path: Pa
 
 def evaluated_on(trained: Path, other: Path) -> tuple[list[str], list[str]]:
     """Labels, as they are called where the model is trained, of the texts of another database; and as it calls them."""
-    data, made = ClassifyData(), open_source(trained)
-    training = data.rows(trained, "training", {})
+    data, made = ClassifyTask(), open_source(trained)
+    training = data.rows(trained, "training")
     rows, texts = data.evaluation_texts(str(trained), 128, str(other), training)
     own, found = data.texts(other, "evaluation")
     assert (texts == found.texts).all()

@@ -16,8 +16,8 @@ from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataSpec, Evaluation
 from bert.tasks.pretrain.batches import to_batch
+from bert.tasks.pretrain.evaluation import TestShards
 from bert.tasks.pretrain.shards import read_shard
-from bert.tasks.pretrain.task import TestShards
 from bert.train.evaluate import evaluate
 
 TEST_SAMPLES = 20

@@ -86,7 +86,7 @@ def test_an_unknown_task_is_refused_with_the_names_of_those_there_are() -> None:
     with refused("option-choice", "boolq", "cola, sst2, mrpc"):
         given_options("glue", {"task": "boolq"})
     with refused("option-missing", "--task cola"):
-        make_task("glue")
+        make_task("glue").build_model(SHAPE)
 
 
 def test_made_up_rows_have_the_lengths_of_pairs_of_sentences() -> None:
