@@ -1,7 +1,6 @@
 """`bertbench data download`: download Wikipedia, SQuAD and books by name, with resume and checksums."""
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,8 +8,7 @@ from analysis.render.tables import Plain
 from bench.cli.options import Printed
 from bench.cli.progress import show_stages, size_of
 from bench.cli.result import Result
-from bert.data.remote.obtain import RemoteOptions, named, obtain
-from bert.data.remote.sources import SOURCES
+from bert.data.remote.sources import SOURCES, RemoteOptions, named, obtain
 from common.errors import UsageError
 from common.flags import Positional
 
@@ -44,40 +42,29 @@ def run(options: DownloadOptions) -> Result:
     if not options.names:
         names = ", ".join(name for name, source in SOURCES.items() if source.plan)
         raise UsageError("option-missing", f"data download needs a name: {names}; --list describes them")
-    show_terms(options.names)
-    document, lines, notes = [], [], []
+    for source in [named(name) for name in options.names]:
+        print(f"{source.name}: {source.what}", *source.terms, sep="\n  ", file=sys.stderr, flush=True)
+    document, lines = [], []
     for name in options.names:
-        done = obtain(name, options.out, options.remote, show_stages())
+        done, received = obtain(name, options.out, options.remote, show_stages())
+        size = sum(path.stat().st_size for path in done.files)
         document.append(
             {
                 "name": name, "folder": str(done.folder), "files": [str(path) for path in done.files],
-                "bytes": done.size, "bytes_received": done.received, "plan": str(done.plan),
-                "without_checksum": list(done.unchecked), "terms": list(SOURCES[name].terms),
+                "bytes": size, "bytes_received": received, "terms": list(SOURCES[name].terms),
             }
         )  # fmt: skip
-        count = len(done.files)
-        came = f"{size_of(done.received)} downloaded now" if done.received else "already complete"
-        lines += [
-            f"{name}: {count:,} file{'s'[: count > 1]}, {size_of(done.size)} ({came}) in {done.folder}",
-            f"the list of files is cached; remove {done.plan} to check for newer files",
-        ]
-        notes += [f"only the size of {one} was checked: it has no published checksum" for one in done.unchecked[:1]]
-    return Result(document=document, blocks=[Plain("\n".join(lines))], notes=notes)
-
-
-def show_terms(names: Iterable[str]) -> None:
-    """Print the terms of all named sources to stderr. Raises UsageError for one that is not fetched."""
-    for source in [named(name) for name in names]:
-        lines = (f"{source.name}: {source.what}", *(f"  {line}" for line in source.terms))
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        came = f"{size_of(received)} downloaded now" if received else "already complete"
+        files = f"{len(done.files):,} file{'s'[: len(done.files) > 1]}"
+        lines.append(f"{name}: {files}, {size_of(size)} ({came}) in {done.folder}")
+    return Result(document=document, blocks=[Plain("\n".join(lines))])
 
 
 def _listed() -> Result:
     document, lines = [], []
     for one in SOURCES.values():
-        about = {"what": one.what, "address": one.base or None, "needs": one.needs or None}
-        texts = {"terms": list(one.terms), "instead": list(one.instead)}
-        document.append({"name": one.name, "fetched": one.plan is not None, **about, **texts})
+        terms = {"terms": list(one.terms), "instead": one.instead or None}
+        document.append({"name": one.name, "fetched": one.plan is not None, "what": one.what, **terms})
         lines.append(f"{one.name}{'' if one.plan else '  (not fetched here)'}")
-        lines += [*(f"    {line}" for line in (*about.values(), *one.terms, *one.instead) if line), ""]
+        lines += [*(f"    {line}" for line in (one.what, *one.terms, one.instead) if line), ""]
     return Result(document=document, blocks=[Plain("\n".join(lines))])

@@ -112,7 +112,7 @@ class Stage:
         with storage_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             others = [file.name for file in sorted(path.iterdir()) if not file.name.startswith(".")]
-        remedy = "give another --output, or remove that folder"
+        remedy = "give another folder, or remove that one"
         if known and known.get("fingerprint") != self.fingerprint:
             before = known.get("made_from", {})
             differ = [
@@ -183,6 +183,10 @@ class Stage:
         counts = extra or Counts()
         for name in names:
             counts.merge(recorded(self.path / name))
+        return self.complete(names, counts)
+
+    def complete(self, names: Sequence[str], counts: Counts) -> Finished:
+        """Write the manifest of a complete stage whose counts are known."""
         self._write({"files": list(names), "counts": counts.to_json()})
         return Finished(self.path, tuple(self.path / name for name in names), self.fingerprint, counts)
 

@@ -1,266 +1,203 @@
-"""One file over HTTP or HTTPS: continued where it stopped, retried, checked, and renamed into place when it is whole.
+"""One server over HTTP: files are continued where they stopped, retried while waiting may help, and checked.
 
-What has come so far is beside the target as NAME.part; NAME.part.json says which version of the file it belongs to
-(RFC 9110, section 13: the entity tag or the date goes back in If-Range, so that a file that changed meanwhile comes
-again and never as halves of two versions).
+What has come so far is beside the target as NAME.part. It is continued whatever the server says of its version: the
+checksum of the whole file decides, and a part that does not fit is fetched again from the start.
 """
 
 import hashlib
+import http.client
+import logging
 import os
-import re
-from collections.abc import Callable
+import random
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from bert.data.remote.web import (
-    Again,
-    DownloadError,
-    Transfer,
-    WrongFileError,
-    check_address,
-    opened,
-    patiently,
-    range_of,
-    read_block,
-)
-from common.atomic import storage_errors, write_json
-from common.errors import InputError
-from common.reading import read_notes
+from common.atomic import storage_errors
+from common.errors import Code, InputError
 
-CHECKSUMS = {"md5": 32, "sha1": 40, "sha256": 64}
-"""Checksums that can be checked, and their hexadecimal digits."""
-Tell = Callable[[int, int | None], None]
-"""Called with the bytes that are on the disk, and the bytes in all (None = the server does not say)."""
+PART = ".part"
+ATTEMPTS = 8
+"""Attempts in a row that bring not a byte before giving up."""
+TIMEOUT_SECONDS = 60.0
+FIRST_WAIT_SECONDS = 1.0
+"""Doubled for each further attempt."""
+LONGEST_WAIT_SECONDS = 300.0
+_BLOCK_BYTES = 2**18
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
+_NOTHING_LEFT = 416
+_ALGORITHMS = {32: "md5", 40: "sha1", 64: "sha256"}
+_LOG = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+class DownloadError(InputError):
+    """A file cannot be downloaded; `status` is the HTTP status, None without an answer."""
+
+    def __init__(self, code: Code, message: str, status: int | None = None) -> None:
+        super().__init__(code, message)
+        self.status = status
+
+
+class _Again(Exception):  # noqa: N818 - a turn of the loop, not an error of the program
+    """An attempt failed, another one may not; `wait` is what the server asks for, in seconds."""
+
+    def __init__(self, reason: object, wait: str = "") -> None:
+        super().__init__(reason)
+        self.wait = float(wait) if wait.isdecimal() else None
+
+
+class _Stopped(Exception):  # noqa: N818 - ends the other transfers when one failed
+    """Another transfer failed, or Ctrl-C was pressed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Checksum:
-    """Expected checksum of a file."""
+class RemoteFile:
+    """One file of a server."""
 
-    kind: str
-    """md5, sha1 or sha256."""
-    digits: str
-    """Hexadecimal, lower case."""
+    address: str
+    """Relative to the server's base."""
+    size: int | None
+    digest: str
+    """md5, sha1 or sha256 in lower-case hexadecimal."""
 
-    def __post_init__(self) -> None:
-        """Refuse an invalid checksum."""
-        if len(self.digits) != CHECKSUMS.get(self.kind) or not re.fullmatch("[0-9a-f]+", self.digits):
-            raise InputError(
-                "option-value", f"{self.kind}:{self.digits} is no checksum: give {', '.join(CHECKSUMS)} in hexadecimal"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A file that is whole."""
-
-    path: Path
-    """Where it is."""
-    size: int
-    """Bytes."""
-    received: int
-    """Bytes that came over the network in this call; 0 if it was there before."""
+    @property
+    def name(self) -> str:
+        """Name of the file here."""
+        return self.address.rpartition("/")[2]
 
 
-def fetch(
-    url: str,
-    path: Path,
-    *,
-    checksum: Checksum | None = None,
-    size: int | None = None,
-    progress: Tell | None = None,
-    transfer: Transfer | None = None,
-) -> Fetched:
-    """Fetch `url` to `path`; a call after a killed one asks only for the rest.
+class Server:
+    """A server or a mirror of it; setting `stop` ends all transfers."""
 
-    A file that is there and right is not fetched again. After Ctrl-C, a full disk or a lost connection the part is
-    kept. Two processes must not fetch the same file at a time.
+    def __init__(self, base: str, agent: str) -> None:
+        self.base, self.agent = base, agent
+        self.stop = threading.Event()
 
-    Args:
-        url: http or https.
-        path: the file; its folder is made.
-        checksum: of the whole file. Without it, only the size is checked.
-        size: bytes of the whole file, where known.
-        progress: called often; what it raises ends the call.
-        transfer: patience and User-Agent.
+    def read(self, address: str) -> bytes:
+        """Return what an address below the base holds. Raises DownloadError."""
 
-    Raises:
-        UsageError: `url` is neither http nor https.
-        DownloadError: the server refuses, stays away, or sends something else; the message says what to do.
-        StorageError: the file cannot be written; the part is kept.
-    """
-    check_address(url)
-    tell = progress or (lambda done, total: None)
-    if is_whole(path, checksum, size):
-        there = path.stat().st_size
-        tell(there, there)
-        return Fetched(path, there, 0)
-    return _Fetch(url, path, checksum, size, tell, transfer or Transfer()).run()
+        def attempt() -> bytes:
+            with self._opened(address) as answer, _network_errors(address):
+                return bytes(answer.read())
+
+        return self._patiently(address, attempt, lambda: 0)
+
+    def fetch(self, file: RemoteFile, path: Path, tell: Callable[[int], None]) -> None:
+        """Download a file to `path`; a call after a killed one asks only for the rest.
+
+        `path` gets its name when it is whole and its checksum right; `tell` is called with the bytes of each block.
+
+        Raises:
+            DownloadError: the server refuses, stays away, or sends something else.
+            StorageError: the file cannot be written; the part is kept.
+        """
+        part = path.with_name(path.name + PART)
+        received, continued = 0, False
+
+        def attempt() -> None:
+            nonlocal received, continued
+            done = part.stat().st_size if part.exists() else 0
+            continued = continued or done > 0
+            if done == file.size:  # killed between the last byte and the renaming
+                return
+            with self._opened(file.address, done) as answer, storage_errors(part):
+                done = done if answer.status == http.client.PARTIAL_CONTENT else 0
+                with part.open("ab" if done else "wb") as output:
+                    while block := self._block(file.address, answer):
+                        output.write(block)
+                        received += len(block)
+                        tell(len(block))
+                    output.flush()
+                    os.fsync(output.fileno())
+            if answer.length:
+                raise _Again(f"the connection ended {answer.length:,} bytes too early")
+
+        while True:
+            continued = False
+            try:
+                self._patiently(file.address, attempt, lambda: received)
+            except DownloadError as error:
+                if error.status != _NOTHING_LEFT:
+                    raise
+            with storage_errors(part):
+                with part.open("rb") as content:
+                    digest = hashlib.file_digest(content, _ALGORITHMS[len(file.digest)]).hexdigest()
+                if digest == file.digest:
+                    part.replace(path)
+                    return
+                part.unlink()
+            if not continued:
+                raise DownloadError(
+                    "download-mismatch",
+                    f"{self.base}/{file.address} has the checksum {digest} instead of {file.digest}: run again, or use "
+                    "another --mirror or date",
+                )
+
+    @contextmanager
+    def _opened(self, address: str, start: int = 0) -> Iterator[Any]:
+        url = f"{self.base}/{address}"
+        headers = {"User-Agent": self.agent, **({"Range": f"bytes={start}-"} if start else {})}
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the base is http or https
+        with _network_errors(url):
+            answer = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)  # noqa: S310  # nosec B310
+        with answer:
+            yield answer
+
+    def _block(self, address: str, answer: Any) -> bytes:
+        if self.stop.is_set():
+            raise _Stopped
+        with _network_errors(address):
+            return bytes(answer.read1(_BLOCK_BYTES))  # not read(): what came before a stall is kept
+
+    def _patiently(self, address: str, attempt: Callable[[], Result], received: Callable[[], int]) -> Result:
+        """Return what `attempt` returns; repeat it while waiting may help and not too many in a row bring nothing."""
+        failures, before = 0, received()
+        while not self.stop.is_set():
+            try:
+                return attempt()
+            except _Again as error:
+                failures = 1 if received() > before else failures + 1
+                before = received()
+                if failures >= ATTEMPTS:
+                    raise DownloadError(
+                        "download-failed",
+                        f"cannot download {self.base}/{address}: {failures} attempts failed ({error}): run again, or "
+                        "use a --mirror",
+                    ) from error
+                # Spread over time: machines that were cut off together do not come back together.
+                spread = FIRST_WAIT_SECONDS * 2 ** (failures - 1) * random.uniform(0.5, 1.0)
+                wait = min(spread if error.wait is None else error.wait, LONGEST_WAIT_SECONDS)
+                _LOG.warning("%s: %s; attempt %d of %d in %.0f s", address, error, failures + 1, ATTEMPTS, wait)
+                self.stop.wait(wait)
+        raise _Stopped
 
 
-def is_whole(path: Path, checksum: Checksum | None, size: int | None) -> bool:
-    """Return whether `path` is there with this size and checksum. Raises StorageError if it cannot be read."""
-    with storage_errors(path):
-        if not path.is_file() or (size is not None and path.stat().st_size != size):
-            return False
-        return checksum is None or _hash(path, checksum.kind).hexdigest() == checksum.digits
-
-
-def part_of(path: Path) -> Path:
-    """Return where the bytes of an unfinished file are."""
-    return path.with_name(path.name + ".part")
-
-
-class _Fetch:
-    """One file on its way."""
-
-    def __init__(
-        self, url: str, path: Path, checksum: Checksum | None, size: int | None, tell: Tell, transfer: Transfer
-    ) -> None:
-        self.url, self.path, self.checksum, self.size = url, path, checksum, size
-        self.tell, self.transfer = tell, transfer
-        self.part = part_of(path)
-        self.state = self.part.with_name(self.part.name + ".json")
-        self.received = 0
-        self.continued = False
-        self.hash = hashlib.sha1(usedforsecurity=False)
-
-    def run(self) -> Fetched:
-        """Attempt until the file is whole and right."""
-        with storage_errors(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        patiently(self.url, self._attempt, self.transfer, lambda: self.received)
-        if not self._is_right():
-            # The part was damaged or of another version: start over before blaming the server.
-            patiently(self.url, self._attempt, self.transfer, lambda: self.received)
-            self._is_right()
-        with storage_errors(self.path):
-            with self.part.open("rb") as file:
-                os.fsync(file.fileno())
-            self.part.replace(self.path)
-            self.state.unlink(missing_ok=True)
-        return Fetched(self.path, self.path.stat().st_size, self.received)
-
-    def _is_right(self) -> bool:
-        """Return whether the sum is right; where it is not, remove the part."""
-        if self.checksum is None:
-            return True
-        found = self.hash.hexdigest()
-        if found == self.checksum.digits:
-            return True
-        if self.continued:
-            self._drop()
-            return False
-        aside = self.path.with_name(self.path.name + ".wrong")
-        with storage_errors(aside):
-            self.state.unlink(missing_ok=True)
-            self.part.replace(aside)
-        raise WrongFileError(
-            "download-mismatch",
-            f"{self.url} has the {self.checksum.kind} checksum {found} instead of {self.checksum.digits}; it is kept "
-            f"as {aside}. Run again; if the checksum stays wrong, use another --mirror or another date",
-        )
-
-    def _attempt(self) -> None:
-        known = read_notes(self.state)
-        total = self.size if self.size is not None else known.get("size")
-        have = self._usable(known, total)
-        if have and have == total:  # killed between the last byte and the renaming
-            self._begin(have)
-            return
-        headers = {"Range": f"bytes={have}-"} if have else {}
-        validator = self._validator(known)
-        if have and validator:
-            headers["If-Range"] = validator
-        try:
-            with opened(self.url, headers, self.transfer) as answer:
-                self._receive(answer, have)
-        except DownloadError as error:
-            if error.status not in (412, 416) or not have:
-                raise
-            self._drop()
-            raise Again("the file on the server has changed", 0.0, error.status) from error
-
-    def _usable(self, known: dict[str, Any], total: Any) -> int:
-        """Return how many bytes of the part can be continued."""
-        try:
-            have = self.part.stat().st_size
-        except OSError:
-            return 0
-        if isinstance(total, int) and have > total:
-            return 0
-        if self.checksum is not None and known.get("checksum") == self.checksum.digits:
-            return have  # from any address: the sum tells in the end
-        return have if self._validator(known) else 0
-
-    def _validator(self, known: dict[str, Any]) -> str | None:
-        """Return what If-Range takes: a strong entity tag or a date, of this address only."""
-        if known.get("url") != self.url:
-            return None
-        tag, date = known.get("etag"), known.get("last_modified")
-        if isinstance(tag, str) and tag.startswith('"'):
-            return tag
-        return date if isinstance(date, str) and date else None
-
-    def _drop(self) -> None:
-        self.continued = False
-        with storage_errors(self.part):
-            self.part.unlink(missing_ok=True)
-            self.state.unlink(missing_ok=True)
-
-    def _begin(self, have: int) -> None:
-        """Let the part end after `have` bytes, and hash those."""
-        with storage_errors(self.part):
-            with self.part.open("ab") as file:
-                file.truncate(have)
-            self.hash = _hash(self.part, self.checksum.kind if self.checksum else "sha1")
-        self.continued = have > 0
-
-    def _receive(self, answer: Any, have: int) -> None:
-        start, total = range_of(answer)
-        if start != (have if answer.status == 206 else 0):
-            self._drop()
-            raise Again("the server sent a different part than requested")
-        if self.size is not None and total is not None and total != self.size:
+@contextmanager
+def _network_errors(url: str) -> Iterator[None]:
+    """Turn an error of the network into _Again where waiting may help, else into DownloadError."""
+    try:
+        yield
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code in _PASSING:
+            raise _Again(f"HTTP {error.code}", error.headers.get("Retry-After") or "") from error
+        remedy = "check the name, the language and the date, or use another --mirror"
+        if error.code == http.client.FORBIDDEN:
+            remedy = "set BERTBENCH_CONTACT to your e-mail address or web page, as Wikimedia requires"
+        raise DownloadError(
+            "download-failed", f"{url} answers HTTP {error.code} {error.reason}: {remedy}", error.code
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, socket.gaierror) and reason.errno == socket.EAI_NONAME:
             raise DownloadError(
-                "download-mismatch", f"{self.url} has {total:,} bytes instead of {self.size:,}: use another --mirror"
-            )
-        self._begin(start)
-        if start == 0:
-            state = {
-                "url": self.url,
-                "etag": answer.headers.get("ETag"),
-                "last_modified": answer.headers.get("Last-Modified"),
-                "size": total,
-                "checksum": self.checksum.digits if self.checksum else None,
-            }
-            with storage_errors(self.state):
-                write_json(self.state, state)
-        self._copy(answer, start, total if total is not None else self.size)
-
-    def _copy(self, answer: Any, done: int, total: int | None) -> None:
-        self.tell(done, total)
-        with storage_errors(self.part), self.part.open("ab", buffering=0) as file:
-            while block := read_block(answer):
-                left = memoryview(block)
-                while left:  # an unbuffered write may be a short one
-                    left = left[file.write(left) :]
-                self.hash.update(block)
-                done += len(block)
-                self.received += len(block)
-                self.tell(done, total)
-                if total is not None and done > total:
-                    break
-        if total is not None and done > total:
-            self._drop()
-            raise DownloadError(
-                "download-mismatch", f"{self.url} sends more than its {total:,} bytes: use another --mirror"
-            )
-        if total is not None and done != total:
-            raise Again(f"the connection ended after {done:,} of {total:,} bytes")
-
-
-def _hash(path: Path, kind: str) -> Any:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
+                "download-failed", f"cannot download {url}: {reason}; check the network and https_proxy"
+            ) from error
+        raise _Again(reason) from error

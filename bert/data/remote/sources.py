@@ -1,28 +1,38 @@
-"""Named data sources: their terms, and their files from the lists that the servers publish.
+"""Named data sources: their terms, the files of each by the lists that servers publish, and their download.
 
 Nothing here goes stale with the next dump; only SQuAD, which does not change, is written down.
 """
 
 import base64
-import binascii
 import json
+import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
 from urllib.parse import quote
 
-from bert.data.remote.download import Checksum
-from bert.data.remote.web import DownloadError
+from bert.data.finished import Counts, Finished, Stage
+from bert.data.pool import Progress
+from bert.data.remote.download import PART, DownloadError, RemoteFile, Server
+from common.atomic import write_json, write_text
 from common.errors import UsageError
+from common.locks import locked
+from common.reading import read_json
+from common.registry import lookup
 
-Ask = Callable[[str], bytes]
+PLAN_FILE = "plan.json"
+_VERSION = 1
+Read = Callable[[str], bytes]
 """Returns what an address below the source's base holds. Raises DownloadError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """Which part of a source is wanted."""
+class RemoteOptions:
+    """Which part of a source to download, and from where."""
 
     language: str = "en"
     """Wikipedia: language code as in its address, such as en, de or simple."""
@@ -30,14 +40,18 @@ class Choice:
     """Wikipedia: date of the dump, YYYYMMDD, or latest; a folder keeps the dump it started with."""
     books_limit: int | None = None
     """pg19: number of books to download, from the start of the list; default all."""
+    mirror: str = ""
+    """Base URL of a mirror; default the original, or an environment variable named after the data set, such as
+    BERTBENCH_WIKIPEDIA_URL."""
+    contact: str = ""
+    """E-mail address or web page for the User-Agent, which Wikimedia requests; default the environment variable
+    BERTBENCH_CONTACT."""
 
     def __post_init__(self) -> None:
-        """Refuse an invalid dump or number of books."""
+        """Refuse an invalid dump, number of books or contact."""
         if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", self.language):
-            raise UsageError(
-                "option-value", f"--language {self.language!r} must be the code of a Wikipedia, such as en or zh-yue"
-            )
-        if self.date != "latest" and not re.fullmatch(r"20\d{6}", self.date):
+            raise UsageError("option-value", f"--language {self.language!r} must be a code such as en or zh-yue")
+        if not re.fullmatch(r"latest|20\d{6}", self.date):
             raise UsageError("option-value", f"--date {self.date!r} must be `latest` or YYYYMMDD")
         if self.books_limit is not None and self.books_limit < 1:
             raise UsageError("option-value", f"--books-limit {self.books_limit} must be at least 1")
@@ -48,308 +62,285 @@ class Choice:
         return self.language.replace("-", "_") + "wiki"
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """One file of a source."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedSource:
+    """One name of `bertbench data download`."""
 
     name: str
-    """Where it goes, relative to the source's folder, with `/`."""
-    address: str
-    """Where it is, relative to the source's base."""
-    size: int | None
-    """Bytes, where published."""
-    checksum: Checksum | None
-    """What it hashes to, where published."""
+    what: str
+    terms: tuple[str, ...]
+    """The license and its conditions, a line each."""
+    base: str = ""
+    """Address that --mirror replaces."""
+    connections: int = 1
+    settings: tuple[str, ...] = ()
+    """Options that choose its files."""
+    plan: Callable[[Read, RemoteOptions], list[RemoteFile]] | None = None
+    """Lists the files; None if this program does not fetch it."""
+    instead: str = ""
+    """How to get it where this program does not."""
 
 
-# --- Wikipedia --------------------------------------------------------------------------------------------------------
+def obtain(name: str, folder: Path, options: RemoteOptions, progress: Progress) -> tuple[Finished, int]:
+    """Download the files of a source into `folder`/`name`; finished and begun ones are continued.
+
+    The list of files is kept there, so that a second call asks for the same files although a newer dump has come out.
+
+    `progress` is called with "download NAME", the bytes there, and the bytes in all (None = not published).
+
+    Returns:
+        The files, and the bytes that came over the network in this call.
+
+    Raises:
+        UsageError: an unknown name, or one that this program does not fetch; the message says how to get it.
+        InputError: the folder was made with other options, or the server refuses or stays away.
+        StorageError, LockedError: the folder cannot be written, or another download uses it.
+    """
+    source = named(name)
+    server = Server(_base_of(source, options.mirror), _agent_of(options.contact))
+    target = folder / name
+    with locked(target, "another download", "wait for it, or give another folder"):
+        settings = {setting: getattr(options, setting) for setting in source.settings}
+        stage = Stage(target, f"download {name}", _VERSION, settings, "")
+        finished = stage.finished()
+        if finished is not None:
+            return finished, 0
+        files = _planned(source, server, options, target)
+        received = _fetch(source, server, files, target, progress)
+        return stage.complete([file.name for file in files], Counts()), received
+
+
+def named(name: str) -> NamedSource:
+    """Return a source that this program fetches. Raises UsageError, which says how to get the others."""
+    source = lookup(SOURCES, name, "name of data")
+    if source.plan is None:
+        raise UsageError("option-choice", f"bertbench does not download {name}: {source.instead}")
+    return source
+
+
+def _base_of(source: NamedSource, mirror: str) -> str:
+    """Return the address below which the files of a source are. Raises UsageError for an invalid mirror."""
+    variable = f"BERTBENCH_{source.name.upper().replace('-', '_')}_URL"
+    base = (mirror or os.environ.get(variable) or source.base).rstrip("/")
+    if not re.fullmatch(r"https?://[\x21-\x7e]+", base):
+        raise UsageError("option-value", f"--mirror {base!r} must be an http:// or https:// address")
+    return base
+
+
+def _agent_of(contact: str) -> str:
+    """Return the User-Agent, in the form that Wikimedia's policy asks for. Raises UsageError for odd characters."""
+    contact = contact or os.environ.get("BERTBENCH_CONTACT") or "pretraining data for BERT"
+    if not re.fullmatch(r"[\x20-\x7e]{1,200}", contact):
+        raise UsageError("option-value", f"--contact {contact!r} must be an e-mail address or a web page")
+    return f"bertbench/{version('bertbench')} ({contact}) Python-urllib"
+
+
+def _planned(source: NamedSource, server: Server, options: RemoteOptions, target: Path) -> list[RemoteFile]:
+    """Return the files of a source: those of an earlier call, else those that the server lists now."""
+    plan = target / PLAN_FILE
+    if not plan.exists():
+        assert source.plan is not None
+        try:
+            files = source.plan(server.read, options)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DownloadError(
+                "download-mismatch", f"a list of {server.base} has an unexpected format ({error!r}): use another mirror"
+            ) from error
+        terms = "\n".join(f"- {line}" for line in source.terms)
+        write_text(target / "TERMS.md", f"# {source.name}\n\n{source.what}\n\nFrom {server.base}\n\n{terms}\n")
+        write_json(plan, {"files": [asdict(file) for file in files]})
+    return [RemoteFile(**entry) for entry in read_json(plan)["files"]]
+
+
+def _fetch(source: NamedSource, server: Server, files: list[RemoteFile], target: Path, progress: Progress) -> int:
+    """Download what is missing, a few files at a time; return the bytes that came over the network."""
+    missing = [file for file in files if not (target / file.name).exists()]
+    places = [target / (file.name + end) for file in files for end in ("", PART)]
+    there = sum(path.stat().st_size for path in places if path.exists())
+    total = None if None in [file.size for file in files] else sum(file.size or 0 for file in files)
+    lock, received = threading.Lock(), 0
+
+    def tell(count: int) -> None:
+        nonlocal received
+        with lock:
+            received += count
+            progress(f"download {source.name}", there + received, total)
+
+    with ThreadPoolExecutor(source.connections) as executor:
+        futures = [executor.submit(server.fetch, file, target / file.name, tell) for file in missing]
+        try:
+            for future in as_completed(futures):
+                future.result()
+        except BaseException:
+            server.stop.set()
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+    return received
+
 
 # Multistream before plain: its bz2 streams of 100 pages can be unpacked side by side. Parts before the single file: a
 # wrong checksum costs one of them, they are published earlier, and two come at a time.
 _JOBS = ("articlesmultistreamdump", "articlesmultistreamdumprecombine", "articlesdump", "articlesdumprecombine")
-_DUMP = r"{wiki}-{date}-pages-articles(-multistream)?\d*\.xml(-p(\d{{1,18}})p\d+)?\.bz2"
 
 
-def plan_dump(ask: Ask, choice: Choice) -> list[RemoteFile]:
-    """Return the files of a pages-articles dump. Raises DownloadError."""
-    dates = [choice.date] if choice.date != "latest" else _dates(ask, f"{choice.wiki}/", r"20\d{6}", choice)
+def _dump(read: Read, options: RemoteOptions) -> list[RemoteFile]:
+    """Return the files of the newest finished pages-articles dump."""
+    dates = [options.date]
+    if options.date == "latest":
+        dates = _dates(read, f"{options.wiki}/", r"20\d{6}")
     for date in dates:
-        found = _dump_files(ask, choice.wiki, date)
-        if found:
-            return found
+        folder = f"{options.wiki}/{date}/"
+        pattern = re.compile(rf"{options.wiki}-{date}-pages-articles(-multistream)?\d*\.xml(-p\d+p\d+)?\.bz2")
+        status = _optional(read, folder + "dumpstatus.json")
+        jobs = json.loads(status)["jobs"] if status else {}
+        for job in (jobs[name] for name in _JOBS if name in jobs and jobs[name]["status"] == "done"):
+            about = {name: entry for name, entry in job["files"].items() if pattern.fullmatch(name)}
+            if about:
+                names = sorted(about, key=_first_page)
+                return [RemoteFile(folder + name, about[name]["size"], about[name]["sha1"]) for name in names]
     raise DownloadError(
         "download-failed",
-        f"{choice.wiki} has no finished dump of {' or '.join(dates)}: give another --date or --mirror, or "
-        "download wikipedia-exports",
+        f"{options.wiki} has no finished dump of {' or '.join(dates)}: give another --date, or use wikipedia-exports",
     )
 
 
-def _dump_files(ask: Ask, wiki: str, date: str) -> list[RemoteFile]:
-    folder = f"{wiki}/{date}/"
-    pattern = re.compile(_DUMP.format(wiki=re.escape(wiki), date=date))
-    status = _optional(ask, folder + "dumpstatus.json")
-    sums: dict[str, str] | None = None
-    if status is None:
-        sums = _sums(_optional(ask, f"{folder}{wiki}-{date}-sha1sums.txt") or b"", 40)
-        # A list of sums grows while the dump is written: only the files that are made last say that it is whole.
-        names = (f"{wiki}-{date}-pages-articles-multistream.xml.bz2", f"{wiki}-{date}-pages-articles.xml.bz2")
-        known: dict[str, Any] = {name: {} for name in [name for name in names if name in sums][:1]}
-    else:
-        known = _finished(status, pattern)
-    if known and sums is None and not all(entry.get("sha1") for entry in known.values()):
-        sums = _sums(_optional(ask, f"{folder}{wiki}-{date}-sha1sums.txt") or b"", 40)
-    files = []
-    for name in sorted(known, key=lambda name: (_first_page(pattern, name), name)):
-        digits = known[name].get("sha1") or (sums or {}).get(name)
-        checksum = Checksum("sha1", str(digits).lower()) if digits else None
-        size = known[name].get("size")
-        files.append(
-            RemoteFile(f"{wiki}-{date}/{name}", folder + name, size if isinstance(size, int) else None, checksum)
-        )
-    return files
-
-
-def _finished(status: bytes, pattern: "re.Pattern[str]") -> dict[str, Any]:
-    """Return name -> entry of the best finished job in dumpstatus.json."""
-    try:
-        jobs = json.loads(status)["jobs"]
-        for job in _JOBS:
-            entry = jobs.get(job) or {}
-            if entry.get("status") != "done":
-                continue
-            found = {name: dict(about) for name, about in entry["files"].items() if pattern.fullmatch(name)}
-            if found:
-                return found
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DownloadError(
-            "download-mismatch", f"dumpstatus.json has an unexpected format ({error!r}): use another --mirror"
-        ) from error
-    return {}
-
-
-def plan_exports(ask: Ask, choice: Choice) -> list[RemoteFile]:
-    """Return the files of a MediaWiki Content File Export, current pages. Raises DownloadError."""
-    root = f"other/mediawiki_content_current/{choice.wiki}/"
-    if choice.date == "latest":
-        dates = _dates(ask, root, r"20\d\d-\d\d-\d\d", choice)
-    else:
-        dates = [f"{choice.date[:4]}-{choice.date[4:6]}-{choice.date[6:]}"]
+def _exports(read: Read, options: RemoteOptions) -> list[RemoteFile]:
+    """Return the files of the newest finished MediaWiki Content File Export, current pages."""
+    root = f"other/mediawiki_content_current/{options.wiki}/"
+    dates = [f"{options.date[:4]}-{options.date[4:6]}-{options.date[6:]}"]
+    if options.date == "latest":
+        dates = _dates(read, root, r"20\d\d-\d\d-\d\d")
     for date in dates:
         folder = f"{root}{date}/xml/bzip2/"
-        sums = _sums(_optional(ask, folder + "SHA256SUMS") or b"", 64)
-        pattern = re.compile(rf"({re.escape(choice.wiki)})-{date}-p(\d{{1,18}})p\d+\.xml\.bz2")
-        names = sorted(filter(pattern.fullmatch, sums), key=lambda name: (_first_page(pattern, name), name))
-        if names:
-            target = f"{choice.wiki}-{date}/"
-            return [RemoteFile(target + name, folder + name, None, Checksum("sha256", sums[name])) for name in names]
+        listing = (_optional(read, folder + "SHA256SUMS") or b"").decode()
+        line = rf"([0-9a-f]{{64}})[ *]+(?:\./)?({options.wiki}-{date}-p\d+p\d+\.xml\.bz2)"
+        sums = {match[2]: match[1] for row in listing.splitlines() if (match := re.fullmatch(line, row.strip()))}
+        if sums:
+            return [RemoteFile(folder + name, None, sums[name]) for name in sorted(sums, key=_first_page)]
     raise DownloadError(
-        "download-failed",
-        f"{choice.wiki} has no finished export of {' or '.join(dates)}: give another --date or --mirror",
+        "download-failed", f"{options.wiki} has no finished export of {' or '.join(dates)}: give another --date"
     )
 
 
-def _dates(ask: Ask, folder: str, pattern: str, choice: Choice) -> list[str]:
-    try:
-        page = ask(folder).decode("utf-8", "replace")
-    except DownloadError as error:
-        if error.status != 404:
-            raise
-        raise DownloadError(error.code, f"{error}; is {choice.language!r} the code of a Wikipedia?", 404) from error
+def _dates(read: Read, folder: str, pattern: str) -> list[str]:
+    """Return the dates that a page links to, the newest first."""
+    page = read(folder).decode("utf-8", "replace")
     dates = sorted(set(re.findall(rf"""href=["']?(?:[^"'>\s]*/)?({pattern})/?["'>\s]""", page)), reverse=True)
     if not dates:
         raise DownloadError("download-failed", f"{folder} lists no dumps: give --date or another --mirror")
     return dates
 
 
-def _optional(ask: Ask, address: str) -> bytes | None:
+def _optional(read: Read, address: str) -> bytes | None:
     try:
-        return ask(address)
+        return read(address)
     except DownloadError as error:
-        if error.status not in (404, 410):
+        if error.status != 404:
             raise
         return None
 
 
-def _sums(text: bytes, digits: int) -> dict[str, str]:
-    """Return name -> checksum of a list as sha1sum and sha256sum write it."""
-    lines = text.decode("utf-8", "replace").splitlines()
-    found = (re.fullmatch(rf"([0-9a-fA-F]{{{digits}}})[ *]+(?:\./)?(\S+)", line.strip()) for line in lines)
-    return {match[2]: match[1].lower() for match in found if match}
+def _first_page(name: str) -> int:
+    match = re.search(r"-p(\d+)p", name)
+    return int(match[1]) if match else 0
 
-
-def _first_page(pattern: "re.Pattern[str]", name: str) -> int:
-    match = pattern.fullmatch(name)
-    groups = match.groups() if match else ()
-    return int(groups[-1] or 0) if groups else 0
-
-
-# --- SQuAD ------------------------------------------------------------------------------------------------------------
 
 # Sizes and sums as TensorFlow Datasets and Hugging Face datasets (v1.1), Hugging Face datasets and ParlAI (v2.0) state.
-_SQUAD = {
-    "train-v1.1.json": (30288272, "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955"),
-    "dev-v1.1.json": (4854279, "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9"),
-    "train-v2.0.json": (42123633, "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
-    "dev-v2.0.json": (4370528, "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8"),
-}
+_SQUAD = [
+    RemoteFile("train-v1.1.json", 30288272, "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955"),
+    RemoteFile("dev-v1.1.json", 4854279, "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9"),
+    RemoteFile("train-v2.0.json", 42123633, "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
+    RemoteFile("dev-v2.0.json", 4370528, "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8"),
+]
 
 
-def plan_squad(ask: Ask, choice: Choice) -> list[RemoteFile]:
-    """Return the files of SQuAD 1.1 and 2.0."""
-    return [RemoteFile(name, name, size, Checksum("sha256", digits)) for name, (size, digits) in _SQUAD.items()]
-
-
-# --- PG-19 ------------------------------------------------------------------------------------------------------------
-
-_PAGE_BOOKS = 1000
-
-
-def plan_pg19(ask: Ask, choice: Choice) -> list[RemoteFile]:
-    """Return the books of PG-19, training split. Raises DownloadError."""
+def _books(read: Read, options: RemoteOptions) -> list[RemoteFile]:
+    """Return the books of PG-19, training split, by the pages of the bucket's list."""
+    fields = quote("nextPageToken,items(name,size,md5Hash)", safe="(),")
+    first = address = f"storage/v1/b/deepmind-gutenberg/o?prefix=train/&maxResults=1000&fields={fields}"
     files: list[RemoteFile] = []
-    wanted, token, pages = choice.books_limit, "", 0
-    while wanted is None or len(files) < wanted:
-        fields = quote("nextPageToken,items(name,size,md5Hash)", safe="(),")
-        address = f"storage/v1/b/deepmind-gutenberg/o?prefix=train/&maxResults={_PAGE_BOOKS}&fields={fields}"
-        try:
-            page = json.loads(ask(address + (f"&pageToken={quote(token, safe='')}" if token else "")))
-            files += [_book(item) for item in page.get("items", []) if re.fullmatch(r"train/\d+\.txt", item["name"])]
-            token, pages = str(page.get("nextPageToken") or ""), pages + 1
-        except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
-            raise DownloadError(
-                "download-mismatch", f"the list of books is unexpected ({error!r}): use another --mirror"
-            ) from error
-        if not token or pages > 1000:
-            break
-    if not files:
-        raise DownloadError("download-mismatch", "the list of books is empty: use another --mirror")
-    return files[:wanted]
-
-
-def _book(item: dict[str, Any]) -> RemoteFile:
-    name, digits = item["name"], item.get("md5Hash")
-    checksum = Checksum("md5", base64.b64decode(digits, validate=True).hex()) if digits else None
-    size = int(item["size"]) if "size" in item else None
-    return RemoteFile(name, f"deepmind-gutenberg/{name}", size, checksum)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NamedSource:
-    """One name of `bertbench data download`."""
-
-    name: str
-    """As it is given."""
-    what: str
-    """What it is, in a line."""
-    base: str = ""
-    """Address that --mirror replaces; empty if nothing is fetched."""
-    terms: tuple[str, ...]
-    """The license and its conditions, a line each."""
-    needs: str = ""
-    """Size, where a source states it."""
-    connections: int = 1
-    key: Callable[[Choice], str] = lambda choice: "all"
-    """Tells choices apart that lead to different files."""
-    plan: Callable[[Ask, Choice], list[RemoteFile]] | None = None
-    """Finds the files; None if this program does not fetch it."""
-    instead: tuple[str, ...] = ()
-    """How to get it where this program does not, a line each."""
+    while address and (options.books_limit is None or len(files) < options.books_limit):
+        page = json.loads(read(address))
+        for item in page.get("items", []):
+            if re.fullmatch(r"train/\d+\.txt", item["name"]):
+                digest = base64.b64decode(item["md5Hash"]).hex()
+                files.append(RemoteFile(f"deepmind-gutenberg/{item['name']}", int(item["size"]), digest))
+        token = page.get("nextPageToken")
+        address = f"{first}&pageToken={quote(token, safe='')}" if token else ""
+    return files[: options.books_limit]
 
 
 _WIKIPEDIA_TERMS = (
     "Text: Creative Commons Attribution-ShareAlike 4.0 and, for most of it, the GNU Free Documentation License.",
     "If you redistribute the text, changed or not, credit Wikipedia and its authors and keep the license.",
     "https://dumps.wikimedia.org/legal.html, https://foundation.wikimedia.org/wiki/Policy:Terms_of_Use",
-    "The server asks programs for contact details in the User-Agent (--contact, BERTBENCH_CONTACT), may refuse "
-    "those without, and limits connections per address; bertbench uses two.",
+    "The server may refuse programs without contact details (--contact, BERTBENCH_CONTACT), and limits connections.",
 )
 _GUTENBERG_TERMS = (
     "The books are in the public domain in the United States; elsewhere, check the law of your country.",
-    "Project Gutenberg is a trademark: read https://www.gutenberg.org/policy/license.html before you redistribute "
-    "files that carry the name.",
+    "Read https://www.gutenberg.org/policy/license.html before you redistribute files that carry the trademark.",
 )
-
-_WIKIPEDIA = NamedSource(
-    name="wikipedia",
-    what="articles of one Wikipedia: the pages-articles dump (XML, bz2)",
-    base="https://dumps.wikimedia.org",
-    terms=_WIKIPEDIA_TERMS,
-    needs="reported before the download starts; English: over 20 GB",
-    connections=2,
-    key=lambda choice: f"{choice.wiki}-{choice.date}",
-    plan=plan_dump,
+_ALL = (
+    NamedSource(
+        name="wikipedia",
+        what="articles of one Wikipedia: the pages-articles dump (XML, bz2); English: over 20 GB",
+        base="https://dumps.wikimedia.org",
+        terms=_WIKIPEDIA_TERMS,
+        connections=2,
+        settings=("language", "date"),
+        plan=_dump,
+    ),
+    NamedSource(
+        name="wikipedia-exports",
+        what="the same from the successor of the dumps, the MediaWiki Content File Exports; larger: all namespaces",
+        base="https://dumps.wikimedia.org",
+        terms=_WIKIPEDIA_TERMS,
+        connections=2,
+        settings=("language", "date"),
+        plan=_exports,
+    ),
+    NamedSource(
+        name="squad",
+        what="SQuAD 1.1 and 2.0, training and development sets (JSON), 82 MB",
+        base="https://rajpurkar.github.io/SQuAD-explorer/dataset",
+        terms=(
+            "Creative Commons Attribution-ShareAlike 4.0; the paragraphs are from Wikipedia.",
+            "https://rajpurkar.github.io/SQuAD-explorer/",
+        ),
+        plan=lambda read, options: _SQUAD,
+    ),
+    NamedSource(
+        name="pg19",
+        what="books, instead of BookCorpus: 28,602 of Project Gutenberg from before 1919, one .txt each, 11.5 GB",
+        base="https://storage.googleapis.com",
+        terms=(
+            "The collection (DeepMind, https://github.com/google-deepmind/pg19): Apache License 2.0.",
+            _GUTENBERG_TERMS[0],
+            "Its authors advise against general-purpose use: language and views are dated.",
+        ),
+        connections=8,
+        settings=("books_limit",),
+        plan=_books,
+    ),
+    NamedSource(
+        name="gutenberg",
+        what="books: all of Project Gutenberg, in any language",
+        terms=_GUTENBERG_TERMS,
+        instead="its site is for people, and this address for programs (two seconds between requests): wget -w 2 -m -H "
+        "'https://www.gutenberg.org/robot/harvest?filetypes[]=txt&langs[]=en'; then give the folder of .txt files",
+    ),
+    NamedSource(
+        name="bookcorpusopen",
+        what="books: 17,868 from smashwords.com, collected as a replacement for BookCorpus; 6.6 GB as text",
+        terms=("No license: the authors hold the rights, under the terms of https://www.smashwords.com/about/tos.",),
+        instead="no one who holds the rights offers it; the card of `bookcorpusopen` at Hugging Face says where it is",
+    ),
+    NamedSource(
+        name="bookcorpus",
+        what="the books BERT was trained on; no longer distributed",
+        terms=("No license; see https://arxiv.org/abs/2105.05241 for what is known about it.",),
+        instead="its authors no longer distribute it; use pg19 or gutenberg, or any folder of .txt files",
+    ),
 )
-SOURCES: dict[str, NamedSource] = {
-    source.name: source
-    for source in (
-        _WIKIPEDIA,
-        replace(
-            _WIKIPEDIA,
-            name="wikipedia-exports",
-            what="the same from the MediaWiki Content File Exports, the successor of the dumps; all namespaces",
-            needs="larger than wikipedia: pages of all namespaces; the list gives no sizes",
-            plan=plan_exports,
-        ),
-        NamedSource(
-            name="squad",
-            what="SQuAD 1.1 and 2.0, training and development sets (JSON)",
-            base="https://rajpurkar.github.io/SQuAD-explorer/dataset",
-            terms=(
-                "Creative Commons Attribution-ShareAlike 4.0; the paragraphs are from Wikipedia.",
-                "https://rajpurkar.github.io/SQuAD-explorer/",
-            ),
-            needs="82 MB",
-            plan=plan_squad,
-        ),
-        NamedSource(
-            name="pg19",
-            what="books, instead of BookCorpus: 28,602 from Project Gutenberg, published before 1919, one .txt each",
-            base="https://storage.googleapis.com",
-            terms=(
-                "The collection (DeepMind, https://github.com/google-deepmind/pg19): Apache License 2.0.",
-                _GUTENBERG_TERMS[0],
-                "Its authors advise against general-purpose use: language and views are dated.",
-            ),
-            needs="11.5 GB; --books-limit N takes the first N of the list",
-            connections=8,
-            key=lambda choice: "all" if choice.books_limit is None else f"first-{choice.books_limit}",
-            plan=plan_pg19,
-        ),
-        NamedSource(
-            name="gutenberg",
-            what="books: all of Project Gutenberg, in any language",
-            terms=_GUTENBERG_TERMS,
-            instead=(
-                "Project Gutenberg's site is for human visitors; programs may use its mirrors, or the address below "
-                "with two seconds between requests (https://www.gutenberg.org/policy/robot_access.html):",
-                "  wget -w 2 -m -H 'https://www.gutenberg.org/robot/harvest?filetypes[]=txt&langs[]=en'",
-                "Unpack the .zip files and give the folder of .txt files to `bertbench data pretrain --input`, which "
-                "removes their headers and footers.",
-            ),
-        ),
-        NamedSource(
-            name="bookcorpusopen",
-            what="books: 17,868 from smashwords.com, collected as a replacement for BookCorpus",
-            terms=(
-                "No license: the authors hold the rights, under the terms of smashwords.com "
-                "(https://www.smashwords.com/about/tos); find out yourself whether you may train on them.",
-            ),
-            needs="2.4 GB compressed, 6.6 GB as text",
-            instead=(
-                "Not downloaded by bertbench: no one who holds the rights offers it. The card of the data set "
-                "`bookcorpusopen` at Hugging Face gives its location; put the .txt files into a folder and give that "
-                "to `bertbench data pretrain --input`.",
-            ),
-        ),
-        NamedSource(
-            name="bookcorpus",
-            what="the books BERT was trained on; no longer distributed",
-            terms=("No license; see https://arxiv.org/abs/2105.05241 for what is known about it.",),
-            instead=(
-                "Its authors no longer distribute it. Use pg19 or gutenberg instead, or give any folder of .txt "
-                "files to `bertbench data pretrain --input`.",
-            ),
-        ),
-    )
-}
+SOURCES: Mapping[str, NamedSource] = {source.name: source for source in _ALL}
 """Every name `bertbench data download` knows."""

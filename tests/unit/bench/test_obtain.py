@@ -12,23 +12,23 @@ import pytest
 from support.file_server import Fault, Site
 from support.refusals import refused
 
-from bert.data.remote import obtain as obtaining
-from bert.data.remote.obtain import RemoteOptions, obtain
-from bert.data.remote.sources import SOURCES, Choice
-from bert.data.remote.web import Transfer
+from bert.data.remote import download
+from bert.data.remote.sources import SOURCES, RemoteOptions, obtain
 
 ROOT = Path(__file__).resolve().parents[3]
-QUICK = Transfer(first_wait_seconds=0.001, longest_wait_seconds=0.01, timeout_seconds=5.0, attempts=3)
-
 
 pytestmark = pytest.mark.usefixtures("no_remote_variables")
 
 
-def add_dump(
-    site: Site, wiki: str, date: str, jobs: dict[str, list[str]], state: str = "done", sha1: bool = True
-) -> None:
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(download, "ATTEMPTS", 3)
+
+
+def add_dump(site: Site, wiki: str, date: str, jobs: dict[str, list[str]], state: str = "done") -> None:
     """Put a dump in the form of dumps.wikimedia.org on the server."""
-    folder, sums, status = f"/{wiki}/{date}/", [], {}
+    folder, status = f"/{wiki}/{date}/", {}
     for job, names in jobs.items():
         entries: dict[str, Any] = {}
         for name in names:
@@ -36,13 +36,9 @@ def add_dump(
             content = random.Random(full).randbytes(200_000)
             site.files[folder + full] = content
             digits = hashlib.sha1(content).hexdigest()
-            sums.append(f"{digits}  {full}\n")
-            entries[full] = {"size": len(content), "url": folder + full, "md5": "0" * 32}
-            if sha1:
-                entries[full]["sha1"] = digits
+            entries[full] = {"size": len(content), "url": folder + full, "md5": "0" * 32, "sha1": digits}
         status[job] = {"status": state, "updated": "2026-11-03 01:02:03", "files": entries}
     site.files[folder + "dumpstatus.json"] = json.dumps({"version": "0.8", "jobs": status}).encode()
-    site.files[folder + f"{wiki}-{date}-sha1sums.txt"] = "".join(sums).encode()
     listing = site.files.get(f"/{wiki}/", b"<a href='../'>../</a>\n<a href='latest/'>latest/</a>\n")
     site.files[f"/{wiki}/"] = listing + f'<a href="{date}/">{date}/</a>  03-Nov-2026\n'.encode()
 
@@ -58,8 +54,12 @@ LARGE = {
 SMALL = {"articlesmultistreamdump": ["pages-articles-multistream.xml.bz2", "pages-articles-multistream-index.txt.bz2"]}
 
 
-def wikipedia(site: Site, folder: Path, **options: Any) -> list[Path]:
-    return obtain("wikipedia", folder, RemoteOptions(mirror=site.base, **options), None, QUICK).files
+def get(name: str, site: Site, folder: Path, **options: Any) -> tuple[Path, ...]:
+    return obtain(name, folder, RemoteOptions(mirror=site.base, **options), lambda *_: None)[0].files
+
+
+def wikipedia(site: Site, folder: Path, **options: Any) -> tuple[Path, ...]:
+    return get("wikipedia", site, folder, **options)
 
 
 def add_bucket(site: Site, books: int, page: int) -> None:
@@ -88,7 +88,7 @@ def test_the_newest_finished_dump_is_taken_in_multistream_parts_in_order_of_page
     names = [f"enwiki-20261101-{PARTS[index]}" for index in (0, 2, 1)]
     assert [path.name for path in paths] == names
     for path in paths:
-        assert path.parent == tmp_path / "wikipedia" / "enwiki-20261101"
+        assert path.parent == tmp_path / "wikipedia"
         assert path.read_bytes() == site.files[f"/enwiki/20261101/{path.name}"]
     assert not any("index" in path for path in site.paths())
     assert "ShareAlike 4.0" in (tmp_path / "wikipedia" / "TERMS.md").read_text()
@@ -100,60 +100,34 @@ def test_latest_stays_the_dump_that_was_begun_and_a_finished_one_needs_no_networ
     add_dump(site, "simplewiki", "20261120", SMALL)
     asked = len(site.asked)
     assert wikipedia(site, tmp_path, language="simple") == first and len(site.asked) == asked
-    (tmp_path / "wikipedia" / "plan-simplewiki-latest.json").unlink()
-    assert "20261120" in wikipedia(site, tmp_path, language="simple")[0].name
+    with refused("folder-occupied", "simple", "de"):
+        wikipedia(site, tmp_path, language="de")
 
 
-def test_a_finished_file_is_not_read_again_unless_it_was_touched(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_dump(site, "dewiki", "20261101", SMALL)
-    (path,) = wikipedia(site, tmp_path, language="de", date="20261101")
-    read: list[Path] = []
-    real = obtaining.is_whole
-    monkeypatch.setattr(obtaining, "is_whole", lambda path, *rest: read.append(path) or real(path, *rest))
-    wikipedia(site, tmp_path, language="de", date="20261101")
-    assert read == []
-    path.write_bytes(b"x" * 200_000)
-    wikipedia(site, tmp_path, language="de", date="20261101")
-    assert read == [path] and path.read_bytes() == site.files["/dewiki/20261101/" + path.name]
-
-
-def test_checksums_come_from_the_list_where_the_status_has_none(site: Site, tmp_path: Path) -> None:
-    add_dump(site, "enwiki", "20261101", LARGE, sha1=False)
-    wikipedia(site, tmp_path / "a")
-    plan = json.loads((tmp_path / "a/wikipedia/plan-enwiki-latest.json").read_text())
-    assert all(file["checksum"]["kind"] == "sha1" and file["size"] == 200_000 for file in plan["files"])
-    del site.files["/enwiki/20261101/enwiki-20261101-sha1sums.txt"]
-    found = obtain("wikipedia", tmp_path / "b", RemoteOptions(mirror=site.base), None, QUICK)
-    assert len(found.unchecked) == 3 and len(found.files) == 3
-
-
-def test_a_wrong_file_on_the_server_is_refused_and_one_on_its_way_beside_it_is_kept(site: Site, tmp_path: Path) -> None:
+def test_a_wrong_file_on_the_server_is_refused_and_the_next_call_continues(site: Site, tmp_path: Path) -> None:
     add_dump(site, "enwiki", "20261101", LARGE)
-    site.faults[f"/enwiki/20261101/enwiki-20261101-{PARTS[2]}"] = deque([Fault(wait_seconds=0.5)])
     bad = f"/enwiki/20261101/enwiki-20261101-{PARTS[1]}"
-    site.files[bad] = b"x" * 200_000
-    with refused("download-mismatch", bad, "sha1", ".wrong"):
+    right, site.files[bad] = site.files[bad], b"x" * 200_000
+    with refused("download-mismatch", bad):
         wikipedia(site, tmp_path)
-    folder = tmp_path / "wikipedia" / "enwiki-20261101"
-    assert sorted(path.name for path in folder.glob("*.bz2")) == sorted(f"enwiki-20261101-{PARTS[n]}" for n in (0, 2))
-    assert [path.name for path in folder.glob("*.wrong")] == [f"enwiki-20261101-{PARTS[1]}.wrong"]
+    site.files[bad] = right
+    assert [path.read_bytes() == site.files[f"/enwiki/20261101/{path.name}"] for path in wikipedia(site, tmp_path)]
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_a_dump_that_is_not_there_or_not_finished_is_explained(site: Site, tmp_path: Path) -> None:
     add_dump(site, "enwiki", "20261120", LARGE, state="waiting")
     for date in ("latest", "20261120", "20200101"):
         with refused("download-failed", "enwiki", "dump of 20", "wikipedia-exports", "--date"):
-            wikipedia(site, tmp_path, date=date)
-    with refused("download-failed", "'xx'", "HTTP 404"):
-        wikipedia(site, tmp_path, language="xx")
+            wikipedia(site, tmp_path / date, date=date)
+    with refused("download-failed", "xxwiki", "HTTP 404"):
+        wikipedia(site, tmp_path / "xx", language="xx")
     site.files["/enwiki/20261120/dumpstatus.json"] = b"<html>"
-    with refused("download-mismatch", "dumpstatus.json"):
-        wikipedia(site, tmp_path)
+    with refused("download-mismatch", site.base):
+        wikipedia(site, tmp_path / "latest")
     site.files["/enwiki/"] = b"nothing"
     with refused("download-failed", "enwiki/", "--date", "--mirror"):
-        wikipedia(site, tmp_path)
+        wikipedia(site, tmp_path / "latest")
 
 
 def test_exports_take_every_file_of_the_list_of_sums(site: Site, tmp_path: Path) -> None:
@@ -167,41 +141,18 @@ def test_exports_take_every_file_of_the_list_of_sums(site: Site, tmp_path: Path)
         sums.append(f"{hashlib.sha256(content).hexdigest()}  {name}")
     site.files[root + "2026-10-01/xml/bzip2/SHA256SUMS"] = "\n".join(sums).encode()
     for date in ("latest", "20261001"):
-        options = RemoteOptions(mirror=site.base, date=date)
-        paths = obtain("wikipedia-exports", tmp_path / date, options, None, QUICK).files
+        paths = get("wikipedia-exports", site, tmp_path / date, date=date)
         assert [path.name for path in paths] == [f"enwiki-2026-10-01-{pages}.xml.bz2" for pages in ("p1p9", "p10p99")]
     with refused("download-failed", "enwiki", "2026-11-01", "--date"):
-        obtain("wikipedia-exports", tmp_path, RemoteOptions(mirror=site.base, date="20261101"), None, QUICK)
+        get("wikipedia-exports", site, tmp_path, date="20261101")
 
 
-def test_books_come_page_by_page_and_a_larger_limit_keeps_what_is_there(site: Site, tmp_path: Path) -> None:
+def test_books_come_page_by_page(site: Site, tmp_path: Path) -> None:
     add_bucket(site, 25, page=10)
-    few = obtain("pg19", tmp_path, RemoteOptions(mirror=site.base, books_limit=12), None, QUICK).files
+    few = get("pg19", site, tmp_path / "few", books_limit=12)
     assert [path.name for path in few] == [f"{number}.txt" for number in range(10, 22)]
-    assert few[0].read_text().startswith("The book train/10.txt.") and few[0].parent == tmp_path / "pg19" / "train"
-    every = obtain("pg19", tmp_path, RemoteOptions(mirror=site.base), None, QUICK)
-    assert len(every.files) == 25 and every.files[:12] == tuple(few) and every.unchecked == ()
-    books = [path for path in site.paths() if path.startswith("/deepmind-gutenberg/")]
-    assert len(books) == len(set(books)) == 25
-
-
-def test_a_disk_too_small_is_noticed_before_anything_is_fetched(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_dump(site, "enwiki", "20261101", LARGE)
-    monkeypatch.setattr(obtaining.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 500_000})())
-    with refused("disk-full", "wikipedia", "0.0 GB"):
-        wikipedia(site, tmp_path)
-    assert not list(tmp_path.rglob("*.bz2*"))
-
-
-def test_a_plan_cannot_lead_out_of_the_folder(site: Site, tmp_path: Path) -> None:
-    add_dump(site, "enwiki", "20261101", LARGE)
-    plan = tmp_path / "wikipedia" / "plan-enwiki-latest.json"
-    plan.parent.mkdir()
-    entry = {"name": "../../escaped", "address": "x", "size": 1, "checksum": None}
-    plan.write_text(json.dumps({"version": 1, "files": [entry]}))
-    assert len(wikipedia(site, tmp_path)) == 3
+    assert few[0].read_text().startswith("The book train/10.txt.") and few[0].parent == tmp_path / "few" / "pg19"
+    assert len(get("pg19", site, tmp_path / "every")) == 25
 
 
 @pytest.mark.parametrize(
@@ -215,14 +166,14 @@ def test_a_plan_cannot_lead_out_of_the_folder(site: Site, tmp_path: Path) -> Non
 )
 def test_choices_that_name_nothing_are_refused(options: dict[str, Any], message: str) -> None:
     with refused("option-value", message):
-        Choice(**options)
-    assert Choice(language="zh-min-nan").wiki == "zh_min_nanwiki"
+        RemoteOptions(**options)
+    assert RemoteOptions(language="zh-min-nan").wiki == "zh_min_nanwiki"
 
 
 def test_squad_is_as_published() -> None:
     plan = SOURCES["squad"].plan
     assert plan is not None
-    files = plan(lambda address: b"", Choice())
+    files = plan(lambda address: b"", RemoteOptions())
     assert sum(file.size or 0 for file in files) == 81_636_712
     assert {file.name for file in files} == {f"{part}-v{v}.json" for part in ("train", "dev") for v in ("1.1", "2.0")}
 

@@ -59,7 +59,7 @@ def test_what_is_whole_is_kept_and_the_rest_made(tmp_path: Path) -> None:
 
 def test_other_settings_or_input_are_refused_with_both_values(tmp_path: Path) -> None:
     make(stage(tmp_path, seed=1, size=3), "a")
-    with refused("folder-occupied", tmp_path, "seed 1, now 2", "--output") as caught:
+    with refused("folder-occupied", tmp_path, "seed 1, now 2") as caught:
         stage(tmp_path, seed=2, size=3)
     assert "size" not in str(caught.value)
     with refused("folder-occupied", tmp_path, "input input, now another"):
@@ -69,7 +69,7 @@ def test_other_settings_or_input_are_refused_with_both_values(tmp_path: Path) ->
 
 def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("a book of the user")
-    with refused("folder-occupied", tmp_path, "mine.txt", "--output"):
+    with refused("folder-occupied", tmp_path, "mine.txt"):
         stage(tmp_path)
     assert not (tmp_path / MANIFEST_FILE).exists()
 

@@ -14,8 +14,6 @@ from support.refusals import refused
 
 from bert.checkpoints.tensor_files import read_tensors, write_safetensors
 from bert.data.columns import NotWholeError, map_columns
-from bert.data.remote.sources import Choice, plan_dump
-from bert.data.remote.web import range_of
 from bert.tasks.classify.store import opened
 from bert.tasks.glue import tables
 from bert.tasks.glue.hub import read_hub
@@ -43,15 +41,6 @@ def test_numbers_of_thousands_of_digits_in_tables_of_glue_are_none(tmp_path: Pat
     (tmp_path / "SST-2.tsv").write_text(f"index\tprediction\n{LONG}\t1\n")
     with refused("rows-invalid", "SST-2.tsv, line 2: "):
         read_answers(tmp_path / "SST-2.tsv", TASKS["sst2"])
-
-
-def test_numbers_of_thousands_of_digits_from_a_server_are_unknown() -> None:
-    for length in (LONG, "\xb2"):
-        assert range_of(SimpleNamespace(status=200, headers={"Content-Length": length})) == (0, None)
-    name = f"enwiki-20261101-pages-articles1.xml-p{LONG}p{LONG}.bz2"
-    status = {"jobs": {"articlesdump": {"status": "done", "files": {name: {}}}}}
-    with refused("download-failed", "20261101"):
-        plan_dump(lambda address: json.dumps(status).encode(), Choice(date="20261101"))
 
 
 @pytest.mark.parametrize(("rows", "end"), [(1.5, 12), (-1, -8), (-(2**70), -(2**73)), (2, 16.0)])

@@ -146,10 +146,10 @@ def test_other_settings_or_text_are_refused_and_everything_stays(text: Path, tmp
         (mine / path.name).write_bytes(path.read_bytes())
     prepare(config(mine, tmp_path / "out"))
     before = everything(tmp_path)
-    with refused("folder-occupied", tmp_path / "out", "seed 12345, now 1", "--output"):
+    with refused("folder-occupied", tmp_path / "out", "seed 12345, now 1"):
         prepare(config(mine, tmp_path / "out", seed=1))
     (mine / "generated-000000.txt").write_text("Something new happened. Nobody knew why.")
-    with refused("folder-occupied", tmp_path / "out/sentences/novels", "input", "--output"):
+    with refused("folder-occupied", tmp_path / "out/sentences/novels", "input"):
         prepare(config(mine, tmp_path / "out"))
     (mine / "generated-000000.txt").write_bytes((text / "generated-000000.txt").read_bytes())
     assert everything(tmp_path) == before and prepare(config(mine, tmp_path / "out")).stages[-1].kept
