@@ -1,11 +1,9 @@
 """Loggers: TensorBoard, MLflow, Weights & Biases. Rank 0 hands them the scalars of a training."""
 
 import contextlib
-import importlib
 import importlib.util
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,14 +19,13 @@ WANDB_STEP = "applied_steps"
 """Horizontal axis; wandb's own step refuses values of steps that are made again."""
 # A request per step would delay the training.
 _MLFLOW_VALUES, _MLFLOW_SECONDS = 500, 5.0
-# wandb waits for a lost server without end; the records of the training must not wait for it.
+# wandb would wait for a lost server without end; what is not sent then stays in RUN/wandb for `wandb sync`.
 _WANDB_SECONDS = 60.0
 
 
 class _TensorBoard:
     """Writes event files to the run directory; TensorBoard shows those of several attempts as one run."""
 
-    module = "torch.utils.tensorboard"
     run_id = None
 
     def __init__(self, run: TrainRun, first_step: int, settings: Mapping[str, Any], run_id: str | None) -> None:
@@ -50,8 +47,6 @@ class _Mlflow:
 
     The latter is stored at MLFLOW_TRACKING_URI, by default in mlflow.db in the run directory.
     """
-
-    module = "mlflow"
 
     def __init__(self, run: TrainRun, first_step: int, settings: Mapping[str, Any], run_id: str | None) -> None:
         from mlflow import MlflowClient
@@ -95,12 +90,9 @@ class _Mlflow:
 class _Wandb:
     """Hands scalars to wandb, whose process sends them, or with WANDB_MODE=offline keeps them in the run directory."""
 
-    module = "wandb"
-
     def __init__(self, run: TrainRun, first_step: int, settings: Mapping[str, Any], run_id: str | None) -> None:
         import wandb
 
-        offline = os.environ.get("WANDB_MODE", "").lower() in ("offline", "dryrun", "disabled")
         # log.txt has the console; x_disable: of the command line and the user, and of sensors beside ours.
         private = {"disable_git": True, "save_code": False, "x_disable_meta": True, "x_disable_stats": True}
         self._run: Any = wandb.init(
@@ -108,9 +100,11 @@ class _Wandb:
             dir=str(run.path),
             name=os.environ.get("WANDB_NAME") or run.path.name,
             id=os.environ.get("WANDB_RUN_ID") or run_id,
-            resume=None if offline else "allow",
+            resume="allow",
             config=dict(settings),
-            settings=wandb.Settings(console="off", silent=True, **private),
+            settings=wandb.Settings(
+                console="off", silent=True, finish_timeout=_WANDB_SECONDS, finish_timeout_raises=True, **private
+            ),
         )
         self._run.define_metric(WANDB_STEP, hidden=True)
         self._run.define_metric("*", step_metric=WANDB_STEP)
@@ -122,36 +116,25 @@ class _Wandb:
     def flush(self) -> None: ...
 
     def close(self, finished: bool) -> None:
-        code = 0 if finished else 255  # wandb shows 255 as killed
-        thread = threading.Thread(target=self._run.finish, kwargs={"exit_code": code}, daemon=True)
-        thread.start()
-        thread.join(_WANDB_SECONDS)
-        if thread.is_alive():
-            raise TimeoutError("values are left in the folder wandb of the run directory: send them by `wandb sync`")
+        self._run.finish(exit_code=0 if finished else 255)  # wandb shows 255 as killed
 
 
 LOGGERS: dict[str, Any] = {"tensorboard": _TensorBoard, "mlflow": _Mlflow, "wandb": _Wandb}
-"""Classes by the name of their package: `module` is imported early; `run_id` is that of the run that a resumed training
-continues; log(step, values), flush() and close(finished) drop the logger by what they raise."""
+"""Classes by the name of their package. `run_id` is that of the run that a resumed training continues."""
 
 
 class Loggers:
     """The loggers of an attempt. One that fails is dropped with a warning."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
-        """Import the loggers that VARIABLE names."""
         self._warn = warn
         self._open: dict[str, Any] = {}
-        self._names = os.environ.get(VARIABLE, "").split()
-        for name in self._names:
-            with self._dropping(name):
-                importlib.import_module(LOGGERS[name].module)
 
     def open(self, run: TrainRun, first_step: int, settings: Mapping[str, Any]) -> dict[str, str | None]:
-        """Open the loggers; return by name the ids of their runs."""
+        """Open the loggers that VARIABLE names; return by name the ids of their runs."""
         before = run.logger_runs()
         known = {name: value for name, value in settings.items() if value is not None}
-        for name in self._names:
+        for name in os.environ.get(VARIABLE, "").split():
             with self._dropping(name):
                 self._open[name] = LOGGERS[name](run, first_step, known, before.get(name))
         return {name: logger.run_id for name, logger in self._open.items()}
@@ -180,7 +163,6 @@ class Loggers:
             yield
         except Exception as error:  # these packages and their plug-ins raise any class
             self._open.pop(name, None)
-            self._names = [other for other in self._names if other != name]
             self._warn(f"not logging to {name}: {type(error).__name__}: {first_line(error)}")
 
 

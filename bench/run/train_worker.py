@@ -116,7 +116,6 @@ class TrainRecorder:
             "levers_left_out": {},
         }
         """What this attempt did so far, in plain values."""
-        # Imported now, where no rank waits for it.
         self._loggers = Loggers(lambda message: self.report(Warned(message=message)))
 
     def row(self, row: Row) -> None:

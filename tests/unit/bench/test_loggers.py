@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import sys
-import time
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,14 +133,3 @@ def test_a_real_wandb_keeps_the_scalars_in_the_run_directory_without_a_server(
     for path, words in zip(files, ((b"train/loss", b"1.625"), (b"eval/f1", b"81.5")), strict=True):
         for word in (*words, b"applied_steps", b"learning_rate", b"bertbench"):
             wait_for(lambda path=path, word=word: word in path.read_bytes(), f"{word!r} in {path.name}", 30)
-
-
-def test_the_end_of_a_training_does_not_wait_for_a_server_of_wandb_that_is_gone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    module = MagicMock()
-    module.init.return_value.finish = lambda exit_code: time.sleep(60)
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    monkeypatch.setattr("bench.loggers._WANDB_SECONDS", 0.05)
-    (warned,) = log(tmp_path, "wandb", monkeypatch)
-    assert "wandb sync" in warned

@@ -106,7 +106,7 @@ def test_a_resumed_training_continues_the_runs_of_its_loggers(
     known: list[str | None] = []
 
     class Tracker:
-        module, run_id = "json", "own-run"
+        run_id = "own-run"
 
         def __init__(self, run: TrainRun, first_step: int, settings: dict[str, Any], run_id: str | None) -> None:
             known.append(run_id)
