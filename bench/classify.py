@@ -66,7 +66,7 @@ def leave_results(
     root = source.path.with_suffix("")
     endings = (classification.PREDICTIONS_ENDING, classification.STATISTICS_ENDING, classification.MODEL_ENDING)
     predictions, statistics, model = (root.with_name(f"{root.name}{ending}") for ending in endings)
-    with locked(root.parent, "another training", "wait for it", wait=True, name=lock_name(source.path), remove=True):
+    with locked(root.parent, "another training", "wait for it", wait=True, name=lock_name(source.path)):
         with atomic_path(predictions) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             pairs_in_words = ((labels[answer], labels[label]) for answer, label in zip(predicted, true, strict=True))
             csv.writer(file).writerows([classification.PREDICTION_COLUMNS, *pairs_in_words])

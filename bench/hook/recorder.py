@@ -63,7 +63,6 @@ class Recorder:
         self.claimed: bool | None = None  # None until this process's first step, False where it writes nothing
         self.compiling: Callable[[], bool] = lambda: False
         self.compiled: Any = None  # an optimizer that has stepped inside a function of torch.compile
-        self.framework: dict[str, Any] | None = None
         self.ended = self.skipped = 0  # steps: of any optimizer, left out by a GradScaler
         self._steps = self._others = 0
         self._rank, self._world = 0, 1
@@ -119,8 +118,7 @@ class Recorder:
             return
         event = self._event()
         wait_ns, samples, real_tokens, padded_tokens = self.loads.end_step()
-        groups = getattr(optimizer, "param_groups", None)
-        rate = groups[0].get("lr") if groups else None
+        rate = optimizer.param_groups[0].get("lr")
         began_unix, began, began_event = self._began
         row = {
             "step": self._steps,
@@ -158,9 +156,8 @@ class Recorder:
             return
         self.claimed = True
         os.write(self._file, (",".join(self.columns) + "\n").encode())
-        parameters = (one for group in getattr(optimizer, "param_groups", None) or () for one in group["params"])
-        device = getattr(next(parameters, None), "device", None)
-        self._device = device if device is not None and device.type == "cuda" else None
+        device = next(one.device for group in optimizer.param_groups for one in group["params"])
+        self._device = device if device.type == "cuda" else None
         self._facts = {
             "pid": os.getpid(),
             "device": "cpu" if self._device is None else "cuda",
@@ -234,7 +231,6 @@ class Recorder:
             "steps": self._steps,
             "steps_skipped": self.skipped,
             "other_optimizer_steps": self._others,
-            "framework": self.framework,
             **_memory(self._device),
             "unknown": {**_UNKNOWN, "optimizer_ms": _IN_STEP} if self._more_than_update else _UNKNOWN,
             **({} if self._rank else {"ranks": list(range(self._world))}),

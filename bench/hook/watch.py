@@ -1,10 +1,13 @@
-"""Patches of torch for `bertbench measure`: each function takes the recorder and a module that was just imported."""
+"""Patches of torch and Accelerate for `bertbench measure`: each takes the recorder and a module just imported."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import time
+from collections import deque
+from collections.abc import Iterator
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -93,6 +96,33 @@ def loaders(recorder: Any, module: Any) -> None:
         return batch
 
     module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__ = begin, timed
+
+
+def accelerate(recorder: Any, module: Any) -> None:
+    """Count a batch in the step that it feeds: Accelerate's loader reads one batch ahead of the one it returns."""
+    original = module.DataLoaderShard.__iter__
+
+    @functools.wraps(original)
+    def iterate(self: Any) -> Iterator[Any]:
+        held: deque[Any] = deque()
+        skipped = int(getattr(self, "skip_batches", 0) or 0)
+        with contextlib.closing(original(self)) as batches:
+            while True:
+                recorder.loads.held = held
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    break
+                finally:
+                    recorder.loads.held = None
+                while skipped and held:
+                    held.popleft()
+                    skipped -= 1
+                recorder.loads.release(held)
+                yield batch
+            recorder.loads.release(held)  # that the loader is exhausted
+
+    module.DataLoaderShard.__iter__ = iterate
 
 
 def scaler(recorder: Any, module: Any) -> None:

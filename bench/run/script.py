@@ -119,9 +119,8 @@ def profile_of(trial: Trial, directory: TrialDirectory, step_time_ms: float | No
 def add_to_result(
     trial: Trial, directory: TrialDirectory, result: dict[str, Any], exit_code: int | None
 ) -> dict[str, Any]:
-    """Add what only a script's result has, `exit_code`, `framework` and `profile`, and remove the notes."""
-    record = next(iter(directory.read_ranks().values()), {})
-    whole = {**result, "exit_code": exit_code, "framework": record.get("framework")}
+    """Add what only a script's result has, `exit_code` and `profile`, and remove the notes."""
+    whole = {**result, "exit_code": exit_code}
     if trial.profiler is not None and result["status"] == "ok":
         whole["profile"] = profile_of(trial, directory, result["step_time_ms"])
     write_record(directory.result_json, whole)

@@ -16,7 +16,7 @@ import shlex
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,6 @@ _EVALUATIONS = 5
 _LOOK_SECONDS = 0.5
 # Time between two heartbeats of a trial, and until one without a heartbeat is lost.
 _HEARTBEAT_SECONDS, _GRACE_SECONDS = 10, 60
-# Also of trials that were stopped and queued again.
-_RETRIES = 20
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
 _locked = functools.partial(locks.locked, holder="another worker", remedy="wait for it", wait=True)
 
@@ -102,7 +100,7 @@ class Worker:
     base: TrainOptions
     """Options common to all trials."""
     read: Read
-    words: Sequence[str]
+    words: list[str]
     """`base` as words of the command line, the task first."""
     devices: Devices
     trials: int
@@ -112,33 +110,32 @@ class Worker:
     stop: StopRequest
     note: Callable[[str], None]
     """Called with lines about trials."""
+    further: list[str] = field(default_factory=list)
+    """Words that all trials have besides: how often to evaluate, unless it is given."""
     study: Any = None
     objective: str = ""
     """The score to optimize: --best-by, or that of the task."""
     about: dict[str, Any] = field(default_factory=dict)
-    """Task, space and training, for tune.json."""
+    """Task, space, training and objective, for tune.json."""
 
     def run(self) -> tuple[dict[str, Any], str]:
-        """Train trials until the study is complete or a stop is requested; return tune.json and why it ended.
-
-        Raises:
-            UsageError: nothing can be trained with the common options, or the folder has another study.
-            StorageError: the study or a run directory cannot be written; the trial can be resumed.
-            KeyboardInterrupt: interrupted; the trial can be resumed.
-        """
+        """Train trials until the study is complete or a stop is requested; return tune.json and why it ended."""
         need("tune --for score", "tune", "optuna")
         from optuna.storages import fail_stale_trials
 
-        settings = self._plan({}, self.folder)[0].settings
+        settings = self._plan({}, self.folder).settings
         if is_synthetic(settings.data):
             raise UsageError("option-not-applicable", f"--data {settings.data} is not evaluated: give real data")
-        self.objective, maximize = deciding(make_task(settings.task, settings.task_options), self.base.best_by)
         given = {**request_of(self.base), "data": self.base.data or self.base.file}
         given |= given.pop("task_flags")
         training = {name: value for name, value in given.items() if name not in (*FREE, *self.space)}
         space = {name: one.text for name, one in self.space.items()}
-        self.about = {"task": self.base.task, "space": space, "training": training}
+        self.objective, maximize = deciding(make_task(settings.task, settings.task_options), self.base.best_by)
         request = {**training, "objective": self.objective, "search": space}
+        objective = {"name": self.objective, "label": score(self.objective).label, "maximize": maximize}
+        self.about = {"task": self.base.task, "space": space, "training": training, "objective": objective}
+        if settings.eval_every == 0:
+            self.further = [f"--eval-every={math.ceil(settings.steps / _EVALUATIONS)}"]
         with _open_study(self.folder, request, maximize, self.pruner) as self.study:
             # The worker of a running trial may have been killed; later its heartbeat shows that.
             lost = time.monotonic() + _HEARTBEAT_SECONDS + _GRACE_SECONDS
@@ -153,16 +150,10 @@ class Worker:
             document = self._write_results()
         return document, f"stopped by {self.stop.why()}" if self.stop.wanted() else "all trials were started"
 
-    def _plan(self, values: Values, folder: Path) -> tuple[Plan, Values]:
-        """Return the training of a trial in a folder, and its options besides those that all trials share."""
-        options = replace(self.read(option_words(values)), out=folder)
-        options = replace(options, keep=options.keep or 1)  # enough to resume, besides the best one
-        plan = plan_training(options, self.devices)
-        if plan.settings.eval_every == 0:
-            every = math.ceil(plan.settings.steps / _EVALUATIONS)
-            plan = plan_training(replace(options, eval_every=every), self.devices)
-            return plan, {**values, "eval_every": every}
-        return plan, values
+    def _plan(self, values: Values, folder: Path) -> Plan:
+        options = self.read([*self.further, *option_words(values)])
+        # One checkpoint is enough to resume, besides the best one.
+        return plan_training(replace(options, out=folder, keep=options.keep or 1), self.devices)
 
     def _trials(self) -> dict[int, Any]:
         """Return the trials by number; of those that continue one another the last, by the number of the first."""
@@ -175,9 +166,6 @@ class Worker:
     def _complete(self) -> bool:
         """Whether there is no trial to be begun."""
         return len(self._states()) >= self.trials and "WAITING" not in self._states()
-
-    def _run(self, number: int) -> TrainRun:
-        return TrainRun(self.folder / f"trial-{number:04d}")
 
     def _after(self, study: Any, _: Any) -> None:
         self._write_results()
@@ -200,7 +188,7 @@ class Worker:
                 self.note(f"    same values as trial {first}, result reused")
                 trial.set_user_attr("same_as", first)
                 return float(other.value)
-        run = self._run(number)
+        run = TrainRun(self.folder / _folder(number))
         try:
             with _locked(run.path):
                 value = self._train(trial, values, run)
@@ -218,10 +206,9 @@ class Worker:
         from optuna import TrialPruned
 
         try:
-            plan, options = self._plan(values, run.path)
+            plan = self._plan(values, run.path)
         except (UsageError, InputError) as error:
             raise TrialError(f"refused: {error}") from error
-        trial.set_user_attr("words", [*self.words, *option_words(options)])
         follower = _Follower(trial=trial, objective=self.objective, run=run, stop=self.stop, note=self.note)
         result: Mapping[str, Any] = {"status": "ok", "outcome": {"finished": True}}
         if not run.read_state().finished:  # a worker may have been killed after the training
@@ -235,45 +222,39 @@ class Worker:
         if not follower.values or math.isnan(follower.values[-1]):
             raise TrialError(f"its last {self.objective} is not finite")
         known = [value for value in follower.values if not math.isnan(value)]
-        return max(known) if self.study.direction.name == "MAXIMIZE" else min(known)
+        return max(known) if self.about["objective"]["maximize"] else min(known)
 
     def _write_results(self) -> dict[str, Any]:
         """Write the files of the study, remove the checkpoints of trials that are not the best, return tune.json."""
         with _locked(self.folder):
-            trials, maximize = self._trials(), self.study.direction.name == "MAXIMIZE"
-            order = sorted(trials, key=lambda number: trials[number].number)
-            complete = [number for number in order if trials[number].state.name == "COMPLETE"]
-            # Of equal ones the first: a repeated trial has no training of its own.
-            best = (max if maximize else min)(complete, key=lambda number: trials[number].value, default=None)
-            for number, trial in trials.items():
-                ended = trial.state.name in ("COMPLETE", "PRUNED") or "reason" in trial.user_attrs  # others may resume
-                if ended and number != best:
-                    shutil.rmtree(self._run(number).checkpoints, ignore_errors=True)
-            document = {
-                **self.about,
-                "objective": {"name": self.objective, "label": score(self.objective).label, "maximize": maximize},
-                "trials": [_row(number, trial) for number, trial in trials.items()],
-                "best": None if best is None else self._best(best, trials[best]),
-            }
+            rows = [_row(number, trial) for number, trial in self._trials().items()]
+            trained = [row for row in rows if row["state"] == "complete" and row["same_as"] is None]
+            choose = max if self.about["objective"]["maximize"] else min
+            best = choose(trained, key=lambda row: row["value"], default=None)
+            for row in rows:
+                ended = row["state"] in ("complete", "pruned") or row["reason"]  # others may resume
+                if ended and row is not best:
+                    shutil.rmtree(TrainRun(self.folder / row["folder"]).checkpoints, ignore_errors=True)
+            document = {**self.about, "trials": rows, "best": best and self._with_command(best)}
             write_text(self.folder / "trials.csv", self.study.trials_dataframe().to_csv(index=False))
             write_record(self.folder / "tune.json", document)
             if document["best"] is not None:
                 write_record(self.folder / "best.json", document["best"])
         return document
 
-    def _best(self, number: int, trial: Any) -> dict[str, Any]:
-        """Return the best trial with its checkpoint and the command that repeats it."""
-        out = self.folder.with_name(f"{self.folder.name}-best")
-        checkpoint = self._run(number).best_checkpoint()
-        return {
-            **_row(number, trial),
-            "command": shlex.join(["bertbench", "train", *trial.user_attrs["words"], "--out", str(out)]),
-            "checkpoint": None if checkpoint is None else str(checkpoint),
-        }
+    def _with_command(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row of a trial with the command that repeats it and its checkpoint."""
+        out = str(self.folder.with_name(f"{self.folder.name}-best"))
+        words = ["bertbench", "train", *self.words, *self.further, *option_words(row["values"]), "--out", out]
+        checkpoint = TrainRun(self.folder / row["folder"]).best_checkpoint()
+        return {**row, "command": shlex.join(words), "checkpoint": None if checkpoint is None else str(checkpoint)}
+
+
+def _folder(number: int) -> str:
+    return f"trial-{number:04d}"
 
 
 def _row(number: int, trial: Any) -> dict[str, Any]:
-    reason = "its worker was lost" if trial.state.name == "FAIL" else ""
     return {
         "number": number,
         "state": _STATES[trial.state.name],
@@ -281,10 +262,10 @@ def _row(number: int, trial: Any) -> dict[str, Any]:
         "values": dict(trial.params),
         "readings": [[step, value if value == value else None] for step, value in trial.intermediate_values.items()],
         "seconds": trial.duration.total_seconds() if trial.duration else None,
-        "reason": trial.user_attrs.get("reason", reason),
+        "reason": trial.user_attrs.get("reason", ""),
         "resumed": len(trial.system_attrs.get("retry_history", ())),
         "same_as": trial.user_attrs.get("same_as"),
-        "folder": f"trial-{number:04d}",
+        "folder": _folder(number),
     }
 
 
@@ -295,24 +276,23 @@ def _open_study(folder: Path, request: Mapping[str, Any], maximize: bool, pruner
     from optuna.exceptions import ExperimentalWarning, StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
 
-    path = folder / "study.db"
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=ExperimentalWarning)
-    nop, median = optuna.pruners.NopPruner, optuna.pruners.MedianPruner
+    pruners = optuna.pruners
     try:
         with _locked(folder):
             storage = optuna.storages.RDBStorage(
-                f"sqlite:///{path}",
+                f"sqlite:///{folder / 'study.db'}",
                 engine_kwargs={"connect_args": {"timeout": 120}},  # in s, for slow file systems
                 heartbeat_interval=_HEARTBEAT_SECONDS,
                 grace_period=_GRACE_SECONDS,
-                heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(_RETRIES),
+                heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
             )
             study = optuna.create_study(
                 storage=storage,
                 study_name="bertbench",
                 direction="maximize" if maximize else "minimize",
-                pruner=nop() if pruner == "none" else median(n_warmup_steps=1),
+                pruner=pruners.NopPruner() if pruner == "none" else pruners.MedianPruner(n_warmup_steps=1),
                 load_if_exists=True,
             )
             check_same_request(folder, study.user_attrs.get("request", {}), request)
@@ -320,5 +300,5 @@ def _open_study(folder: Path, request: Mapping[str, Any], maximize: bool, pruner
         yield study
     except (StorageInternalError, SQLAlchemyError) as error:
         reason = first_line(error.__cause__ or error)
-        problem = f"{path} cannot be used ({reason}): repair it, or give another --out"
+        problem = f"{folder / 'study.db'} cannot be used ({reason}): repair it, or give another --out"
         raise StorageError("write-failed", problem) from error

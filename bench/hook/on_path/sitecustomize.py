@@ -17,18 +17,15 @@ NOTES = "hook"
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  pathlib would have to be imported
 
-# Module of torch or a framework: our module and its function that patch it once it is imported.
+# Module that is imported, and the function of `watch` that patches it.
 PATCHES = {
-    "torch.optim.optimizer": ("watch", "optimizers"),
-    "torch.utils.data.dataloader": ("watch", "loaders"),
-    "torch.amp.grad_scaler": ("watch", "scaler"),
-    "torch.autograd.profiler": ("watch", "profilers"),
-    "torch.compiler": ("watch", "compiler"),
-    "torch._dynamo.eval_frame": ("watch", "compiled_functions"),
-    "accelerate.data_loader": ("frameworks", "accelerate"),
-    "transformers.trainer": ("frameworks", "hugging_face"),
-    "lightning.pytorch.trainer.trainer": ("frameworks", "lightning"),
-    "pytorch_lightning.trainer.trainer": ("frameworks", "lightning"),
+    "torch.optim.optimizer": "optimizers",
+    "torch.utils.data.dataloader": "loaders",
+    "torch.amp.grad_scaler": "scaler",
+    "torch.autograd.profiler": "profilers",
+    "torch.compiler": "compiler",
+    "torch._dynamo.eval_frame": "compiled_functions",
+    "accelerate.data_loader": "accelerate",
 }
 # Without it no step is seen. Without another one, only what that one shows is unknown.
 _NEEDED = "torch.optim.optimizer"
@@ -78,12 +75,11 @@ class Hook:
 
     def _patch(self, module: Any) -> None:
         """Patch a module; an error never reaches the script."""
-        place, function = PATCHES[module.__name__]
         try:
             if self._recorder is None:
                 self._recorder = load("recorder").Recorder(self._settings, self.note, load)
                 os.register_at_fork(after_in_child=self._recorder.forked)
-            getattr(load(place), function)(self._recorder, module)
+            getattr(load("watch"), PATCHES[module.__name__])(self._recorder, module)
         except Exception as error:
             kind = "problem" if module.__name__ == _NEEDED else "unseen"
             self.note(kind, f"{module.__name__} cannot be observed ({type(error).__name__}: {error})\n")

@@ -197,7 +197,7 @@ def prepare(config: CsvConfig, progress: Progress) -> CsvSummary:
     found, differs = _finished(config, vocabulary)
     kept = found is not None
     if found is None:
-        with locked(path.parent, "another preparation", "wait for it", wait=True, name=lock_name(path), remove=True):
+        with locked(path.parent, "another preparation", "wait for it", wait=True, name=lock_name(path)):
             found, differs = _finished(config, vocabulary)
             kept = found is not None
             if found is None:

@@ -3,19 +3,17 @@
 import itertools
 import json
 import os
-import pickle
 import statistics
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support import script_loads
 
-from bench.hook import frameworks, on_path
+from bench.hook import on_path
 from bench.hook.loads import count_batch
 from bench.hook.on_path.sitecustomize import NOTES, VARIABLE
 from records.files import SCHEMA_VERSION
@@ -125,9 +123,8 @@ def test_a_process_without_torch_leaves_only_a_note_and_runs_the_next_sitecustom
     assert TrialDirectory(tmp_path).ranks() == []
 
 
-# Frameworks as far as the hook knows them; the real ones are in tests/slow.
-STAND_INS = {
-    "accelerate": """
+# Accelerate as far as the hook knows it; the real one is in tests/slow.
+ACCELERATE = """
 class DataLoaderShard:
     def __init__(self, loader, skip_batches):
         self.loader, self.skip_batches = loader, skip_batches
@@ -139,83 +136,36 @@ class DataLoaderShard:
             if number >= self.skip_batches:
                 yield current
             number, current = number + 1, following
-""",
-    "transformers": "class TrainerCallback: pass\nDEFAULT_CALLBACKS = []\n",
-    "lightning.pytorch.trainer": """
-class Callback: pass
-class Trainer:
-    accumulate_grad_batches = 3
-    def __init__(self): self.callbacks = ["own"]
-""",
-}
-NAMES = {"accelerate": "data_loader", "transformers": "trainer", "lightning.pytorch.trainer": "trainer"}
-ENGINE = """
+"""
+READS_AHEAD = """
 import json
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from accelerate.data_loader import DataLoaderShard
-from lightning.pytorch.trainer.trainer import Trainer
-from transformers.trainer import DEFAULT_CALLBACKS
 
-class Engine:
-    param_groups = [{"params": [torch.ones(1)], "lr": 0.5}]
-
-class Arguments:
-    gradient_accumulation_steps, per_device_train_batch_size, bf16 = 2, 4, True
-
-first, own = Trainer().callbacks
-first.on_train_start(Trainer(), None)
-watch, engine = DEFAULT_CALLBACKS[0](), Engine()
-watch.on_train_begin(Arguments(), None, None)
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([weight], lr=0.5)
 given, data = [], TensorDataset(torch.ones(22, 1))
 for number, (x,) in enumerate(DataLoaderShard(DataLoader(data, batch_size=4), 1)):
     if number % 2 == 0:
-        watch.on_step_begin(None, None, None)
         given.append(0)
     given[-1] += len(x)
     list(DataLoader(data, batch_size=3))
     if number % 2 == 1 or len(x) < 4:
-        watch.on_step_end(None, None, None, optimizer=engine)
-print(json.dumps([given, own]))
+        optimizer.step()
+print(json.dumps(given))
 """
 
 
-def test_a_framework_whose_optimizer_is_not_torchs_is_measured_by_its_callback(tmp_path: Path) -> None:
-    for package, text in STAND_INS.items():
-        place = tmp_path / "site" / Path(*package.split("."))
-        place.mkdir(parents=True)
-        for folder in [place, *place.parents][: package.count(".") + 1]:
-            (folder / "__init__.py").touch()
-        (place / f"{NAMES[package]}.py").write_text(text)
-    given, own = json.loads(hooked(tmp_path, "-c", ENGINE, path=tmp_path / "site"))
-    directory = TrialDirectory(tmp_path)
-    rows, record = directory.read_steps(0), directory.read_ranks()[0]
-    assert own == "own" and given == [8, 8, 2], "one of six batches is skipped, and the last has two samples"
+def test_a_batch_that_accelerate_reads_ahead_counts_in_the_step_that_it_feeds(tmp_path: Path) -> None:
+    place = tmp_path / "site" / "accelerate"
+    place.mkdir(parents=True)
+    (place / "__init__.py").touch()
+    (place / "data_loader.py").write_text(ACCELERATE)
+    given = json.loads(hooked(tmp_path, "-c", READS_AHEAD, path=tmp_path / "site"))
+    assert given == [8, 8, 2], "one of six batches is skipped, and the last has two samples"
+    rows = TrialDirectory(tmp_path).read_steps(0)
     assert [row["samples"] for row in rows] == given, "not those read ahead, nor an evaluation's"
-    assert {(row["optimizer_ms"], row["learning_rate"]) for row in rows} == {(None, 0.5)}
-    assert record["framework"] == {
-        "name": "transformers.Trainer", "grad_accum_steps": 2, "micro_batch_size": 4, "mixed_precision": "bf16"
-    }  # fmt: skip
-
-
-class LightningCallback:
-    """Stands in for lightning.pytorch.callbacks.Callback."""
-
-
-def test_callbacks_are_pickled_as_callbacks_of_the_framework() -> None:
-    """Spawned ranks (ddp_spawn) get the Trainer pickled, in a process that may lack the hook."""
-    from transformers import TrainerCallback
-
-    class Trainer:
-        def __init__(self) -> None:
-            self.callbacks: list[Any] = []
-
-    hugging_face = SimpleNamespace(TrainerCallback=TrainerCallback, DEFAULT_CALLBACKS=[])
-    frameworks.hugging_face(None, hugging_face)
-    frameworks.lightning(None, SimpleNamespace(Trainer=Trainer, Callback=LightningCallback, __name__="a"))
-    callbacks = [hugging_face.DEFAULT_CALLBACKS[0](), *Trainer().callbacks]
-    assert isinstance(callbacks[0], TrainerCallback) and isinstance(callbacks[1], LightningCallback)
-    assert [type(one) for one in pickle.loads(pickle.dumps(callbacks))] == [TrainerCallback, LightningCallback]
 
 
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
