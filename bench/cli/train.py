@@ -3,7 +3,6 @@
 import shlex
 import signal
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.cli.options import given_names, run_folder
@@ -69,7 +68,8 @@ def run(call: "TrainCall | SeveralCall") -> Result:
     if world is not None and world.rank:
         return _follow(options, world)
     # Signals count from here on, also while data are checked.
-    with StopRequest() as stop, Leader(world) if world else nullcontext() as leader:
+    with StopRequest() as stop:
+        leader = Leader(world) if world else None
         if isinstance(options, TrainClassifyOptions):
             options = options.prepared()
             if options.prep_only:
@@ -99,8 +99,7 @@ def run(call: "TrainCall | SeveralCall") -> Result:
 def _follow(options: TrainOptions, world: World) -> Result:
     """Run as a rank other than 0; rank 0 reports the errors of all ranks."""
     try:
-        with StopRequest() as stop:  # until the rank installs its own signal handlers
-            return Result(code=follow(world, find_devices(options.device), stop), at_once=True)
+        return Result(code=follow(world, find_devices(options.device)), at_once=True)
     except BertbenchError as error:
         return Result(problems=[str(error)], code=3, at_once=True)
 

@@ -96,9 +96,7 @@ def leave(store: "TCPStore", node: Node, others: int) -> None:
 def meet(node: Node, address: str, port: int, seconds: float) -> "tuple[TCPStore, list[Node]]":
     """Return the store at the address and port of node 0, and the nodes by rank, once all have joined and agree.
 
-    Raises:
-        UsageError: node 0 cannot be reached, a node is missing after so many seconds, two have one rank, or they were
-            started differently. All that have joined raise the same.
+    Raises UsageError, the same on all that have joined: one is missing after so many seconds, or started differently.
     """
     nodes: list[Node] = []
     refusal = None
@@ -111,13 +109,9 @@ def meet(node: Node, address: str, port: int, seconds: float) -> "tuple[TCPStore
         deadline = time.monotonic() + seconds
         limit, is_master = timedelta(seconds=seconds), node.rank == 0
         store = answer(TCPStore, address, port, None, is_master, limit, False, seconds=seconds)
-        try:
-            while refusal is None and len(nodes) < len(node.counts):
-                time.sleep(POLL_SECONDS)
-                nodes, refusal = answer(_look, store, node, seconds if time.monotonic() >= deadline else None)
-        except KeyboardInterrupt:  # this node may be started again while the others wait
-            answer(store.delete_key, f"node/{node.rank}")
-            raise
+        while refusal is None and len(nodes) < len(node.counts):
+            time.sleep(POLL_SECONDS)
+            nodes, refusal = answer(_look, store, node, seconds if time.monotonic() >= deadline else None)
     except (OSError, UnicodeError) as error:
         raise UsageError(
             "node-unreachable",

@@ -15,7 +15,7 @@ import msgspec
 
 from bench.machine.devices import Devices
 from bench.machine.environment import bounded_spin
-from bench.run.processes import STOP_SIGNALS, death_in_words, descendants, die_with_parent, send
+from bench.run.processes import STOP_SIGNALS, descendants, die_with_parent, end_in_words, send
 from common.atomic import write_text
 from common.errors import UsageError, first_line
 from common.tools import find_tool
@@ -83,9 +83,8 @@ def _ending(rank: int, failure: "ProcessFailure", failed_at: Mapping[int, float]
     kind = FAILED if code > 0 else STOPPED if -code in STOP_SIGNALS else KILLED
     error = failure.error_file_data.get("message")
     reason = str(error["message"]).splitlines()[:1] if isinstance(error, dict) else []  # of a rank that uses @record
-    how = f"ended with exit code {code}" if code > 0 else death_in_words(-code)
     when = failed_at.get(failure.pid, failure.timestamp)  # torchrun notes whole seconds
-    return Ending(kind, ": ".join([f"rank {rank} {how}", *reason]), when)
+    return Ending(kind, ": ".join([f"rank {rank} {end_in_words(code)}", *reason]), when)
 
 
 def _watch_ranks(failed_at: dict[int, float]) -> None:

@@ -17,7 +17,7 @@ from bench.launch.layout import interfaces
 from bench.launch.preflight import POLL_SECONDS, SILENCE_SECONDS, Node, answer, leave, meet, share, source_address
 from bench.launch.torchrun import GRACE_SECONDS, KILLED, LOST, OK, STOPPED, Ending
 from bench.machine.devices import Devices
-from bench.run.processes import StopRequest, death_in_words, end_guarded, send, start_guarded
+from bench.run.processes import StopRequest, end_guarded, end_in_words, send, start_guarded
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -109,8 +109,8 @@ class Watch:
         if self.record.exists():
             self.endings[self.node.rank] = msgspec.json.decode(self.record.read_bytes(), type=Ending)
         elif (code := self.child.poll()) is not None:
-            how = death_in_words(code - 128) if code > 128 else f"ended with exit code {code}"
-            self.endings[self.node.rank] = Ending(STOPPED if self.kill_at else KILLED, f"torchrun {how}", time.time())
+            kind = STOPPED if self.kill_at else KILLED
+            self.endings[self.node.rank] = Ending(kind, f"torchrun {end_in_words(code)}", time.time())
         elif self.failed or self.request:
             self._end_ranks()
 

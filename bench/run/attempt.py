@@ -26,11 +26,10 @@ from records.training import TrainRun, read_events
 def train_once(
     run: TrainRun, plan: Plan, devices: Devices, watcher: Any, leader: Leader | None = None, keep_refused: bool = True
 ) -> tuple[TrialDirectory, dict[str, Any]]:
-    """Make one attempt and return its folder and result; train.json and results.csv say how it ended.
+    """Make one attempt inside a lock on the run; return its folder and result.
 
-    Must be called inside a lock on the run. `watcher` has the methods `look` and `stop_wanted` of LaunchOptions. With
-    `leader` the ranks of its world make the attempt together. Without `keep_refused` nothing is left of an attempt that
-    was refused before it trained.
+    `watcher` has `look` and `stop_wanted` of LaunchOptions. The ranks of the world of `leader` make the attempt
+    together. Without `keep_refused` nothing is left of an attempt that was refused.
     """
     options = LaunchOptions(
         timeout_seconds=None,
@@ -97,10 +96,8 @@ def _state(run: TrainRun, plan: Plan) -> TrainState:
         best=None if best["checkpoint"] is None else Best(**best),
         attempts=[directory.path.name for directory in attempts],
     )
-    is_known = result.get("status") != "refused"
-    if not is_known and checkpoint is not None and run.state_json.exists():
+    if state.status == "refused" and run.state_json.exists():
         before = run.read_state()
         state.phase, state.total_steps, state.request = before.phase, before.total_steps, before.request
-        is_known = True
-    state.finished = is_known and checkpoint is not None and applied_steps >= state.total_steps
+    state.finished = checkpoint is not None and applied_steps >= state.total_steps
     return state

@@ -32,8 +32,7 @@ class _OpenStep:
 class StepClock(Observer):
     """Measures every step and hands finished rows (records.schema.STEPS) to `on_row`, in order.
 
-    A row is made once the device has reached the end of its step; `flush` waits for all of them. The time spent
-    outside of [step_begin, step_end] is in no row.
+    A row is made once the device has reached the end of its step; `flush` waits for all of them.
     """
 
     def __init__(

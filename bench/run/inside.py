@@ -7,6 +7,7 @@ handles crashes and hangs.
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -20,7 +21,7 @@ from bench.launch.world import AGENT_STORE_VARIABLE, World
 from bench.machine.devices import Devices
 from bench.machine.environment import bounded_spin, capture
 from bench.run import worker
-from bench.run.processes import STOP_VARIABLE, StopRequest
+from bench.run.processes import STOP_SIGNALS
 from bench.run.supervise import LaunchOptions, finish, rank_variables
 from bench.sweep.sweep import locked, record_request, write_results
 from common.atomic import storage_errors
@@ -31,8 +32,8 @@ from records.trial import Trial
 
 # Seconds until a folder made by rank 0 must be visible on other nodes.
 _SHARED_FOLDER_SECONDS = 30.0
-# Seconds that a rank waits for rank 0 to say what to train.
-_ORDER_SECONDS = 600.0
+# For rank 0 to say what to train.
+_ORDER_TIMEOUT = timedelta(minutes=10)
 _ORDER_KEY = "train"
 
 
@@ -73,7 +74,7 @@ def run_inside(
 
 
 class Leader:
-    """Rank 0 of a world: it tells the waiting ranks what to train, and to exit at the end of a `with` block."""
+    """Rank 0 of a world, which tells the waiting ranks what to train; they fail when this process ends before."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -81,32 +82,19 @@ class Leader:
         self._store = _store_of_ranks(world) if world.world_size > 1 else None
 
     def order(self, **content: Any) -> None:
-        """Tell the others, which read the first order."""
+        """Tell the others."""
         if self._store is not None:
             self._store.set(_ORDER_KEY, json.dumps(content))
 
-    def __enter__(self) -> "Leader":
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the host of the store has ended
-            self.order(end=2 if kind else 0)
-
-
-def follow(world: World, devices: Devices, stop: StopRequest) -> int:
+def follow(world: World, devices: Devices) -> int:
     """Train as a rank other than 0, as rank 0 directs; return the exit code of this rank."""
-    store, deadline = _store_of_ranks(world, stop), time.monotonic() + _ORDER_SECONDS
+    for number in STOP_SIGNALS:  # until the rank listens: Python's own handlers wait for the end of a call of the store
+        signal.signal(number, signal.SIG_DFL)
     try:
-        while not store.check([_ORDER_KEY]):  # wait() would hold signals back
-            if time.monotonic() >= deadline:
-                message = f"rank 0 did not answer within {_ORDER_SECONDS:g} s: see its log"
-                raise BertbenchError("node-unreachable", message)
-            time.sleep(0.1)
-        order: dict[str, Any] = json.loads(store.get(_ORDER_KEY))
+        order: dict[str, Any] = json.loads(_store_of_ranks(world).get(_ORDER_KEY))
     except RuntimeError as error:
-        raise BertbenchError("rank-failed", "rank 0 ended before it said what to train: see its log") from error
-    if "directory" not in order:
-        return int(order["end"])
+        raise BertbenchError("rank-failed", f"rank 0 did not say what to train: {first_line(error)}") from error
     directory = TrialDirectory(Path(order["directory"]))
     deadline = time.monotonic() + _SHARED_FOLDER_SECONDS
     while not directory.trial_json.exists():
@@ -115,7 +103,7 @@ def follow(world: World, devices: Devices, stop: StopRequest) -> int:
             raise StorageError("nodes-disagree", f"{where}: give an --out in a folder that all nodes share")
         list(directory.path.parent.glob("*"))  # makes a network file system refresh its cache
         time.sleep(0.1)
-    os.environ |= {**rank_variables(order["threads"] or world.threads(devices.cpu_cores), None), STOP_VARIABLE: "1"}
+    os.environ |= rank_variables(order["threads"] or world.threads(devices.cpu_cores), None)
     path = directory.path / f"log-{world.rank}.txt"
     with storage_errors(path), path.open("ab") as log:  # output of libraries, too, so that rank 0 stays readable
         for stream in (sys.stdout, sys.stderr):
@@ -124,22 +112,17 @@ def follow(world: World, devices: Devices, stop: StopRequest) -> int:
     return worker.main([str(directory.path)])
 
 
-def _store_of_ranks(world: World, stop: StopRequest | None = None) -> Any:
-    """Connect to the store of the ranks, which rank 0 hosts where torchrun does not, until a stop is requested."""
+def _store_of_ranks(world: World) -> Any:
+    """Connect to the store of the ranks, which rank 0 hosts where torchrun does not."""
     import_torch()
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     hosts = world.rank == 0 and os.environ.get(AGENT_STORE_VARIABLE) != "True"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    deadline = time.monotonic() + _ORDER_SECONDS
-    while True:  # short tries, since signals wait for the end of each
-        try:
-            # The process group uses the same store, since no other process can have its port.
-            store = TCPStore(address, port, is_master=hosts, timeout=timedelta(seconds=5), wait_for_workers=False)
-            break
-        except RuntimeError as error:
-            if hosts or time.monotonic() >= deadline or (stop is not None and stop.wanted()):
-                text = f"rank {world.rank} cannot reach the store at {address}:{port}: {first_line(error)}"
-                raise BertbenchError("node-unreachable", text) from error
+    try:  # The process group uses the same store, since no other process can have its port.
+        store = TCPStore(address, port, is_master=hosts, timeout=_ORDER_TIMEOUT, wait_for_workers=False)
+    except RuntimeError as error:
+        text = f"rank {world.rank} cannot reach the store at {address}:{port}: {first_line(error)}"
+        raise BertbenchError("node-unreachable", text) from error
     os.environ[AGENT_STORE_VARIABLE] = "True"
     return PrefixStore(f"bertbench/{os.environ.setdefault('TORCHELASTIC_RESTART_COUNT', '0')}", store)

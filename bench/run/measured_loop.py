@@ -15,7 +15,7 @@ import time
 import warnings
 from collections import deque
 from contextlib import ExitStack
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from bench.run.telemetry import Telemetry
 from bench.sweep.script import in_next_round, plan_script
 from bench.sweep.sweep import locked, record_request, tidy, write_results
 from common.errors import StorageError, UsageError
-from common.registry import lookup
 from records.files import write_record
 from records.run import RunDirectory
 from records.schema import STEP_COLUMNS
@@ -54,7 +53,6 @@ class MeasuredLoop:
     def __init__(self, name: str, out: Path, device: str | None = None) -> None:
         torch = sys.modules.get("torch")
         used = "cuda" if torch is not None and torch.cuda.is_initialized() else "cpu"
-        lookup({"cpu": "", "cuda": ""}, device or used, "device")
         self.run = RunDirectory(out)
         planned = plan_script(self.run, ("bertbench.measure", name), name=name)
         self.trial = dataclasses.replace(planned, device=device or used)
@@ -66,8 +64,6 @@ class MeasuredLoop:
         self._open = False
 
     def __enter__(self) -> "MeasuredLoop":
-        if self._open or self.result is not None:
-            raise UsageError("option-conflict", "this measurement has been used: call bertbench.measure again")
         with ExitStack() as stack:  # undone if the folder cannot be written
             stack.enter_context(locked(self.run))
             tidy(self.run)
@@ -95,25 +91,17 @@ class MeasuredLoop:
         return self
 
     def step(self, *, samples: int | None = None, tokens: int | None = None, loss: float | None = None) -> None:
-        """End a step.
+        """End a step of so many samples and tokens, for samples/s and tokens/s; reading a loss on a GPU waits for it.
 
-        Args:
-            samples: samples of the step, for samples/s; an integer of at least 0.
-            tokens: tokens of the step, for tokens/s; an integer of at least 0.
-            loss: its loss. A number, not a tensor: reading it from a GPU would wait for the device.
-
-        Raises:
-            UsageError: a value of another type, or called outside of the `with` block.
-            StorageError: the records cannot be written; the earlier steps are kept.
+        Raises UsageError (a count that is no integer of at least 0, outside of the block) and StorageError.
         """
         if not self._open:
             raise UsageError("option-conflict", "step() was called outside of its block: `with bertbench.measure(...)`")
         end, now = self._watch.mark(), time.time_ns()
-        values: tuple[Any, ...] = ("samples", samples, Integral), ("tokens", tokens, Integral), ("loss", loss, Real)
-        for name, value, kind in values:
-            if value is not None and not (isinstance(value, kind) and (kind is Real or value >= 0)):
-                needed = "a number, as of .item()" if kind is Real else "an integer of at least 0"
-                raise UsageError("option-value", f"{name}={value!r} must be {needed}")
+        counts: dict[str, Any] = {"samples": samples, "tokens": tokens}
+        for name, value in counts.items():
+            if value is not None and not (isinstance(value, Integral) and int(value) >= 0):
+                raise UsageError("option-value", f"{name}={value!r} must be an integer of at least 0")
         row = {
             "step": self.steps,
             "start_ns": self._start_ns,
@@ -143,8 +131,6 @@ class MeasuredLoop:
         what = f"{result['status']} {result['reason']}"
         if result.get("step_time_ms") is not None:
             what = f"{result['step_time_ms']:.4g} ms per step"
-        if result.get("step_time_ms_low") is not None:
-            what += f" (95 % interval {result['step_time_ms_low']:.4g} to {result['step_time_ms_high']:.4g} ms)"
         return f"<measurement {self.trial.implementation}: {what}>"
 
     def _write_steps(self) -> None:

@@ -18,8 +18,6 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _GRACE_SECONDS = 5.0
 # Seconds that the kernel may take to end killed processes.
 _DEATH_SECONDS = 5.0
-# Environment variable: set where a stop signal asks the ranks to save and end, instead of ending the processes.
-STOP_VARIABLE = "BERTBENCH_STOPS_GRACEFULLY"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Batch systems and shells that pass a signal on can deliver the same one twice.
 _SAME_SIGNAL_SECONDS = 0.5
@@ -54,6 +52,11 @@ def end_guarded(guard: "subprocess.Popen[bytes]") -> None:
     guard.wait()
 
 
+def hold_stop_signals() -> None:
+    """Keep STOP_SIGNALS, which batch systems send to all processes, until `listen_for_stop` of this or a child."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
 def listen_for_stop() -> Callable[[], bool]:
     """Take STOP_SIGNALS, those held so far too, as a request; return a function that says whether there was one."""
     requests: list[int] = []
@@ -80,10 +83,11 @@ def send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def death_in_words(number: int) -> str:
-    """Return 'died by SIGKILL' for the number of a signal."""
+def end_in_words(code: int) -> str:
+    """Return 'died by SIGKILL' or 'ended with exit code 7' for an exit code of a process, a guard or a shell."""
+    number = code - 128 if code > 128 else -code
     known = [one.name for one in signal.Signals if one == number]
-    return f"died by {(*known, f'signal {number}')[0]}"
+    return f"died by {known[0]}" if known else f"ended with exit code {code}"
 
 
 class StopRequest:
@@ -153,8 +157,6 @@ def main(argv: list[str]) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: None)  # the parent decides
-    if STOP_VARIABLE in os.environ:  # batch systems send SIGTERM to all processes: it waits until a rank listens
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         die_with_parent(signal.SIGHUP, int(argv[0]))

@@ -25,9 +25,7 @@ def with_unprofiled(trials: Sequence[Trial]) -> list[Trial]:
 def profile_trials(session: Session, trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """Run every trial without and with its profiler, and return the results of those with it.
 
-    `profile` of a result holds the files that the profiler left, the `problem` why there is no profile ("" where there
-    is one), and the comparison with the unprofiled run. A trial whose profile could not be collected the last time is
-    run again.
+    `profile` of a result has the files, the `problem` why there are none, and the comparison with the unprofiled run.
     """
     for trial in trials:
         directory = session.run.trial(trial.trial_id)

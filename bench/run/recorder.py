@@ -10,11 +10,7 @@ from common.atomic import storage_errors
 
 
 class LineWriter:
-    """Writes lines to a file, from its beginning or with mode "a" behind its end; a context manager that closes it.
-
-    Raises:
-        StorageError: the disk is full or the folder cannot be written; the lines before are kept.
-    """
+    """Writes lines to a file, from its beginning or with mode "a" behind its end. Raises StorageError."""
 
     def __init__(self, path: Path, mode: str = "w") -> None:
         self._path = path

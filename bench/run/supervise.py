@@ -23,7 +23,7 @@ from bench.launch.world import AGENT_STORE_VARIABLE, World
 from bench.machine.devices import Devices
 from bench.machine.environment import bounded_spin
 from bench.profilers import load_profiler
-from bench.run.processes import STOP_VARIABLE, death_in_words, descendants, end_guarded, send, start_guarded
+from bench.run.processes import descendants, end_guarded, end_in_words, hold_stop_signals, send, start_guarded
 from bench.run.resources import oom_kill_count
 from bench.run.script import add_to_result, program_variables, settle, why_incomplete
 from bench.run.telemetry import Telemetry
@@ -114,7 +114,8 @@ def run_trial(
         with storage_errors(directory.log):
             log = directory.log.open("wb")
         with log:
-            child = start_guarded(argv, log, env=variables, cwd=folder)
+            hold = hold_stop_signals if trial.kind == "train" else None
+            child = start_guarded(argv, log, env=variables, cwd=folder, preexec_fn=hold)
         try:
             timed_out = _wait(child, trial, directory, telemetry, options)
         except BaseException as error:
@@ -160,9 +161,6 @@ def _command(
     else:
         words = [*torchrun.ONE_NODE, f"--nproc-per-node={trial.ranks}", *argv]
         argv = torchrun.command(words, directory.path / _ENDING)
-    variables.pop(STOP_VARIABLE, None)
-    if trial.kind == "train":
-        variables[STOP_VARIABLE] = "1"
     if trial.profiler is None:
         return argv, variables, _REPOSITORY
     profiler = load_profiler(trial.profiler, trial.profiler_options)
@@ -282,9 +280,9 @@ def _exit(trial: Trial, directory: TrialDirectory, options: LaunchOptions, exit_
     else:
         one_rank = exit_code > 0 and (trial.ranks == 1 or options.world is not None)
         who = "it" if options.program else "rank 0" if one_rank else "the launcher"
-        number = exit_code - 128 if exit_code > 128 else -exit_code
-        text = f"{who} {death_in_words(number) if number > 0 else f'ended with exit code {exit_code}'}"
-        when, killed = math.inf, number > 0 and number != signal.SIGTERM
+        text = f"{who} {end_in_words(exit_code)}"
+        by_signal = not 0 < exit_code <= 128
+        when, killed = math.inf, by_signal and exit_code not in (-signal.SIGTERM, 128 + signal.SIGTERM)
     if killed and oom_killed:
         return _FAILED, when, "oom", f"{text}: the machine or cgroup is out of memory", "out-of-memory"
     lines = [line.strip() for line in directory.log.read_text(errors="replace").splitlines() if line.strip(" =-")]

@@ -5,12 +5,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bench.run.out_of_memory import ran_out_of_memory
-from bench.run.processes import STOP_VARIABLE, die_with_parent, listen_for_stop
+from bench.run.processes import die_with_parent, listen_for_stop
 from bench.run.resources import limit_memory, take_share_of_cores, torch_versions
 from common.errors import BertbenchError, Code, StorageError
 from records.files import write_record
@@ -25,10 +24,9 @@ def main(argv: list[str]) -> int:
     directory = TrialDirectory(Path(argv[0]))
     memory_limit: int | None = None
     try:
-        should_stop = listen_for_stop() if STOP_VARIABLE in os.environ else None
         trial = directory.read_trial()
         memory_limit = trial.memory_limit_bytes
-        run_rank(directory, trial, should_stop)
+        run_rank(directory, trial)
     except Exception as error:
         status, reason, code = _explain(error, memory_limit)
         if status == "crashed" and not isinstance(error, BertbenchError):
@@ -42,8 +40,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def run_rank(directory: TrialDirectory, trial: Trial, should_stop: Callable[[], bool] | None = None) -> None:
-    """Do one rank's part of a trial and write its records; with `should_stop` it is one of kind train."""
+def run_rank(directory: TrialDirectory, trial: Trial) -> None:
+    """Do one rank's part of a trial and write its records."""
+    should_stop = listen_for_stop() if trial.kind == "train" else None
     take_share_of_cores(trial)
     import torch
     import torch._dynamo  # the first optimizer of a process loads it, which would otherwise look like our set-up

@@ -33,10 +33,7 @@ class MaxBatch:
 
 
 def free_memory_gib(run: RunDirectory) -> float:
-    """Return what all ranks of a search on a CPU may take: what its first call found free, so that others resume it.
-
-    The request of the search records it by this name.
-    """
+    """Return what all ranks of a search on a CPU may take: what its first call, by its request, found free."""
     notes = read_notes(run.sweep_json)
     before = [one.get("free_memory_gib") for one in (*notes.get("earlier", []), notes.get("request", {}))]
     return next(filter(None, before), None) or round(free_memory_share(1) / 2**30, 1)
@@ -45,8 +42,7 @@ def free_memory_gib(run: RunDirectory) -> float:
 def largest_batch(trial: Trial, limit: int, measure: Measure) -> MaxBatch:
     """Search upwards from `trial.micro_batch_size`; `measure` runs each trial in its own process.
 
-    A size fits if its trial ends with status ok, and is too large if it ends as oom. Any other status stops the search
-    without proof that the size is the largest.
+    A size fits if its trial ends as ok, and is too large if it ends as oom. Any other status ends the search.
     """
     results: dict[int, Mapping[str, Any]] = {}
     tried: list[tuple[int, str]] = []

@@ -15,24 +15,13 @@ def request_of(options: Any) -> dict[str, Any]:
     return plain
 
 
-def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the first name with different values, and both; "" if the requests are the same."""
-    for name in {**now, **before}:
-        if before.get(name) != now.get(name):
-            return f"{name} {before.get(name)}, not {now.get(name)}"
-    return ""
-
-
 def check_same_request(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to resume a folder with another request.
+    """Refuse to resume a folder that was begun with another request than `now`; `before` is empty for a new one.
 
-    Args:
-        folder: what is resumed.
-        before: what it was begun with, by name; empty for a new one.
-        now: what this call asks for, as plain JSON values.
-
-    Raises:
-        UsageError: the first difference, with both values.
+    Raises UsageError with the first difference and both values.
     """
-    if before and (difference := first_difference(before, now)):
-        raise UsageError("settings-changed", f"{folder} was begun with {difference}: give that again, or another --out")
+    for name in {**now, **before} if before else ():
+        if before.get(name) != now.get(name):
+            difference = f"{name} {before.get(name)}, not {now.get(name)}"
+            problem = f"{folder} was begun with {difference}: give that again, or another --out"
+            raise UsageError("settings-changed", problem)

@@ -42,10 +42,7 @@ def name_of(command: Sequence[str]) -> str:
 
 
 def script_sha256(command: Sequence[str]) -> str | None:
-    """Return the SHA-256 of the Python files of a command, that of the module after -m below this folder included.
-
-    None where no file is found. What a script imports is not part of it.
-    """
+    """Return the SHA-256 of the Python files of a command, not of what they import; None where no file is found."""
     paths = [Path(word) for word in command if word.endswith(".py")]
     for place in (Path(*name.split(".")) for before, name in itertools.pairwise(command) if before == "-m"):
         paths += [place.with_name(f"{place.name}.py"), place / "__main__.py"]
@@ -64,8 +61,7 @@ def plan_script(
 ) -> Trial:
     """Return the next trial of a command: its round is one more than the last of its kind in the run directory.
 
-    Tables call it `name`, or as its script. Without `start` and `stop`, the measured steps begin with the end of
-    warm-up. With `profile` the steps [start, stop) are profiled, and the others measured. Raises UsageError.
+    With `profile` the steps [start, stop) are profiled, and the others measured. Raises UsageError.
     """
     if profile and not start:
         problem = "--profile needs the steps to profile: give --start (1 or more, since the start of step 0 is unknown)"

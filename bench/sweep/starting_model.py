@@ -9,12 +9,9 @@ from records.training import TrainRun, is_train_run
 
 
 def initial_weights(path: Path, best: bool) -> Path:
-    """Return the path of the weights for --init: the checkpoints of a run, whose latest is used; otherwise the path.
+    """Return the path of the weights for --init: of a run its checkpoints, whose latest is used, or its `best` one.
 
-    Args:
-        path: value of --init.
-        best: use the best checkpoint of an evaluated run, as fine-tuning does. The next phase of pretraining uses the
-            latest, which has the weights and optimizer state of the end of the run.
+    The next phase of pretraining uses the latest, which has the optimizer state too.
     """
     path = path.resolve()
     if not is_train_run(path):

@@ -102,10 +102,8 @@ def expected_seconds(run: RunDirectory, trials: Sequence[Trial]) -> float | None
 def finished_result(
     directory: TrialDirectory, retry_failed: bool = False, timeout_seconds: float = 0.0
 ) -> dict[str, Any] | None:
-    """Return the result of a finished trial; None if it is incomplete, interrupted or damaged and must run again.
-
-    A refused trial runs again, since the missing item may be available now; so does one that timed out, if the limit is
-    higher now.
+    """Return the result of a finished trial; None if it must run again: unfinished, damaged, interrupted, refused (what
+    was missing may be there now), or out of a time that is longer now.
     """
     try:
         result = directory.read_result()

@@ -27,9 +27,7 @@ def fastest_trial(
 ) -> Trial:
     """Return a trial of the fastest configuration of a task with its own `changes`; `implementation` restricts it.
 
-    Raises:
-        InputError: nothing was measured.
-        UsageError: it ran on devices that this machine does not have.
+    Raises InputError (nothing was measured) and UsageError (on devices that this machine does not have).
     """
     from analysis.load import load_run
     from analysis.run_views import fastest

@@ -46,7 +46,7 @@ def test_a_rank_that_cannot_reach_rank_0_ends_at_a_signal(tmp_path: Path) -> Non
         time.sleep(8)  # it has begun to wait
         rank.terminate()
         _, stderr = rank.communicate(timeout=60)
-    assert rank.returncode == 3 and "127.0.0.1:29779" in stderr and stderr.count("\n") == 1
+    assert rank.returncode == -signal.SIGTERM and "Traceback" not in stderr
 
 
 def test_ranks_that_end_by_no_signal_are_killed_soon_and_the_first_failure_is_the_cause() -> None:

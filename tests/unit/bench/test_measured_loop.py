@@ -76,7 +76,7 @@ def test_a_block_without_steps_is_refused_with_a_warning(tmp_path: Path) -> None
     assert [status for status, _ in statuses(tmp_path)] == ["refused"]
 
 
-@pytest.mark.parametrize("wrong", [{"samples": -3}, {"samples": "8"}, {"tokens": 8.5}, {"loss": [0.5]}])
+@pytest.mark.parametrize("wrong", [{"samples": -3}, {"samples": "8"}, {"tokens": 8.5}])
 def test_a_value_that_is_no_count_is_refused_and_the_steps_before_are_there(
     tmp_path: Path, wrong: dict[str, Any]
 ) -> None:

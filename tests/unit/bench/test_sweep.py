@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from bench.sweep.request import check_same_request, first_difference
+from bench.sweep.request import check_same_request
 from bench.sweep.sweep import (
     expected_seconds,
     finished_result,
@@ -88,7 +88,7 @@ def test_the_request_is_kept_with_those_before_it(tmp_path: Path) -> None:
 
 def test_another_request_is_refused_with_both_values_of_the_first_difference(tmp_path: Path) -> None:
     before = {"steps": 9, "seed": 7}
-    assert first_difference(before, {"seed": 7, "steps": 9}) == ""
+    check_same_request(tmp_path, before, {"seed": 7, "steps": 9})
     check_same_request(tmp_path, {}, before)
     for now, values in (({"steps": 6, "seed": 42}, ["steps 9", 6]), ({"steps": 9}, ["seed 7", None])):
         with refused("settings-changed", tmp_path, *values, "--out"):
