@@ -49,7 +49,7 @@ _QUANTITIES = (
     "cpu_percent, foreign_cpu_percent (used by other processes), memory_used_bytes, load_average, "
     "gpu_utilization_percent, gpu_memory_utilization_percent (of the time, not of the bytes), gpu_memory_used_bytes, "
     "power_watts, energy_joules (a counter), sm_clock_mhz, memory_clock_mhz, temperature_celsius, throttle_reasons "
-    "(NVML's bit mask), nvlink_rx_bytes and nvlink_tx_bytes (counters, all links of a GPU)"
+    "(NVML's bit mask)"
 )
 # telemetry-<node>.csv: long form, one row per reading, so that any machine's sensors fit.
 TELEMETRY = (

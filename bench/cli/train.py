@@ -77,7 +77,6 @@ def run(call: "TrainCall | SeveralCall") -> Result:
         stop.max_seconds = options.max_seconds
         devices = find_devices(options.device)
         place = TrainRun(run_folder(options.out))
-        is_new = not place.path.exists()
         plan = plan_training(options, devices, world)
         progress = TrainProgress(stop, options.logfile)
         with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
@@ -87,12 +86,9 @@ def run(call: "TrainCall | SeveralCall") -> Result:
             if plan.phase == 2 and not plan.settings.init and plan.settings.model_weights in ("", RANDOM):
                 note("phase 2 starts from random weights, unless it is resumed: give --init RUN or --model CHECKPOINT")
             try:
-                directory, result = train_once(place, plan, devices, progress, leader, keep_refused=leader is not None)
+                directory, result = train_once(place, plan, devices, progress, leader)
             finally:
                 progress.end()
-        if is_new and result["status"] == "refused":
-            locks.discard(place.checkpoints)
-            locks.discard(place.path)
         return _result(call, options, place, plan, directory, result, stop)
 
 

@@ -1,7 +1,5 @@
 """One attempt at a training run, in its run directory: what `bertbench train` does between options and table."""
 
-import contextlib
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +22,11 @@ from records.training import TrainRun, read_events
 
 
 def train_once(
-    run: TrainRun, plan: Plan, devices: Devices, watcher: Any, leader: Leader | None = None, keep_refused: bool = True
+    run: TrainRun, plan: Plan, devices: Devices, watcher: Any, leader: Leader | None = None
 ) -> tuple[TrialDirectory, dict[str, Any]]:
     """Make one attempt inside a lock on the run; return its folder and result.
 
-    `watcher` has `look` and `stop_wanted` of LaunchOptions. The ranks of the world of `leader` make the attempt
-    together. Without `keep_refused` nothing is left of an attempt that was refused.
+    `watcher` has `look` and `stop_wanted` of LaunchOptions. The ranks of the world of `leader` make it together.
     """
     options = LaunchOptions(
         timeout_seconds=None,
@@ -57,10 +54,6 @@ def train_once(
         leader.order(directory=str(directory.path), threads=plan.options.threads)
     try:
         result = run_trial(trial, directory, devices, capture(devices), options)
-        if result["status"] == "refused" and not keep_refused:
-            shutil.rmtree(directory.path, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                directory.path.parent.rmdir()
     finally:
         if directory.trial_json.exists():
             write_record(run.state_json, msgspec.to_builtins(_state(run, plan)))

@@ -48,8 +48,8 @@ _WHOLE_GRADIENTS = ("single", "ddp")
 
 def measure_steps(directory: TrialDirectory, trial: Trial, strategy: Strategy) -> dict[str, Any]:
     """Measure a trial that trains or draws batches, write the steps of this rank, and return its record."""
-    measurement = _Measurement(directory, trial, strategy)
-    with RowWriter(directory.steps_csv(strategy.rank), STEP_COLUMNS) as measurement.writer:
+    with RowWriter(directory.steps_csv(strategy.rank), STEP_COLUMNS) as writer:
+        measurement = _Measurement(directory, trial, strategy, writer)
         kinds = {"input": measurement.draw, "components": measurement.components}
         return kinds.get(trial.kind, measurement.train)()
 
@@ -57,9 +57,7 @@ def measure_steps(directory: TrialDirectory, trial: Trial, strategy: Strategy) -
 class _Measurement:
     """What is measured, with the clock and the window of its steps. Its methods return the rank's record."""
 
-    writer: RowWriter
-
-    def __init__(self, directory: TrialDirectory, trial: Trial, strategy: Strategy) -> None:
+    def __init__(self, directory: TrialDirectory, trial: Trial, strategy: Strategy, writer: RowWriter) -> None:
         self.directory, self.trial, self.strategy = directory, trial, strategy
         self.task = make_task(trial.task, trial.task_options)
         implementation = make_implementation(trial.implementation)
@@ -80,7 +78,7 @@ class _Measurement:
         unknown = dict.fromkeys(("model_flops", "loss", "learning_rate")) if input_only else {}
 
         def on_row(row: dict[str, Any]) -> None:
-            self.writer.write({**row, **unknown})
+            writer.write({**row, **unknown})
             self.window.record(row["step_time_ms"])
 
         # Batches that stay on the host are timed there.

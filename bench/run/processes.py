@@ -30,31 +30,33 @@ def die_with_parent(death_signal: int = signal.SIGKILL, parent: int | None = Non
         os.kill(os.getpid(), death_signal)
 
 
-def start_guarded(argv: Iterable[str], output: IO[bytes] | int | None, **options: Any) -> "subprocess.Popen[bytes]":
+def start_guarded(
+    argv: Iterable[str], output: IO[bytes] | int | None, held: Iterable[int] = (), **options: Any
+) -> "subprocess.Popen[bytes]":
     """Start a guarded command with stdout and stderr in the file `output`; None leaves them.
 
-    Its exit code is the command's, above 128 for a signal as in a shell. `end_guarded` ends it early.
+    Its exit code is the command's, above 128 for a signal as in a shell. `end_guarded` ends it early. The signals
+    `held`, which batch systems send to all processes, wait until one of them listens.
     """
-    return subprocess.Popen(
-        # -E and -P keep out of the guard, which needs the standard library alone, what PYTHONPATH and this folder hold.
-        [sys.executable, "-E", "-P", __file__, str(os.getpid()), *argv],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,  # Ctrl-C in the terminal reaches the harness alone
-        **options,
-    )
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        return subprocess.Popen(
+            # -E and -P keep out of the guard, which needs the standard library alone, PYTHONPATH and this folder.
+            [sys.executable, "-E", "-P", __file__, str(os.getpid()), *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C in the terminal reaches the harness alone
+            **options,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def end_guarded(guard: "subprocess.Popen[bytes]") -> None:
     """Kill every process of a guarded command; return when none is left."""
     guard.send_signal(signal.SIGHUP)
     guard.wait()
-
-
-def hold_stop_signals() -> None:
-    """Keep STOP_SIGNALS, which batch systems send to all processes, until `listen_for_stop` of this or a child."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def listen_for_stop() -> Callable[[], bool]:

@@ -23,7 +23,7 @@ from bench.launch.world import AGENT_STORE_VARIABLE, World
 from bench.machine.devices import Devices
 from bench.machine.environment import bounded_spin
 from bench.profilers import load_profiler
-from bench.run.processes import descendants, end_guarded, end_in_words, hold_stop_signals, send, start_guarded
+from bench.run.processes import STOP_SIGNALS, descendants, end_guarded, end_in_words, send, start_guarded
 from bench.run.resources import oom_kill_count
 from bench.run.script import add_to_result, program_variables, settle, why_incomplete
 from bench.run.telemetry import Telemetry
@@ -114,8 +114,8 @@ def run_trial(
         with storage_errors(directory.log):
             log = directory.log.open("wb")
         with log:
-            hold = hold_stop_signals if trial.kind == "train" else None
-            child = start_guarded(argv, log, env=variables, cwd=folder, preexec_fn=hold)
+            held = STOP_SIGNALS if trial.kind == "train" else ()
+            child = start_guarded(argv, log, held, env=variables, cwd=folder)
         try:
             timed_out = _wait(child, trial, directory, telemetry, options)
         except BaseException as error:

@@ -13,7 +13,6 @@ from bench.run.recorder import RowWriter
 from records.schema import TELEMETRY_COLUMNS
 
 _RAPL = Path("/sys/class/powercap")
-_ALL_LINKS = 0xFFFFFFFF  # nvml.h: as scopeId it asks for the sum over all NVLinks
 # Reading them means to look for the processes of the trial among all.
 _CPU_SECONDS = 1.0
 
@@ -80,39 +79,26 @@ class Telemetry(RowWriter):
     def _gpu(self) -> list[Reading]:
         readings: list[Reading] = []
         for index, handle in enumerate(self._gpus):
-            for names, query in _queries(handle).items():
+            for name, query in _queries(handle).items():
                 try:
-                    values = zip(names, query(), strict=True)
-                    readings += [(f"gpu{index}", name, float(value)) for name, value in values]
+                    readings.append((f"gpu{index}", name, float(query())))
                 except Exception as error:  # not supported on this GPU, or lost: the rest is still read
-                    self.unavailable |= {f"gpu{index} {name}": str(error) for name in names}
+                    self.unavailable[f"gpu{index} {name}"] = str(error)
         return readings
 
 
-def _queries(handle: Any) -> dict[tuple[str, ...], Callable[[], tuple[float, ...]]]:
-    """Return the queries of a GPU by the quantities that each returns."""
+def _queries(handle: Any) -> dict[str, Callable[[], float]]:
+    """Return the queries of a GPU by quantity."""
     import pynvml as nvml
 
-    def utilization() -> tuple[float, ...]:
-        rates = nvml.nvmlDeviceGetUtilizationRates(handle)
-        return rates.gpu, rates.memory
-
-    def links() -> tuple[float, ...]:
-        names = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)
-        fields = nvml.nvmlDeviceGetFieldValues(handle, [(name, _ALL_LINKS) for name in names])
-        for field in fields:
-            if field.nvmlReturn != nvml.NVML_SUCCESS:
-                raise nvml.NVMLError(field.nvmlReturn)
-        return tuple(1024 * field.value.ullVal for field in fields)
-
     return {
-        ("gpu_utilization_percent", "gpu_memory_utilization_percent"): utilization,
-        ("gpu_memory_used_bytes",): lambda: (nvml.nvmlDeviceGetMemoryInfo(handle).used,),
-        ("power_watts",): lambda: (nvml.nvmlDeviceGetPowerUsage(handle) / 1000,),
-        ("energy_joules",): lambda: (nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,),
-        ("sm_clock_mhz",): lambda: (nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),),
-        ("memory_clock_mhz",): lambda: (nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),),
-        ("temperature_celsius",): lambda: (nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),),
-        ("throttle_reasons",): lambda: (nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),),
-        ("nvlink_rx_bytes", "nvlink_tx_bytes"): links,
+        "gpu_utilization_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        "gpu_memory_utilization_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory,
+        "gpu_memory_used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+        "power_watts": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "energy_joules": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
+        "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        "temperature_celsius": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        "throttle_reasons": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
     }

@@ -89,8 +89,7 @@ def in_next_round(run: RunDirectory, trial: Trial) -> Trial:
     """Return a trial of kind measure in the round after the last one of its name and command in the run directory."""
     same = ("measure", trial.implementation, trial.command)
     rounds = [one.round for _, one in _trials(run) if (one.kind, one.implementation, one.command) == same]
-    later = (dataclasses.replace(trial, round=number) for number in itertools.count(max(rounds, default=-1) + 1))
-    return next(one for one in later if not run.trial(one.trial_id).path.exists())  # what is damaged stays as it is
+    return dataclasses.replace(trial, round=max(rounds, default=-1) + 1)
 
 
 def _trials(run: RunDirectory) -> Iterator[tuple[TrialDirectory, Trial]]:

@@ -139,10 +139,6 @@ class Sweep(Workload):
             memory_limit_gib=ABOVE_0, precision_target=(lambda value: 0 < value < 1, "between 0 and 1, such as 0.01"),
         )  # fmt: skip
         check_seed(self.seed)
-        if self.levers != (AUTO,) and OURS not in self.implementations:
-            given = f"--levers {' '.join(self.levers)}"
-            others = " ".join(self.implementations)
-            raise UsageError("option-not-applicable", f"{given} applies to {OURS}, not to {others}")
         if self.model:
             default = Sweep()
             changed = [name for name in ("presets", "dropout") if getattr(self, name) != getattr(default, name)]

@@ -1,7 +1,7 @@
 /* A small NVML with two GPUs, for tests of what is asked of the real one through its binding for Python.
  *
  * FAKE_NVML has words "function=code": what a function returns in place of 0; one that is not there returns 0.
- * "mig=N" divides GPU 0 into N slices. "field=T" gives field values the type T. Return codes are those of nvml.h:
+ * "mig=N" divides GPU 0 into N slices. Return codes are those of nvml.h:
  * 2 invalid argument, 3 not supported, 4 no permission, 6 not found, 9 driver not loaded, 15 GPU is lost.
  */
 #include <stdio.h>
@@ -12,13 +12,6 @@ enum { GPUS = 2, SLICES = 7 };
 typedef struct {
     int gpu, slice; /* slice 0 is the GPU */
 } device;
-typedef struct {
-    unsigned field, scope;
-    long long time, latency;
-    unsigned type;
-    int code;
-    unsigned long long value;
-} field_value;
 
 static device devices[GPUS][SLICES + 1];
 
@@ -139,16 +132,6 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(device *one, unsigned long long *t
     TOLD;
     OF_A_GPU_ONLY;
     *to = 4;
-    return 0;
-}
-
-int nvmlDeviceGetFieldValues(device *one, int count, field_value *to) {
-    TOLD;
-    for (int place = 0; place < count; place++) {
-        to[place].code = one->slice || to[place].scope != 0xFFFFFFFF ? 3 : told("fieldcode", 0);
-        to[place].type = told("field", 3); /* unsigned long long */
-        to[place].value = 0x500000000ull + to[place].field;
-    }
     return 0;
 }
 

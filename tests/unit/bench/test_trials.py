@@ -62,7 +62,6 @@ def test_the_rules_of_an_automatic_window_do_not_count_where_one_is_given() -> N
     [
         ({"implementations": ("bert",)}, "option-choice", ["'bert'"]),
         ({"levers": ("warp",)}, "option-choice", ["'warp'"]),
-        ({"levers": ("none",), "implementations": ("hf",)}, "option-not-applicable", ["--levers none", "hf"]),
         ({"rounds": 0}, "option-value", ["--rounds 0", 1]),
         ({"devices": (0,)}, "option-value", ["--devices 0", 1]),
         ({"devices": (8,)}, "device-missing", [8, "--devices 4"]),
