@@ -58,9 +58,7 @@ def read(argv: Sequence[str]) -> tuple[Callable[[Any], Result], Any]:
             return task_commands.read(name, word, tasks[word], words)
         name += f" {word}"
     module = module_of(name)
-    if hasattr(module, "read_words"):
-        return module.run, module.read_words(words, f"bertbench {name}")
-    (options,) = module.OPTIONS.values()
+    options = module.form(words) if hasattr(module, "form") else next(iter(module.OPTIONS.values()))
     return module.run, parse(options, words, f"bertbench {name}")
 
 

@@ -1,6 +1,5 @@
 """Options that commands share, and those that the help of a command leaves to --help-all."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ RARE = frozenset({
     "eval_every", "eval_samples", "grad_accum", "grad_accum_steps", "head", "header", "implementation", "keep",
     "levers", "log_every", "log_to", "logfile", "max_batch_limit", "max_grad_norm", "max_steps", "memory_limit_gib",
     "micro_batch_size", "min_steps", "model", "optimizer", "padding", "phase", "precision_target", "prep_only",
-    "price_per_hour", "quoting", "retry_failed", "sample_limit", "save_every", "scaling", "schedule",
+    "price_per_hour", "profile_steps", "quoting", "retry_failed", "sample_limit", "save_every", "scaling", "schedule",
     "seed", "test", "threads", "timeout_seconds", "train_on_all", "trust_remote_code", "validation", "warmup",
     "weight_decay", "zero_stage", "zero_stages",
 })  # fmt: skip
@@ -52,12 +51,6 @@ class TrialOptions(Printed):
     """Time limit of a trial in s; a trial that exceeds it has the status timeout."""
     retry_failed: bool = False
     """Run failed trials again."""
-
-
-def given_names(argv: Sequence[str]) -> frozenset[str]:
-    """Return the names of the options on a command line, with underscores and without -- and no-."""
-    words = (word.partition("=")[0] for word in argv if word.startswith("--"))
-    return frozenset(word.removeprefix("--").replace("-", "_").removeprefix("no_") for word in words)
 
 
 def run_folder(out: Path) -> Path:

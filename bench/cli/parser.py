@@ -25,12 +25,9 @@ from cyclopts.field_info import POSITIONAL_ONLY
 from bench.cli.options import RARE
 from bert.tasks import known_tasks
 from common.errors import Code, UsageError
-from common.flags import POSITIONAL
+from common.flags import POSITIONAL, flag
 
 T = TypeVar("T")
-
-_ADDED = ("vary", "search")
-"""List options whose values add up where they are given several times; of others the last list counts."""
 
 
 class _CommandLine(App):
@@ -38,8 +35,10 @@ class _CommandLine(App):
 
     whole: bool = True
     """Whether the help shows options that are rarely needed."""
+    rare: frozenset[str] = RARE
+    """Fields of options that are rarely needed."""
     required: tuple[str, ...] = ()
-    """Fields that a command line must give though they have a default: REQUIRED of the dataclass."""
+    """Fields that a command line must give though they have a default."""
 
     def assemble_argument_collection(self, **options: Any) -> ArgumentCollection:
         """Return the options as cyclopts reads them from the dataclass, with what the help says of each."""
@@ -47,7 +46,7 @@ class _CommandLine(App):
         arguments.sort(key=lambda argument: argument.field_info.name in ("out", "json"))
         places = itertools.count()
         for argument in arguments:
-            field, rare = argument.field_info, argument.field_info.name in RARE
+            field, rare = argument.field_info, argument.field_info.name in self.rare
             positional = POSITIONAL in getattr(field.annotation, "__metadata__", ())
             text, default = " ".join((argument.parameter.help or "").split()), field.default
             shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
@@ -55,11 +54,11 @@ class _CommandLine(App):
             more = Parameter(
                 group=Group("Further options", sort_key=2) if rare else Group("Options", sort_key=1),
                 help=text,
+                required=True if field.name in self.required else None,
                 show_default=False if says_default else shown,
                 show=self.whole or not rare,
-                required=True if field.name in self.required else None,
                 negative=() if default is False else None,
-                converter=None if positional or isinstance(default, bool) or field.name in _ADDED else _given_last,
+                converter=None if positional or isinstance(default, bool) else _converted,
             )
             if positional:
                 argument.index, field.kind = next(places), POSITIONAL_ONLY
@@ -71,9 +70,8 @@ class _CommandLine(App):
         return arguments
 
 
-def _given_last(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Return the value or list given last; cyclopts would add lists up, and round 1.5 to 2."""
-    tokens = tokens[max(place for place, token in enumerate(tokens) if not token.index) :]
+def _converted(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Return the value of an option; cyclopts would round 1.5 to 2."""
     for token in tokens:
         if int in (kind, *typing.get_args(kind)) and not re.fullmatch(r"[+-]?\d+", token.value):
             raise ValueError(f"{token.value!r} is not an integer")
@@ -103,7 +101,8 @@ def application(options: type, program: str, whole: bool = True) -> App:
             consume_multiple=(1, None), allow_repeating=True, json_list=False, negative_iterable=()
         ),
     )
-    app["--help"].show, app.whole, app.required = False, whole, getattr(options, "REQUIRED", ())
+    app["--help"].show, app.whole, app.rare = False, whole, getattr(options, "RARE", RARE)
+    app.required = getattr(options, "REQUIRED", ())
     app.default(command)
     return app
 
@@ -121,16 +120,11 @@ def parse(options: type[T], argv: Sequence[str], program: str) -> T:
     Raises:
         UsageError: unknown or missing options, or a value that the parser or the dataclass refuses.
     """
-    return parse_known(options, argv, program, strict=True)[0]
-
-
-def parse_known(options: type[T], argv: Sequence[str], program: str, strict: bool = False) -> tuple[T, list[str]]:
-    """Like `parse`, but also return the words that are not options of it, unless `strict`."""
     app = application(options, program, "--help-all" in argv)
-    words = _whole_names(app.assemble_argument_collection(), argv, strict)
+    words = _whole_names(app.assemble_argument_collection(), argv)
     try:
         command, bound, unknown, _ = app.parse_known_args(words)
-        if unknown and strict:
+        if unknown:
             raise UsageError("option-unknown", f"unexpected words: {' '.join(unknown)} (see {program} --help)")
     except CycloptsError as error:
         error.verbose, missing = False, error.argument
@@ -144,10 +138,29 @@ def parse_known(options: type[T], argv: Sequence[str], program: str, strict: boo
     parsed = command(*bound.args, **bound.kwargs)
     if command != app.default_command:  # the help was printed
         raise SystemExit(0)
-    return parsed or options(), unknown
+    result: T = parsed or options()
+    return result
 
 
-def _whole_names(arguments: ArgumentCollection, argv: Sequence[str], strict: bool) -> list[str]:
+def words_of(options: Any, kind: type | None = None) -> list[str]:
+    """Return the words that `parse` makes these options of: the fields of `kind` that are not at their default."""
+    first: list[str] = []
+    others: list[str] = []
+    for item in dataclasses.fields(kind or options):
+        value, about = getattr(options, item.name), getattr(item.type, "__metadata__", ())
+        if dataclasses.is_dataclass(value):
+            others += words_of(value)
+        elif value != item.default:
+            words = [] if isinstance(value, bool) else list(map(str, value if isinstance(value, tuple) else (value,)))
+            if POSITIONAL in about:
+                first += words
+            else:
+                names = [name for one in about for name in one.name or ()] or [flag(item.name.rstrip("_"))]
+                others += [names[0] if value is not False else f"--no-{names[0][2:]}", *words]
+    return first + others
+
+
+def _whole_names(arguments: ArgumentCollection, argv: Sequence[str]) -> list[str]:
     """Return the words with the name of a list option for its singular. Raises UsageError for unknown options."""
     known = {name: name for argument in arguments for name in (*argument.names, "--help")} | {"--help-all": "--help"}
     lists = [argument.name for argument in arguments if typing.get_origin(argument.hint) is tuple]
@@ -157,7 +170,7 @@ def _whole_names(arguments: ArgumentCollection, argv: Sequence[str], strict: boo
         name, equals, value = word.partition("=")
         if name in known:
             words[place] = f"{known[name]}{equals}{value}"
-        elif strict and name.startswith("--"):
+        elif name.startswith("--"):
             near = "".join(f": did you mean {one}?" for one in difflib.get_close_matches(name, known, 1))
             raise UsageError("option-unknown", f"unknown option {name}{near}")
     return words

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from bench.cli.options import TrialOptions
-from bench.cli.progress import describe, note
+from bench.cli.progress import note
 from bench.cli.result import Result, of_view
-from bench.cli.session import announce, session
+from bench.cli.session import announce, describe, session
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.profilers import PROFILERS, load_profiler

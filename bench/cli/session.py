@@ -2,20 +2,49 @@
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from analysis import wording
 from bench.cli.options import TrialOptions, run_folder
-from bench.cli.progress import TrialDisplay, draw, duration
+from bench.cli.progress import LINE_SECONDS, draw, duration, say
 from bench.launch.world import World
 from bench.machine.devices import Devices
 from bench.run.inside import run_inside
 from bench.run.supervise import LaunchOptions
 from bench.sweep.request import request_of
 from bench.sweep.sweep import Session, expected_seconds, finished_result, locked, run_trials
-from records.run import RunDirectory
+from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
+
+
+class TrialDisplay:
+    """Shows how trials ended, a line each, and on a terminal which one runs and about how long it will."""
+
+    def __init__(self, run: RunDirectory, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run, self._clock = run, clock
+        self._head, self._began, self._next = "", 0.0, 0.0
+        self._expected: float | None = None
+
+    def show(
+        self, number: int, count: int, trial: Trial, result: Mapping[str, Any] | None, known: bool = False
+    ) -> None:
+        """Show that a trial begins or has ended; arguments as bench.sweep.sweep.Progress has them."""
+        self._head, self._next = f"[{number}/{count}] {describe(trial)}", 0.0
+        if result is not None:
+            say(f"{self._head}: {_outcome(result)}{' (already done)' if known else ''}")
+        else:
+            self._began, self._expected = self._clock(), expected_seconds(self._run, [trial])
+
+    def look(self, trial: Trial, directory: TrialDirectory) -> None:
+        """Bring the line up to date; called while the trial runs, as often as one likes."""
+        now = self._clock()
+        if now >= self._next:
+            self._next, seconds = now + LINE_SECONDS, now - self._began
+            left = "" if self._expected is None else f", about {duration(max(0.0, self._expected - seconds))} left"
+            draw(f"{self._head}: {duration(seconds)}{left}")
 
 
 @contextmanager
@@ -31,7 +60,8 @@ def session(
         price_per_hour: price of the devices, for the cost columns.
         notes: what else is recorded with the options.
     """
-    display, run = TrialDisplay(), RunDirectory(run_folder(options.out))
+    run = RunDirectory(run_folder(options.out))
+    display = TrialDisplay(run)
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds, price_per_hour=price_per_hour, look=display.look)
     request = {"command": command, **request_of(options), **notes}
     with locked(run):
@@ -79,3 +109,23 @@ def announce(session: Session, trials: Sequence[Trial], options: TrialOptions) -
         f"on the CPU: {reason}" if options.device == "auto" and reason and not options.json else "",
     ]
     print(", ".join(filter(None, words)), file=sys.stderr, flush=True)
+
+
+def describe(trial: Trial) -> str:
+    """Return a trial in a few words."""
+    row = trial.row()
+    what = f"{wording.implementation(row)} {wording.model(row)} {wording.place(row)}"
+    if trial.kind == "comm":
+        what = f"{dict(trial.collective)['name']} {trial.precision} on {wording.devices(row)}"
+    under = f" under {trial.profiler}" if trial.profiler else ""
+    return f"{what}{under}" + (f" round {trial.round + 1}" if trial.round else "")
+
+
+def _outcome(result: Mapping[str, Any]) -> str:
+    if result["status"] != "ok":
+        return f"{result['status']}: {result.get('reason', '')}"
+    if "peak_busbw_gb_s" in result:
+        wrong = f", {result['wrong']} elements WRONG" if result["wrong"] else ""
+        return f"{result['sizes']} sizes, busbw up to {result['peak_busbw_gb_s'] or 0:.3g} GB/s{wrong}"
+    rate = result.get("samples_per_second")
+    return "no step measured" if rate is None else f"{rate:.1f} samples/s"

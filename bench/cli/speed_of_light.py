@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.cli.options import TrialOptions, run_folder
-from bench.cli.progress import describe, note
+from bench.cli.progress import note
 from bench.cli.result import Result, of_view
-from bench.cli.session import run_all
+from bench.cli.session import describe, run_all
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.sweep.options import AUTO

@@ -1,12 +1,13 @@
-"""`bertbench train TASK`: train a model, resume a run, evaluate checkpoints."""
+"""`bertbench train TASK`: train a model or several, resume a run, evaluate checkpoints."""
 
 import shlex
 import signal
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-from bench.cli.options import given_names, run_folder
-from bench.cli.parser import parse
+from bench.cli.options import run_folder
+from bench.cli.parser import words_of
 from bench.cli.progress import duration, note
 from bench.cli.result import Result
 from bench.cli.train_classify import TrainClassifyOptions
@@ -28,43 +29,25 @@ from records.files import read_record
 from records.run import TrialDirectory
 from records.training import TrainRun
 
-if TYPE_CHECKING:
-    from bench.cli.train_variants import SeveralCall
-
-SEVERAL_OPTIONS = frozenset({"vary", "seeds", "until"})
-"""Options that make several trainings of one command."""
+OPTIONS = {"train TASK": TrainOptions, "train classify FILE": TrainClassifyOptions}
 
 
-class TrainCall(NamedTuple):
-    """A call of the command for one training."""
-
-    options: TrainOptions
-    words: list[str]
-    """The command line as given; the same words resume the training."""
-    json: bool
+def form(words: list[str]) -> type[TrainOptions]:
+    """Return the options that the words after `bertbench train` give."""
+    return TrainClassifyOptions if words[:1] == ["classify"] else TrainOptions
 
 
-def read_words(words: list[str], program: str) -> "TrainCall | SeveralCall":
-    """Parse the command line; the first word names the task."""
-    if given_names(words) & SEVERAL_OPTIONS:
-        from bench.cli import train_variants
-
-        return train_variants.read_words(words, program)
-    options = parse(TrainClassifyOptions if words[:1] == ["classify"] else TrainOptions, words, program)
-    return TrainCall(options, words, options.json)
-
-
-def run(call: "TrainCall | SeveralCall") -> Result:
+def run(options: TrainOptions) -> Result:
     """Train; return exit code 0 for a finished or stopped run, 2 for a refused one, 3 for a failed one.
 
     A process that torchrun or `bertbench launch` started joins that world: rank 0 runs the command, and the other ranks
     follow it.
     """
-    if not isinstance(call, TrainCall):
+    if options.several:
         from bench.cli import train_variants
 
-        return train_variants.run(call)
-    options, world = call.options, joined_world()
+        return train_variants.run(options)
+    words, world = words_of(options), joined_world()
     if world is not None and world.rank:
         return _follow(options, world)
     # Signals count from here on, also while data are checked.
@@ -76,7 +59,7 @@ def run(call: "TrainCall | SeveralCall") -> Result:
                 return Result()
         stop.max_seconds = options.max_seconds
         devices = find_devices(options.device)
-        place = TrainRun(run_folder(options.out))
+        place = TrainRun(run_folder(options.out or Path("runs/train")))
         plan = plan_training(options, devices, world)
         progress = TrainProgress(stop, options.logfile)
         with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
@@ -89,7 +72,7 @@ def run(call: "TrainCall | SeveralCall") -> Result:
                 directory, result = train_once(place, plan, devices, progress, leader)
             finally:
                 progress.end()
-        return _result(call, options, place, plan, directory, result, stop)
+        return _result(words, options, place, plan, directory, result, stop)
 
 
 def _follow(options: TrainOptions, world: World) -> Result:
@@ -123,7 +106,7 @@ def next_command(words: list[str], run: TrainRun, plan: Plan, finished: bool) ->
 
 
 def _result(
-    call: TrainCall,
+    words: list[str],
     options: TrainOptions,
     place: TrainRun,
     plan: Plan,
@@ -141,7 +124,7 @@ def _result(
         append_log(options.logfile, f"bertbench: {problem}")
         return Result(document=document, problems=[problem], code=2 if result["status"] == "refused" else 3)
     outcome, facts, failure = result["outcome"], _facts(place, result), None
-    following = next_command(call.words, place, plan, outcome["finished"])
+    following = next_command(words, place, plan, outcome["finished"])
     ending, code = f"finished; next: {following}", 0
     if not outcome["finished"]:
         reached = f"after step {outcome['applied_steps']:,} of {outcome['total_steps']:,}"
@@ -198,13 +181,3 @@ def _facts(run: TrainRun, result: Mapping[str, Any]) -> list[tuple[str, str]]:
     if message := disturbance(result.get("cautions") or []):
         rows.append(("caution", f"machine disturbed: {message}"))
     return rows
-
-
-def __getattr__(name: str) -> Any:
-    """Return the options of all tasks as OPTIONS, for the reference page."""
-    if name != "OPTIONS":
-        raise AttributeError(name)
-    from bench.cli.train_variants import SeveralOptions
-
-    several = {"train TASK --vary NAME=V,V --seeds N --until mlm_loss=X": SeveralOptions}
-    return {"train TASK": TrainOptions, "train classify FILE": TrainClassifyOptions, **several}

@@ -4,9 +4,10 @@ import dataclasses
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from analysis.render.terminal import printable
+from bench.cli.options import RARE
 from bench.cli.progress import note, show_stages
 from bench.cli.train_progress import append_log
 from bench.sweep.training import TrainOptions
@@ -14,8 +15,6 @@ from bert.data.lengths import is_synthetic
 from bert.data.vocabulary import VOCABULARY_FILE
 from bert.tasks.classify.config import CsvConfig, CsvTexts
 from common.errors import UsageError
-
-_OUT = Path("runs/classify-NAME")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,8 +27,10 @@ class TrainClassifyOptions(TrainOptions):
         bertbench train classify reviews.csv --init bert-base --label category --epochs 3
     """
 
-    out: Path = _OUT
-    """Run directory; NAME is that of the file. The same command resumes it."""
+    RARE: ClassVar = RARE | {"benchmark_task", "vary", "seeds", "until", "eval_data"}
+
+    out: Path | None = None
+    """Run directory. The same command resumes it; default runs/classify-NAME of the file."""
     texts: CsvTexts = field(default_factory=CsvTexts)
     vocab: Path | None = None
     """BERT vocab.txt; default the one beside --init or --model."""
@@ -70,7 +71,7 @@ class TrainClassifyOptions(TrainOptions):
         return dataclasses.replace(self, data=str(source.path), file=None, out=out, seq_len=seq_len)
 
     def _out(self, name: str) -> Path:
-        return Path("runs") / f"classify-{name}" if self.out == _OUT else self.out
+        return self.out or Path("runs") / f"classify-{name}"
 
     def _vocabulary(self) -> Path:
         weights = Path(self.model) if self.model else self.init

@@ -1,5 +1,6 @@
 """`bertbench tune TASK --for score|throughput`: search for training options, or for the fastest configuration."""
 
+import dataclasses
 import functools
 import itertools
 import shlex
@@ -8,11 +9,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal
 
 from analysis.wording import fine
-from bench.cli.options import Printed, TrialOptions, run_folder
-from bench.cli.parser import parse, parse_known
+from bench.cli.options import RARE, TrialOptions, run_folder
+from bench.cli.parser import parse, words_of
 from bench.cli.result import Result
 from bench.cli.session import session
 from bench.implementations import OURS
@@ -27,7 +28,6 @@ from bench.sweep.sweep import measured_trials, record_request
 from bench.sweep.training import TrainOptions
 from bench.sweep.trials import Workload
 from common.errors import UsageError
-from common.flags import Positional
 from records.files import write_record
 from records.run import RunDirectory
 
@@ -35,11 +35,11 @@ Goal = Literal["score", "throughput"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreOptions(Printed):
+class ScoreOptions(TrainOptions):
     """Search with Optuna for the training options with the best score. Each trial is a training; one that falls behind
     is stopped early. The same command resumes the study, and several processes or a job array can share it.
 
-    It also takes the options of `bertbench train TASK`, which apply to all trials; --best-by is the score to optimize.
+    The options of `bertbench train TASK` apply to all trials; --best-by is the score to optimize.
 
     Examples:
         bertbench tune glue --task mrpc --data runs/glue-data --search learning_rate=log:1e-5:1e-4 --trials 10
@@ -47,22 +47,20 @@ class ScoreOptions(Printed):
         bertbench tune pretrain --for throughput  # the fastest micro batch, strategy, checkpointing and buckets
     """
 
-    task: Positional[str]
-    """Task to train, as in `bertbench train`."""
+    RARE: ClassVar = RARE | {item.name for item in dataclasses.fields(TrainOptions)} - {"task", "data", "out", "json"}
+
     for_: Goal = "score"
     """What to search for."""
     search: tuple[str, ...]
     """Training options to search: NAME=VALUE,VALUE or NAME=LOW:HIGH or NAME=log:LOW:HIGH."""
     trials: int = 20
     """Trials in the whole study."""
-    max_seconds: float | None = None
-    """Stop after this time in s; the running trial is saved and the next call resumes it; default no limit."""
     sampler: Literal["tpe", "random"] = "tpe"
     """tpe learns from earlier trials; random does not."""
     pruner: Literal["median", "none"] = "median"
     """median stops a trial that is worse than half of the others at the same evaluation; none stops no trial."""
-    out: Path = Path("runs/tune")
-    """Folder of the study. The same command resumes it; several processes can share it."""
+    out: Path | None = None
+    """Folder of the study. The same command resumes it; several processes can share it; default runs/tune."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,47 +107,42 @@ class ThroughputOptions(TrialOptions):
 OPTIONS = {"tune TASK": ScoreOptions, "tune TASK --for=throughput": ThroughputOptions}
 
 
-class ScoreCall(NamedTuple):
-    """A call of the command for a score."""
-
-    options: ScoreOptions
-    words: list[str]
-    """Those of `bertbench train`, without the task."""
-    json: bool
+def form(words: list[str]) -> type:
+    """Return the options that the words after `bertbench tune` give."""
+    throughput = "--for=throughput" in words or ("--for", "throughput") in itertools.pairwise(words)
+    return ThroughputOptions if throughput else ScoreOptions
 
 
-def read_words(argv: list[str], program: str) -> ScoreCall | ThroughputOptions:
-    """Parse the options; the first word names the task."""
-    if "--for=throughput" in argv or ("--for", "throughput") in itertools.pairwise(argv):
-        return parse(ThroughputOptions, argv, program)
-    options, words = parse_known(ScoreOptions, argv, program)
-    return ScoreCall(options, words, options.json)
-
-
-def run(call: ScoreCall | ThroughputOptions) -> Result:
+def run(options: ScoreOptions | ThroughputOptions) -> Result:
     """Search; return exit code 0 for a finished or stopped search, 3 if no trial succeeded."""
-    options, other = (call, "study.db") if isinstance(call, ThroughputOptions) else (call.options, "sweep.json")
-    if (options.out / other).exists():
-        raise UsageError("folder-occupied", f"{options.out} has other results ({other}): give another --out")
-    return _for_throughput(call) if isinstance(call, ThroughputOptions) else _for_score(call.options, call.words)
+    if isinstance(options, ThroughputOptions):
+        return _for_throughput(options, _folder(options.out, "study.db"))
+    return _for_score(options, _folder(options.out or Path("runs/tune"), "sweep.json"))
 
 
-def _for_score(options: ScoreOptions, words: list[str]) -> Result:
+def _folder(out: Path, other: str) -> Path:
+    """Return --out as an absolute path. Raises UsageError: it has the `other` kind of search."""
+    if (out / other).exists():
+        raise UsageError("folder-occupied", f"{out} has other results ({other}): give another --out")
+    return run_folder(out)
+
+
+def _for_score(options: ScoreOptions, out: Path) -> Result:
     from analysis.render.study import tune_blocks
     from analysis.render.tables import Facts
 
-    given = [options.task, *words]
+    if options.several:
+        raise UsageError("option-not-applicable", "--vary, --seeds and --until are not for tune: give --search")
+    words = words_of(dataclasses.replace(options, out=None, json=False, max_seconds=None), TrainOptions)
 
     def read(more: Sequence[str]) -> TrainOptions:
-        return parse(TrainOptions, [*given, *more], "bertbench train")
+        return parse(TrainOptions, [*words, *more], "bertbench train")
 
-    base = read([])
-    out = run_folder(options.out)
     with StopRequest() as stop:
         stop.max_seconds = options.max_seconds
         document, ended = Worker(
-            folder=out, space=read_space(options.search, read), base=base, read=read,
-            words=given, devices=find_devices(base.device), trials=options.trials,
+            folder=out, space=read_space(options.search, read), base=read([]), read=read,
+            words=words, devices=find_devices(options.device), trials=options.trials,
             sampler=options.sampler, pruner=options.pruner, stop=stop,
             note=functools.partial(print, file=sys.stderr, flush=True),
         ).run()  # fmt: skip
@@ -164,11 +157,11 @@ def _for_score(options: ScoreOptions, words: list[str]) -> Result:
     )
 
 
-def _for_throughput(options: ThroughputOptions) -> Result:
+def _for_throughput(options: ThroughputOptions, out: Path) -> Result:
     from analysis.render.study import configurations_table
     from analysis.render.tables import Facts
 
-    run, devices = RunDirectory(run_folder(options.out)), find_devices(options.device)
+    run, devices = RunDirectory(out), find_devices(options.device)
     count, limit, notes = options.devices or devices.default_world_sizes()[-1], options.memory_limit_gib, {}
     if limit is None and devices.kind == "cpu":
         notes["free_memory_gib"] = free_memory_gib(run)

@@ -10,7 +10,8 @@ from common.errors import UsageError
 from common.flags import flag
 
 # Options of a training that may change between calls of one search.
-FREE = ("out", "json", "threads", "max_seconds", "log_to", "log_every", "save_every", "keep", "device", "file")
+FREE = ("out", "json", "threads", "max_seconds", "log_to", "log_every", "save_every", "keep", "device", "file",
+        "vary", "seeds", "until", "profile_steps", "price_per_hour")  # fmt: skip
 # Further options that cannot be searched: they define the comparison.
 FIXED = ("task", "benchmark_task", "phase", "devices", "eval_every", "eval_data", "eval_samples", "best_by",
          "deepspeed_config")  # fmt: skip

@@ -52,10 +52,13 @@ class TrainOptions:
 
     SIGTERM and Ctrl-C save a checkpoint before the run stops. A second signal stops it at once.
 
+    With --vary, --seeds or --until, several trainings with one global batch size run one after another, and a table
+    compares their time, samples/s, losses, scores and communication. Set --dropout 0 to get equal losses.
+
     Examples:
-        bertbench train pretrain --preset tiny --data synthetic --steps 20 --global-batch-size 32
         bertbench train squad --data runs/squad --init bert-base --out runs/squad-train
-        bertbench train gap --data runs/gap --vary head=mul,concat  # several trainings: --vary, --seeds, --until
+        bertbench train gap --data runs/gap --vary head=mul,concat --seeds 3
+        bertbench train pretrain --until mlm_loss=6.5 --seeds 3 --preset mini --data data/mine --steps 1000
     """
 
     task: Positional[str]
@@ -67,8 +70,18 @@ class TrainOptions:
     """Phase of pretraining: 1 uses sequences of 128 tokens, 2 of 512, after phase 1; default 1."""
     data: str | None = None
     """Shards (pretrain), features (squad gap glue), CSV or SQLite file (classify), or synthetic."""
-    out: Path = Path("runs/train")
-    """Run directory. The same command resumes it."""
+    out: Path | None = None
+    """Run directory. The same command resumes it; default runs/train, of several trainings runs/trainings."""
+    vary: tuple[str, ...] = ()
+    """Train each combination of options, such as strategy=ddp,fsdp; default one training."""
+    seeds: int | None = None
+    """Trainings of each combination, with the seeds from --seed on; default 1."""
+    until: str | None = None
+    """Stop pretraining at a held-out loss, mlm_loss=X: time and cost to it; default all steps."""
+    profile_steps: int = 3
+    """Steps to profile of each combination on several devices, with the PyTorch profiler; 0 disables it."""
+    price_per_hour: float | None = None
+    """Price of the machine per hour, for the cost of several trainings; default no cost."""
     model: str = ""
     """Train this Hugging Face model with hf-trainer: folder, config.json or hub id; default a preset."""
     trust_remote_code: bool = False
@@ -157,9 +170,17 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         """Refuse values out of range; the rest is checked with the settings of the run."""
-        check_ranges(self, devices=AT_LEAST_1, threads=AT_LEAST_1, max_seconds=ABOVE_0, dropout=BELOW_1)
+        check_ranges(
+            self, devices=AT_LEAST_1, threads=AT_LEAST_1, max_seconds=ABOVE_0, dropout=BELOW_1, seeds=AT_LEAST_1,
+            price_per_hour=ABOVE_0, profile_steps=(lambda value: value >= 0, "at least 0"),
+        )  # fmt: skip
         if self.file is not None and self.data is not None:
             raise UsageError("option-conflict", f"{self.file} and --data {self.data} both give the data: give one")
+
+    @property
+    def several(self) -> bool:
+        """Whether these are the options of several trainings, to be compared."""
+        return bool(self.vary or self.seeds or self.until)
 
     def value(self, name: str) -> Any:
         """Return an option of the training or of its task, a path as text; None where it is not given."""

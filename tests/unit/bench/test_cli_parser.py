@@ -13,10 +13,11 @@ from support.refusals import refused
 from bench.cli.dispatch import COMMANDS, completion, options_of, read
 from bench.cli.main import run
 from bench.cli.measure import MeasureOptions
-from bench.cli.parser import examples_of, parse, parse_known
+from bench.cli.parser import examples_of, parse, words_of
 from bench.cli.report import ReportOptions
 from bench.cli.throughput import ThroughputOptions
-from bench.cli.train_variants import SeveralOptions
+from bench.cli.train_classify import TrainClassifyOptions
+from bench.sweep.training import TrainOptions
 from bench.sweep.trials import Sweep
 
 OPTIONS = {words: options for name in COMMANDS for words, options in options_of(name).items()}
@@ -101,7 +102,7 @@ def test_words_go_to_the_option_or_argument_that_can_take_them() -> None:
     assert measure.command == ("python", "a.py", "--help", "--", "1") and measure.out == Path("x")
     words = ["pretrain", "--batch-sizes", "4", "8", "--rounds", "1", "--batch-size", "16", "--rounds=2"]
     sweep = parse(ThroughputOptions, words, "bertbench throughput").sweep
-    assert (sweep.batch_sizes, sweep.rounds) == ((16,), 2), "the last of an option counts"
+    assert (sweep.batch_sizes, sweep.rounds) == ((4, 8, 16), 2), "lists add up, and the last of other options counts"
 
 
 def test_bash_completes_commands_tasks_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,8 +116,21 @@ def test_bash_completes_commands_tasks_and_options(tmp_path: Path, capsys: pytes
         completion("tcsh")
 
 
-def test_unknown_words_are_handed_on_in_their_order() -> None:
-    words = ["pretrain", "--vary", "devices=1,2", "--steps", "20", "--vary", "head=mul", "--seeds", "3", "--dropout=0"]
-    options, rest = parse_known(SeveralOptions, words, "bertbench train")
-    assert (options.vary, options.seeds) == (("devices=1,2", "head=mul"), 3)
-    assert rest == ["--steps", "20", "--dropout=0"]
+def test_the_words_of_options_give_the_same_options() -> None:
+    words = [
+        "classify",
+        "a.csv",
+        "--no-quoting",
+        "--vary",
+        "devices=1,2",
+        "head=mul",
+        "--steps",
+        "20",
+        "--task",
+        "cola",
+    ]
+    options = parse(TrainClassifyOptions, [*words, "--levers=none", "--activation-checkpointing"], "bertbench train")
+    again = words_of(options)
+    assert again[:2] == ["classify", "a.csv"] and {"--no-quoting", "--task", "cola"} <= {*again}
+    assert parse(TrainClassifyOptions, again, "bertbench train") == options
+    assert words_of(TrainOptions(task="gap")) == ["gap"]

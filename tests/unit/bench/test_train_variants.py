@@ -10,17 +10,17 @@ from support.gap_files import prepared
 from support.refusals import refused
 from support.training_runs import SEQ_LEN, shards
 
-from bench.cli.train import read_words
+from bench.cli.parser import parse
 from bench.cli.train_progress import TrainProgress
-from bench.cli.train_variants import SeveralCall, by_reason
+from bench.cli.train_variants import by_reason, plan_of
 from bench.implementations.ours import BertbenchImplementation
 from bench.machine.devices import Devices
 from bench.run.processes import StopRequest
+from bench.sweep.training import TrainOptions
 from bench.sweep.trainings import (
     EVALUATIONS,
     PlannedTraining,
     TrainingsPlan,
-    plan_trainings,
     variant_name,
 )
 from bert.tasks import check_task_options
@@ -39,18 +39,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shards(tmp_path_factory.mktemp("shards"))
 
 
-def call(*words: object, task: str = "pretrain") -> SeveralCall:
-    found = read_words([task, *map(str, words)], "bertbench train")
-    assert isinstance(found, SeveralCall)
-    return found
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.cli.train_variants.find_devices", lambda name: CPU)
 
 
 def planned(out: Path, *words: object, task: str = "pretrain") -> TrainingsPlan:
-    found = call(*words, task=task)
-    return plan_trainings(
-        found.variants, found.varied, Trainings(out), CPU, seeds=found.options.seeds, target=found.options.target,
-        price_per_hour=found.options.price_per_hour,
-    )  # fmt: skip
+    given = [task, *map(str, words), "--out", str(out)]
+    return plan_of(parse(TrainOptions, given, "bertbench train"))
 
 
 def pair(out: Path, *words: object) -> list[PlannedTraining]:
@@ -114,12 +110,12 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(
 
 def test_other_tasks_have_no_target_and_no_ranks_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     with refused("option-not-applicable", "squad"):
-        call("--until", "mlm_loss=4", task="squad")
+        planned(Path("out"), "--until", "mlm_loss=4", task="squad")
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2"),
                         ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")):  # fmt: skip
         monkeypatch.setenv(name, value)
     with refused("option-not-applicable", "torchrun"):
-        call("--vary", "devices=1,2")
+        planned(Path("out"), "--vary", "devices=1,2")
 
 
 def test_heads_are_an_option_like_others(tmp_path: Path) -> None:
