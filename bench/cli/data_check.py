@@ -32,12 +32,12 @@ OPTIONS = {"data check DIR": CheckOptions}
 
 def run(options: CheckOptions) -> Result:
     """Check the data. Raises InputError where training refuses them."""
-    from bert.data.features import SUFFIX, features_header
+    from bert.data.features import SUFFIX, describe
     from bert.tasks.pretrain.check import check_shards
 
     files = [options.dir] if options.dir.is_file() else sorted(options.dir.glob(f"*{SUFFIX}"))
     if files:
-        headers = [features_header(path) for path in files]
+        headers = [describe(path) for path in files]
         facts = [Facts([(name, str(value)) for name, value in header.items()]) for header in headers]
         return Result(document={"features": headers}, blocks=facts)
     checked = check_shards(options.dir, options.vocab, show_stages())

@@ -1,56 +1,45 @@
-"""Feature files, one for each table or dataset: write, find, open, check and resume them. Imports no torch.
+"""Feature files: columns in safetensors and a header, one file for each table or dataset. Imports no torch.
 
-Each is a safetensors file of columns whose metadata say what it was made of and with, in a folder with its vocabulary
-and a JSON beside it. A task declares its columns (`Column`), how they become its features, and how its `data` command
-is spelled (`FeatureForm`); everything else is the same for all of them.
+A file's name ends in a hash of everything its columns depend on, and it has that name only when it is whole: one that
+exists is reused. Its vocabulary lies beside it as vocab.txt.
 """
 
 import dataclasses
 import json
-import re
-import shlex
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
-from bert.data.columns import (
-    CHECKSUM,
-    Column,
-    Columns,
-    NotWholeError,
-    check_columns,
-    check_content,
-    damage_code,
-    joined,
-    map_columns,
-    read_header,
-    write_columns,
-)
 from bert.data.finished import Counts, fingerprint_of
-from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, load_vocabulary
-from common.atomic import atomic_path, storage_errors, write_json
-from common.errors import InputError, SchemaError, UsageError
-from common.flags import flag
-from common.reading import read_errors, read_notes
+from bert.data.rows import Ragged
+from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, casing_note, load_vocabulary
+from common.atomic import atomic_path, remove_left_overs, storage_errors
+from common.errors import InputError, SchemaError, UsageError, read_code
+from common.locks import locked
+from common.reading import read_errors
 
 SUFFIX = ".safetensors"
-OWN_VOCABULARY = ".vocab.txt"
-"""Ending of the vocabulary of one feature file, where vocab.txt is another one."""
-_NAMES = re.compile(r"bertbench \w+ features")
-"""FeatureForm.name of every task."""
-_FOREIGN = "it is not a features file"
+VERSION = 2
+"""Raised when the columns of a task change or hold other values for the same content and settings."""
+MOST_UNKNOWN = 0.05
+"""A larger share of [UNK] tokens is reported."""
+_HEADER = "bertbench features"
+"""Name of the one metadatum: safetensors does not keep the order of several."""
 _MOST_NAMES = 5
-_OTHER_CONTENT = (ValueError, KeyError, TypeError, RecursionError, InputError, UsageError)
-"""What is raised of metadata and columns that are not those of a task."""
+
+Columns = Mapping[str, npt.NDArray[Any]]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FeatureSettings:
-    """Everything features depend on besides the content they were made of, as JSON values. Those of a task inherit
-    these fields."""
+    """Everything features depend on besides the content they were made of. Those of a task inherit these fields."""
 
     split: str
     """What they are for."""
@@ -59,422 +48,310 @@ class FeatureSettings:
     vocabulary: str
     """Vocabulary.fingerprint."""
     vocab_size: int
+    pad_id: int
+    """Id of [PAD]."""
     max_seq_length: int
     """Maximum tokens of a row."""
 
-
-class Features(Protocol):
-    """What a task makes of the columns of a file."""
-
     @property
-    def settings(self) -> Any:
-        """The FeatureSettings that they were made with."""
-
-
-S = TypeVar("S", bound=FeatureSettings)
-F = TypeVar("F", bound=Features)
-
-
-class FeatureForm(ABC, Generic[S, F]):
-    """The feature files of one task: what they are known by, and what is done with them."""
-
-    task: str
-    """Its `data` command and the beginning of the files' names."""
-    title: str
-    """What people call it."""
-    version = 1
-    """Raised when the columns change or hold other values for the same content and settings: a file of a newer one is
-    refused."""
-    settings: type[S]
-    columns: Mapping[str, Column]
-    further = "pad_id"
-    """Name of the one metadatum that is not common to all tasks."""
-    inputs: Mapping[str, str]
-    """What stands for the input of the command that makes them: by split, and "" for any."""
-    source = "input"
-    """Name, in the JSON beside the features, of what they were made of."""
-    has_groups = False
-    """Whether the task has several tables of each split, one for each group (GLUE's tasks)."""
-    any_split = False
-    """Whether a file that is named is taken for what it is wanted."""
-    keeps_vocabulary = True
-    """Whether the vocabulary is copied beside them."""
-    tells_counts = True
-    """Whether the JSON beside them has their settings and counts."""
-
-    @property
-    def name(self) -> str:
-        """Format name stored in each file."""
-        return f"bertbench {self.task} features"
-
-    @abstractmethod
-    def whole(self, settings: S, fingerprint: str, further: str, columns: Columns) -> F:
-        """Make features of columns that fit `self.columns`. Raises ValueError, KeyError, TypeError or InputError where
-        they are not those of this task."""
-
-    def further_of(self, vocabulary: Vocabulary) -> str:
-        """Return the further metadatum."""
-        return str(vocabulary.pad_id)
-
-    def kind(self, settings: S) -> tuple[str, ...]:
-        """Return the words that a file's name begins with, after the task."""
-        return (settings.split,)
-
-    def lengths(self, settings: S) -> tuple[object, ...]:
-        """Return the words of a file's name after max_seq_length."""
-        return ()
-
-    def content_of(self, source: Path) -> str:
-        """Return the hash of what features were made of, where the JSON beside them has it. Raises InputError."""
+    def kind(self) -> str:
+        """The words that a file's name begins with, task and split first."""
         raise NotImplementedError
 
-    def _absent(self, folder: Path, what: str, splits: Sequence[str], group: str | None) -> InputError:
-        made = self.command(next(iter(splits), None), group, output=folder)
-        return InputError("data-unprepared", f"{folder} holds no {what}: create them with `{made}`")
+    @property
+    def lengths(self) -> tuple[object, ...]:
+        """The lengths in a file's name."""
+        return (self.max_seq_length,)
 
-    # Names, and the command that makes them.
 
-    def file_name(self, settings: S, content: str) -> str:
-        """Return the name of a file: everything that changes its content; hashes have their first 8 digits."""
-        casing = "uncased" if settings.lower_case else "cased"
-        before = (self.task, *self.kind(settings), casing, settings.vocabulary[:8], settings.max_seq_length)
-        return "-".join(map(str, (*before, *self.lengths(settings), content[:8]))) + SUFFIX
+def vocabulary_settings(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the settings that follow from a vocabulary."""
+    return {
+        "lower_case": vocabulary.lower_case,
+        "vocabulary": vocabulary.fingerprint,
+        "vocab_size": len(vocabulary.pieces),
+        "pad_id": vocabulary.pad_id,
+    }
 
-    def fingerprint(self, settings: S, content: str) -> str:
-        """Return a hash of everything that the columns depend on; `content` is the hash of what they were made of."""
-        return fingerprint_of(self.name, self.version, dataclasses.asdict(settings), content)
 
-    def command(
-        self,
-        split: str | None = None,
-        group: str | None = None,
-        *,
-        source: Path | None = None,
-        vocabulary: Path | None = None,
-        output: Path | None = None,
-        settings: S | None = None,
-        max_seq_length: int | None = None,
-    ) -> str:
-        """Return the command that makes features; what is not known stands for itself in capitals."""
-        if settings is not None:
-            split, group = settings.split, self.kind(settings)[0]
-        words = ["bertbench", "data", self.task, *(["--task", group or "TASK"] if self.has_groups else [])]
-        words += ["--input", str(source or self.inputs.get(split or "", self.inputs[""]))]
-        words += ["--vocab", str(vocabulary or "VOCAB.txt"), *(["--split", split] if split and source else [])]
-        words += [] if max_seq_length is None else ["--max-seq-length", str(max_seq_length)]
-        for field in () if settings is None else dataclasses.fields(settings):
-            value = getattr(settings, field.name)
-            if field.default not in (dataclasses.MISSING, value):
-                words += [flag(field.name), *([] if value is True else [str(value)])]
-        words += ["--no-lower-case"] if settings is not None and not settings.lower_case else []
-        return shlex.join([*words, *(["--output", str(output)] if output else [])])
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """What a file of features says about itself."""
 
-    def _remake(self, path: Path, settings: S | None = None) -> str:
-        """Return the command that makes a file again, as exactly as the JSON beside it and its name say."""
-        notes = read_notes(path.with_suffix(".json"))
-        try:
-            settings = settings or self.settings(**notes["settings"])
-            source, vocabulary = Path(notes["input"]), Path(notes["vocab"])
-            return self.command(source=source, vocabulary=vocabulary, output=path.parent, settings=settings)
-        except (KeyError, TypeError):
-            words = path.name.split("-")
-            group, split = words[1:3] if self.has_groups and len(words) > 3 else [None, *words[1:2], None][:2]
-            return self.command(split, group, output=path.parent, settings=settings)
+    version: int
+    kind: str
+    """Such as squad-training-v1.1."""
+    settings: dict[str, Any]
+    """The fields of a FeatureSettings."""
+    fingerprint: str
+    """Hash of version, settings and content."""
+    counts: Counts
+    source: str
+    """The file or data set it was made of."""
 
-    # Writing.
 
-    def write(
-        self,
-        path: Path,
-        parts: Sequence[Columns],
-        settings: S,
-        fingerprint: str,
-        vocabulary: Vocabulary,
-        counts: Counts,
-    ) -> None:
-        """Write a file of parts, joined by `joined`, atomically. Raises StorageError."""
-        metadata = {
-            "format": self.name,
-            "schema_version": str(self.version),
-            "settings": _json(dataclasses.asdict(settings)),
-            "fingerprint": fingerprint,
-            self.further: self.further_of(vocabulary),
-            "counts": _json(counts.to_json()),
-        }
-        with atomic_path(path) as temporary, temporary.open("wb") as file:
-            write_columns(file, joined(parts, self.columns), metadata, checksum=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """Result of a preparation for one source."""
 
-    def keep_beside(self, path: Path, origin: Mapping[str, Any], vocabulary: Path, settings: S, counts: Counts) -> None:
-        """Write what belongs beside a file, unless it is there and says the same: the vocabulary, and a JSON of what it
-        was made of (`origin`), with what, and its counts.
+    input: Path
+    features: Path | None
+    """The feature file; None if none was asked for."""
+    kept: bool
+    """Whether it was finished before."""
+    counts: Counts
+    seconds: float
+    notes: tuple[str, ...]
+    """Notes about the data."""
 
-        Raises:
-            InputError: the vocabulary cannot be read any more.
-            StorageError: they cannot be written.
-        """
-        if self.keeps_vocabulary:
-            _keep_vocabulary(path, vocabulary)
-        notes = {"schema_version": self.version, "features": path.name, **origin, "vocab": str(vocabulary.resolve())}
-        if self.tells_counts:
-            notes["settings"] = dataclasses.asdict(settings)
-            # Sorted, as the feature file gives them back.
-            notes |= {
-                "counts": dict(sorted(counts.numbers.items())),
-                "examples": dict(sorted(counts.names.items())),
-            }
-        place = path.with_suffix(".json")
-        if read_notes(place) != notes:
-            write_json(place, notes)
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), default=str))
+        return {**plain, "counts": self.counts.numbers, "examples": self.counts.names}
 
-    def finished(self, path: Path, fingerprint: str, notes: list[str]) -> Counts | None:
-        """Return the counts of a finished file after checking its checksum; None if it must be made.
 
-        Args:
-            path: the file.
-            fingerprint: that of the file it would be.
-            notes: receives the reason why an existing file is created again.
+def make_features(
+    folder: Path,
+    settings: FeatureSettings,
+    source: Path,
+    content: str,
+    vocab: Path,
+    make: Callable[[], tuple[Columns, Counts]],
+) -> tuple[Path, Counts, bool]:
+    """Return a file of features, its counts, and whether it was finished before; else it is made.
 
-        Raises:
-            InputError: it was not made here.
-            SchemaError: a newer version wrote it.
-        """
-        if not path.exists():
-            return None
-        try:
-            _, known, counts = self.described(path, read_header(path)[0])
-            check_content(path)
-        except (NotWholeError, OSError) as error:
-            if str(error) == _FOREIGN:
-                raise InputError(
-                    "folder-occupied", f"{path} was not written by bertbench: move it, or give another --output"
-                ) from error
-            notes.append(f"{path.name} was truncated or damaged and is created again")
-            return None
-        if known == fingerprint:
-            return counts
-        notes.append(f"{path.name} was written by another version and is created again")
-        return None
+    Args:
+        folder: where it lies; one preparation at a time is at work there, others wait.
+        settings: what to make.
+        source: what it is made of.
+        content: hash of that.
+        vocab: the vocabulary, which is copied into the folder.
+        make: returns the columns and what was counted.
 
-    # Finding and opening.
+    Raises:
+        InputError: the folder holds features of another vocabulary.
+        StorageError: it cannot be written.
+    """
+    values = dataclasses.asdict(settings)
+    fingerprint = fingerprint_of(settings.kind, VERSION, values, content)
+    casing = "uncased" if settings.lower_case else "cased"
+    words = (settings.kind, casing, settings.vocabulary[:8], *settings.lengths, fingerprint[:8])
+    path = folder / ("-".join(map(str, words)) + SUFFIX)
+    if path.is_file():
+        return path, read_header(path).counts, True
+    with locked(folder, "another preparation", "wait for it, or give another --output", wait=True):
+        remove_left_overs(folder)
+        _keep_vocabulary(folder / VOCABULARY_FILE, vocab)
+        columns, counts = make()
+        header = Header(
+            version=VERSION,
+            kind=settings.kind,
+            settings=values,
+            fingerprint=fingerprint,
+            counts=counts,
+            source=str(source.resolve()),
+        )
+        with atomic_path(path) as temporary:
+            text = json.dumps(dataclasses.asdict(header), sort_keys=True)
+            write_columns(temporary, columns, {_HEADER: text})
+    return path, counts, False
 
-    def files_in(self, folder: Path, split: str = "*", group: str | None = None) -> list[Path]:
-        """Return the files of a split in a folder, by name."""
-        kind = f"{group or '*'}-{split}" if self.has_groups else split
-        found = folder.glob(f"{self.task}-{kind}-*{SUFFIX}")
-        return sorted(path for path in found if not path.name.startswith("."))
 
-    def find(self, folder: Path, *splits: str, group: str | None = None) -> Path:
-        """Return the one file of the first of these splits that a folder holds any of; of any split where none is
-        named. Raises InputError: there is none, or several.
-        """
-        for split in splits or ("*",):
-            found = self.files_in(folder, split, group)
-            what = self._what([split] if splits else (), group)
-            if len(found) == 1:
-                return found[0]
-            if found:
-                names = ", ".join(path.name for path in found[:_MOST_NAMES]) + ", ..." * (len(found) > _MOST_NAMES)
-                otherwise = ", or --task" if self.has_groups and group is None else ""
-                raise InputError(
-                    "data-ambiguous",
-                    f"{folder} holds {len(found)} files of {what}: give one of them{otherwise}: {names}",
-                )
-        raise self._absent(folder, self._what(splits, group), splits, group)
+def write_columns(path: Path, columns: Columns, metadata: dict[str, str] | None = None) -> None:
+    """Write columns to a file. Raises StorageError."""
+    content = save({name: np.ascontiguousarray(column) for name, column in columns.items()}, metadata)
+    with storage_errors(path):
+        path.write_bytes(content)
 
-    def _what(self, splits: Sequence[str], group: str | None) -> str:
-        of = f" of {group or 'any task'}" if self.has_groups else ""
-        return f"{self.title} features{of}" + (f" for {' or '.join(splits)}" if splits else "")
 
-    def open(self, path: Path, *splits: str, group: str | None = None) -> F:
-        """Return the features of a file, or of a folder that holds exactly one file of a split.
-
-        Args:
-            path: the file or the folder.
-            splits: what they may be for; in a folder the first of them that there is. Without any all will do.
-            group: whose they must be; None = any.
-
-        Raises:
-            InputError: there are none, several, or those of another split or group; they are damaged, or their dataset
-                has changed since. The message has the command that makes them.
-            SchemaError: a newer version wrote them.
-        """
-        file = self.find(path, *splits, group=group) if path.is_dir() else path
-        split = splits[0] if splits else None
-        if not file.is_file():
-            made = self.command(split, group, output=file.parent if file.suffix == SUFFIX else file)
-            raise InputError("data-unprepared", f"{path} does not exist: create {self.title} features with `{made}`")
-        if file.suffix != SUFFIX and not is_features(file):
-            source = None if self.has_groups else file
-            made = self.command(split, group, source=source)
-            raise InputError("data-unprepared", f"{file} holds no features: create them with `{made}`")
-        features = self.read(file)
-        self._check_wanted(file, features.settings, splits, group)
-        return features
-
-    def _check_wanted(self, file: Path, settings: S, splits: Sequence[str], group: str | None) -> None:
-        own = self.kind(settings)[0] if self.has_groups else None
-        if group not in (None, own):
-            raise InputError(
-                "data-mismatch",
-                f"{file} is of {own}: give --task {own}, or run `{self.command(None, group, output=file.parent)}`",
-            )
-        if splits and settings.split not in splits and not self.any_split:
-            raise InputError(
-                "data-mismatch",
-                f"{file} holds features of the split {settings.split}, but {' or '.join(splits)} is needed: "
-                f"give another file, or create one with `{self.command(splits[0], own, output=file.parent)}`",
-            )
-
-    def read(self, path: Path) -> F:
-        """Read a file: check it against its checksum and map its columns into memory.
-
-        Files of earlier versions have no checksum: of them the size alone is looked at.
-
-        Raises:
-            InputError: it cannot be read, is damaged, is something else, or its dataset has changed since; the message
-                has the command that makes it.
-            SchemaError: a newer version wrote it.
-        """
-        try:
-            metadata, columns = map_columns(path)
-            settings, fingerprint, _ = self.described(path, metadata)
-            check_columns(columns, self.columns)
-            features = self.whole(settings, fingerprint, metadata[self.further], columns)
-            check_content(path)
-        except SchemaError:
-            raise
-        except (NotWholeError, OSError, *_OTHER_CONTENT) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise InputError(
-                damage_code(error),
-                f"{path} is not a complete file of {self.title} features ({reason}): create it with "
-                f"`{self._remake(path)}`",
-            ) from error
-        self._check_source(path, settings)
-        return features
-
-    def described(self, path: Path, metadata: Mapping[str, str]) -> tuple[S, str, Counts]:
-        """Return the settings, the fingerprint and the counts in a file's metadata.
-
-        Raises:
-            NotWholeError: they are damaged, or those of something else.
-            SchemaError: a newer version wrote them.
-        """
-        if metadata.get("format") != self.name:
-            raise NotWholeError("file-format", _FOREIGN)
-        try:
-            version = int(metadata["schema_version"])
-            if version > self.version:
-                raise SchemaError(
-                    "record-version",
-                    f"{path} has schema version {version}, this bertbench reads {self.version}: update it",
-                )
-            settings = self.settings(**json.loads(metadata["settings"]))
-            counts = Counts()
-            counts.merge(json.loads(metadata["counts"]))
-            found = settings, metadata["fingerprint"], counts
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise NotWholeError("file-damaged", f"its metadata is damaged: {error!r}") from error
-        known = {"format", "schema_version", "settings", "fingerprint", "counts", self.further, CHECKSUM}
-        strange = sorted(metadata.keys() - known)
-        if strange:
-            raise NotWholeError("file-damaged", f"its metadata is damaged: unknown key {strange[0][:60]!r}")
-        return found
-
-    def _check_source(self, path: Path, settings: S) -> None:
-        notes = read_notes(path.with_suffix(".json"))
-        source, content = notes.get(self.source), notes.get("input_fingerprint")
-        if not isinstance(source, str) or content is None:
-            return
-        try:
-            if not Path(source).is_file():
-                return
-            state = Path(source).stat()
-            if (state.st_size, state.st_mtime_ns) == (notes.get("input_bytes"), notes.get("input_modified_ns")):
-                return
-            same = self.content_of(Path(source)) == content
-        except (OSError, InputError):
-            same = False
-        if not same:
-            raise InputError(
-                "data-mismatch",
-                f"{path} was created from {source}, which has changed since: create it again with "
-                f"`{self._remake(path, settings)}`, or restore that file",
-            )
-
-    def made_of(self, path: Path, split: str = "*") -> Path | None:
-        """Return what features were made of, a file or a folder with those of a split, as the JSON beside them says;
-        None if that no longer exists."""
-        files = self.files_in(path, split) if path.is_dir() else [path]
-        named = read_notes(files[0].with_suffix(".json")).get(self.source) if files else None
-        return Path(named) if isinstance(named, str) and Path(named).is_file() else None
-
-    def vocabulary_of(self, path: Path, settings: S, given: Path | None = None) -> Vocabulary:
-        """Return the vocabulary that features were made with: where it lay then, beside them, or the one `given`.
-
-        Args:
-            path: what `open` was given.
-            settings: of the features there.
-            given: a vocab.txt to take instead of those.
-
-        Raises:
-            InputError: it is at none of these places, or the one that was given is another one.
-        """
-        file = self.find(path, settings.split) if path.is_dir() else path
-        noted = read_notes(file.with_suffix(".json")).get("vocab")
-        places = [Path(noted)] if isinstance(noted, str) else []
-        own = [file.with_suffix(OWN_VOCABULARY), file.with_name(VOCABULARY_FILE)]
-        places = [given] if given is not None else [*places, *own]
-        for place in places:
-            if given is not None or place.is_file():
-                found = load_vocabulary(place, settings.lower_case)
-                if found.fingerprint == settings.vocabulary:
-                    return found
+def _keep_vocabulary(place: Path, vocab: Path) -> None:
+    with read_errors(vocab, "restore it"):
+        content = vocab.read_bytes()
+    if not place.exists():
+        with atomic_path(place) as temporary:
+            temporary.write_bytes(content)
+    elif place.read_bytes() != content:
         raise InputError(
-            "vocabulary-mismatch",
-            f"the vocabulary of {file} ({settings.vocab_size:,} pieces) is not {' or '.join(map(str, places))}: "
-            "put its vocab.txt beside the features",
+            "folder-occupied",
+            f"{place} is another vocabulary than {vocab}: give another --output, or remove that folder",
         )
 
 
-def is_features(path: Path) -> bool:
-    """Whether a file holds the features of a task, whole; weights are in files of the same kind."""
+@dataclass(frozen=True, slots=True)
+class FeatureFile:
+    """A file of features, read."""
+
+    path: Path
+    header: Header
+    columns: Columns
+
+    def ragged(self, name: str) -> Ragged:
+        """Return a column of rows of different lengths."""
+        return Ragged(self.columns[f"{name}.values"], self.columns[f"{name}.offsets"])
+
+
+def find_features(path: Path, *kinds: str) -> Path:
+    """Return a file, or the one file that a folder holds of the first of these kinds that it has any of.
+
+    Args:
+        path: the file or folder.
+        kinds: what its name begins with; patterns such as glue-*-train.
+
+    Raises:
+        InputError: there is none, or several.
+    """
+    for kind in kinds if path.is_dir() else ():
+        files = features_in(path, kind)
+        if len(files) > 1:
+            choice = "one of them, or --task" if "*" in kind else "one of them"
+            names = ", ".join(file.name for file in files[:_MOST_NAMES]) + ", ..." * (len(files) > _MOST_NAMES)
+            raise InputError("data-ambiguous", f"{path} holds {len(files)} files of {kind}: give {choice}: {names}")
+        if files:
+            return files[0]
+    if not path.is_file():
+        raise InputError("data-unprepared", f"{path} holds no {' or '.join(kinds)} features: {_remedy(kinds)}")
+    return path
+
+
+def features_in(folder: Path, kind: str) -> list[Path]:
+    """Return the files of a kind in a folder, by name."""
+    return sorted(folder.glob(f"{kind}-*{SUFFIX}"))
+
+
+def read_features(path: Path, *kinds: str) -> FeatureFile:
+    """Read a file as `find_features` finds it.
+
+    Raises:
+        InputError: there is none, it is damaged, or of another kind.
+        SchemaError: another version wrote it.
+    """
+    file = find_features(path, *kinds)
     try:
-        return _NAMES.fullmatch(read_header(path)[0].get("format", "")) is not None
-    except (NotWholeError, OSError):
+        header = _header(file, kinds)
+        with safe_open(file, "numpy") as opened:
+            columns = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise _damaged(file, error, kinds) from error
+    if not any(fnmatch(f"{header.kind}-", f"{kind}-*") for kind in kinds):
+        raise InputError(
+            "data-mismatch", f"{file} holds {header.kind} features, not {' or '.join(kinds)}: {_remedy(kinds)}"
+        )
+    return FeatureFile(file, header, columns)
+
+
+def read_header(path: Path) -> Header:
+    """Return what a file of features says about itself; raises as `read_features` does."""
+    try:
+        return _header(path, ())
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path, error, ()) from error
+
+
+def _header(path: Path, kinds: Sequence[str]) -> Header:
+    with safe_open(path, "numpy") as opened:
+        text = (opened.metadata() or {}).get(_HEADER)
+    if text is None:
+        raise InputError("file-format", f"{path} holds no features: {_remedy(kinds)}")
+    content = json.loads(text)
+    if content["version"] != VERSION:
+        raise SchemaError(
+            "record-version",
+            f"{path} has version {content['version']}, this bertbench reads {VERSION}: {_remedy(kinds)}",
+        )
+    return Header(**{**content, "counts": Counts(**content["counts"])})
+
+
+def _damaged(path: Path, error: Exception, kinds: Sequence[str]) -> InputError:
+    code = read_code(error) if isinstance(error, OSError) else "file-damaged"
+    return InputError(code, f"{path} holds no whole features ({error}): {_remedy(kinds)}")
+
+
+def _remedy(kinds: Sequence[str]) -> str:
+    task = kinds[0].partition("-")[0] if kinds else "TASK"
+    return f"create them with `bertbench data {task} --input INPUT --vocab VOCAB.txt`"
+
+
+def is_features(path: Path) -> bool:
+    """Whether a file holds the features of a task; weights are in files of the same form."""
+    try:
+        with safe_open(path, "numpy") as opened:
+            return _HEADER in (opened.metadata() or {})
+    except (SafetensorError, OSError):
         return False
 
 
-def features_header(path: Path) -> dict[str, Any]:
-    """Return the format, settings, counts and columns of a features file. Raises InputError: it is none."""
-    try:
-        metadata, columns, _ = read_header(path)
-        if not _NAMES.fullmatch(metadata.get("format", "")):
-            raise NotWholeError("file-format", _FOREIGN)
-        check_content(path)
-        return {
-            "file": str(path),
-            "format": metadata["format"],
-            "settings": json.loads(metadata["settings"]),
-            "counts": json.loads(metadata["counts"]),
-            "columns": {name: f"{np.dtype(kind)} [{rows}]" for name, (kind, rows, *_) in columns.items()},
-        }
-    except (NotWholeError, OSError, KeyError, ValueError) as error:
-        raise InputError(damage_code(error), f"{path} holds no whole features ({error}): create them again") from error
+def describe(path: Path) -> dict[str, Any]:
+    """Return the header of a features file and the types and sizes of its columns; raises as `read_features` does."""
+    header = dataclasses.asdict(read_header(path))
+    with safe_open(path, "numpy") as opened:
+        slices = {name: opened.get_slice(name) for name in sorted(opened.keys())}
+        columns = {name: f"{one.get_dtype()} {one.get_shape()}" for name, one in slices.items()}
+    return {"file": str(path), **header, "counts": header["counts"]["numbers"], "columns": columns}
 
 
-def _keep_vocabulary(path: Path, vocabulary: Path) -> None:
-    """Copy a vocabulary beside the features: as vocab.txt, or under their own name where that is another one."""
-    with read_errors(vocabulary, "restore it"):
-        content = vocabulary.read_bytes()
-    place = path.with_name(VOCABULARY_FILE)
-    with storage_errors(place):
-        if place.exists() and place.read_bytes() != content:
-            place = path.with_suffix(OWN_VOCABULARY)
-        if not place.exists() or place.read_bytes() != content:
-            with atomic_path(place) as temporary:
-                temporary.write_bytes(content)
+def made_of(path: Path, kind: str) -> Path | None:
+    """Return what features were made of, a file or a folder with those of a kind; None if that no longer exists."""
+    source = Path(read_header(find_features(path, kind)).source)
+    return source if source.is_file() else None
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+def vocabulary_of(path: Path, settings: FeatureSettings, given: Path | None = None) -> Vocabulary:
+    """Return the vocabulary that features were made with: the one beside them, or the one `given`.
+
+    Args:
+        path: the file or folder of the features.
+        settings: of the features there.
+        given: a vocab.txt to take instead.
+
+    Raises:
+        InputError: there is none, or it is another one.
+    """
+    place = given or (path if path.is_dir() else path.parent) / VOCABULARY_FILE
+    vocabulary = load_vocabulary(place, settings.lower_case)
+    if vocabulary.fingerprint != settings.vocabulary:
+        raise InputError("vocabulary-mismatch", f"{place} is not the vocabulary of {path}: give --vocab")
+    return vocabulary
+
+
+# What the `data` commands of tasks share.
+
+
+def check_inputs(inputs: Sequence[Path], split: str | None, what: str) -> None:
+    """Refuse no input, and one split for several; `what` is an --input that is meant, in words."""
+    if not inputs:
+        raise UsageError("option-missing", f"give --input {what}")
+    if split is not None and len(inputs) > 1:
+        raise UsageError(
+            "option-conflict", f"--split {split} needs one --input, not {len(inputs)}: run them one by one"
+        )
+
+
+def split_by_name(path: Path, splits: Mapping[str, Sequence[str]]) -> str:
+    """Return what a file is for by its name; `splits` are the words that tell each of them."""
+    name = path.name.lower()
+    found = [split for split, words in splits.items() if any(word in name for word in words)]
+    if len(found) == 1:
+        return found[0]
+    options = " or ".join(f"--split {split}" for split in splits)
+    raise UsageError(
+        "option-missing",
+        f"the name {path.name} says {' and '.join(found) or 'nothing'} about the split: give {options}",
+    )
+
+
+def vocabulary_notes(vocabulary: Vocabulary, counts: Counts | None = None) -> list[str]:
+    """Return notes on a vocabulary that does not fit the casing or, by the counts of tokens, the text; and on a slow
+    tokenizer if that is used."""
+    used = vocabulary.tokenizer.note if "tokenizer" in vars(vocabulary) else None
+    notes = [note for note in (casing_note(vocabulary), used) if note is not None]
+    share = counts.get("unknown tokens") / max(1, counts.get("tokens")) if counts else 0.0
+    if share > MOST_UNKNOWN:
+        notes.append(
+            f"{100 * share:.0f} % of the tokens are [UNK]: check that the vocabulary fits the language and casing"
+        )
+    return notes
+
+
+def left_out(counts: Counts) -> dict[str, int]:
+    """Return how many were left out, by reason."""
+    return {name: count for name, count in counts.numbers.items() if name.startswith("left out") and count}

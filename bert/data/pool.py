@@ -1,11 +1,9 @@
 """Worker processes that every stage shares: started once, results in the order of the work, the same for any number."""
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -21,52 +19,31 @@ Progress = Callable[[str, int, int | None], None]
 
 AHEAD_PER_WORKER = 2
 """Units handed out per worker before the first result is taken: memory does not grow with the work."""
-_SECONDS_TO_END = 5.0
 
 
 class Workers:
-    """`count` processes, or this process alone for 1; a context manager.
-
-    The processes start with the first work. Ctrl-C is left to the parent, and a worker ends when its parent does, even
-    when that is killed.
-    """
+    """`count` processes, or this process alone for 1; a context manager. The processes start with the first work."""
 
     def __init__(self, count: int) -> None:
         """Raises UsageError if `count` is below 1."""
         if count < 1:
             raise UsageError("option-value", f"--workers {count} must be at least 1")
         self.count = count
-        self._pool: ProcessPoolExecutor | None = None
+        # Not fork: the tokenizer's threads and a caller's torch do not survive it.
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End the processes; after an error, units at work have a few seconds to end."""
-        if self._pool is None:
-            return
-        processes = list(self._pool._processes.values())
-        self._pool.shutdown(wait=kind is None, cancel_futures=True)
-        self._pool = None
-        deadline = time.monotonic() + _SECONDS_TO_END
-        for process in processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-        for process in processes:
+        """End the processes; after an error, units at work are not waited for."""
+        for process in list((self._pool._processes or {}).values()) if kind is not None else ():
             process.terminate()
-            process.join()
-
-    def start(self, begin: Callable[[], object]) -> None:
-        """Start the processes before there is work; `begin` makes them ready, and its errors are ignored."""
-        if self.count > 1:
-            with contextlib.suppress(BrokenProcessPool):  # `map` reports it
-                for _ in range(self.count):
-                    self._submit(begin)
+        self._pool.shutdown(cancel_futures=True)
 
     def map(self, function: Callable[[Work], Result], work: Iterable[Work]) -> Iterator[Result]:
-        """Yield function(unit) for each unit, in order; a few units ahead are at work.
-
-        `function` and the units go to other processes: a function of a module, and picklable values. `work` is drawn
-        from lazily, on the caller's thread. What was handed out is worked on even where no more results are taken.
+        """Yield the result of each unit of work, in order; units are taken from `work` as workers become free.
 
         Raises:
             UsageError: a worker died or ran out of memory.
@@ -90,21 +67,15 @@ class Workers:
                 f"fewer than --workers {self.count}; finished files are kept",
             ) from error
 
-    def _submit(self, function: Callable[..., Result], *work: object) -> Future[Result]:
+    def _submit(self, function: Callable[[Work], Result], unit: Work) -> Future[Result]:
         try:
-            return self._executor().submit(function, *work)
+            return self._pool.submit(function, unit)
         except (ValueError, OSError) as error:  # a worker died while another was started: its pipes are closed
             raise BrokenProcessPool(str(error)) from error
 
-    def _executor(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            # Not fork: the tokenizer's threads and a caller's torch do not survive it.
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_begin_worker)
-        return self._pool
-
 
 def _begin_worker() -> None:
+    # Ctrl-C is the parent's; a worker ends with its parent, even when that is killed.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -1,6 +1,6 @@
 """Rows of different lengths without padding, and rows of word pieces with a label each. Imports no torch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,9 +45,27 @@ class Ragged:
     def of(cls, rows: Iterable[npt.ArrayLike], dtype: npt.DTypeLike = np.int32) -> "Ragged":
         """Concatenate one-dimensional rows."""
         arrays = [np.asarray(row, dtype=dtype) for row in rows]
-        offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
-        np.cumsum([len(array) for array in arrays], out=offsets[1:])
+        offsets = offsets_of([len(array) for array in arrays])
         return cls(np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype), offsets)
+
+    @classmethod
+    def of_texts(cls, texts: Iterable[str]) -> "Ragged":
+        """Return texts as rows of UTF-8 bytes."""
+        encoded = [text.encode() for text in texts]
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets_of([len(text) for text in encoded]))
+
+
+def offsets_of(lengths: npt.ArrayLike) -> Int64:
+    """Return where rows of these lengths begin, and the end of the last."""
+    sizes = np.asarray(lengths, np.int64)
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
+
+
+def join_offsets(parts: Sequence[Int64]) -> Int64:
+    """Return the offsets of rows whose values follow one another in so many parts."""
+    return offsets_of(np.concatenate([np.diff(part) for part in parts]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

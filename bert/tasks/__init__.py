@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "bertbench.tasks"
 TASKS = {
     "pretrain": "bert.tasks.pretrain.task:PretrainTask",
-    "squad": "bert.tasks.squad.source:SquadData",
-    "gap": "bert.tasks.gap.source:GapData",
+    "squad": "bert.tasks.squad.task:SquadTask",
+    "gap": "bert.tasks.gap.task:GapTask",
     "classify": "bert.tasks.classify.task:ClassifyTask",
     "glue": "bert.tasks.glue.task:GlueTask",
 }
@@ -52,9 +52,7 @@ def make_task(name: str, task_options: str = "") -> "Task":
     """
     data = task_data(name)
     options = check_options(name, data.options, read_options(task_options))
-    trained_by: str | None = getattr(data, "trained_by", None)  # of a task in two classes
-    task: Task = load({name: trained_by}, name, "task")(**options) if trained_by else type(data)(**options)
-    return task
+    return type(data)(**options)
 
 
 def check_task_options(name: str, task_options: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from common.errors import InputError
 from common.scores import in_words
 
 if TYPE_CHECKING:
-    from bert.data.preparation import Summary
+    from bert.data.features import Summary
     from bert.data.rows import TokenRows
     from bert.predict import Opened
     from bert.tasks.classification import ClassificationTask
@@ -110,7 +110,7 @@ def plain_scores(scores: Mapping[str, float]) -> dict[str, float | None]:
 
 
 class PrepareCommand(TaskCommand):
-    """The `data` command of a task whose data become feature files (bert.data.preparation): `prepare` in prepare.py,
+    """The `data` command of a task whose data become feature files (bert.data.features): `prepare` in prepare.py,
     beside the module of the command, makes them."""
 
     def facts(self, summary: Any) -> list[tuple[str, object]]:

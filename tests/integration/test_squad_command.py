@@ -127,9 +127,9 @@ def test_predictions_refuse_what_was_not_trained_on_squad(
     from bert.checkpoints.ours import save_model
     from bert.model.config import PRESETS
     from bert.model.heads import BertForPretraining, BertForQuestionAnswering
-    from bert.tasks.squad.features import FORM
+    from bert.tasks.squad.features import open_features
 
-    config = PRESETS["tiny"].replace(vocab_size=FORM.open(files["evaluation"]).settings.vocab_size)
+    config = PRESETS["tiny"].replace(vocab_size=open_features(files["evaluation"], "evaluation").settings.vocab_size)
     save_model(tmp_path / "pretrained", BertForPretraining(config))
     save_model(tmp_path / "other", BertForQuestionAnswering(config.replace(vocab_size=900)))
     save_model(tmp_path / "good", BertForQuestionAnswering(config))
@@ -139,7 +139,7 @@ def test_predictions_refuse_what_was_not_trained_on_squad(
         ("empty", "evaluation", "checkpoint-missing", [tmp_path / "empty"]),
         ("pretrained", "evaluation", "weights-mismatch", [2, "answer_span.output.bias"]),
         ("other", "evaluation", "vocabulary-mismatch", [900]),
-        ("good", "training", "data-mismatch", ["evaluation", "training", "bertbench data squad --input DEV.json"]),
+        ("good", "training", "data-mismatch", ["evaluation", "training", "bertbench data squad"]),
     ):
         words = ["--checkpoint", str(tmp_path / name), "--features", str(files[features]), "--device", "cpu"]
         assert run(["predict", "squad", *words, "--out", str(tmp_path / "out")]) == 2

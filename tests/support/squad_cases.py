@@ -80,6 +80,7 @@ def features_of(
         question_windows.append(len(inputs))
     answers = [list(question.answers) for _, question in questions]
     settings = Settings(
+        pad_id=vocabulary.pad_id,
         split="evaluation",
         version=version,
         lower_case=vocabulary.lower_case,
@@ -92,9 +93,6 @@ def features_of(
     return SquadFeatures(
         settings=settings,
         fingerprint="test",
-        pad_id=vocabulary.pad_id,
-        cls_id=vocabulary.cls_id,
-        sep_id=vocabulary.sep_id,
         contexts=ragged([context.text.encode() for context in contexts], np.uint8),
         tokens=ragged(tokens),
         token_words=np.array([word for words in token_words for word in words], np.int32),

@@ -11,7 +11,7 @@ from support.plain_squad import Example, Remembering
 from support.plain_tokenizer import PlainTokenizer
 
 from bert.tasks.squad.config import SquadConfig
-from bert.tasks.squad.features import FIRST_UNIQUE_ID, FORM, SquadFeatures
+from bert.tasks.squad.features import FIRST_UNIQUE_ID, SquadFeatures, open_features
 from bert.tasks.squad.prepare import SquadSummary, prepare
 
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789.,?!-'")
@@ -52,7 +52,8 @@ def make(source: Path, vocab: Path, output: Path, **options: Any) -> SquadSummar
 
 
 def made(source: Path, vocab: Path, output: Path, **options: Any) -> SquadFeatures:
-    return FORM.open(make(source, vocab, output, **options).features)
+    summary = make(source, vocab, output, **options)
+    return open_features(summary.features, summary.settings.split)
 
 
 def plain(

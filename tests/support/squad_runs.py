@@ -71,9 +71,9 @@ def features(folder: Path, version: str = "1.1", times: int = 1, **changes: Any)
 
 def squad_settings(files: dict[str, Path], **changes: Any) -> Any:
     """Return settings of a tiny model that learns these questions."""
-    from bert.tasks.squad.features import FORM
+    from bert.tasks.squad.features import open_features
 
-    known = FORM.open(files["training"]).settings
+    known = open_features(files["training"], "training").settings
     values = {
         "task": "squad", "seq_len": known.max_seq_length, "vocab_size": known.vocab_size, "optimizer": "adamw",
         "schedule": "linear", "learning_rate": 1e-3, "warmup": 0.1, "eval_data": str(files["evaluation"]), **changes,

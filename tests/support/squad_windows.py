@@ -1,14 +1,15 @@
 """Windows of made-up questions, in memory and in files, for tests of what is made of features."""
 
+import dataclasses
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from bert.data.features import make_features
 from bert.data.finished import Counts
 from bert.data.rows import Ragged
-from bert.tasks.squad.features import FORM, Settings, SquadFeatures
+from bert.tasks.squad.features import Settings, SquadFeatures
 
 VOCAB = 1000
 PAD, CLS, SEP = 0, 101, 102
@@ -48,12 +49,12 @@ def squad_windows(
             lower_case=True,
             vocabulary="vocabulary",
             vocab_size=VOCAB,
+            pad_id=PAD,
             max_seq_length=max_seq_length,
+            doc_stride=128,
+            max_query_length=64,
         ),
         fingerprint=f"windows-{count}-{max_seq_length}-{seed}-{split}-{version}",
-        pad_id=PAD,
-        cls_id=CLS,
-        sep_id=SEP,
         contexts=texts,
         tokens=ragged(documents, np.uint16),
         token_words=ragged([list(range(len(document))) for document in documents], np.int32).values,
@@ -77,14 +78,15 @@ def squad_windows(
 
 def write_windows(folder: Path, features: SquadFeatures) -> Path:
     """Write features into a folder, under the name that such a file has."""
-    part: dict[str, Any] = {}
-    for name, column in FORM.columns.items():
-        found = getattr(features, name)
-        if column.kind == "ragged":
-            part |= {f"{name}.values": found.values, f"{name}.rows": found.lengths}
+    columns: dict[str, Any] = {}
+    for field in dataclasses.fields(features)[2:]:
+        value = getattr(features, field.name)
+        if isinstance(value, Ragged):
+            columns |= {f"{field.name}.values": value.values, f"{field.name}.offsets": value.offsets}
         else:
-            part[name] = np.diff(found) if column.kind == "ends" else found
-    path = folder / FORM.file_name(features.settings, features.fingerprint)
-    vocabulary: Any = SimpleNamespace(pad_id=PAD, cls_id=CLS, sep_id=SEP)
-    FORM.write(path, [part], features.settings, features.fingerprint, vocabulary, Counts())
-    return path
+            columns[field.name] = value
+    vocab = folder / "vocab.txt"
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab.write_text("[PAD]\n")
+    source = Path("dev.json")
+    return make_features(folder, features.settings, source, features.fingerprint, vocab, lambda: (columns, Counts()))[0]

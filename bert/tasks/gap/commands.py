@@ -1,7 +1,7 @@
 """`bertbench data gap`, `predict gap` and `eval gap`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +94,7 @@ class Prepare(PrepareCommand):
             (
                 "tokens",
                 f"{counts.get('tokens') / max(1, features):.1f} per text, {settings.max_seq_length - 2} at most; "
-                f"{counts.get('windowed'):,} texts were cut around their mentions",
+                f"{counts.get('windowed'):,} texts cut around their mentions",
             ),
             ("time", "finished before" if summary.kept else f"{summary.seconds:.1f} s"),
             ("features", str(summary.features)),
@@ -131,28 +131,29 @@ class Predict(TaskCommand):
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write decisions as the official scorer takes them."""
-        from bert.tasks.gap.features import FORM
+        from bert.data.features import made_of
+        from bert.tasks.gap.features import open_features
         from bert.tasks.gap.prediction_files import write_kaggle, write_official
         from bert.tasks.gap.scores import decisions_of
         from common.atomic import check_writable
 
-        features = FORM.open(options.features, "test")
+        features = open_features(options.features, "test")
         opened, head = _open_model(options, features, host)
         check_writable(options.out)
         logits, seconds = timed_logits(host.ready(opened), features.rows, len(LABELS), host)
         ids, left_out = features.ids(), features.left_out_ids()
         if left_out:
             host.note(
-                f"{len(left_out):,} row(s) were not usable ({', '.join(left_out[:3])}{', ...' * (len(left_out) > 3)})"
-                ": they have no decision and three equal probabilities"
+                f"{len(left_out):,} row(s) were not usable ({some_of(left_out)}): no decision and three equal "
+                "probabilities"
             )
         classes = logits.argmax(1)
         written = [write_official(options.out / PREDICTIONS_FILE, decisions_of(ids, classes))]
         if options.kaggle_csv:
             written.append(write_kaggle(options.out / KAGGLE_FILE, probabilities_of(ids, logits, left_out)))
         # There is nothing to score without answers.
-        dataset = FORM.made_of(options.features, "test") if features.rows.has_labels else None
-        found = {
+        dataset = made_of(features.path, "gap") if features.rows.has_labels else None
+        document = {
             "checkpoint": str(opened.source),
             "head": head,
             "features": str(options.features),
@@ -164,7 +165,8 @@ class Predict(TaskCommand):
             "answers": {name: int((classes == number).sum()) for number, name in enumerate(LABELS)},
             "written": [str(path) for path in written],
         }
-        return Outcome(document=found, shown=[_predicted(found)], following=_evaluation(found))
+        words = ["eval", "gap", "--dataset", str(dataset), "--predictions", str(written[-1])]
+        return Outcome(document=document, shown=[_predicted(document)], following=words if dataset else None)
 
 
 def _open_model(options: PredictOptions, features: "GapFeatures", host: Host) -> "tuple[Opened, str]":
@@ -180,21 +182,15 @@ def _open_model(options: PredictOptions, features: "GapFeatures", host: Host) ->
     return opened, head
 
 
-def _predicted(found: dict[str, Any]) -> list[tuple[str, object]]:
-    answers = ", ".join(f"{count:,} {name}" for name, count in found["answers"].items())
+def _predicted(document: dict[str, Any]) -> list[tuple[str, object]]:
+    answers = ", ".join(f"{count:,} {name}" for name, count in document["answers"].items())
     return [
-        ("checkpoint", found["checkpoint"]),
-        ("head", found["head"]),
-        ("rows", rate(found["rows"], found["seconds"])),
+        ("checkpoint", document["checkpoint"]),
+        ("head", document["head"]),
+        ("rows", rate(document["rows"], document["seconds"])),
         ("answers", answers),
-        *(("wrote", path) for path in found["written"]),
+        *(("wrote", path) for path in document["written"]),
     ]
-
-
-def _evaluation(found: dict[str, Any]) -> list[str] | None:
-    if found["dataset"] is None:
-        return None
-    return ["eval", "gap", "--dataset", found["dataset"], "--predictions", found["written"][-1]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,78 +222,61 @@ class Eval(TaskCommand):
         from bert.tasks.gap.prediction_files import read_predictions
         from bert.tasks.gap.scores import read_golds, score, slices
 
-        file = read_golds(options.dataset)
-        found = read_predictions(options.predictions)
-        scores = score(file.golds, found.decisions, found.probabilities, (*file.notes, *found.notes))
+        examples = read_golds(options.dataset)
+        decisions, probabilities = read_predictions(options.predictions)
+        scores = score({name: example.gold for name, example in examples.items()}, decisions, probabilities)
         if len(scores.missing) == scores.rows:
             raise InputError(
                 "answers-invalid",
-                f"none of the {len(found.decisions):,} predictions in {options.predictions} matches the "
-                f"{scores.rows:,} rows of {options.dataset}: give the dataset they were made for",
+                f"none of the {len(decisions):,} predictions in {options.predictions} matches the {scores.rows:,} rows "
+                f"of {options.dataset}: give the dataset they were made for",
             )
-        parts = slices(file.examples, found.decisions, found.probabilities)
+        parts = slices(examples, decisions, probabilities)
         document: dict[str, Any] = {
             "task": "gap",
             "dataset": str(options.dataset),
             "predictions": str(options.predictions),
             **scores.to_json(),
-            "slices": [part.to_json() for part in parts],
+            "slices": [asdict(part) for part in parts],
         }
         return Outcome(document=document, shown=[*_scored(scores, parts), *_remarks(scores)])
 
 
-def _slice_name(part: "Slice") -> str:
-    """Return a part of the rows in words."""
-    return {"distance": f"name {part.name} away", "length": f"text of {part.name}"}.get(part.by, part.name)
-
-
 def _scored(scores: "Scores", parts: "Sequence[Slice]") -> list[Shown]:
-    from bert.tasks.gap.reading import LABELS
     from bert.tasks.gap.scores import ANSWERS
 
-    tallies = [
-        (name, *(f"{value:.1f} %" for value in (tally.recall, tally.precision, tally.f1)),
-         *(f"{count:,}" for count in (tally.true_positives, tally.false_positives, tally.false_negatives,
-                                      tally.true_negatives)))
-        for name, tally in scores.tallies.items()
-    ]  # fmt: skip
-    bias = (
-        "undefined: one of the two F1 scores is 0"
-        if scores.bias is None
-        else f"{scores.bias:.2f}, feminine F1 / masculine F1"
-    )
+    tallies = []
+    for name, tally in scores.tallies.items():
+        percentages = (f"{value:.1f} %" for value in (tally.recall, tally.precision, tally.f1))
+        tallies.append((name, *percentages, *(f"{count:,}" for count in asdict(tally).values())))
+    bias = "undefined: an F1 is 0" if scores.bias is None else f"{scores.bias:.2f}, feminine F1 / masculine F1"
     loss = "not available: needs predictions with probabilities (header ID,A,B,NEITHER)"
     if scores.log_loss is not None:
-        loss = f"{scores.log_loss:.4f} nats, {scores.probable:,} row{'s' * (scores.probable != 1)}"
-    facts = [
-        ("bias", bias), ("accuracy", f"{100 * scores.accuracy:.1f} %, both names of a row right"), ("log loss", loss)
-    ]  # fmt: skip
-    # The three classes, and what else occurs.
-    counts = scores.confusion
-    lines = [n for n in range(len(counts)) if n < len(LABELS) or counts[n].any()]
-    columns = [n for n in range(counts.shape[1]) if n < len(LABELS) or counts[:, n].any()]
-    confusion = [(ANSWERS[line], *(f"{counts[line, column]:,}" for column in columns)) for line in lines]
+        loss = f"{scores.log_loss:.4f} nats, {scores.probable:,} rows"
+    accuracy = f"{100 * scores.accuracy:.1f} %, both names of a row right"
+    counts = scores.confusion.tolist()
+    confusion = [(name, *(f"{count:,}" for count in row)) for name, row in zip(ANSWERS, counts, strict=False)]
     slices = [
-        (_slice_name(part), f"{part.rows:,}", f"{100 * part.accuracy:.1f} %", f"{part.f1:.1f} %",
+        (part.name, f"{part.rows:,}", f"{100 * part.accuracy:.1f} %", f"{part.f1:.1f} %",
          "-" if part.log_loss is None else f"{part.log_loss:.4f}")
         for part in parts
     ]  # fmt: skip
     return [
         f"GAP, {scores.rows:,} rows",
         Grid(("", "recall", "precision", "F1", "tp", "fp", "fn", "tn"), tallies),
-        facts,
-        Grid(("right / answered", *(ANSWERS[column] for column in columns)), confusion),
+        [("bias", bias), ("accuracy", accuracy), ("log loss", loss)],
+        Grid(("right / answered", *ANSWERS), confusion),
         Grid(("part", "rows", "accuracy", "F1", "log loss"), slices),
     ]
 
 
 def _remarks(scores: "Scores") -> list[str]:
-    notes = [f"note: {note}" for note in scores.notes]
+    remarks = []
     if scores.missing:
-        notes.append(
-            f"missing: {len(scores.missing):,} row(s) without a prediction, each counted as two false negatives: "
-            f"{some_of(scores.missing)}"
+        named = some_of(scores.missing)
+        remarks.append(
+            f"missing: {len(scores.missing):,} row(s) without a prediction, two false negatives each: {named}"
         )
     if scores.extra:
-        notes.append(f"extra: {len(scores.extra):,} prediction(s) for unknown ids: {some_of(scores.extra)}")
-    return notes
+        remarks.append(f"extra: {len(scores.extra):,} prediction(s) for unknown ids: {some_of(scores.extra)}")
+    return remarks

@@ -4,16 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from bert.data.preparation import check_inputs, split_by_name
+from bert.data.features import check_inputs, split_by_name
 from common.errors import UsageError
 
 Split = Literal["training", "validation", "test"]
-SPLITS: tuple[Split, ...] = ("training", "validation", "test")
-_WORDS = {
-    "training": ("train", "dev"),
-    "validation": ("valid",),
-    "test": ("test", "eval"),
-}
+_WORDS = {"training": ("train", "dev"), "validation": ("valid",), "test": ("test", "eval")}
 SPECIAL_TOKENS = 2
 """[CLS] and [SEP]."""
 MENTIONS = 3
@@ -45,8 +40,7 @@ class GapConfig:
         if self.max_seq_length < smallest:
             raise UsageError(
                 "option-value",
-                f"--max-seq-length {self.max_seq_length} has no room for a pronoun, two names and {SPECIAL_TOKENS} "
-                f"special tokens: give {smallest} or more",
+                f"--max-seq-length {self.max_seq_length} has no room for three mentions: give {smallest}",
             )
 
     def split_of(self, path: Path) -> Split:

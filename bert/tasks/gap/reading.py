@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from common.errors import InputError
 from common.reading import decoded, read_content
@@ -17,10 +18,14 @@ LABELS = ("neither", "A", "B")
 MASCULINE, FEMININE = "masculine", "feminine"
 GENDERS = {**dict.fromkeys(("he", "his", "him"), MASCULINE), **dict.fromkeys(("she", "her", "hers"), FEMININE)}
 """Gender of each pronoun, in lower case, as the official scorer has them."""
+MOST_BYTES = 2**30
+"""Size beyond which a file is taken for something else (GAP's largest has 1 MB)."""
+_REMEDY = "give a TSV of GAP"
+_MOST_NAMED = 5
+_TRUTHS = {"true": True, "false": False, "": None}
 
 
-@dataclass(frozen=True, slots=True)
-class Mention:
+class Mention(NamedTuple):
     """Characters of a text that mention a person."""
 
     text: str
@@ -67,29 +72,19 @@ class GapExample:
         return 1 if self.a_coref else 2 if self.b_coref else 0
 
     @property
-    def place(self) -> str:
-        """Return the row in words."""
-        return f"line {self.line} ({self.id[:60]})"
+    def gold(self) -> tuple[bool, bool, str | None]:
+        """Return the answer as bert.tasks.gap.scores takes it."""
+        return bool(self.a_coref), bool(self.b_coref), self.gender
 
 
-MOST_BYTES = 2**30
-"""Size beyond which a file is taken for something else (GAP's largest has 1 MB)."""
-_REMEDY = "give a TSV of GAP"
-_MOST_TOLD = 5
-_TRUTHS = {"true": True, "false": False, "": None}
-
-
-@dataclass(frozen=True, slots=True)
-class Flaw:
+@dataclass(frozen=True, order=True, slots=True)
+class LeftOut:
     """A row that cannot be used."""
 
     line: int
     """Its line, from 1."""
     id: str
-    """Its name, where it has one."""
-    kind: str
-    """What is wrong, in words that fit all rows of which it is."""
-    detail: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,131 +92,67 @@ class GapFile:
     """A file, read."""
 
     path: Path
-    """Where it is."""
     examples: tuple[GapExample, ...]
     """The rows that can be used, in order, each with an id of its own."""
-    flaws: tuple[Flaw, ...]
+    left_out: tuple[LeftOut, ...]
     labelled: bool
     """Whether it has the columns of the answers."""
     fingerprint: str
     """Hash of the file's content."""
 
 
-class _RowError(Exception):
-    """A row that cannot be used: (kind, detail)."""
-
-
 def read_gap(path: Path) -> GapFile:
     """Read a TSV of GAP, with or without answers; rows that cannot be used are named."""
     content = read_content(path, "TSV of GAP", _REMEDY, MOST_BYTES)
     lines = decoded(path, content, "TSV of GAP", _REMEDY).split("\n")
-    names = _header(path, lines[0].removesuffix("\r"))
-    labelled = set(LABEL_COLUMNS) <= set(names)
-    examples: dict[str, GapExample] = {}
-    flaws: list[Flaw] = []
-    for number, line in enumerate(lines[1:], start=2):
-        row = line.removesuffix("\r")
-        if not row.strip():
-            continue
-        example, flaw = _checked(row.split("\t"), number, names)
-        if example is not None and example.id in examples:
-            first = examples[example.id].line
-            flaw = Flaw(number, example.id, "repeated ids", f"its id is already used in line {first}")
-        elif example is not None:
-            examples[example.id] = example
-        if flaw is not None:
-            flaws.append(flaw)
-    if not examples:
-        told = "; ".join(told_flaws(flaws)) or "it has no rows below its header"
-        raise InputError("rows-invalid" if flaws else "file-empty", f"no row of {path} is usable: {told}")
-    fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
-    return GapFile(path, tuple(examples.values()), tuple(flaws), labelled, fingerprint)
-
-
-def told_flaws(flaws: Sequence[Flaw]) -> list[str]:
-    """Return one text for each kind of flaw: how many, in which lines, and what is wrong with the first."""
-    kinds: dict[str, list[Flaw]] = {}
-    for flaw in flaws:
-        kinds.setdefault(flaw.kind, []).append(flaw)
-    return [
-        f"{len(found):,} row(s) with {kind}, {told_lines([flaw.line for flaw in found])} (line {found[0].line}: "
-        f"{found[0].detail})"
-        for kind, found in kinds.items()
-    ]
-
-
-def told_lines(numbers: Sequence[int]) -> str:
-    """Return the numbers of lines in words, the first few of many."""
-    some = ", ".join(map(str, numbers[:_MOST_TOLD]))
-    return f"line{'s' * (len(numbers) > 1)} {some}{', ...' if len(numbers) > _MOST_TOLD else ''}"
-
-
-def _header(path: Path, line: str) -> list[str]:
-    names = [name.strip() for name in line.split("\t")]
-    some = any(name in names for name in LABEL_COLUMNS)
-    missing = [name for name in (*COLUMNS, *(LABEL_COLUMNS if some else ())) if name not in names]
+    names = [name.strip() for name in lines[0].split("\t")]
+    labelled = any(name in names for name in LABEL_COLUMNS)
+    missing = [name for name in (*COLUMNS, *(LABEL_COLUMNS if labelled else ())) if name not in names]
     if missing:
-        raise InputError(
-            "columns-missing",
-            f"{path} is not a TSV of GAP: line 1 lacks {', '.join(missing)}; it must be {'<tab>'.join(COLUMNS)}, for "
-            f"training and scoring also {' and '.join(LABEL_COLUMNS)}",
-        )
-    twice = sorted({name for name in names if names.count(name) > 1} & {*COLUMNS, *LABEL_COLUMNS})
-    if twice:
-        raise InputError("data-ambiguous", f"{path} has the column {twice[0]} twice: remove one")
-    return names
+        raise InputError("columns-missing", f"{path}, line 1, lacks the columns {', '.join(missing)}: {_REMEDY}")
+    examples: dict[str, GapExample] = {}
+    left_out: list[LeftOut] = []
+    for number, line in enumerate(lines[1:], start=2):
+        if not line.strip():
+            continue
+        cells = dict(zip(names, line.removesuffix("\r").split("\t"), strict=False))
+        try:
+            if len(cells) != len(names) or line.count("\t") >= len(names):
+                raise ValueError(f"{line.count(chr(9)) + 1} columns instead of {len(names)}")
+            example = _example(cells, number)
+            if example.id in examples:
+                raise ValueError(f"its id is that of line {examples[example.id].line}")
+            examples[example.id] = example
+        except ValueError as error:
+            left_out.append(LeftOut(number, cells.get("ID", ""), str(error)))
+    if not examples:
+        reasons = in_words(left_out) or "it has no rows below its header"
+        raise InputError("rows-invalid" if left_out else "file-empty", f"no row of {path} is usable: {reasons}")
+    fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
+    return GapFile(path, tuple(examples.values()), tuple(left_out), labelled, fingerprint)
 
 
-def _checked(cells: Sequence[str], line: int, names: Sequence[str]) -> tuple[GapExample | None, Flaw | None]:
-    try:
-        if len(cells) != len(names):
-            raise _RowError("a wrong number of columns", f"{len(cells)} instead of {len(names)}")
-        return _example(dict(zip(names, cells, strict=True)), line), None
-    except _RowError as error:
-        kind, detail = error.args
-        place = names.index("ID")
-        return None, Flaw(line, cells[place].strip() if place < len(cells) else "", kind, detail)
+def in_words(left_out: Sequence[LeftOut]) -> str:
+    """Return the first few rows that cannot be used, with the reasons."""
+    named = [f"line {row.line} ({row.id[:60]}): {row.why}" for row in left_out[:_MOST_NAMED]]
+    return "; ".join([*named, *(["..."] if len(left_out) > _MOST_NAMED else [])])
 
 
 def _example(cells: Mapping[str, str], line: int) -> GapExample:
     name, text = cells["ID"].strip(), cells["Text"]
-    if not name:
-        raise _RowError("no id", "the column ID is empty")
-    if not name.isprintable():
-        raise _RowError("unprintable ids", f"the column ID is {name[:40]!r}")
-    mentions = {column: _mention(cells, column, text) for column in ("Pronoun", "A", "B")}
-    truths = {column: _truth(cells, column) for column in LABEL_COLUMNS if column in cells}
-    return GapExample(
-        line,
-        name,
-        text,
-        mentions["Pronoun"],
-        mentions["A"],
-        mentions["B"],
-        truths.get("A-coref"),
-        truths.get("B-coref"),
-    )
+    if not name or not name.isprintable():
+        raise ValueError(f"its id is {name!r}")
+    pronoun, a, b = (_mention(cells, column, text) for column in ("Pronoun", "A", "B"))
+    truths = [_TRUTHS.get(cells.get(column, "").strip().lower(), column) for column in LABEL_COLUMNS]
+    for truth in truths:
+        if isinstance(truth, str):
+            raise ValueError(f"{truth} is {cells[truth]!r} instead of TRUE or FALSE")
+    return GapExample(line, name, text, pronoun, a, b, *truths)  # type: ignore[arg-type]
 
 
 def _mention(cells: Mapping[str, str], column: str, text: str) -> Mention:
     mention, given = cells[column], cells[f"{column}-offset"].strip()
-    if not mention.strip():
-        raise _RowError("an empty mention", f"the column {column} is empty")
-    if not (given.isascii() and given.isdigit()) or len(given) > 9:
-        raise _RowError("offsets that are not numbers", f"{column}-offset is {given[:40]!r}")
-    offset = int(given)
-    if not text.startswith(mention, offset):
-        there = text[offset : offset + len(mention)]
-        places = text.count(mention)
-        hint = f"; it is at {text.index(mention)}" if places == 1 else f"; the text contains it {places} times"
-        raise _RowError(
-            "misaligned offsets", f"{column} is {mention[:40]!r}, but the text at {offset} is {there[:40]!r}{hint}"
-        )
+    offset = int(given) if given.isascii() and given.isdigit() and len(given) < 10 else -1
+    if not mention.strip() or offset < 0 or not text.startswith(mention, offset):
+        raise ValueError(f"{column} {mention[:40]!r} does not stand at {column}-offset {given[:40]!r} of the text")
     return Mention(mention, offset)
-
-
-def _truth(cells: Mapping[str, str], column: str) -> bool | None:
-    given = cells[column].strip().lower()
-    if given not in _TRUTHS:
-        raise _RowError("labels that are neither TRUE nor FALSE", f"{column} is {cells[column][:40]!r}")
-    return _TRUTHS[given]

@@ -7,15 +7,15 @@ Resolution", evaluation page): the three probabilities of a row are divided by t
 and 1.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bert.tasks.gap.reading import FEMININE, LABEL_COLUMNS, LABELS, MASCULINE, GapExample, read_gap, told_flaws
+from bert.tasks.gap.reading import FEMININE, LABEL_COLUMNS, LABELS, MASCULINE, GapExample, in_words, read_gap
 from common.errors import InputError
 
 OVERALL = "overall"
@@ -30,40 +30,30 @@ ANSWERS = (*LABELS, "both", "none")
 """Columns of a confusion matrix: what a system can answer; none where it decided nothing, or only about one name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gold:
-    """The answer to one row, and properties of the row."""
-
-    a_coref: bool
-    """Whether the pronoun means A."""
-    b_coref: bool
-    """Whether the pronoun means B."""
-    gender: str | None
-    """Of the pronoun: masculine or feminine."""
+Gold = tuple[bool, bool, str | None]
+"""The answer to one row: whether the pronoun means A, and B; and the gender of the pronoun."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Decisions about names, counted."""
+    """Decisions about names, counted; a name without a decision is a false negative."""
 
     true_positives: int = 0
     false_positives: int = 0
     false_negatives: int = 0
-    """Wrongly said not to be meant, and those without a decision."""
     true_negatives: int = 0
-    """Rightly said not to be meant."""
 
     @property
     def recall(self) -> float:
         """Return true positives of all that are meant, in percent; 0 if there are none."""
-        found = self.true_positives + self.false_negatives
-        return 100.0 * self.true_positives / found if found else 0.0
+        meant = self.true_positives + self.false_negatives
+        return 100.0 * self.true_positives / meant if meant else 0.0
 
     @property
     def precision(self) -> float:
         """Return the share of true positives among all predicted positives, in percent; 0 if there are none."""
-        said = self.true_positives + self.false_positives
-        return 100.0 * self.true_positives / said if said else 0.0
+        positives = self.true_positives + self.false_positives
+        return 100.0 * self.true_positives / positives if positives else 0.0
 
     @property
     def f1(self) -> float:
@@ -73,8 +63,7 @@ class Tally:
 
     def to_json(self) -> dict[str, float]:
         """Return percentages and counts by name."""
-        counts = {name: getattr(self, name) for name in self.__slots__}
-        return {"recall": self.recall, "precision": self.precision, "f1": self.f1, **counts}
+        return {"recall": self.recall, "precision": self.precision, "f1": self.f1, **asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +78,13 @@ class Scores:
     log_loss: float | None
     """In nats, over the rows with probabilities; None if there are none."""
     probable: int
+    """Rows with probabilities."""
     confusion: npt.NDArray[np.int64]
     """Rows by what is right (LABELS, and both) and what was answered (ANSWERS) [4, 5]."""
     missing: tuple[str, ...] = ()
     """Ids of rows without a decision."""
     extra: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
-    """Notes about the inputs, for people."""
+    """Ids decided on that no row has."""
 
     @property
     def bias(self) -> float | None:
@@ -118,7 +107,6 @@ class Scores:
             },
             "missing": list(self.missing),
             "extra": list(self.extra),
-            "notes": list(self.notes),
         }
 
 
@@ -126,7 +114,6 @@ def score(
     golds: Mapping[str, Gold],
     decisions: Mapping[str, Decision],
     probabilities: Mapping[str, Sequence[float]] | None = None,
-    notes: Sequence[str] = (),
 ) -> Scores:
     """Score decisions as the official scorer does.
 
@@ -134,22 +121,21 @@ def score(
         golds: what is right, by id; at least one.
         decisions: what a system says, by id; rows without are missing.
         probabilities: of neither, A and B, not negative and of a sum above 0, by id; None if there are none.
-        notes: to be kept with the scores.
     """
     counts = {name: [0, 0, 0, 0] for name in (OVERALL, MASCULINE, FEMININE)}
     confusion = np.zeros((len(ANSWERS) - 1, len(ANSWERS)), np.int64)
     losses = []
     for name, gold in golds.items():
         decision = decisions.get(name, NO_DECISION)
-        truth = (gold.a_coref, gold.b_coref)
-        for group in (OVERALL, *((gold.gender,) if gold.gender in counts else ())):
-            for right, said in zip(truth, decision, strict=True):
-                counts[group][_cell(right, said)] += 1
+        truth, gender = gold[:2], gold[2]
+        for group in (OVERALL, *((gender,) if gender in counts else ())):
+            for right, decided in zip(truth, decision, strict=True):
+                counts[group][_cell(right, decided)] += 1
         confusion[_answer(truth), _answer(decision)] += 1
         if probabilities is not None and name in probabilities and truth != (True, True):
             losses.append(log_loss(probabilities[name], DECISIONS.index(truth)))
     return Scores(
-        tallies={group: Tally(*found) for group, found in counts.items()},
+        tallies={group: Tally(*cells) for group, cells in counts.items()},
         rows=len(golds),
         accuracy=float(np.trace(confusion)) / len(golds),
         log_loss=float(np.mean(losses)) if losses else None,
@@ -157,17 +143,11 @@ def score(
         confusion=confusion,
         missing=tuple(name for name in golds if name not in decisions),
         extra=tuple(name for name in decisions if name not in golds),
-        notes=tuple(notes),
     )
 
 
 def log_loss(probabilities: Sequence[float], label: int) -> float:
-    """Return the loss of one row in nats.
-
-    Args:
-        probabilities: of the classes, not negative and of a sum above 0.
-        label: the class that is right.
-    """
+    """Return the loss of one row in nats, from the probabilities of the classes and the class that is right."""
     share = probabilities[label] / sum(probabilities)
     return float(-np.log(min(max(share, _LEAST_PROBABILITY), 1 - _LEAST_PROBABILITY)))
 
@@ -177,12 +157,11 @@ def decisions_of(ids: Sequence[str], classes: npt.NDArray[np.int64]) -> dict[str
     return {name: DECISIONS[number] for name, number in zip(ids, classes.tolist(), strict=True)}
 
 
-def _cell(right: bool, said: bool | None) -> int:
-    if said is None:
-        return 2
-    if said:
+def _cell(right: bool, decided: bool | None) -> int:
+    """Return the field of a Tally that a decision counts in."""
+    if decided:
         return 0 if right else 1
-    return 2 if right else 3
+    return 2 if right or decided is None else 3
 
 
 def _answer(decision: Decision) -> int:
@@ -191,18 +170,21 @@ def _answer(decision: Decision) -> int:
     return DECISIONS.index(decision) if decision in DECISIONS else ANSWERS.index("both")
 
 
-# Upper ends of the groups; close to the quartiles of GAP itself.
-_DISTANCES = (2, 5, 10)
-_LENGTHS = (60, 70, 85)
-
-
-@dataclass(frozen=True, slots=True)
-class GoldFile:
-    """The answers of a file."""
-
-    golds: dict[str, Gold]
-    examples: tuple[GapExample, ...]
-    notes: tuple[str, ...]
+def read_golds(path: Path) -> dict[str, GapExample]:
+    """Read the rows of a TSV of GAP with answers, by id. Raises InputError: a row cannot be scored."""
+    file = read_gap(path)
+    if not file.labelled:
+        raise InputError("columns-missing", f"{path} lacks the columns {' and '.join(LABEL_COLUMNS)}: give answers")
+    if file.left_out:
+        raise InputError("rows-invalid", f"{path} has rows that cannot be scored: {in_words(file.left_out)}")
+    for example in file.examples:
+        if None in (example.a_coref, example.b_coref, example.gender):
+            raise InputError(
+                "labels-invalid",
+                f"{path}, line {example.line} ({example.id}), cannot be scored: A-coref and B-coref must be TRUE or "
+                "FALSE, and the pronoun he, his, him, she, her or hers",
+            )
+    return {example.id: example for example in file.examples}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,73 +202,41 @@ class Slice:
     log_loss: float | None
     """In nats; None without probabilities."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
-
-def read_golds(path: Path) -> GoldFile:
-    """Read the answers of a TSV of GAP."""
-    file = read_gap(path)
-    if not file.labelled:
-        raise InputError(
-            "columns-missing", f"{path} lacks the columns {' and '.join(LABEL_COLUMNS)}: give a dataset with answers"
-        )
-    repeated = [flaw for flaw in file.flaws if flaw.kind == "repeated ids"]
-    flaws = [flaw for flaw in file.flaws if flaw not in repeated]
-    if flaws:
-        raise InputError(
-            "rows-invalid",
-            f"{path} cannot be used for scoring, as official scores need all of its rows: "
-            f"{'; '.join(told_flaws(flaws))}",
-        )
-    golds = {}
-    for example in file.examples:
-        if example.a_coref is None or example.b_coref is None:
-            raise InputError(
-                "labels-invalid",
-                f"{path}, {example.place}, has no answer: A-coref and B-coref must be TRUE or FALSE",
-            )
-        if example.gender is None:
-            raise InputError(
-                "rows-invalid",
-                f"{path}, {example.place}: the pronoun is {example.pronoun.text[:40]!r}, but official scores support "
-                "only he, his, him, she, her, hers",
-            )
-        golds[example.id] = Gold(example.a_coref, example.b_coref, example.gender)
-    notes = [f"{told}: the first of each counts, as in the official scorer" for told in told_flaws(repeated)]
-    return GoldFile(golds, file.examples, tuple(notes))
+# Upper ends of the groups; close to the quartiles of GAP itself.
+_DISTANCES = (2, 5, 10)
+_LENGTHS = (60, 70, 85)
 
 
 def slices(
-    examples: Sequence[GapExample],
+    examples: Mapping[str, GapExample],
     decisions: Mapping[str, Decision],
     probabilities: Mapping[str, Sequence[float]] | None = None,
 ) -> list[Slice]:
     """Return the scores by gender, by the distance of the nearer name, and by the length of the text; empty ones are
-    left out.
-
-    Args:
-        examples: rows with answers.
-        decisions: what a system says, by id.
-        probabilities: as `score` takes them.
-    """
+    left out."""
+    groups: dict[tuple[str, str], dict[str, Gold]] = {
+        **{("gender", gender): {} for gender in (MASCULINE, FEMININE)},
+        **{("distance", _range(place, _DISTANCES)): {} for place in range(len(_DISTANCES) + 1)},
+        **{("length", _range(place, _LENGTHS)): {} for place in range(len(_LENGTHS) + 1)},
+    }
+    for name, example in examples.items():
+        for by, measure, ends in (("distance", distance, _DISTANCES), ("length", length, _LENGTHS)):
+            place = sum(measure(example) > end for end in ends)
+            groups[by, _range(place, ends)][name] = example.gold
+        groups["gender", str(example.gender)][name] = example.gold
     found = []
-    for by, name, chosen in _groups():
-        golds = {
-            example.id: Gold(bool(example.a_coref), bool(example.b_coref), example.gender)
-            for example in examples
-            if chosen(example)
-        }
-        if golds:
-            scores = score(golds, decisions, probabilities)
+    for (by, name), members in groups.items():
+        if members:
+            scores = score(members, decisions, probabilities)
             found.append(Slice(by, name, scores.rows, scores.accuracy, scores.tallies[OVERALL].f1, scores.log_loss))
     return found
 
 
 def distance(example: GapExample) -> int:
     """Return the words between the pronoun and the nearer name."""
-    return min(_words_between(example, place) for place in (0, 1))
+    pairs = [sorted((name, example.pronoun), key=lambda mention: mention.offset) for name in (example.a, example.b)]
+    return min(len(example.text[first.end : second.offset].split()) for first, second in pairs)
 
 
 def length(example: GapExample) -> int:
@@ -294,28 +244,6 @@ def length(example: GapExample) -> int:
     return len(example.text.split())
 
 
-def _words_between(example: GapExample, place: int) -> int:
-    name = (example.a, example.b)[place]
-    first, second = sorted((name, example.pronoun), key=lambda mention: mention.offset)
-    return len(example.text[first.end : second.offset].split())
-
-
-def _groups() -> list[tuple[str, str, Callable[[GapExample], bool]]]:
-    found: list[tuple[str, str, Callable[[GapExample], bool]]] = [
-        ("gender", gender, lambda example, gender=gender: example.gender == gender)  # type: ignore[misc]
-        for gender in (MASCULINE, FEMININE)
-    ]
-    for by, measure, ends in (("distance", distance, _DISTANCES), ("length", length, _LENGTHS)):
-        for least, most in zip((0, *(end + 1 for end in ends)), (*ends, None), strict=True):
-            name = f"{least} to {most} words" if most is not None else f"{least} words or more"
-
-            def chosen(
-                example: GapExample,
-                measure: Callable[[GapExample], int] = measure,
-                least: int = least,
-                most: int | None = most,
-            ) -> bool:
-                return least <= measure(example) and (most is None or measure(example) <= most)
-
-            found.append((by, name, chosen))
-    return found
+def _range(place: int, ends: Sequence[int]) -> str:
+    least = 0 if place == 0 else ends[place - 1] + 1
+    return f"{least} words or more" if place == len(ends) else f"{least} to {ends[place]} words"

@@ -1,209 +1,228 @@
-"""Pronoun resolution on GAP: which of two names a pronoun refers to, if any (Webster et al. 2018, arXiv 1810.05201)."""
+"""Pronoun resolution on GAP: which of two names a pronoun refers to, if any (Webster et al. 2018, arXiv 1810.05201).
 
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+Imports torch where it trains.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from bert.data.batch import Batch
-from bert.data.lengths import Lengths
-from bert.data.rows import Labels
+from bert.data.features import features_in
+from bert.data.finished import fingerprint_of
+from bert.data.lengths import Lengths, is_synthetic
+from bert.data.loading.order import spread
+from bert.data.rows import Int64, Labels, Ragged, TokenRows, join_offsets
 from bert.model.config import ModelConfig
-from bert.model.encoder import EncoderOutput, initialize, phase
-from bert.model.heads import BertForLabels
-from bert.speed.dropout import dropout
-from bert.tasks.evaluation import Float32, mean_log_loss
-from bert.tasks.gap.config import MENTIONS
-from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS
+from bert.model.step import Gemm, Step, classifier, pooler
+from bert.tasks.base import FINE_TUNING, Trained
+from bert.tasks.classification import ClassificationTask, check_judging
+from bert.tasks.gap.config import DEFAULT_LENGTH, MENTIONS
+from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, GapFeatures, open_features
 from bert.tasks.gap.reading import LABELS
-from bert.tasks.gap.scores import DECISIONS, OVERALL, Gold, score
-from bert.tasks.gap.source import GapData
-from bert.train.observer import Observer
-from common.registry import lookup
+from bert.tasks.gap.scores import DECISIONS, OVERALL, score
+from bert.tasks.options import TaskOption
+from bert.tasks.row_data import EVALUATION
+from common.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from bert.tasks.evaluation import Float32
+    from bert.train.observer import Observer
 
 
-class BertForMentions(BertForLabels):
-    """Encoder and a head that decides which of two names a pronoun means.
+def training_rows(source: Path, train_on_all: bool = False, sample_limit: int | None = None) -> TokenRows:
+    """Return the rows to train on.
 
     Args:
-        config: shape and dropout.
-        head: a name in HEADS; its weights are called so, too.
-        observer: sees the encoder's phases and "mention_head".
+        source: a file of features, or a folder with one for training.
+        train_on_all: those for validation that are beside them, too.
+        sample_limit: maximum number of samples, evenly spaced; None is no limit.
+    """
+    rows = joined([features.rows for features in training_files(source, train_on_all)])
+    if sample_limit is None or sample_limit >= len(rows):
+        return rows
+    return chosen(rows, spread(len(rows), sample_limit))
+
+
+def training_files(source: Path, train_on_all: bool = False) -> list[GapFeatures]:
+    """Return the features to train on, files apart; arguments as `training_rows` has them."""
+    return [open_features(source, "training"), *([_validation(source)] if train_on_all else [])]
+
+
+def _validation(source: Path) -> GapFeatures:
+    return open_features(source if source.is_dir() else source.parent, "validation")
+
+
+def chosen(rows: TokenRows, numbers: Int64) -> TokenRows:
+    """Return the rows with these numbers, in this order, as rows of their own."""
+    return replace(
+        rows,
+        ids=Ragged.of([rows.ids[number] for number in numbers.tolist()], rows.ids.values.dtype),
+        second=rows.second[numbers],
+        labels=rows.labels[numbers] if rows.has_labels else rows.labels,
+        columns={name: column[numbers] for name, column in rows.columns.items()},
+        fingerprint=fingerprint_of(rows.fingerprint, numbers.tolist()),
+    )
+
+
+def joined(parts: Sequence[TokenRows]) -> TokenRows:
+    """Return rows of several files one after another; the longest max_seq_length holds for all.
 
     Raises:
-        UsageError: no such head.
+        InputError: they were made with different vocabularies, or only some have labels.
     """
-
-    def __init__(self, config: ModelConfig, head: str, observer: Observer | None = None) -> None:
-        made = lookup(HEADS, head, "head")
-        super().__init__(config, len(LABELS), observer, pooler=made.uses_pooler)
-        self.mention_head = nn.ModuleDict({head: made(config)})
-
-    def logits(self, batch: Batch) -> Tensor:
-        """Return logits [B, 3] of neither, A and B."""
-        (head,) = self.mention_head.values()
-        assert isinstance(head, MentionHead)
-        encoded = self.encode(batch, head.types(batch.tensors))
-        with phase(self.observer, "mention_head"):
-            logits: Tensor = head(encoded, batch.tensors)
-        return logits
-
-
-class MentionHead(nn.Module, ABC):
-    """Base of the heads."""
-
-    uses_pooler = False
-    """Whether it looks at the pooled first token."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.dropout = config.hidden_dropout
-
-    @abstractmethod
-    def forward(self, encoded: EncoderOutput, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return logits [B, 3] of what the encoder made of a batch with these tensors (bert.tasks.gap.features)."""
-
-    def types(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Return the encoder's input for the mentions: the type of each token [B, S], and the embeddings [T, H] of
-        the types from 1 on; None if it has none.
-        """
-        return None
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if len({part.vocabulary for part in parts}) > 1:
+        raise InputError(
+            "vocabulary-mismatch", "the features for training and validation have different vocabularies or casings"
+        )
+    if len({part.has_labels for part in parts}) > 1:
+        raise InputError(
+            "labels-invalid", "the features for validation have no labels: use a TSV with A-coref, B-coref"
+        )
+    values = np.concatenate([part.ids.values for part in parts])
+    return replace(
+        first,
+        ids=Ragged(values, join_offsets([part.ids.offsets for part in parts])),
+        second=np.concatenate([part.second for part in parts]),
+        labels=np.concatenate([part.labels for part in parts]),
+        columns={name: np.concatenate([part.columns[name] for part in parts]) for name in first.columns},
+        fingerprint=fingerprint_of(*(part.fingerprint for part in parts)),
+        max_seq_length=max(part.max_seq_length for part in parts),
+    )
 
 
-class ConcatHead(MentionHead):
-    """One linear layer on the concatenated first tokens of pronoun, A and B."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.output = nn.Linear(MENTIONS * config.hidden_size, len(LABELS))
-        initialize(self, config)
-
-    def forward(self, encoded: EncoderOutput, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return logits [B, 3]."""
-        mentions = first_tokens(encoded.hidden, tensors[MENTION_STARTS]).flatten(1)
-        logits: Tensor = self.output(dropout(mentions, self.dropout, self.training))
-        return logits
+HEAD_NAMES = ("concat", "mul", "segment", "span")
+"""Of bert.tasks.gap.heads.HEADS."""
 
 
-class MulHead(MentionHead):
-    """The pronoun's first token times those of A and B, and times a trained vector that stands for neither.
+class GapTask(ClassificationTask):
+    """Cross-entropy of neither, A and B; texts with a pronoun and two names, real or synthetic."""
 
-    logits = sum over H of P x {n, A, B}, divided by sqrt(H), as attention is (Vaswani et al. 2017, section 3.2.1).
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.neither = nn.Parameter(torch.empty(config.hidden_size).normal_(std=config.initializer_range))
-
-    def forward(self, encoded: EncoderOutput, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return logits [B, 3]."""
-        # In float32: no layer keeps the sums of H terms small, and half precision has steps of 1/8 at 20.
-        mentions = first_tokens(encoded.hidden, tensors[MENTION_STARTS]).float()
-        pronoun, names = mentions[:, 0], mentions[:, 1:]
-        candidates = torch.cat([self.neither.float().expand_as(names[:, :1]), names], dim=1)
-        return (pronoun[:, None] * candidates).sum(-1) / math.sqrt(pronoun.shape[-1])
-
-
-class SegmentHead(MentionHead):
-    """The pooled first token, after the mentions were marked in the encoder's input by a token type of their own.
-
-    Types 1, 2, 3 mark the first token of pronoun, A and B, type 0 all others. Row 0 of their four embeddings
-    is the encoder's own; the three others are trained from scratch.
-    """
-
-    uses_pooler = True
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.marks = nn.Embedding(MENTIONS, config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, len(LABELS))
-        initialize(self, config)
-
-    def types(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the type of each token [B, S], and the embeddings [3, H] of types 1, 2, 3."""
-        found = torch.zeros_like(tensors["input_ids"])
-        rows = torch.arange(len(found), device=found.device)
-        # One after the other: which of two in one place wins must not depend on the device.
-        for mention in range(MENTIONS):
-            found[rows, tensors[MENTION_STARTS][:, mention]] = mention + 1
-        return found, self.marks.weight
-
-    def forward(self, encoded: EncoderOutput, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return logits [B, 3]."""
-        assert encoded.pooled is not None
-        logits: Tensor = self.output(dropout(encoded.pooled, self.dropout, self.training))
-        return logits
-
-
-class SpanHead(MentionHead):
-    """The mean of all tokens of each mention; one small network scores either name with the pronoun.
-
-    Both names are scored alike, from [P; X; P x X], and neither has the score 0, as in Lee et al. 2017 (arXiv
-    1707.07045), section 4: swapping the names swaps their logits.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.inner = nn.Linear(3 * config.hidden_size, config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, 1)
-        initialize(self, config)
-
-    def forward(self, encoded: EncoderOutput, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return logits [B, 3]."""
-        mentions = mean_tokens(encoded.hidden, tensors[MENTION_STARTS], tensors[MENTION_ENDS])
-        pronoun, names = mentions[:, :1].expand_as(mentions[:, 1:]), mentions[:, 1:]
-        pairs = torch.cat([pronoun, names, pronoun * names], dim=-1)
-        inner = dropout(F.gelu(self.inner(dropout(pairs, self.dropout, self.training))), self.dropout, self.training)
-        scores: Tensor = self.output(inner).squeeze(-1)
-        return torch.cat([torch.zeros_like(scores[:, :1]), scores], dim=1)
-
-
-HEADS: dict[str, type[MentionHead]] = {"concat": ConcatHead, "mul": MulHead, "segment": SegmentHead, "span": SpanHead}
-
-
-def first_tokens(hidden: Tensor, starts: Tensor) -> Tensor:
-    """Return the rows [B, 3, H] of hidden states [B, S, H] at columns [B, 3]."""
-    return hidden.gather(1, starts[:, :, None].expand(-1, -1, hidden.shape[-1]))
-
-
-def mean_tokens(hidden: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
-    """Return the mean [B, 3, H] of hidden states [B, S, H] from columns `starts` [B, 3] to before `ends` [B, 3]."""
-    column = torch.arange(hidden.shape[1], device=hidden.device)
-    inside = (column >= starts[:, :, None]) & (column < ends[:, :, None])
-    weights = inside.to(hidden.dtype) / (ends - starts)[:, :, None].to(hidden.dtype)
-    return weights @ hidden
-
-
-class GapTask(GapData):
-    """Cross-entropy of neither, A and B.
-
-    Args:
-        options: head, sample_limit, train_on_all (bert.tasks.gap.source).
-    """
-
-    scores: tuple[str, ...] = ("accuracy", "log_loss", "gap_f1")
+    name = "gap"
+    heads = ""
+    commands = MappingProxyType(
+        {
+            "data": (
+                "bert.tasks.gap.commands:Prepare",
+                "GAP's TSVs -> features: texts, a pronoun and two names in each",
+            ),
+            "predict": (
+                "bert.tasks.gap.commands:Predict",
+                "predict, for each row, which name the pronoun refers to; writes Kaggle's CSV",
+            ),
+            "eval": (
+                "bert.tasks.gap.commands:Eval",
+                "official scores of GAP, log loss, accuracy, by gender, distance and length",
+            ),
+        }
+    )
+    seq_len = DEFAULT_LENGTH
+    options = (
+        TaskOption(
+            name="head", kind=str, default="concat", choices=HEAD_NAMES, says="method that combines pronoun and names"
+        ),
+        TaskOption(name="sample_limit", kind=int, says="train on only N samples, evenly spaced"),
+        TaskOption(name="train_on_all", kind=bool, default=False, says="train on the validation data too"),
+    )
+    defaults = MappingProxyType({**FINE_TUNING, "seq_len": DEFAULT_LENGTH, "global_batch_size": 16})
+    scores = ("accuracy", "log_loss", "gap_f1")
     deciding_score = "accuracy"
     higher_is_better = True
+
+    @property
+    def labels(self) -> int:
+        """Neither, A, B."""
+        return len(LABELS)
 
     @property
     def head(self) -> str:
         """The name of the head."""
         return str(self.values["head"])
 
-    def build_model(self, config: ModelConfig, observer: Observer | None = None) -> torch.nn.Module:
+    def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
+        """Read features to train on, with what `train_on_all` and `sample_limit` say; or to evaluate on.
+
+        Raises:
+            InputError: there are none, several, damaged ones, or rows without labels are to be trained on.
+        """
+        if split == EVALUATION:
+            return open_features(source, "validation").rows
+        limit = self.values.get("sample_limit")
+        return training_rows(source, bool(self.values["train_on_all"]), None if limit is None else int(limit))
+
+    def evaluation_rows(self, source: str, seq_len: int, wanted: str | None, training: TokenRows) -> TokenRows:
+        """Return the rows to evaluate on: those that are wanted, else those for validation beside the training data.
+
+        Raises:
+            InputError: there are none with labels, they are longer than those that are trained on, or of another
+                vocabulary.
+            UsageError: they are trained on.
+        """
+        features = _validation(Path(source)) if wanted is None else open_features(Path(wanted), "validation")
+        rows, place = features.rows, wanted or f"{source}, for validation,"
+        check_judging(rows, place, seq_len, training, source)
+        trained_on = training_files(Path(source), bool(self.values["train_on_all"]))
+        if any(file.rows.fingerprint == rows.fingerprint for file in trained_on):
+            raise UsageError(
+                "option-conflict",
+                f"the rows in {place} are also trained on: give others as --eval-data, such as those of gap-test.tsv, "
+                "or --eval-every 0",
+            )
+        return rows
+
+    def prepare_command(self, seq_len: int) -> str:
+        """The command that makes features."""
+        return f"bertbench data gap --input gap-development.tsv --vocab VOCAB.txt --max-seq-length {seq_len}"
+
+    def next_command(self, trained: Trained) -> list[str] | None:
+        """A prediction of the test rows beside the data, else of the rows it was evaluated on."""
+        if is_synthetic(trained.data):
+            return None
+        evaluated = Path(trained.eval_data or trained.folder())
+        folders = (trained.folder(), evaluated if evaluated.is_dir() else evaluated.parent)
+        found = [evaluated] if evaluated.is_file() else []
+        for split in ("test", "validation"):
+            found += [file for folder in folders for file in features_in(folder, f"gap-{split}")]
+        return trained.prediction(self.name, "--features", str(found[0])) if found else None
+
+    def step(self, config: ModelConfig) -> Step:
+        """The head that was chosen, and the pooler where it has one."""
+        hidden, classes = config.hidden_size, len(LABELS)
+        mentions = classifier(config, classes, "mention head")
+        # mul multiplies with other hidden states; its one parameter is a vector.
+        gemms = {
+            "concat": (replace(mentions, inner=MENTIONS * hidden),),
+            "mul": (replace(mentions, own_weight=False, own_bias=False),),
+            "segment": (pooler(config), mentions),
+            "span": (
+                Gemm(name="mention pairs", inner=3 * hidden, columns=hidden, over="sequences", rows_each=2),
+                replace(mentions, columns=1, rows_each=2),
+            ),
+        }[self.head]
+        vectors = {"mul": hidden, "segment": MENTIONS * hidden}.get(self.head, 0)
+        return Step(config=config, head=gemms, head_vectors=vectors)
+
+    def build_model(self, config: ModelConfig, observer: "Observer | None" = None) -> "torch.nn.Module":
         """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""
+        from bert.tasks.gap.heads import BertForMentions
+
         return BertForMentions(config, self.head, observer)
 
-    def score(self, logits: Float32, labels: Labels) -> Mapping[str, float]:
+    def score(self, logits: "Float32", labels: Labels) -> Mapping[str, float]:
         """Return accuracy, log loss in nats, and the official F1 of all names in percent."""
+        from bert.tasks.evaluation import mean_log_loss
+
         classes = logits.argmax(1)
-        golds = {str(number): Gold(*_truth(label), None) for number, label in enumerate(labels.tolist())}
+        golds = {str(number): (label == 1, label == 2, None) for number, label in enumerate(labels.tolist())}
         decisions = {str(number): DECISIONS[label] for number, label in enumerate(classes.tolist())}
         return {
             "accuracy": float((classes == labels).mean()),
@@ -217,7 +236,3 @@ class GapTask(GapData):
         # The shortest rows have three tokens between [CLS] and the last one: a third of the row for each mention.
         starts = 1 + order * ((lengths - 2) // MENTIONS)[:, None]
         return {MENTION_STARTS: starts, MENTION_ENDS: starts + 1}
-
-
-def _truth(label: int) -> tuple[bool, bool]:
-    return label == 1, label == 2

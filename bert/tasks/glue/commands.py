@@ -204,9 +204,9 @@ def _files(options: PredictOptions, task: str | None) -> list[Path]:
 
 
 def _made_of(file: Path) -> str | None:
-    from bert.tasks.glue.features import FORM
+    from bert.data.features import made_of
 
-    table = FORM.made_of(file)
+    table = made_of(file, "glue")
     return None if table is None else str(table)
 
 

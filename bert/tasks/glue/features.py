@@ -2,17 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.columns import IDS, Column, Columns
-from bert.data.features import SUFFIX, FeatureForm, FeatureSettings
+from bert.data.features import SUFFIX, Columns, FeatureSettings, features_in, find_features, read_features
 from bert.data.finished import Counts
-from bert.data.rows import Int64, Ragged, TokenRows
+from bert.data.rows import Int64, TokenRows, offsets_of
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.glue.tables import GlueRow, GlueTable
 from bert.tasks.glue.tasks import TASKS, TRAIN, GlueSpec, task_of
@@ -32,7 +30,11 @@ class Settings(FeatureSettings):
 
     task: str
     """A name in bert.tasks.glue.tasks.TASKS."""
-    max_seq_length: int = DEFAULT_MAX_SEQ_LENGTH
+
+    @property
+    def kind(self) -> str:
+        """Task and split."""
+        return f"glue-{self.task}-{self.split}"
 
     @property
     def spec(self) -> GlueSpec:
@@ -55,8 +57,8 @@ class GlueFeatures:
         return len(self.rows)
 
 
-def make_parts(table: GlueTable, settings: Settings, vocabulary: Vocabulary, counts: Counts) -> Iterator[Columns]:
-    """Yield the parts of the feature file of a table.
+def make_columns(table: GlueTable, settings: Settings, vocabulary: Vocabulary, counts: Counts) -> Columns:
+    """Return the columns of the feature file of a table.
 
     Where two sentences are too long together, the longer loses its last piece until they fit, the second one on a tie
     (google-research/bert, run_classifier.py).
@@ -69,12 +71,12 @@ def make_parts(table: GlueTable, settings: Settings, vocabulary: Vocabulary, cou
     """
     kind = np.dtype(np.uint16 if len(vocabulary.pieces) <= 2**16 else np.int32)
     pairs = len(settings.spec.texts) > 1
-    rows = iter(table.rows)
-    while part := list(islice(rows, _BATCH)):
+    ids: list[npt.NDArray[Any]] = []
+    lengths: list[int] = []
+    second: list[int] = []
+    for first in range(0, len(table.rows), _BATCH):
         flat: list[int] = []
-        lengths: list[int] = []
-        second: list[int] = []
-        for first_ids, second_ids in _encoded(part, vocabulary):
+        for first_ids, second_ids in _encoded(table.rows[first : first + _BATCH], vocabulary):
             kept = _fitted(len(first_ids), len(second_ids), settings.max_seq_length - 2 - pairs)
             counts.add(CUT, kept != (len(first_ids), len(second_ids)))
             flat += [vocabulary.cls_id, *first_ids[: kept[0]], vocabulary.sep_id]
@@ -83,14 +85,15 @@ def make_parts(table: GlueTable, settings: Settings, vocabulary: Vocabulary, cou
                 flat += [*second_ids[: kept[1]], vocabulary.sep_id]
             second.append(begins)
             lengths.append(begins + (kept[1] + 1 if pairs else 0))
-        counts.add("tokens", sum(lengths))
-        yield {
-            "ids.values": np.array(flat, dtype=kind),
-            "ids.rows": np.array(lengths, dtype=np.int64),
-            "second": np.array(second, dtype=np.int64),
-            "labels": _labels(part, settings.spec),
-            "index": np.array([row.index for row in part], dtype=np.int64),
-        }
+        ids.append(np.array(flat, dtype=kind))
+    counts.add("tokens", sum(lengths))
+    return {
+        "ids.values": np.concatenate(ids),
+        "ids.offsets": offsets_of(lengths),
+        "second": np.array(second, dtype=np.int64),
+        "labels": _labels(table.rows, settings.spec),
+        "index": np.array([row.index for row in table.rows], dtype=np.int64),
+    }
 
 
 def _encoded(rows: Sequence[GlueRow], vocabulary: Vocabulary) -> Iterator[tuple[list[int], list[int]]]:
@@ -113,62 +116,34 @@ def _labels(rows: Sequence[GlueRow], spec: GlueSpec) -> npt.NDArray[Any]:
     return np.array(found, dtype=np.float32 if spec.is_regression else np.int64)
 
 
-_COLUMNS = {
-    "ids": Column("row", IDS, "ragged"),
-    "second": Column("row", ("<i8",)),
-    "labels": Column("row", ("<i8", "<f4"), optional=True),
-    "index": Column("row", ("<i8",)),
-}
-_INPUTS = {"": "FOLDER"}
-
-
-class GlueForm(FeatureForm[Settings, GlueFeatures]):
+class GlueForm:
     """Feature files of GLUE, of nine tasks each."""
 
-    task = "glue"
-    title = "GLUE"
-    settings = Settings
-    columns = _COLUMNS
-    inputs = _INPUTS
-    source = "table"
-    has_groups = True
-    keeps_vocabulary = False
+    def open(self, path: Path, *splits: str, group: str | None = None) -> GlueFeatures:
+        """Return the features of a file, or of a folder that holds exactly one file of a split.
 
-    def whole(self, settings: Settings, fingerprint: str, further: str, columns: Columns) -> GlueFeatures:
-        """Make features of columns. Raises UsageError: no such task."""
-        spec, labels = settings.spec, columns["labels"]
-        if settings.split not in spec.splits:
-            raise ValueError(f"its metadata is damaged: {settings.task} has no split {settings.split}")
-        if (labels.dtype == np.float32) != spec.is_regression:
-            raise ValueError("its labels do not match its rows")
-        if len(labels) and not spec.is_regression and not 0 <= int(labels.min()) <= int(labels.max()) < spec.labels:
-            raise ValueError("a label is not a class")
+        Args:
+            path: the file or the folder.
+            splits: what they may be for; in a folder the first of them that there is. Without any all will do.
+            group: the task; None = any.
+        """
+        file = read_features(path, *(f"glue-{group or '*'}-{split}" for split in splits or ("*",)))
+        settings = Settings(**file.header.settings)
         rows = TokenRows(
-            ids=Ragged(columns["ids.values"], columns["ids.offsets"]),
-            second=columns["second"],
-            labels=labels,
-            fingerprint=fingerprint,
+            ids=file.ragged("ids"),
+            second=file.columns["second"],
+            labels=file.columns["labels"],
+            fingerprint=file.header.fingerprint,
             vocab_size=settings.vocab_size,
             vocabulary=settings.vocabulary,
-            pad_id=int(further),
+            pad_id=settings.pad_id,
             max_seq_length=settings.max_seq_length,
         )
-        return GlueFeatures(settings, rows, columns["index"])
+        return GlueFeatures(settings, rows, file.columns["index"])
 
-    def kind(self, settings: Settings) -> tuple[str, ...]:
-        """Task and split."""
-        return settings.task, settings.split
-
-    def _absent(self, folder: Path, what: str, splits: Sequence[str], group: str | None) -> InputError:
-        others = [split for split in TASKS[group].splits if self.files_in(folder, split, group)] if group else []
-        if group is None or not others:
-            return super()._absent(folder, what, splits, group)
-        tables = " or ".join(f"{TASKS[group].folder}/{split}.tsv" for split in splits)
-        return InputError(
-            "data-missing",
-            f"{folder} holds no {what}, only {', '.join(others)}: `bertbench data glue` found no table {tables}; "
-            f"add it and create them with `{self.command(None, group, output=folder)}`",
-        )
+    def files_in(self, folder: Path, split: str, task: str) -> list[Path]:
+        """Return the files of a split of a task in a folder, by name."""
+        return features_in(folder, f"glue-{task}-{split}")
 
     def find_all(self, folder: Path, task: str | None = None) -> list[Path]:
         """Return the files of a task in a folder that are not of its training table, in the order of its splits.
@@ -185,12 +160,16 @@ class GlueForm(FeatureForm[Settings, GlueFeatures]):
             raise InputError("data-ambiguous", f"{folder} holds features of {', '.join(tasks)}: choose one with --task")
         names = [task] if task is not None else tasks
         splits = [(name, split) for name in names for split in TASKS[name].splits if split != TRAIN]
-        found = [self.find(folder, split, group=name) for name, split in splits if self.files_in(folder, split, name)]
+        found = [
+            find_features(folder, f"glue-{name}-{split}")
+            for name, split in splits
+            if self.files_in(folder, split, name)
+        ]
         if not found:
             raise InputError(
                 "data-unprepared",
                 f"{folder} holds no GLUE features of {task or 'any task'} to predict: create them with "
-                f"`{self.command(None, task, output=folder)}`",
+                f"`bertbench data glue --tasks {task or 'TASK'}`",
             )
         return found
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from bert.data.columns import Columns
+from bert.data.features import Columns, Summary, make_features, vocabulary_notes, vocabulary_settings
 from bert.data.finished import Counts
 from bert.data.pool import Progress
-from bert.data.preparation import Source, Summary, examples_of, keep_or_make, new_folder, other_files, vocabulary_notes
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.glue.config import GlueConfig
-from bert.tasks.glue.features import FORM, Settings, make_parts
+from bert.tasks.glue.features import Settings, make_columns
 from bert.tasks.glue.hub import read_hub
 from bert.tasks.glue.tables import (
     GlueRow,
@@ -29,8 +28,6 @@ from common.errors import InputError
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlueSummary(Summary):
     """Result for one table."""
-
-    TOLD = ("task", "split", "source", "features", "text", "kept", "counts", "examples", "seconds", "notes")
 
     task: str
     split: str
@@ -52,13 +49,12 @@ def prepare(config: GlueConfig, progress: Progress) -> list[GlueSummary]:
     """
     vocabulary = None if config.vocab is None else load_vocabulary(config.vocab, config.lower_case)
     done: list[GlueSummary] = []
-    with new_folder(config.output):
-        tables = _found(config)
-        for number, spec in enumerate(tables):
-            progress("tasks of GLUE", number, len(tables))
-            for split, table, seconds in _tables(config, spec):
-                done.append(_prepare(config, spec, split, table, vocabulary, seconds))
-            progress("tasks of GLUE", number + 1, len(tables))
+    tables = _found(config)
+    for number, spec in enumerate(tables):
+        progress("tasks of GLUE", number, len(tables))
+        for split, table, seconds in _tables(config, spec):
+            done.append(_prepare(config, spec, split, table, vocabulary, seconds))
+        progress("tasks of GLUE", number + 1, len(tables))
     if config.input is not None:
         notes = [note for spec in tables for note in missing_tables(config.input, spec)]
         done[0] = replace(done[0], notes=(*notes, *done[0].notes))
@@ -107,26 +103,16 @@ def _prepare(
     config: GlueConfig, spec: GlueSpec, split: str, table: GlueTable, vocabulary: Vocabulary | None, seconds: float
 ) -> GlueSummary:
     began = time.monotonic()
-    notes: list[str] = []
     counts, features, kept = table.counts, None, False
     if vocabulary is not None:
         assert config.vocab is not None
         settings = Settings(
-            task=spec.name,
-            split=split,
-            lower_case=config.lower_case,
-            vocabulary=vocabulary.fingerprint,
-            vocab_size=len(vocabulary.pieces),
-            max_seq_length=config.max_seq_length,
+            task=spec.name, split=split, **vocabulary_settings(vocabulary), max_seq_length=config.max_seq_length
         )
-        source = Source(
-            content=table.fingerprint,
-            settings=settings,
-            origin={"table": str(table.source)},
-            make=partial(_make, table, settings, vocabulary),
+        make = partial(_make, table, settings, vocabulary)
+        features, counts, kept = make_features(
+            config.output, settings, Path(table.source), table.fingerprint, config.vocab, make
         )
-        features, counts, kept = keep_or_make(FORM, config.output, source, vocabulary, config.vocab, notes)
-        notes += other_files(FORM, features, settings)
     text = None
     if config.text is not None and split == TRAIN:
         text = config.text / f"{spec.name}.txt"
@@ -137,17 +123,17 @@ def _prepare(
         kept=kept,
         counts=counts,
         seconds=seconds + time.monotonic() - began,
-        notes=(*_notes(counts, table.source), *notes, *(vocabulary_notes(vocabulary) if vocabulary else ())),
+        notes=(*_notes(counts, table.source), *(vocabulary_notes(vocabulary) if vocabulary else ())),
         task=spec.name,
         split=split,
         text=text,
     )
 
 
-def _make(table: GlueTable, settings: Settings, vocabulary: Vocabulary) -> tuple[list[Columns], Counts]:
+def _make(table: GlueTable, settings: Settings, vocabulary: Vocabulary) -> tuple[Columns, Counts]:
     counts = Counts()
     counts.merge(table.counts.to_json())
-    return list(make_parts(table, settings, vocabulary, counts)), counts
+    return make_columns(table, settings, vocabulary, counts), counts
 
 
 def _text(rows: Iterable[GlueRow]) -> str:
@@ -160,5 +146,5 @@ def _notes(counts: Counts, source: Path) -> list[str]:
     for name, count in counts.numbers.items():
         if (name.startswith("left out") or name == "empty sentences") and count:
             what = f"{count:,} row(s) {name}" if name.startswith("left out") else f"{count:,} row(s) with an empty text"
-            said.append(f"{source}: {what}: {'; '.join(examples_of(counts, name))}")
+            said.append(f"{source}: {what}: {'; '.join(counts.names.get(name, [])[:3])}")
     return said

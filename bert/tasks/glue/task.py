@@ -82,7 +82,7 @@ class GlueTask(ClassificationTask):
 
     def prepare_command(self, seq_len: int) -> str:
         """The command that makes features."""
-        return FORM.command(max_seq_length=seq_len)
+        return f"bertbench data glue --input FOLDER --vocab VOCAB.txt --max-seq-length {seq_len}"
 
     def next_command(self, trained: Trained) -> list[str] | None:
         """Answers to all tables of the task beside the one it was trained on, or to those it was evaluated on."""

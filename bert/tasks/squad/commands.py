@@ -1,7 +1,6 @@
 """`bertbench data squad`, `predict squad` and `eval squad`."""
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +18,11 @@ from bert.tasks.commands import (
     timed,
 )
 from bert.tasks.squad.config import SquadConfig
-from common.errors import UsageError
 
 if TYPE_CHECKING:
     from bert.tasks.squad.predictions import Answers
     from bert.tasks.squad.prepare import SquadSummary
     from bert.tasks.squad.scores import Scores
-
-_SHOWN = (
-    ("contexts", "contexts"),
-    ("questions", "questions"),
-    ("impossible questions", "impossible"),
-    ("windows", "windows"),
-)
 
 
 class Prepare(PrepareCommand):
@@ -45,24 +36,25 @@ class Prepare(PrepareCommand):
 
     def facts(self, summary: "SquadSummary") -> list[tuple[str, object]]:
         """Return the facts about one input."""
+        from bert.data.features import left_out
+
         counts, settings = summary.counts, summary.settings
-        left_out = sum(count for name, count in counts.numbers.items() if name.startswith("left out"))
+        workers = f"{summary.workers} process{'es' * (summary.workers > 1)}, {summary.mode}"
         rows: list[tuple[str, object]] = [("input", f"{summary.input}: SQuAD {settings.version}, for {settings.split}")]
-        rows += [(title, f"{counts.get(name):,}") for name, title in _SHOWN if counts.get(name) or name == "windows"]
-        rows.append(("left out", f"{left_out:,} questions"))
+        rows += [
+            (name, f"{counts.get(name):,}") for name in ("contexts", "questions", "impossible questions", "windows")
+        ]
+        rows.append(("left out", f"{sum(left_out(counts).values()):,} questions"))
         if settings.split == "training":
             kind = "left out" if settings.drop_unanswerable_windows else "kept, with [CLS] as target"
             rows.append(("no answer", f"{counts.get('windows without the answer'):,} windows, {kind}"))
-        windows = max(1, counts.get("windows"))
-        mean = counts.get("window tokens") / windows
-        rows.append(("tokens", f"{mean:.1f} per window, {settings.max_seq_length} at most"))
-        if summary.kept:
-            rows.append(("time", "finished before"))
-        else:
-            workers = f"{summary.workers} process{'es' * (summary.workers > 1)}"
-            rows.append(("time", f"{summary.seconds:.1f} s with {workers}, {summary.mode}"))
-        rows.append(("features", str(summary.features)))
-        return rows
+        mean = counts.get("window tokens") / max(1, counts.get("windows"))
+        return [
+            *rows,
+            ("tokens", f"{mean:.1f} per window, {settings.max_seq_length} at most"),
+            ("time", "finished before" if summary.kept else f"{summary.seconds:.1f} s with {workers}"),
+            ("features", str(summary.features)),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +69,7 @@ class PredictOptions:
     out: Path = Path("runs/predictions")
     """Folder for the predictions."""
     vocab: Path | None = None
-    """vocab.txt that the features were made with; default the path recorded in the features."""
+    """vocab.txt that the features were made with; default the one beside the features."""
     n_best_size: int = 20
     """Best starts and ends per window, and answers per question, to keep."""
     max_answer_length: int = 30
@@ -99,32 +91,31 @@ class Predict(TaskCommand):
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write the files of the official scripts."""
+        from bert.data.features import made_of, vocabulary_of
         from bert.predict import open_model
         from bert.tasks.squad.evaluation import window_logits
-        from bert.tasks.squad.features import FORM
+        from bert.tasks.squad.features import open_features
         from bert.tasks.squad.predictions import NBestOptions, WindowLogits, decode
         from bert.tasks.squad.task import SquadTask
         from common.atomic import check_writable
 
-        wanted = NBestOptions(
+        limits = NBestOptions(
             n_best_size=options.n_best_size,
             max_answer_length=options.max_answer_length,
             null_threshold=options.null_threshold,
         )
-        features = FORM.open(options.features, "evaluation")
-        vocabulary = FORM.vocabulary_of(options.features, features.settings, options.vocab)
+        features = open_features(options.features, "evaluation")
+        vocabulary = vocabulary_of(options.features, features.settings, options.vocab)
         data = DataIdentity.of(options.features, features.rows)
         opened = open_model(host.checkpoint(options.checkpoint), SquadTask(), data, host.note)
-        if len(features):
-            check_positions(opened, int(features.lengths.max()), options.features)
+        check_positions(opened, int(features.lengths.max(initial=0)), options.features)
         check_writable(options.out)
         ready = host.ready(opened)
         (start, end), seconds = timed(host, "windows", len(features), lambda told: window_logits(ready, features, told))
-        offsets = features.input_ids.offsets
-        answers = decode(features, WindowLogits(start, end, offsets - offsets[0]), vocabulary, wanted)
-        written = answers.write(options.out)
-        dataset = FORM.made_of(options.features, "evaluation")
-        found = {
+        answers = decode(features, WindowLogits(start, end, features.input_ids.offsets), vocabulary, limits)
+        written = [str(path) for path in answers.write(options.out)]
+        dataset = made_of(options.features, "squad-evaluation")
+        document = {
             "checkpoint": str(opened.source),
             "features": str(options.features),
             "dataset": None if dataset is None else str(dataset),
@@ -132,32 +123,26 @@ class Predict(TaskCommand):
             "windows": len(features),
             "seconds": seconds,
             "windows_per_second": len(features) / seconds,
-            "written": [str(path) for path in written],
+            "written": written,
         }
-        return Outcome(document=found, shown=[_predicted(found, answers)], following=_evaluation(found))
+        following = None
+        if dataset is not None:
+            following = ["eval", "squad", "--dataset", str(dataset), "--predictions", written[-1]]
+            odds = [path for path in written if path.endswith("null_odds.json")]
+            following += ["--na-prob", odds[0]] if odds else []
+        return Outcome(document=document, shown=[_predicted(document, answers)], following=following)
 
 
-def _predicted(found: dict[str, Any], answers: "Answers") -> list[tuple[str, object]]:
+def _predicted(document: dict[str, Any], answers: "Answers") -> list[tuple[str, object]]:
     empty = sum(not answer for answer in answers.predictions.values())
-    rows = [
-        ("checkpoint", found["checkpoint"]),
-        ("questions", f"{found['questions']:,}, {empty:,} answered with nothing"),
-        ("windows", rate(found["windows"], found["seconds"])),
+    without = len(answers.without_windows) + len(answers.without_spans)
+    return [
+        ("checkpoint", document["checkpoint"]),
+        ("questions", f"{document['questions']:,}, {empty:,} answered with nothing"),
+        ("windows", rate(document["windows"], document["seconds"])),
+        *([("no span", f"{without:,} questions without any span that can be an answer")] if without else []),
+        *(("wrote", path) for path in document["written"]),
     ]
-    if answers.without_windows:
-        rows.append(("no window", f"{len(answers.without_windows):,} questions, answered with nothing"))
-    if answers.without_spans:
-        rows.append(("no span", f"{len(answers.without_spans):,} questions without any span that can be an answer"))
-    rows += [("wrote", path) for path in found["written"]]
-    return rows
-
-
-def _evaluation(found: dict[str, Any]) -> list[str] | None:
-    if found["dataset"] is None:
-        return None
-    words = ["eval", "squad", "--dataset", found["dataset"], "--predictions", found["written"][-1]]
-    odds = [path for path in found["written"] if path.endswith("null_odds.json")]
-    return [*words, *(["--na-prob", odds[0]] if odds else [])]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,11 +161,6 @@ class EvalOptions:
     out: Path | None = None
     """Folder for scores.json and, with --na-prob, pictures; default no files."""
 
-    def __post_init__(self) -> None:
-        """Refuse a threshold without meaning."""
-        if self.threshold is not None and math.isnan(self.threshold):
-            raise UsageError("option-value", "--threshold nan is no number: give one such as 0")
-
 
 class Eval(TaskCommand):
     """Score predictions exactly as the official scripts of SQuAD 1.1 and 2.0 do.
@@ -195,69 +175,53 @@ class Eval(TaskCommand):
 
     def run(self, options: EvalOptions, host: Host) -> Outcome:
         """Score the predictions."""
-        from bert.tasks.squad.score_files import read_golds, read_null_odds, read_predictions
+        from bert.tasks.squad.reading import read_answers, read_golds
         from bert.tasks.squad.scores import score
 
         golds = read_golds(options.dataset)
-        notes: list[str] = []
-        predictions = read_predictions(options.predictions, notes)
-        null_odds = None if options.na_prob is None else read_null_odds(options.na_prob, notes)
-        found = score(golds, predictions, null_odds, options.threshold)
-        found = replace(found, notes=(*found.notes, *notes))
+        predictions = read_answers(options.predictions, str)
+        null_odds = None if options.na_prob is None else read_answers(options.na_prob, float)
+        scores = score(golds, predictions, null_odds, options.threshold)
         about = {"task": "squad", "dataset": str(options.dataset), "predictions": str(options.predictions)}
-        document = {**about, **found.to_json()}
-        curves = found.analysis.curves.items() if found.analysis is not None and found.analysis.null_odds else ()
-        drawn = {name: (one.precisions, one.recalls, one.average_precision) for name, one in curves}
-        return Outcome(document=document, shown=[*_scored(found), *_remarks(found)], drawn=drawn)
+        curves = {
+            name: (curve.precisions, curve.recalls, curve.average_precision)
+            for name, curve in scores.curves.items()
+            if len(curve.precisions) > 1
+        }
+        return Outcome(document={**about, **scores.to_json()}, shown=_scored(scores), drawn=curves)
 
 
-def _scored(found: "Scores") -> list[Shown]:
-    values, head = found.values, f"SQuAD {found.version}, {found.questions:,} questions"
-    if found.version == "1.1":
-        return [head, [("exact match", f"{values['exact_match']:.3f} %"), ("F1", f"{values['f1']:.3f} %")]]
-
-    def row(name: str, exact: str, f1: str, questions: str = "") -> tuple[str, ...]:
-        return name, *(f"{values[score]:.3f} %" if score else "" for score in (exact, f1)), questions
-
-    rows: list[tuple[str, ...]] = []
-    for name, prefix in (("all", ""), ("with answer", "HasAns_"), ("without answer", "NoAns_")):
-        if f"{prefix}total" in values:
-            rows.append(row(name, f"{prefix}exact", f"{prefix}f1", f"{values[f'{prefix}total']:,}"))
-    if found.analysis is not None:
-        limits = [f"{values[f'best_{score}_thresh']:.4g}" for score in ("exact", "f1")]
-        rows += [row("best", "best_exact", "best_f1"), ("  at threshold", *limits, "")]
-        if found.analysis.curves:
-            rows += [row("avg. precision", "pr_exact_ap", "pr_f1_ap"), row("  if all right", "", "pr_oracle_ap")]
-    return [head, Grid(("", "exact match", "F1", "questions"), rows)]
-
-
-def _remarks(found: "Scores") -> list[str]:
-    notes = [f"note: {note}" for note in found.notes]
-    if found.missing:
-        notes.append(
-            f"missing: {len(found.missing):,} question(s) without a prediction, each is 0: {some_of(found.missing)}"
+def _scored(scores: "Scores") -> list[Shown]:
+    values, shown = scores.values, [f"SQuAD {scores.version}, {scores.questions:,} questions"]
+    if scores.version == "1.1":
+        facts = [(name, f"{values[key]:.3f} %") for name, key in (("exact match", "exact_match"), ("F1", "f1"))]
+        return [*shown, facts, *_remarks(scores)]
+    rows = [
+        (name, *(f"{values[key]:.3f} %" if key else "" for key in keys))
+        for name, *keys in (
+            ("all", "exact", "f1"),
+            ("with answer", "HasAns_exact", "HasAns_f1"),
+            ("without answer", "NoAns_exact", "NoAns_f1"),
+            ("best", "best_exact", "best_f1"),
+            ("avg. precision", "pr_exact_ap", "pr_f1_ap"),
+            ("  if all right", "", "pr_oracle_ap"),
         )
-    if found.extra:
-        notes.append(f"extra: {len(found.extra):,} prediction(s) for ids that no question has: {some_of(found.extra)}")
-    if found.analysis is not None and (measures := _answer_nothing(found)):
-        notes.append(
-            f"No threshold gives a better {measures} than to answer no question at all: the official script then says "
-            "threshold 0, which is none to use; take one below every no-answer score."
-        )
-    if found.version == "2.0" and found.analysis is None:
-        notes.append(
-            "Best thresholds, precision-recall curves and histograms need no-answer scores: add "
-            "--na-prob null_odds.json (and --out DIR for the pictures)."
-        )
-    return notes
+        if keys[1] in values
+    ]
+    if "best_f1" in values:
+        rows.append(("best threshold", f"{values['best_exact_thresh']:.4g}", f"{values['best_f1_thresh']:.4g}"))
+    return [*shown, Grid(("", "exact match", "F1"), rows), *_remarks(scores)]
 
 
-def _answer_nothing(found: "Scores") -> str:
-    values = found.values
-    unanswered = 100.0 * values.get("NoAns_total", 0) / values["total"]
-    measures = {"exact": "exact match", "f1": "F1"}
-    return " or ".join(
-        said
-        for name, said in measures.items()
-        if values[f"best_{name}_thresh"] == 0 and values[f"best_{name}"] == unanswered
-    )
+def _remarks(scores: "Scores") -> list[str]:
+    remarks = []
+    if scores.missing:
+        named = some_of(scores.missing)
+        remarks.append(f"missing: {len(scores.missing):,} question(s) without a prediction, each is 0: {named}")
+    if scores.extra:
+        remarks.append(f"extra: {len(scores.extra):,} prediction(s) for unknown ids: {some_of(scores.extra)}")
+    if scores.version == "2.0" and "best_f1" not in scores.values:
+        remarks.append(
+            "Best thresholds and precision-recall curves need no-answer scores: add --na-prob null_odds.json"
+        )
+    return remarks

@@ -1,20 +1,17 @@
 """Options of `bertbench data squad`, checked."""
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from bert.data.preparation import check_inputs, split_by_name
-from bert.tasks.squad.features import Settings
+from bert.data.features import check_inputs, split_by_name
 from bert.tasks.squad.windows import SPECIAL_TOKENS
 from common.errors import UsageError
 from common.flags import flag
 
 Mode = Literal["merge", "spill"]
-_DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Settings)}
 _WORDS = {"training": ("train",), "evaluation": ("dev", "test", "valid", "eval")}
-DEFAULT_OUTPUT = Path("runs/squad")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +22,7 @@ class SquadConfig:
     """SQuAD 1.1 or 2.0 files, JSON or .gz; each becomes one file of features."""
     vocab: Path
     """BERT vocab.txt."""
-    output: Path = DEFAULT_OUTPUT
+    output: Path = Path("runs/squad")
     """Folder for the features."""
     split: Literal["training", "evaluation"] | None = None
     """Split of the inputs; default from their names: train, or dev, test, valid, eval in them."""
@@ -33,11 +30,11 @@ class SquadConfig:
     """Required version of the input; auto accepts both."""
     lower_case: bool = True
     """Text is lower-cased, as for uncased models; --no-lower-case keeps case, for a cased vocabulary."""
-    max_seq_length: int = _DEFAULTS["max_seq_length"]
+    max_seq_length: int = 384
     """Maximum tokens of a window: [CLS] question [SEP] document [SEP]."""
-    doc_stride: int = _DEFAULTS["doc_stride"]
+    doc_stride: int = 128
     """Document tokens between the starts of two windows."""
-    max_query_length: int = _DEFAULTS["max_query_length"]
+    max_query_length: int = 64
     """Maximum word pieces of the question; longer questions are truncated."""
     drop_unanswerable_windows: bool = False
     """Skip windows of a training question that do not contain its whole answer."""
@@ -48,23 +45,17 @@ class SquadConfig:
 
     def __post_init__(self) -> None:
         """Refuse invalid options."""
-        check_inputs(
-            self.input,
-            self.split,
-            "DATASET.json: SQuAD 1.1 or 2.0 (`bertbench data download squad` gets it)",
-        )
-        for name in ("doc_stride", "max_query_length"):
-            if getattr(self, name) < 1:
-                raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
-        if self.workers is not None and self.workers < 1:
-            raise UsageError("option-value", f"--workers {self.workers} must be at least 1")
+        check_inputs(self.input, self.split, "DATASET.json: SQuAD 1.1 or 2.0 (`bertbench data download squad` gets it)")
+        for name in ("doc_stride", "max_query_length", "workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError("option-value", f"{flag(name)} {value} must be at least 1")
         smallest = self.max_query_length + SPECIAL_TOKENS + 1
         if self.max_seq_length < smallest:
             raise UsageError(
                 "option-value",
-                f"--max-seq-length {self.max_seq_length} has no room for a question of --max-query-length "
-                f"{self.max_query_length} word pieces, {SPECIAL_TOKENS} special tokens and a document: give {smallest} "
-                "or more, or a smaller --max-query-length",
+                f"--max-seq-length {self.max_seq_length} has no room for --max-query-length {self.max_query_length}, "
+                f"{SPECIAL_TOKENS} special tokens and a document: give {smallest} or more",
             )
         if self.drop_unanswerable_windows and self.split == "evaluation":
             raise UsageError(

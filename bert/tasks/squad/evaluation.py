@@ -1,7 +1,6 @@
 """Evaluate question answering: the logits of all windows from all ranks, decoded and scored by the official rules."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +8,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bert.data.features import vocabulary_of
 from bert.data.loading.order import spread
 from bert.data.rows import Int64
 from bert.model.heads import BertForQuestionAnswering
 from bert.optim.precision import Precision
 from bert.tasks.base import DataSpec, Evaluation, Ready
 from bert.tasks.evaluation import outputs
-from bert.tasks.squad.features import SquadFeatures
+from bert.tasks.squad.features import SquadFeatures, open_features
 from bert.tasks.squad.predictions import WindowLogits, decode
-from bert.tasks.squad.score_files import Golds, golds_of
+from bert.tasks.squad.reading import golds_of
 from bert.tasks.squad.scores import score
-from bert.tasks.squad.source import open_evaluation
 from common.errors import UsageError
 
 # Of SQuAD 1.1's scores: the name that 2.0 has for the same.
@@ -27,18 +26,14 @@ _SAME = {"exact_match": "exact"}
 
 
 class Questions:
-    """The questions of a features file, or `samples` of them, spread evenly; the windows are shared by the ranks.
-
-    Raises:
-        InputError: there are no features, they are damaged, their windows are longer than those that are trained on,
-            no question has a window, or the vocabulary they were made with is not to be found.
-    """
+    """The questions of a features file, or `samples` of them, spread evenly; the windows are shared by the ranks."""
 
     def __init__(self, spec: DataSpec, source: Path, samples: int = 0) -> None:
-        self.features, self._vocabulary = open_evaluation(source, spec.seq_len)
+        self.features = open_features(source, "evaluation")
+        self._vocabulary = vocabulary_of(source, self.features.settings)
         self._spec = spec
         self._questions = spread(len(self.features.question_ids), samples)
-        self._golds = _some_of(golds_of(self.features), self._questions)
+        self._golds = golds_of(self.features, self._questions.tolist())
         self.fingerprint = f"{self.features.fingerprint}/{len(self._questions)}"
 
     def measure(self, model: torch.nn.Module, device: torch.device, precision: Precision) -> torch.Tensor:
@@ -56,16 +51,17 @@ class Questions:
     def score(self, total: torch.Tensor) -> Evaluation:
         """Decode and score the logits of all windows. Raises InputError if one is not a finite number."""
         start, end = total.numpy().astype(np.float32).reshape(2, -1)
-        offsets = self.features.input_ids.offsets
-        answers = decode(self.features, WindowLogits(start, end, offsets - offsets[0]), self._vocabulary, n_best=False)
-        wanted = set(self._golds.ids)
-        predictions = {name: text for name, text in answers.predictions.items() if name in wanted}
-        odds = {name: value for name, value in answers.null_odds.items() if name in wanted}
-        found = score(self._golds, predictions, odds or None).values
-        values = {_SAME.get(name, name): float(value) for name, value in found.items()}
-        totals = {name: int(value) for name, value in found.items() if name.endswith("total") and name != "total"}
-        kept = {name: value for name, value in values.items() if not name.startswith("pr_") and "total" not in name}
-        return Evaluation(values=kept, samples=len(self._questions), counts=totals)
+        logits = WindowLogits(start, end, self.features.input_ids.offsets)
+        answers = decode(self.features, logits, self._vocabulary, n_best=False)
+        predictions = {name: answers.predictions[name] for name in self._golds.ids}
+        odds = {name: answers.null_odds[name] for name in self._golds.ids if name in answers.null_odds}
+        scores = score(self._golds, predictions, odds or None).values
+        shown = {name: value for name, value in scores.items() if not name.startswith("pr_") and "total" not in name}
+        return Evaluation(
+            values={_SAME.get(name, name): float(value) for name, value in shown.items()},
+            samples=len(self._questions),
+            counts={name: int(value) for name, value in scores.items() if name.endswith("_total")},
+        )
 
 
 def window_logits(
@@ -99,15 +95,7 @@ def put_values(features: SquadFeatures, numbers: Int64, values: npt.NDArray[Any]
         values: one value for each token of each window; those of padding are left out.
         flat: receives them, real tokens of all windows one after another [sum of lengths].
     """
-    offsets = features.input_ids.offsets
-    begins = offsets[numbers]
+    begins, lengths = features.input_ids.offsets[numbers, None], features.lengths[numbers, None]
     column = np.arange(values.shape[1])
-    real = column < (offsets[numbers + 1] - begins)[:, None]
-    flat[(begins[:, None] - offsets[0] + column)[real]] = values[real]
-
-
-def _some_of(golds: Golds, questions: Int64) -> Golds:
-    numbers = questions.tolist()
-    return replace(
-        golds, ids=tuple(golds.ids[n] for n in numbers), answers=tuple(golds.answers[n] for n in numbers), notes=()
-    )
+    real = column < lengths
+    flat[(begins + column)[real]] = values[real]

@@ -4,23 +4,19 @@ P contexts, Q questions, W windows (one question has one or more, in order, and 
 rows of different lengths are Ragged: padding is stored nowhere.
 """
 
-import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.columns import IDS, TEXT, Column, Columns
-from bert.data.features import FeatureForm, FeatureSettings
-from bert.data.rows import Int64, Ragged, TokenRows
-from bert.data.vocabulary import Vocabulary
-from bert.tasks.squad.reading import content_of, fingerprint_of_content
+from bert.data.features import Columns, FeatureFile, FeatureSettings, read_features
+from bert.data.rows import Int64, Ragged, TokenRows, join_offsets
 from common.errors import InputError
 
 Int32 = npt.NDArray[np.int32]
-Bytes = npt.NDArray[np.uint8]
 
 FIRST_UNIQUE_ID = 1_000_000_000
 """Window i has the unique id FIRST_UNIQUE_ID + i, as in google-research/bert."""
@@ -34,29 +30,32 @@ class Settings(FeatureSettings):
     """'training' (questions whose answer cannot be found are left out, windows have targets) or 'evaluation'."""
     version: str
     """'1.1' or '2.0'."""
-    max_seq_length: int = 384
-    """Maximum tokens of a window: [CLS] question [SEP] document [SEP]."""
-    doc_stride: int = 128
+    doc_stride: int
     """Document tokens from the beginning of one window to that of the next."""
-    max_query_length: int = 64
+    max_query_length: int
     """Word pieces of the question; the rest is cut."""
     drop_unanswerable_windows: bool = False
     """Windows that do not hold the whole answer of their question are left out (the split 'training' only)."""
 
+    @property
+    def kind(self) -> str:
+        """Split and version."""
+        return f"squad-{self.split}-v{self.version}"
 
-@dataclass(frozen=True, slots=True)
+    @property
+    def lengths(self) -> tuple[object, ...]:
+        """Window, stride and question, and whether windows without the answer were left out."""
+        answered = ("answered",) if self.drop_unanswerable_windows else ()
+        return self.max_seq_length, self.doc_stride, self.max_query_length, *answered
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SquadFeatures:
-    """The windows of one file of questions, all columns read-only (mapped from the file where it was read from one)."""
+    """The windows of one file of questions."""
 
     settings: Settings
     fingerprint: str
     """Hash of the settings and the dataset's content."""
-    pad_id: int
-    """Id of [PAD]."""
-    cls_id: int
-    """Id of [CLS]."""
-    sep_id: int
-    """Id of [SEP]."""
     contexts: Ragged
     """Texts of the contexts, UTF-8 bytes [P]."""
     tokens: Ragged
@@ -123,96 +122,54 @@ class SquadFeatures:
             fingerprint=self.fingerprint,
             vocab_size=self.settings.vocab_size,
             vocabulary=self.settings.vocabulary,
-            pad_id=self.pad_id,
+            pad_id=self.settings.pad_id,
             max_seq_length=self.settings.max_seq_length,
         )
 
 
-_INT32 = ("<i4",)
-_ENDS = ("<i8",)
+_NUMBERS = {"question_context": "contexts.offsets", "window_question": "question_context"}
+"""Columns of numbers, and the column that has an entry for each of the things they number."""
+_ENDS = ("question_answers", "question_windows")
 
 
-_COLUMNS = {
-    "contexts": Column("context", TEXT, "ragged"),
-    "tokens": Column("context", IDS, "ragged", of="token"),
-    "token_words": Column("token", _INT32),
-    "question_ids": Column("question", TEXT, "ragged"),
-    "questions": Column("question", TEXT, "ragged"),
-    "queries": Column("question", IDS, "ragged"),
-    "question_context": Column("question", _INT32, of="context"),
-    "impossible": Column("question", ("|b1",)),
-    "answers": Column("answer", TEXT, "ragged"),
-    "question_answers": Column("question", _ENDS, "ends", of="answer"),
-    "question_windows": Column("question", _ENDS, "ends", of="window"),
-    "window_question": Column("window", _INT32, of="question"),
-    "window_first": Column("window", _INT32),
-    "window_tokens": Column("window", _INT32),
-    "input_ids": Column("window", IDS, "ragged"),
-    "max_context": Column("window", TEXT, "ragged"),
-    "start_positions": Column("window", _INT32),
-    "end_positions": Column("window", _INT32),
-}
-_INPUTS = {"training": "TRAIN.json", "evaluation": "DEV.json", "": "DATASET.json"}
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Return the columns of a file from those of its parts, in order; each part numbers its own things from 0."""
+    found = {}
+    for name in parts[0]:
+        columns = [part[name] for part in parts]
+        if name.endswith(".offsets") or name in _ENDS:
+            found[name] = join_offsets(columns)
+            continue
+        if name in _NUMBERS:
+            of = _NUMBERS[name]
+            counts = [len(part[of]) - of.endswith(".offsets") for part in parts]
+            before = np.cumsum([0, *counts[:-1]], dtype=np.int32)
+            columns = [column + shift for column, shift in zip(columns, before, strict=True)]
+        found[name] = np.concatenate(columns)
+    return found
 
 
-class SquadForm(FeatureForm[Settings, SquadFeatures]):
-    """Feature files of SQuAD; each stores the ids of the vocabulary's special pieces."""
-
-    task = "squad"
-    title = "SQuAD"
-    settings = Settings
-    columns = _COLUMNS
-    further = "special_ids"
-    inputs = _INPUTS
-
-    def whole(self, settings: Settings, fingerprint: str, further: str, columns: Columns) -> SquadFeatures:
-        """Make features of columns."""
-        special = json.loads(further)
-        fields: dict[str, Any] = {
-            name: Ragged(columns[f"{name}.values"], columns[f"{name}.offsets"])
-            if column.kind == "ragged"
-            else columns[name]
-            for name, column in self.columns.items()
-        }
-        return SquadFeatures(
-            settings=settings,
-            fingerprint=fingerprint,
-            pad_id=int(special["pad"]),
-            cls_id=int(special["cls"]),
-            sep_id=int(special["sep"]),
-            **fields,
-        )
-
-    def further_of(self, vocabulary: Vocabulary) -> str:
-        """Return the ids of special pieces."""
-        special = {"pad": vocabulary.pad_id, "cls": vocabulary.cls_id, "sep": vocabulary.sep_id}
-        return json.dumps(special, sort_keys=True)
-
-    def kind(self, settings: Settings) -> tuple[str, ...]:
-        """Split and version."""
-        return settings.split, f"v{settings.version}"
-
-    def lengths(self, settings: Settings) -> tuple[object, ...]:
-        """Stride and question, and whether windows without the answer were left out."""
-        answered = ("answered",) if settings.drop_unanswerable_windows else ()
-        return settings.doc_stride, settings.max_query_length, *answered
-
-    def content_of(self, source: Path) -> str:
-        """Return the hash of a dataset."""
-        return fingerprint_of_content(content_of(source))
-
-
-FORM = SquadForm()
+def open_features(path: Path, split: str) -> SquadFeatures:
+    """Read the features of a split, a file or the only one in a folder. Raises InputError, SchemaError."""
+    return _features(read_features(path, f"squad-{split}"))
 
 
 def find_features(path: Path, split: str, seq_len: int) -> SquadFeatures:
     """Open features whose windows have up to `seq_len` tokens."""
-    features = FORM.open(path, split)
+    features = open_features(path, split)
     longest = features.settings.max_seq_length
     if longest != seq_len:
         raise InputError(
             "data-mismatch",
             f"the windows in {path} have up to {longest} tokens, not {seq_len}: use {longest}, or create others with "
-            f"`{FORM.command('training', max_seq_length=seq_len)}`",
+            f"`bertbench data squad --max-seq-length {seq_len}`",
         )
     return features
+
+
+def _features(file: FeatureFile) -> SquadFeatures:
+    columns: dict[str, Any] = {
+        field.name: file.ragged(field.name) if field.type is Ragged else file.columns[field.name]
+        for field in fields(SquadFeatures)[2:]
+    }
+    return SquadFeatures(settings=Settings(**file.header.settings), fingerprint=file.header.fingerprint, **columns)

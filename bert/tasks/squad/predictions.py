@@ -37,35 +37,16 @@ class WindowLogits:
     """Window i has start[offsets[i] : offsets[i + 1]]: [W + 1]."""
 
     def check(self, features: SquadFeatures) -> None:
-        """Check the logits against the windows.
-
-        Raises:
-            InputError: they belong to other windows, or one is NaN or infinite; the message names the question.
-        """
-        if not np.array_equal(self.offsets, features.input_ids.offsets - features.input_ids.offsets[0]):
-            raise InputError(
-                "answers-invalid",
-                f"the logits of {len(self.offsets) - 1:,} windows with {int(self.offsets[-1]):,} tokens do not match "
-                f"the features, which have {len(features):,} windows with {int(features.lengths.sum()):,} tokens; "
-                "predict again",
-            )
+        """Refuse logits that are NaN or infinite. Raises InputError that names the first question."""
         for name, values in (("start", self.start), ("end", self.end)):
-            if values.shape != (self.offsets[-1],):
-                raise InputError(
-                    "answers-invalid",
-                    f"{values.shape} {name} logits were given, but each token needs one, "
-                    f"{int(self.offsets[-1]):,} in all: predict again",
-                )
             wrong = np.flatnonzero(~np.isfinite(values))
             if len(wrong):
                 window = int(np.searchsorted(self.offsets, wrong[0], side="right")) - 1
-                question = int(features.window_question[window])
+                question = features.question_ids.text(int(features.window_question[window]))
                 raise InputError(
                     "logits-not-finite",
-                    f"the model outputs the {name} logit {values[wrong[0]]} for question "
-                    f"{features.question_ids.text(question)!r} (window {window}), and {len(wrong):,} non-finite logits "
-                    "in all: its weights are damaged or the precision overflows; use other weights or --precision "
-                    "fp32",
+                    f"the model outputs the {name} logit {values[wrong[0]]} for question {question!r}: its weights are "
+                    "damaged or the precision overflows; use other weights or --precision fp32",
                 )
 
 
@@ -278,8 +259,6 @@ class Answers:
     """Ids of questions without a window (empty contexts); answered ""."""
     without_spans: tuple[str, ...]
     """Ids of questions none of whose spans can be an answer; answered ""."""
-    duplicates: int
-    """Questions that have the id of an earlier one, whose answer they replace."""
 
     def write(self, folder: Path) -> list[Path]:
         """Write predictions.json and, where there are any, nbest_predictions.json and null_odds.json.
@@ -305,7 +284,7 @@ def decode(
     features: SquadFeatures,
     logits: WindowLogits,
     vocabulary: Vocabulary,
-    options: NBestOptions | None = None,
+    options: NBestOptions = NBestOptions(),
     *,
     n_best: bool = True,
 ) -> Answers:
@@ -315,14 +294,12 @@ def decode(
         features: W windows; the version of their settings decides whether "" can be an answer.
         logits: of all W windows.
         vocabulary: the one the features were made with.
-        options: limits; None = the published ones.
+        options: limits; the published ones by default.
         n_best: keep the n-best lists, too; the answers alone take a fraction of the time.
 
     Raises:
-        InputError: logits of other windows, NaN or infinite ones, or another vocabulary.
+        InputError: a logit is NaN or infinite.
     """
-    options = options or NBestOptions()
-    _check_vocabulary(features, vocabulary)
     logits.check(features)
     nulls = null_scores(features, logits) if features.settings.version == "2.0" else None
     project = Projector(features, vocabulary.pieces).text
@@ -350,19 +327,7 @@ def decode(
             lists[name] = _with_probabilities(entries)
         if not spans:
             (without_spans if has_windows[question] else without_windows).append(name)
-    duplicates = len(contexts) - len(predictions)
-    return Answers(predictions, lists, null_odds, tuple(without_windows), tuple(without_spans), duplicates)
-
-
-def _check_vocabulary(features: SquadFeatures, vocabulary: Vocabulary) -> None:
-    settings = features.settings
-    if vocabulary.fingerprint != settings.vocabulary:
-        raise InputError(
-            "vocabulary-mismatch",
-            f"the vocabulary ({len(vocabulary.pieces):,} pieces, fingerprint {vocabulary.fingerprint}) is not that of "
-            f"the features ({settings.vocab_size:,} pieces, fingerprint {settings.vocabulary}): give the vocab.txt "
-            "and the casing of the features",
-        )
+    return Answers(predictions, lists, null_odds, tuple(without_windows), tuple(without_spans))
 
 
 def _spans_of_questions(

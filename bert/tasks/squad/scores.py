@@ -7,32 +7,17 @@ answer). Missing predictions count as 0, all of them too; the script of 1.1 does
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from bert.tasks.squad.score_files import Golds
+from bert.tasks.squad.reading import Golds
 from common.errors import InputError, UsageError
 
 USUAL_THRESHOLD = 1.0
 """A question whose no-answer score is above this counts as answered with "" (the official script's default)."""
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = {ord(sign): None for sign in string.punctuation}
-_BEST = ("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh")
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """One predicted question."""
-
-    null_odds: float
-    answered: bool
-    predicted: bool
-    """The prediction is not empty."""
-    exact: float
-    """Its exact match, whatever the no-answer score: 0 or 1."""
-    f1: float
-    """Its F1, whatever the no-answer score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +30,6 @@ class Curve:
     """0 to 1, for the same points."""
     average_precision: float
     """Area below the steps, in percent."""
-
-
-@dataclass(frozen=True, slots=True)
-class NullAnalysis:
-    """Analysis of the no-answer scores."""
-
-    null_odds: tuple[float, ...]
-    """All different ones, ascending."""
-    exact: tuple[float, ...]
-    """Exact match in percent with each of them as the threshold."""
-    f1: tuple[float, ...]
-    """F1 in percent with each of them as the threshold."""
-    best_exact: tuple[float, float]
-    """Highest exact match in percent, and its threshold."""
-    best_f1: tuple[float, float]
-    """Highest F1 in percent, and its threshold."""
-    curves: dict[str, Curve]
-    """'exact', 'f1', 'oracle' (every answer right); empty if no question has an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +46,8 @@ class Scores:
     """Ids of questions without a prediction; each counts as 0."""
     extra: tuple[str, ...]
     """Ids predicted that no question has; they count nothing."""
-    notes: tuple[str, ...]
-    """Notes about the inputs, for people."""
-    analysis: NullAnalysis | None = None
-    """Curves over the no-answer scores (2.0, where they were given)."""
+    curves: dict[str, Curve] = field(default_factory=dict)
+    """'exact', 'f1', 'oracle' (every answer right); empty without no-answer scores, or questions with an answer."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the scores as plain JSON values, without the curves."""
@@ -92,7 +57,6 @@ class Scores:
             "questions": self.questions,
             "missing": list(self.missing),
             "extra": list(self.extra),
-            "notes": list(self.notes),
         }
 
 
@@ -135,15 +99,10 @@ def score(
             f"none of the {len(predictions):,} predictions matches the dataset's {len(known):,} questions: "
             "give the dataset they were made for",
         )
-    notes = list(golds.notes)
     if golds.version == "1.1":
-        return Scores("1.1", _score_1(golds, predictions), len(golds.ids), missing, extra, tuple(notes))
-    usual = USUAL_THRESHOLD if threshold is None else threshold
-    values, analysis = _score_2(golds, predictions, null_odds, usual)
-    if null_odds is not None:
-        unknown = sum(name not in known for name in null_odds)
-        notes += [f"{unknown:,} no-answer score(s) have unknown ids"] * (unknown > 0)
-    return Scores("2.0", values, len(known), missing, extra, tuple(notes), analysis)
+        return Scores("1.1", _score_1(golds, predictions), len(golds.ids), missing, extra)
+    values, curves = _score_2(golds, predictions, null_odds, USUAL_THRESHOLD if threshold is None else threshold)
+    return Scores("2.0", values, len(known), missing, extra, curves)
 
 
 def _score_1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
@@ -159,7 +118,7 @@ def _score_1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
 
 def _score_2(
     golds: Golds, predictions: Mapping[str, str], null_odds: Mapping[str, float] | None, threshold: float
-) -> tuple[dict[str, float], NullAnalysis | None]:
+) -> tuple[dict[str, float], dict[str, Curve]]:
     answered: dict[str, bool] = {}
     raw: dict[str, tuple[int, float]] = {}
     for name, answers in zip(golds.ids, golds.answers, strict=True):
@@ -191,15 +150,28 @@ def _score_2(
             values[f"{prefix}f1"] = _percent((final[name][1] for name in names), len(names))
             values[f"{prefix}total"] = len(names)
     if null_odds is None:
-        return values, None
-    ranked = [
-        Ranked(null_odds[name], answered[name], predictions[name] != "", *raw[name])
-        for name in sorted((name for name in null_odds if name in raw), key=lambda name: null_odds[name])
-    ]
-    analysis = analyze(ranked, questions=len(answered), answerable=sum(answered.values()))
-    values |= zip(_BEST, (*analysis.best_exact, *analysis.best_f1), strict=True)
-    values |= {f"pr_{name}_ap": curve.average_precision for name, curve in analysis.curves.items()}
-    return values, analysis
+        return values, {}
+    ranked = sorted((name for name in null_odds if name in raw), key=null_odds.__getitem__)
+    odds = [null_odds[name] for name in ranked]
+    has_answer = [answered[name] for name in ranked]
+    rights = {
+        "exact": [float(raw[name][0]) for name in ranked],
+        "f1": [raw[name][1] for name in ranked],
+        "oracle": [float(has) for has in has_answer],
+    }
+    for measure in ("exact", "f1"):
+        gains = [
+            right if has else -1 if predictions[name] else 0
+            for name, has, right in zip(ranked, has_answer, rights[measure], strict=True)
+        ]
+        none_answered = sum(not has for has in has_answer)
+        values[f"best_{measure}"], values[f"best_{measure}_thresh"] = _best_threshold(
+            none_answered, gains, odds, len(answered)
+        )
+    answerable = sum(answered.values())
+    curves = {name: _curve(odds, has_answer, right, answerable) for name, right in rights.items()} if answerable else {}
+    values |= {f"pr_{name}_ap": curve.average_precision for name, curve in curves.items()}
+    return values, curves
 
 
 def _percent(values: Iterable[float], total: int) -> float:
@@ -234,66 +206,34 @@ def _f1(found: list[str], wanted: list[str], *, empty_counts: bool) -> float:
     return (2 * precision * recall) / (precision + recall)
 
 
-def analyze(ranked: Sequence[Ranked], questions: int, answerable: int) -> NullAnalysis:
-    """Return thresholds and curves.
-
-    Args:
-        ranked: all predicted questions, ascending by no-answer score.
-        questions: questions of the dataset.
-        answerable: those of them with an answer.
-    """
-    exact, best_exact = _sweep(ranked, [one.exact for one in ranked], questions)
-    f1, best_f1 = _sweep(ranked, [one.f1 for one in ranked], questions)
-    curves = {}
-    if answerable:
-        rights: dict[str, Callable[[Ranked], float]] = {
-            "exact": lambda one: one.exact,
-            "f1": lambda one: one.f1,
-            "oracle": lambda one: float(one.answered),
-        }
-        curves = {name: _curve(ranked, [right(one) for one in ranked], answerable) for name, right in rights.items()}
-    ends = [number for number in range(len(ranked)) if _ends(ranked, number)]
-    return NullAnalysis(
-        null_odds=tuple(ranked[number].null_odds for number in ends),
-        exact=tuple(exact[number] for number in ends),
-        f1=tuple(f1[number] for number in ends),
-        best_exact=best_exact,
-        best_f1=best_f1,
-        curves=curves,
-    )
-
-
-def _ends(ranked: Sequence[Ranked], number: int) -> bool:
-    """Whether a threshold fits after this question: the next one has another no-answer score."""
-    return number + 1 == len(ranked) or ranked[number].null_odds != ranked[number + 1].null_odds
-
-
-def _sweep(
-    ranked: Sequence[Ranked], rights: Sequence[float], questions: int
-) -> tuple[list[float], tuple[float, float]]:
-    """The score when all up to each question are answered, and the best one with its threshold.
+def _best_threshold(begin: float, gains: Sequence[float], odds: Sequence[float], total: int) -> tuple[float, float]:
+    """Return the best score in percent, and the no-answer score up to which questions are answered for it.
 
     The best is looked for after every question, also between equal no-answer scores, as the official script does.
+
+    Args:
+        begin: the score when no question is answered.
+        gains: what answering each question adds, by ascending no-answer score.
+        odds: the no-answer scores.
+        total: questions of the dataset.
     """
-    current: float = sum(not one.answered for one in ranked)
-    best, threshold = current, 0.0
-    found = []
-    for one, right in zip(ranked, rights, strict=True):
-        current += right if one.answered else -1 if one.predicted else 0
-        found.append(100.0 * current / questions)
+    current = best = begin
+    threshold = 0.0
+    for gain, score_here in zip(gains, odds, strict=True):
+        current += gain
         if current > best:
-            best, threshold = current, one.null_odds
-    return found, (100.0 * best / questions, threshold)
+            best, threshold = current, score_here
+    return 100.0 * best / total, threshold
 
 
-def _curve(ranked: Sequence[Ranked], rights: Sequence[float], answerable: int) -> Curve:
+def _curve(odds: Sequence[float], has_answer: Sequence[bool], rights: Sequence[float], answerable: int) -> Curve:
     right, average = 0.0, 0.0
     precisions, recalls = [1.0], [0.0]
-    for number, one in enumerate(ranked):
-        if one.answered:
-            right += rights[number]
-        if _ends(ranked, number):
-            precision, recall = right / (number + 1), right / answerable
+    for number, (has, right_here) in enumerate(zip(has_answer, rights, strict=True), start=1):
+        if has:
+            right += right_here
+        if number == len(odds) or odds[number - 1] != odds[number]:
+            precision, recall = right / number, right / answerable
             average += precision * (recall - recalls[-1])
             precisions.append(precision)
             recalls.append(recall)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support import pretraining_shards as shards
 from support.commands import document, result
+from support.gap_files import prepared
 from support.refusals import refused
 
 FIRST = "small_training_0.hdf5"
@@ -68,16 +69,13 @@ def test_what_training_refuses_is_refused(folder: Path, tmp_path: Path) -> None:
 
 
 def test_features_show_their_header_and_counts(tmp_path: Path) -> None:
-    from bert.data.columns import write_columns
-
-    path = tmp_path / "squad-train.safetensors"
-    metadata = {"format": "bertbench squad features", "settings": '{"split": "train"}', "counts": '{"questions": 3}'}
-    with path.open("wb") as file:
-        write_columns(file, {"ids": [np.arange(5, dtype=np.int32)]}, metadata, checksum=True)
-    for given in (path, tmp_path):
-        (found,) = document("data", "check", given)["features"]
-        assert found["settings"] == {"split": "train"} and found["counts"] == {"questions": 3}
-        assert found["columns"] == {"ids": "int32 [5]"}
+    path = prepared(tmp_path, validation=3)
+    (path,) = path.glob("gap-validation*.safetensors")
+    for given, count in ((path, 1), (path.parent, 2)):
+        found = document("data", "check", given)["features"]
+        assert len(found) == count and found[-1]["kind"] == "gap-validation"
+        assert found[-1]["settings"]["split"] == "validation" and found[-1]["counts"]["features"] == 3
+        assert found[-1]["columns"]["labels"] == "I64 [3]"
     path.write_bytes(path.read_bytes()[:-1])
-    with refused("file-truncated", path):
+    with refused("file-damaged", path):
         result("data", "check", path)

@@ -13,8 +13,8 @@ from support.refusals import refused
 from bench.cli.main import run
 from bert.checkpoints.ours import save_model
 from bert.model.config import ModelConfig
-from bert.tasks.gap.features import FORM
-from bert.tasks.gap.task import BertForMentions
+from bert.tasks.gap.features import open_features
+from bert.tasks.gap.heads import BertForMentions
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def checkpoint(path: Path, features: Path, head: str) -> Path:
     torch.manual_seed(0)
     shape = ModelConfig(
         num_layers=1, hidden_size=16, num_heads=2, intermediate_size=32, max_positions=32,
-        vocab_size=FORM.open(features, "training").settings.vocab_size,
+        vocab_size=open_features(features, "training").settings.vocab_size,
     )  # fmt: skip
     path.mkdir(parents=True)
     save_model(path, BertForMentions(shape, head))
@@ -41,7 +41,7 @@ def test_data_gap_tells_what_became_of_every_row(tmp_path: Path, capsys: pytest.
     assert run(words) == 0
     told = capsys.readouterr()
     assert "8, 7 of them used, 1 left out" in told.out
-    assert "misaligned offsets, line 6" in told.err
+    assert "line 6 (development-5)" in told.err
     (summary,) = document(*words)
     assert summary["kept"]
     assert summary["left_out"][0]["line"] == 6

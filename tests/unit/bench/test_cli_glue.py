@@ -152,7 +152,7 @@ def test_predictions_that_cannot_be_made_are_refused(
     stsb = str(next(data.glob("glue-stsb-dev-*.safetensors")))
     for more, code, facts in (
         ([str(data)], "data-ambiguous", ["cola, mnli, stsb", "--task"]),
-        ([str(data), "--task", "rte"], "data-unprepared", [data, "--task rte"]),
+        ([str(data), "--task", "rte"], "data-unprepared", [data, "--tasks rte"]),
         ([cola, stsb], "data-mismatch", [cola, stsb]),
         ([str(tmp_path)], "data-unprepared", [tmp_path]),
         ([cola, "--batch-size", "0"], "option-value", ["--batch-size 0"]),

@@ -29,5 +29,5 @@ def test_the_summary_says_what_was_made_and_what_was_left_out(
 
 
 def test_bad_input_is_one_message_and_exit_code_2(given: list[str]) -> None:
-    with refused("data-mismatch", "--squad-version 1.1", "auto"):
+    with refused("data-mismatch", "--squad-version 1.1"):
         result("data", "squad", *given, "--squad-version", "2.0")

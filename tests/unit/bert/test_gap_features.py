@@ -13,10 +13,10 @@ from support.shared_files import samples, vocabulary_beside
 
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.gap.config import GapConfig
-from bert.tasks.gap.features import FORM, MENTION_ENDS, MENTION_STARTS
+from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, open_features
 from bert.tasks.gap.prepare import GapSummary, TokenText, fit, prepare, tokenize
 from bert.tasks.gap.reading import GapExample, Mention, read_gap
-from bert.tasks.gap.source import training_rows
+from bert.tasks.gap.task import training_rows
 
 
 def made(folder: Path, rows: list[dict[str, str]], split: str = "training", **changes: object) -> GapSummary:
@@ -41,7 +41,7 @@ def test_every_mentions_tokens_spell_the_mention_in_all_rows(path: Path) -> None
         assert text.starts.tolist() == starts_only[number][1]
         for place in range(3):
             tokens = text.ids[text.starts[place] : text.ends[place]].tolist()
-            assert tokens == mentions[3 * number + place], example.place
+            assert tokens == mentions[3 * number + place], example.id
 
 
 def _cut_at_starts(examples: tuple[GapExample, ...], words: object) -> list[tuple[list[int], list[int]]]:
@@ -90,7 +90,7 @@ def test_mentions_far_apart_each_keep_what_is_around_them(tmp_path: Path) -> Non
     text = f"Ada met Bea {'was kind ' * 100}because she {'was kind ' * 100}"
     summary = made(tmp_path, [row("x-1", text, "she", "Ada", "Bea", 1)], max_seq_length=20)
     assert summary.counts.get("windowed") == 1
-    features = FORM.read(summary.features)
+    features = open_features(summary.features, "training")
     pieces = load_vocabulary(tmp_path / "vocab.txt", True).pieces
     tokens = [pieces[token] for token in features.rows.ids[0].tolist()]
     starts = features.rows.columns[MENTION_STARTS][0].tolist()
@@ -103,9 +103,8 @@ def test_mentions_longer_than_a_row_are_left_out_and_named(tmp_path: Path) -> No
     long = "Ada " * 30
     rows = [*learnable(2), row("x-1", f"{long}met Bea because she was kind", "she", long.strip(), "Bea", 1)]
     summary = made(tmp_path, rows)
-    (flaw,) = summary.flaws
-    assert (flaw.line, flaw.kind) == (4, "mentions beyond 32 tokens")
-    assert FORM.open(summary.features).left_out_ids() == ["x-1"]
+    assert [row.line for row in summary.left_out] == [4]
+    assert open_features(summary.features, "training").left_out_ids() == ["x-1"]
 
 
 def test_a_mention_inside_a_word_and_one_inside_another_still_spell_themselves(tmp_path: Path) -> None:
@@ -123,7 +122,7 @@ def test_a_mention_inside_a_word_and_one_inside_another_still_spell_themselves(t
 
 def test_features_are_read_as_they_were_made(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
-    features = FORM.open(folder, "training")
+    features = open_features(folder, "training")
     assert len(features) == 48
     assert features.ids()[:2] == ["development-1", "development-2"]
     assert features.rows.labels.tolist() == [0, 1, 2] * 16
@@ -134,7 +133,7 @@ def test_features_are_read_as_they_were_made(tmp_path: Path) -> None:
 
 def test_the_readable_tsv_shows_the_tokens_that_the_features_hold(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
-    features = FORM.open(folder, "validation")
+    features = open_features(folder, "validation")
     (path,) = folder.glob("gap-validation-*.tsv")
     header, *lines = [line.split("\t") for line in path.read_text().splitlines()]
     assert len(lines) == len(features) == 12
@@ -152,11 +151,8 @@ def test_rows_without_an_answer_are_left_out_of_training_and_named(tmp_path: Pat
     rows[1] |= {"A-coref": "", "B-coref": ""}
     rows[3] |= {"A-coref": "TRUE", "B-coref": "TRUE"}
     summary = made(tmp_path, rows)
-    assert [(flaw.line, flaw.kind) for flaw in summary.flaws] == [
-        (3, "missing labels"),
-        (5, "both names as the answer"),
-    ]
-    assert len(FORM.open(summary.features)) == 4
+    assert [row.line for row in summary.left_out] == [3, 5]
+    assert len(open_features(summary.features, "training")) == 4
 
 
 def test_training_without_the_columns_of_the_answers_is_refused(tmp_path: Path) -> None:
@@ -170,7 +166,7 @@ def test_training_without_the_columns_of_the_answers_is_refused(tmp_path: Path) 
 
 def test_rows_to_predict_have_no_labels_and_a_mixture_is_refused(tmp_path: Path) -> None:
     rows = [cells | {"A-coref": "", "B-coref": ""} for cells in learnable(3)]
-    assert not FORM.open(made(tmp_path, rows, "test").features).rows.has_labels
+    assert not open_features(made(tmp_path, rows, "test").features, "test").rows.has_labels
     with refused("labels-invalid", "line 2"):
         made(tmp_path, [*rows[:1], *learnable(3)[1:]], "test")
 
@@ -181,7 +177,7 @@ def test_what_a_file_is_for_is_told_by_its_name_or_has_to_be_said(tmp_path: Path
     names = {"gap-development.tsv": "training", "train.tsv": "training", "gap-validation.tsv": "validation"}
     for name, split in {**names, "test_stage_1.tsv": "test"}.items():
         assert config.split_of(Path(name)) == split
-    with refused("option-missing", "rows.tsv", "valid", "test or eval", "--split"):
+    with refused("option-missing", "rows.tsv", "--split"):
         config.split_of(Path("rows.tsv"))
     with refused("option-missing", "dev-test.tsv", "training and test", "--split"):
         config.split_of(Path("dev-test.tsv"))
@@ -193,7 +189,7 @@ def test_train_on_all_takes_validation_too_and_a_limit_is_spread_evenly(tmp_path
     folder = prepared(tmp_path)
     both = training_rows(folder, train_on_all=True)
     alone = training_rows(folder)
-    validation = FORM.open(folder, "validation").rows
+    validation = open_features(folder, "validation").rows
     assert (len(alone), len(both)) == (48, 60)
     assert both.labels.tolist() == [*alone.labels.tolist(), *validation.labels.tolist()]
     assert both.ids[50].tolist() == validation.ids[2].tolist()
@@ -202,15 +198,3 @@ def test_train_on_all_takes_validation_too_and_a_limit_is_spread_evenly(tmp_path
     assert some.labels.tolist() == alone.labels[::3].tolist()
     assert len({alone.fingerprint, both.fingerprint, some.fingerprint}) == 3
     assert training_rows(folder, sample_limit=1000).fingerprint == alone.fingerprint
-
-
-def test_mentions_that_stand_on_one_another_are_told_with_their_lines(tmp_path: Path) -> None:
-    rows = learnable(6)
-    rows[1] |= {"B": rows[1]["A"], "B-offset": rows[1]["A-offset"]}
-    rows[3] |= {"A": "he was", "A-offset": str(rows[3]["Text"].index("he was"))}
-    summary = made(tmp_path, rows)
-    assert [note for note in summary.notes if "row(s) have" in note] == [
-        "1 row(s) have A and B at the same offset: line 3 (development-2)",
-        "1 row(s) have a name on the pronoun: line 5 (development-4)",
-    ]
-    assert made(tmp_path, learnable(6)).notes == ()

@@ -15,10 +15,10 @@ from bert.model.config import ModelConfig
 from bert.model.encoder import EncoderOutput
 from bert.tasks import make_task, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec
-from bert.tasks.gap.features import FORM, MENTION_ENDS, MENTION_STARTS
-from bert.tasks.gap.scores import DECISIONS, OVERALL, Gold, score
-from bert.tasks.gap.source import HEAD_NAMES, training_rows
-from bert.tasks.gap.task import HEADS, BertForMentions, GapTask, first_tokens, mean_tokens
+from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, open_features
+from bert.tasks.gap.heads import HEADS, BertForMentions, first_tokens, mean_tokens
+from bert.tasks.gap.scores import DECISIONS, OVERALL, score
+from bert.tasks.gap.task import HEAD_NAMES, GapTask, training_rows
 from bert.train.observer import Observer
 
 SHAPE = ModelConfig(
@@ -163,7 +163,7 @@ def test_the_task_scores_as_officially_and_takes_only_its_options(folder: Path) 
     logits = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
     labels = np.arange(30) % 3
     found = task.score(logits, labels)
-    golds = {str(n): Gold(label == 1, label == 2, None) for n, label in enumerate(labels)}
+    golds = {str(n): (label == 1, label == 2, None) for n, label in enumerate(labels)}
     decided = score(golds, {str(n): DECISIONS[c] for n, c in enumerate(logits.argmax(1))})
     assert found["gap_f1"] == decided.tallies[OVERALL].f1
     assert found["accuracy"] == pytest.approx(decided.accuracy)
@@ -194,7 +194,7 @@ def test_validation_beside_the_training_data_is_evaluated_on_unless_it_is_traine
     (file,) = folder.glob("gap-training-*.safetensors")
     by_file = DataSpec(data=str(file), seq_len=32, micro_batch_size=4, vocab_size=200)
     assert GapTask(head="mul").evaluator(by_file, EvaluationSpec()).fingerprint == found.fingerprint
-    with refused("option-conflict", "--train-on-all"):
+    with refused("option-conflict", folder):
         GapTask(head="mul", train_on_all=True).evaluator(spec, EvaluationSpec())
     with refused("option-conflict", file):
         GapTask(head="mul").evaluator(spec, EvaluationSpec(source=str(file)))
@@ -211,4 +211,4 @@ def test_data_to_train_on_are_looked_at_with_their_options(folder: Path, tmp_pat
     with refused("data-unprepared", "bertbench data gap"):
         data.inspect(str(tmp_path), None, {})
     (unlabelled,) = folder.glob("gap-validation-*.safetensors")
-    assert FORM.open(unlabelled).rows.has_labels
+    assert open_features(unlabelled, "test").rows.has_labels

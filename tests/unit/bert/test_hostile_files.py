@@ -1,7 +1,6 @@
 """Dumps, tables and databases that would run code, fill memory or read other files are refused."""
 
 import gzip
-import json
 import sqlite3
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ from support.csv_files import colours_and_animals, prepared, write_rows
 from support.refusals import refused
 
 from bert.checkpoints.tensor_files import read_tensors, write_safetensors
-from bert.data.columns import NotWholeError, map_columns
 from bert.tasks.classify.store import opened
 from bert.tasks.glue import tables
 from bert.tasks.glue.hub import read_hub
@@ -41,16 +39,6 @@ def test_numbers_of_thousands_of_digits_in_tables_of_glue_are_none(tmp_path: Pat
     (tmp_path / "SST-2.tsv").write_text(f"index\tprediction\n{LONG}\t1\n")
     with refused("rows-invalid", "SST-2.tsv, line 2: "):
         read_answers(tmp_path / "SST-2.tsv", TASKS["sst2"])
-
-
-@pytest.mark.parametrize(("rows", "end"), [(1.5, 12), (-1, -8), (-(2**70), -(2**73)), (2, 16.0)])
-def test_columns_of_half_a_row_or_fewer_than_none_are_refused(rows: float, end: float, tmp_path: Path) -> None:
-    column = {"dtype": "I64", "shape": [rows], "data_offsets": [0, end]}
-    whole = {"dtype": "I64", "shape": [2], "data_offsets": [0, 16]}
-    header = json.dumps({"a": column, "b": whole}).encode()
-    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
-    with pytest.raises(NotWholeError):
-        map_columns(tmp_path / "a.safetensors")
 
 
 def test_views_of_a_foreign_database_may_call_no_function_that_touches_the_machine(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from bert.checkpoints.hugging_face import load_hugging_face_state, match_hugging_face_state, to_hugging_face_state
 from bert.model.encoder import BertEncoder
 from bert.model.heads import PADDING_BIAS, BertForPretraining
-from bert.tasks.gap.task import BertForMentions
+from bert.tasks.gap.heads import BertForMentions
 
 CONFIG = SHAPE
 DISTILLED = SHAPE.replace(type_vocab_size=0)

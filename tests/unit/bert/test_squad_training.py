@@ -20,7 +20,7 @@ from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataSpec, EvaluationSpec
 from bert.tasks.squad.config import SquadConfig
 from bert.tasks.squad.evaluation import Questions
-from bert.tasks.squad.features import FORM
+from bert.tasks.squad.features import open_features
 from bert.tasks.squad.prepare import prepare
 from bert.tasks.squad.task import SquadTask
 from bert.train.base_run import LossLog
@@ -41,7 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]
 
 
 def spec(files: dict[str, Path], **changes: Any) -> DataSpec:
-    known = FORM.open(files["training"]).settings
+    known = open_features(files["training"], "training").settings
     values = {"seq_len": known.max_seq_length, "micro_batch_size": 3, "vocab_size": known.vocab_size, **changes}
     return DataSpec(data=str(files["training"]), **values)
 
@@ -165,7 +165,7 @@ def test_evaluation_data_that_do_not_fit_are_refused(files: dict[str, dict[str, 
     task, known = SquadTask(), spec(files["1.1"])
     with refused("option-missing", "--eval-data"):
         task.evaluator(known, EvaluationSpec())
-    with refused("data-unprepared", "bertbench data squad --input DEV.json"):
+    with refused("data-unprepared", "bertbench data squad"):
         task.evaluator(known, EvaluationSpec(source=str(tmp_path / "none")))
     with refused("data-mismatch", "training"):
         task.evaluator(known, EvaluationSpec(source=str(files["1.1"]["training"])))
@@ -188,7 +188,7 @@ def test_questions_without_gold_answers_are_no_evaluation(files: dict[str, dict[
         doc_stride=16, max_query_length=12, workers=1,
     )  # fmt: skip
     (made,) = prepare(config, lambda *_: None)
-    with refused("labels-invalid", "2 of the 7 questions", made.features):
+    with refused("labels-invalid", "2 of 7 questions"):
         SquadTask().evaluator(spec(files["1.1"]), EvaluationSpec(source=str(made.features)))
 
 

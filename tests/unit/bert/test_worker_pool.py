@@ -80,7 +80,6 @@ def test_no_process_is_left_after_an_interruption_and_units_at_work_are_not_wait
 
 def test_one_worker_is_the_process_itself() -> None:
     with Workers(1) as workers:
-        workers.start(lambda: pytest.fail("nothing to start"))
         assert set(workers.map(process_of, range(2))) == {os.getpid()}
     with refused("option-value", "--workers 0"):
         Workers(0)
