@@ -19,7 +19,7 @@ from bench.sweep.script import check_program, measure_script, plan_script
 from bench.sweep.sweep import locked, result_rows
 from common.errors import UsageError
 from common.flags import Positional
-from records.run import RunDirectory, TrialDirectory
+from records.run import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,32 +83,14 @@ def run(options: MeasureOptions) -> Result:
     document = {"run": str(run.path), "log": str(measured.log), **row}
     if row["status"] == "ok":
         document["steps_per_second"] = row["step_time_ms_mean"] and 1000 / row["step_time_ms_mean"]
-    facts = [
-        ("log", str(measured.log)),
-        ("results", str(run.results_csv)),
-        ("report", f"bertbench report {run.path}"),
-        *_profile_facts(measured, row.get("profile")),
-    ]
+    facts = [("log", str(measured.log)), ("results", str(run.results_csv)), ("report", f"bertbench report {run.path}")]
+    if profile := row.get("profile"):
+        found = f"bertbench analyze {shlex.quote(str(measured.path))}"
+        facts.append(("profile", f"none: {profile['problem']}" if profile["problem"] else found))
     return of_view(dataclasses.replace(view, document=document), options, code=_exit_code(row), facts=facts)
 
 
 def _exit_code(result: Mapping[str, Any]) -> int:
-    """Return 0 for a measured command, that of a command that failed, or 3 if the measurement failed.
-
-    A command that a signal ended has 128 and the number of the signal, as in a shell.
-    """
-    if result["status"] == "ok":
-        return 0
-    own = result.get("exit_code")
-    ended_itself = result["status"] != "timeout" and isinstance(own, int) and 0 < own < 256
-    return int(own) if ended_itself and own is not None else 3
-
-
-def _profile_facts(measured: TrialDirectory, profile: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    if profile is None:
-        return []
-    if profile["problem"]:
-        return [("profile", f"none: {profile['problem']}")]
-    ratio = profile["step_time_ratio"]
-    cost = "" if ratio is None else f"; a profiled step takes {ratio:.2f} times as long"
-    return [("profile", f"bertbench analyze {shlex.quote(str(measured.path))}{cost}")]
+    """Return 0 for a measured command, the code of one that failed (128 + that of a signal), 3 without measurement."""
+    own = int(result.get("exit_code") or 0)
+    return 0 if result["status"] == "ok" else own if result["status"] != "timeout" and 0 < own < 256 else 3

@@ -106,32 +106,25 @@ def _result(
 ) -> Result:
     from analysis.views import utilization
 
-    problems = [
-        f"{describe(trial)}: {problem}"
-        for trial, result, view in zip(trials, results, views, strict=True)
-        for problem in dict.fromkeys(filter(None, [result["profile"]["problem"], *view.problems]))
-    ]
-    rows = [_plain(run, result, view) for result, view in zip(results, views, strict=True)]
+    rows, problems = [], []
+    for trial, result, view in zip(trials, results, views, strict=True):
+        profile, folder = result["profile"], run.trial(result["trial_id"]).path
+        problems += [
+            f"{describe(trial)}: {text}" for text in dict.fromkeys([profile["problem"], *view.problems]) if text
+        ]
+        rows.append(
+            {
+                **{name: result[name] for name in ("trial_id", "status", "reason")},
+                "problem": profile["problem"],
+                "files": [str(folder / file) for file in profile["files"]],
+                "step_time_ms": result.get("step_time_ms"),
+                **{name: profile[name] for name in ("unprofiled_step_time_ms", "step_time_ratio")},
+                **view.document,
+            }
+        )
     facts = [("file", file) for file in [file for row in rows for file in row["files"]][:_MOST_FILES]]
     facts += [("table", str(table)) for table in tables]
     facts += [("more", f"bertbench analyze {run.path}"), ("report", f"bertbench report {run.path}")]
-    shown = utilization(views, results, facts)
-    document = {
-        "run": str(run.path),
-        "profiles": rows,
-        "tables": [str(table) for table in tables],
-    }
-    shown = dataclasses.replace(shown, document=document, problems=problems)
+    document = {"run": str(run.path), "profiles": rows, "tables": [str(table) for table in tables]}
+    shown = dataclasses.replace(utilization(views, results, facts), document=document, problems=problems)
     return of_view(shown, options, code=3 if any(row["problem"] for row in rows) else 0)
-
-
-def _plain(run: RunDirectory, result: Mapping[str, Any], view: "View") -> dict[str, Any]:
-    profile, folder = result["profile"], run.trial(result["trial_id"]).path
-    return {
-        **{name: result[name] for name in ("trial_id", "status", "reason")},
-        "problem": profile["problem"],
-        "files": [str(folder / file) for file in profile["files"]],
-        "step_time_ms": result.get("step_time_ms"),
-        **{name: profile[name] for name in ("unprofiled_step_time_ms", "step_time_ratio")},
-        **view.document,
-    }

@@ -100,13 +100,7 @@ def of_view(
 ) -> Result:
     """Return an answer as a result on one screen, or whole for --full; write it for --csv and --markdown.
 
-    Args:
-        view: the answer.
-        options: what to print and to write; the failure of the result is that it cannot be written.
-        title: heading of the Markdown file.
-        rest: where a screen says that everything else is.
-        code: exit code.
-        facts: what to show below: files, further commands.
+    `title` is the heading of the Markdown file, `rest` says where everything else is, `facts` are shown below.
     """
     from analysis.render.tables import Facts
 

@@ -1,7 +1,6 @@
 """`bertbench throughput TASK`: run a sweep, show the table."""
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +9,7 @@ from bench.cli.options import TrialOptions, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result, of_view
 from bench.cli.session import run_all, session
-from bench.launch.world import World, joined_world
+from bench.launch.world import joined_world
 from bench.machine.devices import Devices, find_devices
 from bench.sweep.max_batch import free_memory_gib, largest_batch
 from bench.sweep.options import AT_LEAST_1, check_ranges
@@ -19,7 +18,6 @@ from bench.sweep.trials import Sweep, expand
 from common.errors import UsageError
 from records.run import RunDirectory
 from records.schema import OPTION_COLUMNS, SHAPE_COLUMNS
-from records.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,39 +55,25 @@ OPTIONS = {"throughput [TASK]": ThroughputOptions}
 
 
 def run(options: ThroughputOptions) -> Result:
-    """Measure; exit code 3 when a trial is not ok."""
+    """Measure, in the ranks of a launcher if it was started in them; exit code 3 when a trial is not ok."""
+    from analysis.run_views import throughput
+
     devices, world = find_devices(options.device), joined_world()
-    if world is not None:
-        return dataclasses.replace(_inside(options, devices, world), at_once=True)
-    if options.max_batch_search:
+    if options.max_batch_search and world is None:
         return _largest_batches(options, devices)
-    trials = expand(options.sweep, devices, kind="input" if options.input_only else "throughput")
-    results = run_all(options, "throughput", devices, trials, price_per_hour=options.price_per_hour)
-    code = 0 if all(result["status"] == "ok" for result in results) else 3
-    return dataclasses.replace(_measured(options, trials), code=code)
-
-
-def _inside(options: ThroughputOptions, devices: Devices, world: World) -> Result:
-    """Measure in the world of ranks that this process was started in: one trial, since its ranks are here once."""
-    trials = expand(options.sweep, devices, world)
-    if len(trials) != 1 or options.max_batch_search or options.input_only:
+    trials = expand(options.sweep, devices, world, kind="input" if options.input_only else "throughput")
+    if world is not None and (len(trials) != 1 or options.max_batch_search or options.input_only):
         problem = f"{world.world_size} ranks of a launcher measure one trial of training, not {len(trials)} or a search"
         raise UsageError("option-not-applicable", f"{problem}: give one value per option and --rounds 1")
     results = run_all(options, "throughput", devices, trials, world, options.price_per_hour)
-    if world.rank:
-        return Result()
-    reasons = [result["unknown"]["samples_per_second"] for result in results if result["samples_per_second"] is None]
-    return dataclasses.replace(_measured(options, trials), notes=[f"no throughput: {reason}" for reason in reasons])
-
-
-def _measured(options: ThroughputOptions, trials: Sequence[Trial]) -> Result:
-    from analysis.run_views import throughput
-
-    run = RunDirectory(run_folder(options.out))
-    ids = {trial.trial_id for trial in trials}
+    if world is not None and world.rank:
+        return Result(at_once=True)
+    run, ids = RunDirectory(run_folder(options.out)), {trial.trial_id for trial in trials}
     rows = [row for row in result_rows(run) if row["trial_id"] in ids]
     facts = [("results", str(run.results_csv)), ("report", f"bertbench report {run.path}")]
-    return of_view(throughput(run, ids, rows, options.price_per_hour), options, facts=facts)
+    code = 0 if all(result["status"] == "ok" for result in results) else 3
+    shown = of_view(throughput(run, ids, rows, options.price_per_hour), options, code=code, facts=facts)
+    return dataclasses.replace(shown, at_once=world is not None)
 
 
 def _largest_batches(options: ThroughputOptions, devices: Devices) -> Result:

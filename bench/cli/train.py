@@ -120,9 +120,14 @@ def _result(
     state = read_record(place.state_json) if place.state_json.exists() else None
     document = {"run": str(place.path), "state": state, "result": dict(result), "log": log, "next": None}
     if result["status"] != "ok":
-        problem = _problem(place, log, result)
+        refused, code = result["status"] == "refused", result.get("code")
+        problem = ("" if refused else f"{result['status']}: ") + (result.get("reason") or "")
+        problem += f"; see {log}" if log else ""
+        if not refused and code != "training-diverged" and place.read_state().checkpoint:
+            problem += "; run the same command to resume from the last checkpoint"
+        problem += f" [{code}]" if code else ""
         append_log(options.logfile, f"bertbench: {problem}")
-        return Result(document=document, problems=[problem], code=2 if result["status"] == "refused" else 3)
+        return Result(document=document, problems=[problem], code=2 if refused else 3)
     outcome, facts, failure = result["outcome"], _facts(place, result), None
     following = next_command(words, place, plan, outcome["finished"])
     ending, code = f"finished; next: {following}", 0
@@ -142,28 +147,15 @@ def _result(
     return Result(document=document, blocks=[Facts(facts), Plain(ending)], failure=failure, code=code)
 
 
-def _problem(run: TrainRun, log: str | None, result: Mapping[str, Any]) -> str:
-    """Return why a training failed, its log, and whether the same command resumes it."""
-    status, code = result["status"], result.get("code")
-    problem = result.get("reason") or status
-    lines = [problem if status == "refused" else f"{status}: {problem}"]
-    lines += [f"  log of this attempt: {log}"] if log else []
-    if status != "refused" and code != "training-diverged" and run.read_state().checkpoint:
-        lines.append("  run the same command to resume from the last checkpoint")
-    return "\n".join(lines) + (f" [{code}]" if code else "")
-
-
 def _facts(run: TrainRun, result: Mapping[str, Any]) -> list[tuple[str, str]]:
     from analysis.metrics.cautions import disturbance
 
     outcome, rate = result["outcome"], result.get("samples_per_second")
     best, evaluation = outcome["best"], outcome["evaluation"]
-    steps = f"{outcome['applied_steps']:,} of {outcome['total_steps']:,}, {outcome['steps_made']:,} in this call"
+    here = f"{outcome['steps_made']:,} in {duration(float(result.get('wall_seconds') or 0.0))} of this call"
     skipped = f", {outcome['skipped_steps']:,} skipped after overflows" if outcome["skipped_steps"] else ""
     rows = [
-        ("steps", f"{steps}{skipped}"),
-        ("samples", f"{outcome['samples_seen']:,}, {outcome['samples']:,} in this call"),
-        ("time", duration(float(result.get("wall_seconds") or 0.0))),
+        ("steps", f"{outcome['applied_steps']:,} of {outcome['total_steps']:,}, {here}{skipped}"),
         ("samples/s", "not measured" if rate is None else f"{rate:,.1f} after warm-up"),
     ]
     if outcome["loss"] is not None:

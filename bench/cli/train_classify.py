@@ -46,26 +46,25 @@ class TrainClassifyOptions(TrainOptions):
             return dataclasses.replace(self, out=self._out("synthetic"))
         from bert.tasks.classify.prepare import prepare
         from bert.tasks.classify.store import is_database, open_source, split_sizes
-        from bert.tasks.classify.summary import CsvSummary, notes, summary_facts
+        from bert.tasks.classify.summary import notes, summary_facts
 
         path = Path(given).resolve()
-        if not is_database(path):
+        if is_database(path):
+            if self.vocab is not None or self.texts != CsvTexts():
+                raise UsageError("option-not-applicable", f"{path} is prepared: give options of a CSV with the CSV")
+            source = open_source(path)
+        else:
             given_options: dict[str, Any] = dataclasses.asdict(self.texts)
             given_options |= {} if self.seq_len is None else {"max_seq_length": self.seq_len}
-            config = CsvConfig(input=path, vocab=self._vocabulary(), **given_options)
-            summary = prepare(config, show_stages())
-        elif self.vocab is not None or self.texts != CsvTexts():
-            raise UsageError("option-not-applicable", f"{path} is prepared: give options of a CSV with the CSV")
-        else:
-            summary = CsvSummary(open_source(path), split_sizes(path), True, 0.0)
-        source = summary.source
-        lines = "\n".join(f"{name:<11} {printable(value)}" for name, value in summary_facts(summary))
-        append_log(self.logfile, lines)
-        if not self.json:
-            print(lines, file=sys.stderr)
-        for text in notes(summary):
-            note(printable(text))
-        if not self.prep_only and not summary.sizes["test"]["texts"]:
+            summary = prepare(CsvConfig(input=path, vocab=self._vocabulary(), **given_options), show_stages())
+            lines = "\n".join(f"{name:<11} {printable(value)}" for name, value in summary_facts(summary))
+            append_log(self.logfile, lines)
+            if not self.json:
+                print(lines, file=sys.stderr)
+            for text in notes(summary):
+                note(printable(text))
+            source = summary.source
+        if not self.prep_only and not split_sizes(source.path)["test"]["texts"]:
             raise UsageError("data-missing", f"{source.path} has no texts in its test split: give a larger --test")
         out, seq_len = self._out(source.path.stem), self.seq_len or source.max_seq_length
         return dataclasses.replace(self, data=str(source.path), file=None, out=out, seq_len=seq_len)

@@ -1,6 +1,5 @@
 """Progress of a training: one updated line on a terminal, one line per event in a log."""
 
-import json
 import math
 import sys
 import time
@@ -14,9 +13,10 @@ from bench.run.processes import StopRequest
 from common.atomic import storage_errors
 from common.scores import evaluation_text
 from records.run import TrialDirectory
+from records.training import read_events
 from records.trial import Trial
 
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.5
 _MOST_NAMES = 4
 
 
@@ -24,18 +24,15 @@ class TrainProgress:
     """Watches a launch and shows the events of its events.jsonl on stderr."""
 
     def __init__(self, stop: StopRequest, log: Path | None = None, until: tuple[str, float] | None = None) -> None:
-        """Show events on stderr.
+        """Show events on stderr, and append them to `log` with timestamps.
 
-        Args:
-            stop: has the ranks save and exit.
-            log: file to append events to, with timestamps.
-            until: name of a score, and the value at or below which an evaluation ends the training.
+        `stop` has the ranks save and exit, as does an evaluation with the score and value of `until` or below.
         """
         self._stop, self._log = stop, log
         self._score, self._target = until or ("", math.nan)
         self._reached = self._stop_shown = False
         self._directory: TrialDirectory | None = None
-        self._next_look, self._position = 0.0, 0
+        self._next_look, self._count = 0.0, 0
 
     def stop_wanted(self) -> bool:
         """Return whether the ranks should save and exit."""
@@ -57,14 +54,9 @@ class TrainProgress:
         draw("")
 
     def _show_new(self) -> None:
-        if self._directory is None or not (path := self._directory.events_jsonl).exists():
-            return
-        with path.open("rb") as file:
-            file.seek(self._position)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._position += len(whole + newline)
-        for line in whole.splitlines():
-            event = json.loads(line)
+        events = [] if self._directory is None else read_events(self._directory)[self._count :]
+        self._count += len(events)
+        for event in events:
             text = event_text(event)
             append_log(self._log, text)
             loss = event.get(self._score) if event["event"] == "evaluated" else None

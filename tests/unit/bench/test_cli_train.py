@@ -115,7 +115,7 @@ def test_what_a_fine_tuning_cannot_use_is_refused_before_anything_is_trained(
 
     model = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, intermediate_size=16, vocab_size=500)
     check("option-missing", "--eval-data", more=("--eval-every", "2"))
-    needed = "bertbench data squad --input DEV.json"
+    needed = "bertbench data squad --input"
     check("data-unprepared", needed, more=("--eval-data", str(tmp_path / "none")))
     check("data-mismatch", files["training"], "training", more=("--eval-data", str(files["training"])))
     check("vocabulary-mismatch", other["evaluation"], more=("--eval-data", str(other["evaluation"])))
