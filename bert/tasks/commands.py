@@ -207,9 +207,9 @@ class RowPredict(TaskCommand):
         from common.atomic import check_writable
 
         checkpoint = host.checkpoint(options.checkpoint)
-        task = _trained(self.task, checkpoint)
+        task = trained_task(self.task, checkpoint)
         rows = task.rows(options.data, options.split)
-        opened = _open(checkpoint, task, rows, options.data, host)
+        opened = open_trained(checkpoint, task, rows, options.data, host)
         check_writable(options.out)
         ready = host.ready(opened)
         logits, seconds = timed_logits(ready, rows, task.labels, host)
@@ -258,7 +258,7 @@ class RowEval(TaskCommand):
 
     def run(self, options: RowEvalOptions, host: Host) -> Outcome:
         """Score the predictions."""
-        task = _trained(self.task, host.checkpoint(options.checkpoint))
+        task = trained_task(self.task, host.checkpoint(options.checkpoint))
         rows = task.rows(options.data, options.split)
         task.check_labels(rows, str(options.data))
         if not rows.has_labels:
@@ -282,7 +282,8 @@ class RowEval(TaskCommand):
         return Outcome(document=found, shown=[[("rows", f"{len(rows):,}"), *_told(scores)]])
 
 
-def _trained(name: str, checkpoint: Path) -> "ClassificationTask":
+def trained_task(name: str, checkpoint: Path) -> "ClassificationTask":
+    """Return the task that a checkpoint was trained on, with its options. Raises InputError: it is another one."""
     from bert.predict import settings_of
     from bert.tasks import make_task
     from bert.tasks.classification import ClassificationTask
@@ -298,7 +299,8 @@ def _trained(name: str, checkpoint: Path) -> "ClassificationTask":
     return task
 
 
-def _open(checkpoint: Path, task: "ClassificationTask", rows: "TokenRows", data: Path, host: Host) -> "Opened":
+def open_trained(checkpoint: Path, task: "ClassificationTask", rows: "TokenRows", data: Path, host: Host) -> "Opened":
+    """Open a model that is to predict rows. Raises InputError: there are none, or they do not fit it."""
     from bert.predict import open_model
 
     if not len(rows):

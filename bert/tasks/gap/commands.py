@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.tasks.base import DataIdentity
 from bert.tasks.commands import (
     PREDICTIONS_FILE,
     Grid,
@@ -17,37 +16,19 @@ from bert.tasks.commands import (
     PrepareCommand,
     Shown,
     TaskCommand,
-    check_positions,
+    open_trained,
     rate,
     some_of,
     timed_logits,
+    trained_task,
 )
 from bert.tasks.gap.config import GapConfig
 from bert.tasks.gap.reading import LABELS
 from common.errors import InputError
 
 if TYPE_CHECKING:
-    from bert.predict import Opened
-    from bert.tasks.gap.features import GapFeatures
     from bert.tasks.gap.prepare import GapSummary
     from bert.tasks.gap.scores import Scores, Slice
-
-_HEAD = "mention_head."
-
-
-def head_of(weights: Path) -> str:
-    """Return the name of the head in a folder of our weights."""
-    from bert.checkpoints.ours import WEIGHTS_FILE
-    from bert.checkpoints.tensor_files import read_tensors
-
-    names = read_tensors(weights / WEIGHTS_FILE) if (weights / WEIGHTS_FILE).is_file() else ()
-    found = sorted({name.removeprefix(_HEAD).split(".")[0] for name in names if name.startswith(_HEAD)})
-    if len(found) != 1:
-        raise InputError(
-            "checkpoint-missing",
-            f"{weights} holds no model trained on gap: train it with `bertbench train gap --init {weights}`",
-        )
-    return found[0]
 
 
 def probabilities_of(
@@ -138,7 +119,9 @@ class Predict(TaskCommand):
         from common.atomic import check_writable
 
         features = open_features(options.features, "test")
-        opened, head = _open_model(options, features, host)
+        checkpoint = host.checkpoint(options.checkpoint)
+        task = trained_task(self.task, checkpoint)
+        opened = open_trained(checkpoint, task, features.rows, options.features, host)
         check_writable(options.out)
         logits, seconds = timed_logits(host.ready(opened), features.rows, len(LABELS), host)
         ids, left_out = features.ids(), features.left_out_ids()
@@ -153,44 +136,28 @@ class Predict(TaskCommand):
             written.append(write_kaggle(options.out / KAGGLE_FILE, probabilities_of(ids, logits, left_out)))
         # There is nothing to score without answers.
         dataset = made_of(features.path, "gap") if features.rows.has_labels else None
+        answers = {name: int((classes == number).sum()) for number, name in enumerate(LABELS)}
         document = {
             "checkpoint": str(opened.source),
-            "head": head,
+            "head": str(task.values["head"]),
             "features": str(options.features),
             "dataset": None if dataset is None else str(dataset),
             "rows": len(features),
             "left_out": len(left_out),
             "seconds": seconds,
             "rows_per_second": len(features) / seconds,
-            "answers": {name: int((classes == number).sum()) for number, name in enumerate(LABELS)},
+            "answers": answers,
             "written": [str(path) for path in written],
         }
+        facts = [
+            ("checkpoint", opened.source),
+            ("head", document["head"]),
+            ("rows", rate(len(features), seconds)),
+            ("answers", ", ".join(f"{count:,} {name}" for name, count in answers.items())),
+            *(("wrote", path) for path in written),
+        ]
         words = ["eval", "gap", "--dataset", str(dataset), "--predictions", str(written[-1])]
-        return Outcome(document=document, shown=[_predicted(document)], following=words if dataset else None)
-
-
-def _open_model(options: PredictOptions, features: "GapFeatures", host: Host) -> "tuple[Opened, str]":
-    from bert.predict import open_model
-    from bert.tasks.gap.task import GapTask
-    from bert.train.resume import find_weights
-
-    data = DataIdentity.of(options.features, features.rows)
-    place = host.checkpoint(options.checkpoint)
-    head = head_of(find_weights(place, data, host.note, "predictions need a model trained on gap").weights)
-    opened = open_model(place, GapTask(head=head), data, host.note)
-    check_positions(opened, int(features.rows.lengths.max()), options.features)
-    return opened, head
-
-
-def _predicted(document: dict[str, Any]) -> list[tuple[str, object]]:
-    answers = ", ".join(f"{count:,} {name}" for name, count in document["answers"].items())
-    return [
-        ("checkpoint", document["checkpoint"]),
-        ("head", document["head"]),
-        ("rows", rate(document["rows"], document["seconds"])),
-        ("answers", answers),
-        *(("wrote", path) for path in document["written"]),
-    ]
+        return Outcome(document=document, shown=[facts], following=words if dataset else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

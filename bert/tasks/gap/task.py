@@ -36,25 +36,6 @@ if TYPE_CHECKING:
     from bert.train.observer import Observer
 
 
-def training_rows(source: Path, train_on_all: bool = False, sample_limit: int | None = None) -> TokenRows:
-    """Return the rows to train on.
-
-    Args:
-        source: a file of features, or a folder with one for training.
-        train_on_all: those for validation that are beside them, too.
-        sample_limit: maximum number of samples, evenly spaced; None is no limit.
-    """
-    rows = joined([features.rows for features in training_files(source, train_on_all)])
-    if sample_limit is None or sample_limit >= len(rows):
-        return rows
-    return chosen(rows, spread(len(rows), sample_limit))
-
-
-def training_files(source: Path, train_on_all: bool = False) -> list[GapFeatures]:
-    """Return the features to train on, files apart; arguments as `training_rows` has them."""
-    return [open_features(source, "training"), *([_validation(source)] if train_on_all else [])]
-
-
 def _validation(source: Path) -> GapFeatures:
     return open_features(source if source.is_dir() else source.parent, "validation")
 
@@ -156,8 +137,13 @@ class GapTask(ClassificationTask):
         """
         if split == EVALUATION:
             return open_features(source, "validation").rows
-        limit = self.values.get("sample_limit")
-        return training_rows(source, bool(self.values["train_on_all"]), None if limit is None else int(limit))
+        rows = joined([features.rows for features in self._trained_on(source)])
+        limit = int(self.values.get("sample_limit") or len(rows))
+        return rows if limit >= len(rows) else chosen(rows, spread(len(rows), limit))
+
+    def _trained_on(self, source: Path) -> list[GapFeatures]:
+        validation = [_validation(source)] if self.values["train_on_all"] else []
+        return [open_features(source, "training"), *validation]
 
     def evaluation_rows(self, source: str, seq_len: int, wanted: str | None, training: TokenRows) -> TokenRows:
         """Return the rows to evaluate on: those that are wanted, else those for validation beside the training data.
@@ -170,8 +156,7 @@ class GapTask(ClassificationTask):
         features = _validation(Path(source)) if wanted is None else open_features(Path(wanted), "validation")
         rows, place = features.rows, wanted or f"{source}, for validation,"
         check_judging(rows, place, seq_len, training, source)
-        trained_on = training_files(Path(source), bool(self.values["train_on_all"]))
-        if any(file.rows.fingerprint == rows.fingerprint for file in trained_on):
+        if any(file.rows.fingerprint == rows.fingerprint for file in self._trained_on(Path(source))):
             raise UsageError(
                 "option-conflict",
                 f"the rows in {place} are also trained on: give others as --eval-data, such as those of gap-test.tsv, "

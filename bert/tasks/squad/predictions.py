@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from bert.data.rows import Int64
 from bert.data.vocabulary import Vocabulary
-from bert.tasks.squad.features import Int32, SquadFeatures
+from bert.tasks.squad.features import SquadFeatures
 from bert.tasks.squad.projection import Projector
 from common.atomic import atomic_path
 from common.errors import InputError, UsageError
@@ -52,51 +52,15 @@ class WindowLogits:
 
 _PAIRS_AT_ONCE = 2**20
 """Pairs of a start and an end looked at together, whole questions: bounds the memory."""
-_ROWS_AT_ONCE = 256
-"""Windows of like length that are sorted together, so that little is padded."""
 
-Float64 = npt.NDArray[np.float64]
-UInt64 = npt.NDArray[np.uint64]
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Spans of some questions next to each other, question by question, best first."""
-
-    first_question: int
-    """Number of the first of these questions."""
-    offsets: Int64
-    """Question first_question + i has the spans offsets[i] .. offsets[i + 1] - 1: [questions + 1]."""
-    first: Int32
-    """Number in its context of each span's first token [spans]."""
-    last: Int32
-    """Number in its context of its last token [spans]."""
-    start_logit: Float32
-    """Logit of the first token as a start [spans]."""
-    end_logit: Float32
-    """Logit of the last token as an end [spans]."""
-
-    def __len__(self) -> int:
-        """Return the number of questions."""
-        return len(self.offsets) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class NullScores:
-    """No-answer scores: the smallest over the windows of each question (the first of equal ones)."""
-
-    start_logit: Float32
-    """Start logit of [CLS] [Q]; 0 if a question has no window."""
-    end_logit: Float32
-    """End logit of [CLS] [Q]; 0 if a question has no window."""
-    has_windows: npt.NDArray[np.bool_]
-    """Whether the question has a window [Q]."""
+Span = tuple[int, int, float, float]
+"""Token numbers in the context of first and last, start logit, end logit."""
 
 
 def find_spans(
     features: SquadFeatures, logits: WindowLogits, n_best_size: int, max_answer_length: int
-) -> Iterator[Candidates]:
-    """Yield the spans of all questions, block by block in their order.
+) -> Iterator[list[Span]]:
+    """Yield the spans of each question, best first.
 
     Args:
         features: W windows of Q questions.
@@ -110,26 +74,14 @@ def find_spans(
     while begin < count:
         full = int(features.question_windows[begin]) + max(1, _PAIRS_AT_ONCE // most**2)
         end = max(begin + 1, int(np.searchsorted(features.question_windows, full, side="right")) - 1)
-        yield _block(features, logits, begin, end, most, max_answer_length)
+        yield from _spans_of(features, logits, begin, end, most, max_answer_length)
         begin = end
 
 
-def null_scores(features: SquadFeatures, logits: WindowLogits) -> NullScores:
-    """Return start[0] + end[0] of the window where their sum is smallest, for each question."""
-    starts, ends = logits.start[logits.offsets[:-1]], logits.end[logits.offsets[:-1]]
-    order = np.lexsort((_sum(starts, ends), features.window_question))
-    has_windows = np.diff(features.question_windows) > 0
-    smallest = order[features.question_windows[:-1][has_windows]]
-    count = len(has_windows)
-    start_logit, end_logit = np.zeros(count, np.float32), np.zeros(count, np.float32)
-    start_logit[has_windows], end_logit[has_windows] = starts[smallest], ends[smallest]
-    return NullScores(start_logit, end_logit, has_windows)
-
-
-def _block(
+def _spans_of(
     features: SquadFeatures, logits: WindowLogits, begin: int, end: int, most: int, max_answer_length: int
-) -> Candidates:
-    """The spans of questions begin .. end - 1."""
+) -> Iterator[list[Span]]:
+    """Yield the spans of questions begin .. end - 1."""
     low, high = int(features.question_windows[begin]), int(features.question_windows[end])
     offsets, lengths = logits.offsets[low:high], np.diff(logits.offsets[low : high + 1])
     starts = _best_positions(logits.start, offsets, lengths, most)
@@ -140,68 +92,41 @@ def _block(
     starts_fit = (start_tokens >= 0) & (start_tokens < tokens)
     rows = features.max_context.offsets[low:high, None] + np.where(starts_fit, start_tokens, 0)
     # A window without document tokens may have no row of its own: its index is not used, but must exist.
-    greatest = features.max_context.values
-    starts_fit &= greatest[np.minimum(rows, max(0, len(greatest) - 1))] == 1 if len(greatest) else False
+    starts_fit &= np.append(features.max_context.values, 0)[rows] == 1
     ends_fit = (end_tokens >= 0) & (end_tokens < tokens)
     distance = ends[:, None, :] - starts[:, :, None]
     fits = starts_fit[:, :, None] & ends_fit[:, None, :] & (distance >= 0) & (distance < max_answer_length)
     window, start_rank, end_rank = np.nonzero(fits)
-    chosen_starts, chosen_ends = starts[window, start_rank], ends[window, end_rank]
-    start_logit = logits.start[offsets[window] + chosen_starts]
-    end_logit = logits.end[offsets[window] + chosen_ends]
+    firsts, lasts = starts[window, start_rank], ends[window, end_rank]
+    start_logit = logits.start[offsets[window] + firsts]
+    end_logit = logits.end[offsets[window] + lasts]
     question = features.window_question[low:high][window]
-    order = np.lexsort((-_sum(start_logit, end_logit), question))
+    order = np.lexsort((-(start_logit.astype(np.float64) + end_logit), question))
     shift = (features.window_first[low:high] - features.document_starts[low:high])[window]
-    return Candidates(
-        first_question=begin,
-        offsets=np.searchsorted(question, np.arange(begin, end + 1)).astype(np.int64),
-        first=(chosen_starts + shift)[order].astype(np.int32),
-        last=(chosen_ends + shift)[order].astype(np.int32),
-        start_logit=start_logit[order],
-        end_logit=end_logit[order],
-    )
+    columns = [column[order].tolist() for column in (firsts + shift, lasts + shift, start_logit, end_logit)]
+    for first, last in pairwise(np.searchsorted(question, np.arange(begin, end + 1)).tolist()):
+        yield list(zip(*(column[first:last] for column in columns), strict=True))
 
 
-def _sum(starts: Float32, ends: Float32) -> Float64:
-    total: Float64 = starts.astype(np.float64) + ends
-    return total
+def _best_positions(values: Float32, offsets: Int64, lengths: Int64, most: int) -> npt.NDArray[np.int64]:
+    """Return the positions [windows, most] of the greatest values of each window, best first; of equal values the
+    earlier one; -1 fills rows. Windows have the first of their `values` at `offsets`."""
+    columns = np.arange(max(most, int(lengths.max(initial=0))))
+    real = columns < lengths[:, None]
+    keys = np.where(real, _descending_keys(values[np.where(real, offsets[:, None] + columns, 0)], columns), _LAST)
+    best = np.sort(np.partition(keys, most - 1, axis=1)[:, :most], axis=1)
+    return np.where(best == _LAST, -1, (best & np.uint64(0xFFFFFFFF)).astype(np.int64))
 
 
-def _best_positions(values: Float32, offsets: Int64, lengths: Int64, most: int) -> Int32:
-    """Positions of the greatest values of each window, best first, the earlier of equal ones first; -1 fills rows.
-
-    Args:
-        values: of all tokens.
-        offsets: of the first token of each window [windows].
-        lengths: tokens of each window [windows].
-        most: positions wanted.
-
-    Returns:
-        [windows, most].
-    """
-    found = np.full((len(offsets), most), -1, np.int32)
-    by_length = np.argsort(lengths, kind="stable")
-    for begin in range(0, len(by_length), _ROWS_AT_ONCE):
-        rows = by_length[begin : begin + _ROWS_AT_ONCE]
-        columns = np.arange(int(lengths[rows].max()), dtype=np.int64)
-        real = columns < lengths[rows, None]
-        keys = _descending_keys(values[np.where(real, offsets[rows, None] + columns, 0)], columns)
-        keys[~real] = np.iinfo(np.uint64).max
-        if len(columns) > most:
-            keys = np.partition(keys, most - 1, axis=1)[:, :most]
-        keys.sort(axis=1)
-        best = (keys & np.uint64(0xFFFFFFFF)).astype(np.int32)
-        best[keys == np.iinfo(np.uint64).max] = -1
-        found[rows, : best.shape[1]] = best
-    return found
+_LAST = np.uint64(2**64 - 1)
 
 
-def _descending_keys(values: Float32, columns: Int64) -> UInt64:
+def _descending_keys(values: Float32, columns: Int64) -> npt.NDArray[np.uint64]:
     """Whole numbers that ascend where the values descend; of equal values the earlier column is smaller."""
     # + 0.0 turns -0.0 into 0.0. The bits of floats are in the order of the floats, backwards where they are negative.
     bits = (values + np.float32(0.0)).view(np.uint32)
     ascending = np.where(bits >> 31, ~bits, bits | np.uint32(0x80000000))
-    keys: UInt64 = (~ascending).astype(np.uint64) << np.uint64(32) | columns.astype(np.uint64)
+    keys: npt.NDArray[np.uint64] = (~ascending).astype(np.uint64) << np.uint64(32) | columns.astype(np.uint64)
     return keys
 
 
@@ -255,9 +180,9 @@ class Answers:
     """The best different answers, best first; empty if they were not asked for."""
     null_odds: dict[str, float]
     """SQuAD 2.0: score of no answer less that of the best answer; empty for 1.1."""
-    without_windows: tuple[str, ...]
+    without_windows: list[str]
     """Ids of questions without a window (empty contexts); answered ""."""
-    without_spans: tuple[str, ...]
+    without_spans: list[str]
     """Ids of questions none of whose spans can be an answer; answered ""."""
 
     def write(self, folder: Path) -> list[Path]:
@@ -273,8 +198,6 @@ class Answers:
         return [folder / name for name, _ in written]
 
 
-Span = tuple[int, int, float, float]
-"""Token numbers in the context of first and last, start logit, end logit."""
 Entry = tuple[str, float, float]
 """Answer, start logit, end logit."""
 _NOTHING: Entry = ("empty", 0.0, 0.0)
@@ -301,43 +224,32 @@ def decode(
         InputError: a logit is NaN or infinite.
     """
     logits.check(features)
-    nulls = null_scores(features, logits) if features.settings.version == "2.0" else None
     project = Projector(features, vocabulary.pieces).text
-    predictions: dict[str, str] = {}
-    lists: dict[str, list[NBestEntry]] = {}
-    null_odds: dict[str, float] = {}
-    without_windows: list[str] = []
-    without_spans: list[str] = []
-    contexts = features.question_context.tolist()
-    has_windows = (np.diff(features.question_windows) > 0).tolist()
-    for question, spans in _spans_of_questions(features, logits, options):
+    answers = Answers({}, {}, {}, [], [])
+    contexts, bounds = features.question_context.tolist(), features.question_windows.tolist()
+    at_cls = [column[logits.offsets[:-1]].tolist() for column in (logits.start, logits.end)]
+    for question, spans in enumerate(find_spans(features, logits, options.n_best_size, options.max_answer_length)):
         name = features.question_ids.text(question)
+        windows = slice(bounds[question], bounds[question + 1])
+        nulls = list(zip(at_cls[0][windows], at_cls[1][windows], strict=True))
+        null: Entry | None = None
+        if features.settings.version == "2.0":
+            null = ("", *min(nulls, key=sum, default=(0.0, 0.0)))
         texts = (project(contexts[question], first, last) for first, last, _, _ in spans)
-        null = None if nulls is None else ("", float(nulls.start_logit[question]), float(nulls.end_logit[question]))
         entries = _gather(spans, texts, null, options.n_best_size if n_best else 1)
         best = next((entry for entry in entries if entry[0] and entry is not _NOTHING), None)
         if best is None and spans:  # the list is so short that no answer alone fills it
             best = (project(contexts[question], *spans[0][:2]), *spans[0][2:])
-        predictions[name] = "" if best is None else best[0]
+        answers.predictions[name] = "" if best is None else best[0]
         if null is not None:
-            null_odds[name] = _odds(null, best or _NOTHING) if has_windows[question] else NO_WINDOW_SCORE
-            if null_odds[name] > options.null_threshold:
-                predictions[name] = ""
+            answers.null_odds[name] = _odds(null, best or _NOTHING) if nulls else NO_WINDOW_SCORE
+            if answers.null_odds[name] > options.null_threshold:
+                answers.predictions[name] = ""
         if n_best:
-            lists[name] = _with_probabilities(entries)
+            answers.n_best[name] = _with_probabilities(entries)
         if not spans:
-            (without_spans if has_windows[question] else without_windows).append(name)
-    return Answers(predictions, lists, null_odds, tuple(without_windows), tuple(without_spans))
-
-
-def _spans_of_questions(
-    features: SquadFeatures, logits: WindowLogits, options: NBestOptions
-) -> Iterator[tuple[int, list[Span]]]:
-    for block in find_spans(features, logits, options.n_best_size, options.max_answer_length):
-        columns = [block.first.tolist(), block.last.tolist(), block.start_logit.tolist(), block.end_logit.tolist()]
-        bounds = block.offsets.tolist()
-        for number, (begin, end) in enumerate(pairwise(bounds), start=block.first_question):
-            yield number, list(zip(*(column[begin:end] for column in columns), strict=True))
+            (answers.without_spans if nulls else answers.without_windows).append(name)
+    return answers
 
 
 def _gather(spans: list[Span], texts: Iterator[str], null: Entry | None, most: int) -> list[Entry]:

@@ -5,16 +5,16 @@ import shlex
 from pathlib import Path
 
 import pytest
-import torch
 from support.commands import document, result, text
 from support.gap_files import COLUMNS, learnable, prepared, vocabulary, write
 from support.refusals import refused
+from support.training_runs import Recorder, settings
+from support.training_runs import run as training_run
 
 from bench.cli.main import run
 from bert.checkpoints.ours import save_model
 from bert.model.config import ModelConfig
-from bert.tasks.gap.features import open_features
-from bert.tasks.gap.heads import BertForMentions
+from bert.tasks import given_options, resolve_options, task_data
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +23,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def checkpoint(path: Path, features: Path, head: str) -> Path:
-    torch.manual_seed(0)
-    shape = ModelConfig(
-        num_layers=1, hidden_size=16, num_heads=2, intermediate_size=32, max_positions=32,
-        vocab_size=open_features(features, "training").settings.vocab_size,
+    options = given_options("gap", {"head": head})
+    source = task_data("gap").inspect(str(features), None, options)
+    wanted = settings(
+        source.source, task="gap", task_options=resolve_options("gap", options, source), seq_len=source.seq_len,
+        vocab_size=source.vocab_size, optimizer="adamw", steps=1,
     )  # fmt: skip
-    path.mkdir(parents=True)
-    save_model(path, BertForMentions(shape, head))
+    training_run(wanted, path, Recorder())
     return path
 
 
@@ -91,7 +91,7 @@ def test_a_model_that_was_not_trained_on_gap_is_refused(tmp_path: Path, folder: 
     shape = ModelConfig(num_layers=1, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=100)
     save_model(tmp_path / "model", BertForQuestionAnswering(shape))
     (features,) = folder.glob("gap-validation-*.safetensors")
-    with refused("checkpoint-missing", tmp_path / "model", "train gap"):
+    with refused("weights-mismatch", tmp_path / "model", "train gap"):
         result("predict", "gap", "--checkpoint", str(tmp_path / "model"), "--features", str(features))
 
 

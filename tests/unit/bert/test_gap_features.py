@@ -16,7 +16,7 @@ from bert.tasks.gap.config import GapConfig
 from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, open_features
 from bert.tasks.gap.prepare import GapSummary, TokenText, fit, prepare, tokenize
 from bert.tasks.gap.reading import GapExample, Mention, read_gap
-from bert.tasks.gap.task import training_rows
+from bert.tasks.gap.task import GapTask
 
 
 def made(folder: Path, rows: list[dict[str, str]], split: str = "training", **changes: object) -> GapSummary:
@@ -187,14 +187,14 @@ def test_what_a_file_is_for_is_told_by_its_name_or_has_to_be_said(tmp_path: Path
 
 def test_train_on_all_takes_validation_too_and_a_limit_is_spread_evenly(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
-    both = training_rows(folder, train_on_all=True)
-    alone = training_rows(folder)
+    both = GapTask(train_on_all=True).rows(folder, "training")
+    alone = GapTask().rows(folder, "training")
     validation = open_features(folder, "validation").rows
     assert (len(alone), len(both)) == (48, 60)
     assert both.labels.tolist() == [*alone.labels.tolist(), *validation.labels.tolist()]
     assert both.ids[50].tolist() == validation.ids[2].tolist()
     assert (both.columns[MENTION_STARTS][48:] == validation.columns[MENTION_STARTS]).all()
-    some = training_rows(folder, sample_limit=16)
+    some = GapTask(sample_limit=16).rows(folder, "training")
     assert some.labels.tolist() == alone.labels[::3].tolist()
     assert len({alone.fingerprint, both.fingerprint, some.fingerprint}) == 3
-    assert training_rows(folder, sample_limit=1000).fingerprint == alone.fingerprint
+    assert GapTask(sample_limit=1000).rows(folder, "training").fingerprint == alone.fingerprint

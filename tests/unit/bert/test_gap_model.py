@@ -18,7 +18,7 @@ from bert.tasks.base import DataSpec, EvaluationSpec
 from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, open_features
 from bert.tasks.gap.heads import HEADS, BertForMentions, first_tokens, mean_tokens
 from bert.tasks.gap.scores import DECISIONS, OVERALL, score
-from bert.tasks.gap.task import HEAD_NAMES, GapTask, training_rows
+from bert.tasks.gap.task import HEAD_NAMES, GapTask
 from bert.train.observer import Observer
 
 SHAPE = ModelConfig(
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def batch(folder: Path) -> Batch:
-    return row_batch(training_rows(folder), np.arange(12))
+    return row_batch(GapTask().rows(folder, "training"), np.arange(12))
 
 
 def model(head: str, config: ModelConfig = SHAPE) -> BertForMentions:
@@ -115,7 +115,7 @@ def test_means_and_first_tokens_are_those_of_a_loop() -> None:
 
 @pytest.mark.parametrize("head", HEAD_NAMES)
 def test_logits_do_not_depend_on_padding(folder: Path, head: str) -> None:
-    rows = training_rows(folder)
+    rows = GapTask().rows(folder, "training")
     made = model(head)
     with torch.no_grad():
         longest = made.logits(row_batch(rows, np.arange(8)))

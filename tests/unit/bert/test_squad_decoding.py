@@ -21,7 +21,6 @@ from bert.tasks.squad.predictions import (
     WindowLogits,
     decode,
     find_spans,
-    null_scores,
 )
 from bert.tasks.squad.reading import golds_of
 from bert.tasks.squad.scores import score
@@ -83,41 +82,32 @@ def every_span(features: SquadFeatures, logits: WindowLogits, question: int) -> 
 def test_without_limits_the_spans_are_all_spans_best_first(seed: int) -> None:
     features = small_case()
     logits = random_logits(features, seed)
-    number = 0
-    for block in find_spans(features, logits, 1000, 1000):
-        for question in range(block.first_question, block.first_question + len(block)):
-            assert question == number
-            number += 1
-            begin, end = block.offsets[question - block.first_question : question - block.first_question + 2]
-            pairs = list(zip(block.first[begin:end].tolist(), block.last[begin:end].tolist(), strict=True))
-            sums = block.start_logit[begin:end].astype(float) + block.end_logit[begin:end]
-            wanted = every_span(features, logits, question)
-            assert dict(zip(pairs, sums.tolist(), strict=True)) == wanted and len(pairs) == len(wanted)
-            assert sums.tolist() == sorted(sums.tolist(), reverse=True)
-    assert number == len(features.question_ids)
+    found = list(find_spans(features, logits, 1000, 1000))
+    assert len(found) == len(features.question_ids)
+    for question, spans in enumerate(found):
+        sums = {(first, last): start + end for first, last, start, end in spans}
+        assert sums == every_span(features, logits, question) and len(sums) == len(spans)
+        assert list(sums.values()) == sorted(sums.values(), reverse=True)
 
 
 @pytest.mark.parametrize("longest", [1, 2, 5, 1000])
 def test_the_best_span_is_the_best_of_all_that_are_short_enough(longest: int) -> None:
     features = small_case()
     logits = random_logits(features, 11)
-    for block in find_spans(features, logits, 1000, longest):
-        for question in range(len(block)):
-            spans = every_span(features, logits, question)
-            allowed = {pair: total for pair, total in spans.items() if pair[1] - pair[0] < longest}
-            begin, end = block.offsets[question : question + 2]
-            assert end - begin == len(allowed)
-            if allowed:
-                assert (block.first[begin], block.last[begin]) == max(allowed, key=lambda pair: allowed[pair])
+    for question, spans in enumerate(find_spans(features, logits, 1000, longest)):
+        every = every_span(features, logits, question)
+        allowed = {pair: total for pair, total in every.items() if pair[1] - pair[0] < longest}
+        assert len(spans) == len(allowed)
+        if allowed:
+            assert spans[0][:2] == max(allowed, key=lambda pair: allowed[pair])
 
 
 def test_blocks_of_questions_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     features = small_case("2.0", questions=5)
     logits = random_logits(features, 3, steps=2)
     whole = decode(features, logits, VOCABULARY)
-    for pairs, rows in ((1, 1), (1200, 2), (2800, 5)):
+    for pairs in (1, 1200, 2800):
         monkeypatch.setattr("bert.tasks.squad.predictions._PAIRS_AT_ONCE", pairs)
-        monkeypatch.setattr("bert.tasks.squad.predictions._ROWS_AT_ONCE", rows)
         assert decode(features, logits, VOCABULARY) == whole
 
 
@@ -125,24 +115,9 @@ def test_zeros_of_either_sign_are_equal_and_the_earlier_token_comes_first() -> N
     features = features_of([Context("one two six", [Question("q")])], VOCABULARY, max_seq_length=100)
     values = np.zeros(int(features.lengths.sum()), np.float32)
     values[::2] = -0.0
-    (block,) = find_spans(features, WindowLogits(values, values.copy(), features.input_ids.offsets), 20, 30)
-    pairs = list(zip(block.first.tolist(), block.last.tolist(), strict=True))
+    (spans,) = find_spans(features, WindowLogits(values, values.copy(), features.input_ids.offsets), 20, 30)
+    pairs = [span[:2] for span in spans]
     assert pairs == sorted(pairs) and pairs[0] == (0, 0)
-
-
-def test_the_no_answer_score_is_each_questions_own_smallest() -> None:
-    features = small_case("2.0")
-    logits = random_logits(features, 4)
-    found = null_scores(features, logits)
-    for question in range(len(features.question_ids)):
-        windows = range(int(features.question_windows[question]), int(features.question_windows[question + 1]))
-        sums = [(float(logits.start[o]) + float(logits.end[o]), int(o)) for o in logits.offsets[windows]]
-        assert found.has_windows[question] == bool(sums)
-        if sums:
-            place = min(sums)[1]
-            assert found.start_logit[question] == logits.start[place]
-            assert found.end_logit[question] == logits.end[place]
-    assert len({float(value) for value in found.start_logit}) > 5
 
 
 def test_the_threshold_decides_between_answer_and_none_and_equal_is_an_answer() -> None:
@@ -177,7 +152,7 @@ def test_questions_without_windows_or_spans_are_answered_with_nothing_and_named(
     low, high = int(logits.offsets[hopeless]), int(logits.offsets[hopeless] + features.document_starts[hopeless])
     logits.start[low:high] = 100
     found = decode(features, logits, VOCABULARY, NBestOptions(n_best_size=high - low))
-    assert found.without_windows == ("1-0", "1-1", "1-2") and found.without_spans == ("2-0",)
+    assert found.without_windows == ["1-0", "1-1", "1-2"] and found.without_spans == ["2-0"]
     assert list(found.predictions) == [features.question_ids.text(n) for n in range(12)]
     for name in (*found.without_windows, *found.without_spans):
         assert found.predictions[name] == ""
@@ -241,7 +216,7 @@ def test_files_hold_what_was_decoded_and_are_whole(version: str, tmp_path: Path)
 
 def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    answers = Answers({"q": "a"}, {"q": [NBestEntry("a", 1.0, 0.0, 0.0)]}, {}, (), ())
+    answers = Answers({"q": "a"}, {"q": [NBestEntry("a", 1.0, 0.0, 0.0)]}, {}, [], [])
     with pytest.raises(StorageError):
         answers.write(tmp_path / "file" / "out")
 
