@@ -27,11 +27,8 @@ def read_layout(
 ) -> tuple[tuple[int, ...], int]:
     """Return the processes of each node in the order of their ranks, and the rank of this node.
 
-    Args:
-        here: processes on this node; None for the number in the file, else `default_here`.
-        others: processes on each other node in the order of their ranks, or one JSON file of host -> processes.
-        node_rank: rank of this node; None for its position in the file, else 0.
-        default_here: GPUs of this node, or 1 without any.
+    `others` are the processes of each other node in this order, or one JSON file of host -> processes. None is what the
+    file says, else `default_here` processes and rank 0.
     """
     place = 0
     if len(others) == 1 and not others[0].lstrip("-").isdigit():

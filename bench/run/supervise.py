@@ -121,8 +121,7 @@ def run_trial(
         except BaseException as error:
             end_guarded(child)
             if isinstance(error, KeyboardInterrupt):
-                what = {"train": "training", "measure": "measurement"}.get(trial.kind, "sweep")
-                finish(trial, directory, "interrupted", f"the {what} was interrupted", options)
+                finish(trial, directory, "interrupted", "interrupted by Ctrl-C or SIGTERM", options)
             raise
     wall_seconds = time.perf_counter() - began
     shutil.rmtree(directory.path / "torchrun", ignore_errors=True)  # its folders for error files

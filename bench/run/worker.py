@@ -22,13 +22,12 @@ def main(argv: list[str]) -> int:
     die_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     directory = TrialDirectory(Path(argv[0]))
-    memory_limit: int | None = None
+    trial: Trial | None = None
     try:
         trial = directory.read_trial()
-        memory_limit = trial.memory_limit_bytes
         run_rank(directory, trial)
     except Exception as error:
-        status, reason, code = _explain(error, memory_limit)
+        status, reason, code = _explain(error, trial and trial.memory_limit_bytes)
         if status == "crashed" and not isinstance(error, BertbenchError):
             sys.excepthook(*sys.exc_info())
         failure = {"status": status, "code": code, "reason": reason, "time": time.time()}
