@@ -4,7 +4,8 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from analysis import wording
@@ -12,10 +13,11 @@ from bench.cli.options import TrialOptions, run_folder
 from bench.cli.progress import LINE_SECONDS, draw, duration, say
 from bench.launch.world import World
 from bench.machine.devices import Devices
-from bench.run.inside import run_inside
+from bench.run.inside import Leader, follow
 from bench.run.supervise import LaunchOptions
 from bench.sweep.request import request_of
 from bench.sweep.sweep import Session, expected_seconds, finished_result, locked, run_trials
+from common.errors import BertbenchError
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
 
@@ -86,13 +88,16 @@ def run_all(
 
     Ranks other than the first have none.
     """
-    if world is not None:
-        request = {"command": command, **request_of(options)}
-        launch = LaunchOptions(timeout_seconds=None, price_per_hour=price_per_hour)
-        return run_inside(RunDirectory(run_folder(options.out)), trials, request, devices, world, launch)
-    with session(options, command, devices, price_per_hour) as call:
+    if world is not None and world.rank:
+        if follow(world, devices):
+            raise BertbenchError("rank-failed", f"rank {world.rank} failed: see its log in the folder of the trial")
+        return []
+    with (
+        Leader(world) if world else nullcontext() as leader,
+        session(options, command, devices, price_per_hour) as call,
+    ):
         announce(call, trials, options)
-        return run_trials(call, trials)
+        return run_trials(replace(call, options=replace(call.options, leader=leader)), trials)
 
 
 def announce(session: Session, trials: Sequence[Trial], options: TrialOptions) -> None:

@@ -59,12 +59,11 @@ def run(options: ThroughputOptions) -> Result:
     from analysis.run_views import throughput
 
     devices, world = find_devices(options.device), joined_world()
-    if options.max_batch_search and world is None:
+    if options.max_batch_search:
+        if world is not None:
+            raise UsageError("option-not-applicable", "--max-batch-search starts its own ranks: give it to one process")
         return _largest_batches(options, devices)
     trials = expand(options.sweep, devices, world, kind="input" if options.input_only else "throughput")
-    if world is not None and (len(trials) != 1 or options.max_batch_search or options.input_only):
-        problem = f"{world.world_size} ranks of a launcher measure one trial of training, not {len(trials)} or a search"
-        raise UsageError("option-not-applicable", f"{problem}: give one value per option and --rounds 1")
     results = run_all(options, "throughput", devices, trials, world, options.price_per_hour)
     if world is not None and world.rank:
         return Result(at_once=True)

@@ -3,6 +3,7 @@
 import shlex
 import signal
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,7 @@ def run(options: TrainOptions) -> Result:
     if world is not None and world.rank:
         return _follow(options, world)
     # Signals count from here on, also while data are checked.
-    with StopRequest() as stop:
-        leader = Leader(world) if world else None
+    with StopRequest() as stop, Leader(world) if world else nullcontext() as leader:
         if isinstance(options, TrainClassifyOptions):
             options = options.prepared()
             if options.prep_only:

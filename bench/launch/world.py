@@ -33,7 +33,8 @@ class World:
     def threads(self, cpu_cores: int) -> int:
         """Return the CPU threads of this rank: the number set by its launcher, else its share of the node's cores."""
         given = os.environ.get("OMP_NUM_THREADS", "")
-        return int(given) if given.isdigit() and int(given) else max(1, cpu_cores // self.local_world_size)
+        is_set = given.isdigit() and int(given) > 1  # torchrun sets 1 where nobody says it
+        return int(given) if is_set else max(1, cpu_cores // self.local_world_size)
 
 
 def joined_world() -> World | None:

@@ -30,7 +30,7 @@ def train_once(
     """
     options = LaunchOptions(
         timeout_seconds=None,
-        world=None if leader is None else leader.world,
+        leader=leader,
         variables={LOG_TO_VARIABLE: " ".join(plan.log_to)},
         look=watcher.look,
         stop_wanted=watcher.stop_wanted,
@@ -50,8 +50,6 @@ def train_once(
         training=tuple(sorted(plan.settings.to_json().items())),
     )
     directory = run.run.trial(trial.trial_id)
-    if leader is not None:
-        leader.order(directory=str(directory.path), threads=plan.options.threads)
     try:
         result = run_trial(trial, directory, devices, capture(devices), options)
     finally:

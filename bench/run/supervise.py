@@ -19,15 +19,14 @@ import msgspec
 from analysis.load import summarize_trial
 from bench.implementations import own_variables
 from bench.launch import torchrun
-from bench.launch.world import AGENT_STORE_VARIABLE, World
+from bench.launch.world import AGENT_STORE_VARIABLE
 from bench.machine.devices import Devices
-from bench.machine.environment import bounded_spin
 from bench.profilers import load_profiler
+from bench.run.inside import Leader, rank_variables
 from bench.run.processes import STOP_SIGNALS, descendants, end_guarded, end_in_words, send, start_guarded
 from bench.run.resources import oom_kill_count
 from bench.run.script import add_to_result, program_variables, settle, why_incomplete
 from bench.run.telemetry import Telemetry
-from bert.parallel import JOIN_TIMEOUT_VARIABLE
 from common.atomic import storage_errors
 from common.errors import SchemaError, UsageError
 from common.redact import without_secrets
@@ -47,8 +46,6 @@ _TAIL_LINES = 3
 # By kind, else by device. Reading sensors costs a core some 2 ms: on a CPU-only machine that core is the trial's.
 # Training lasts for days: its readings must not outgrow its checkpoints.
 _SAMPLE_SECONDS = {"train": 2.0, "measure": 2.0, "cpu": 1.0, "cuda": 0.05}
-# Without a limit on a trial, how long a rank waits for the others, such as for one that writes a checkpoint.
-_LONGEST_WAIT_SECONDS = 3600
 _REPOSITORY = Path(__file__).resolve().parents[2]
 # What torchrun tells a rank that is the only one. Its store may have any free port, since nobody else connects.
 ALONE = {
@@ -73,8 +70,8 @@ class LaunchOptions:
     """Price of all devices of a trial together, for the cost columns."""
     program: tuple[str, ...] = ()
     """Of kind measure: the command that runs, in the current folder, in place of ranks of our own."""
-    world: World | None = None
-    """The world whose rank 0 this process is: the trial then joins it as that rank. None starts one for the trial."""
+    leader: Leader | None = None
+    """Of the world whose rank 0 this process is: each trial then joins it. None starts a world for the trial."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Further environment variables of the ranks."""
     look: Callable[[Trial, TrialDirectory], None] = lambda trial, directory: None
@@ -103,7 +100,7 @@ def run_trial(
     with storage_errors(directory.path):
         (directory.profile if trial.profiler else directory.path).mkdir(parents=True, exist_ok=True)
     write_record(directory.trial_json, trial.to_json())
-    local_world_size = trial.world_size if options.world is None else options.world.local_world_size
+    local_world_size = options.leader.world.local_world_size if options.leader else trial.world_size
     used = devices.gpus if options.program else devices.gpus[:local_world_size]
     interval = _SAMPLE_SECONDS.get(trial.kind) or _SAMPLE_SECONDS[trial.device]
     oom_kills, began = oom_kill_count(), time.perf_counter()
@@ -141,22 +138,22 @@ def _command(
     """Return what runs the ranks of this node, perhaps under a profiler, its environment, and its folder if another."""
     if options.program:
         return options.program, {**os.environ, **program_variables(trial, directory)}, None
-    world = options.world
+    leader = options.leader
     threads = trial.threads_per_rank or (
-        max(1, devices.cpu_cores // trial.ranks) if world is None else world.threads(devices.cpu_cores)
+        leader.world.threads(devices.cpu_cores) if leader else max(1, devices.cpu_cores // trial.ranks)
     )
     variables = {
         **os.environ,
-        **(devices.environment(trial.world_size) if world is None else {}),
+        **(leader.begin(directory, trial) if leader else devices.environment(trial.world_size)),
         **rank_variables(threads, options.timeout_seconds),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")])),
         **own_variables(trial.implementation),
         **options.variables,
     }
     argv = [*_WORKER, str(directory.path)]
-    if world is not None or trial.ranks == 1:  # without torchrun, whose import of torch takes as long as the rank's
+    if leader or trial.ranks == 1:  # without torchrun, whose import of torch takes as long as the rank's
         argv = [sys.executable, "-u", *argv]
-        variables |= ALONE if world is None else {}
+        variables |= {} if leader else ALONE
     else:
         words = [*torchrun.ONE_NODE, f"--nproc-per-node={trial.ranks}", *argv]
         argv = torchrun.command(words, directory.path / _ENDING)
@@ -167,19 +164,6 @@ def _command(
     variables |= profiler.ENVIRONMENT
     # Tools write the environment into their reports.
     return wrapped, variables if wrapped == argv else without_secrets(variables), _REPOSITORY
-
-
-def rank_variables(threads: int, timeout_seconds: float | None) -> dict[str, str]:
-    """Return the environment variables of every rank, however it is started."""
-    return {
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        **bounded_spin(),
-        # The limit on the trial decides what a hang is, not the process group's own, which would look like a crash.
-        JOIN_TIMEOUT_VARIABLE: str(int(timeout_seconds or _LONGEST_WAIT_SECONDS) + 60),
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-    }
 
 
 def _wait(
@@ -245,7 +229,7 @@ def outcome(
     if not causes:
         return "ok", "", ""
     kind, _, status, reason, code = min(causes)
-    if kind == _LOST and options.world is not None:
+    if kind == _LOST and options.leader:
         reason = "lost the connection to another rank, which the launcher names"
     if options.program:
         reason = f"the command failed after {min(steps.values(), default=0)} steps: {reason}"
@@ -277,7 +261,7 @@ def _exit(trial: Trial, directory: TrialDirectory, options: LaunchOptions, exit_
         ending = msgspec.json.decode(path.read_bytes(), type=torchrun.Ending)
         text, when, killed = ending.text, ending.time, ending.kind == torchrun.KILLED
     else:
-        one_rank = exit_code > 0 and (trial.ranks == 1 or options.world is not None)
+        one_rank = exit_code > 0 and (trial.ranks == 1 or options.leader is not None)
         who = "it" if options.program else "rank 0" if one_rank else "the launcher"
         text = f"{who} {end_in_words(exit_code)}"
         by_signal = not 0 < exit_code <= 128

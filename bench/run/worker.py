@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
         trial = directory.read_trial()
         run_rank(directory, trial)
     except Exception as error:
-        status, reason, code = _explain(error, trial and trial.memory_limit_bytes)
+        status, reason, code = _explain(error, None if trial is None else trial.memory_limit_bytes)
         if status == "crashed" and not isinstance(error, BertbenchError):
             sys.excepthook(*sys.exc_info())
         failure = {"status": status, "code": code, "reason": reason, "time": time.time()}

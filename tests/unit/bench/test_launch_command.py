@@ -74,7 +74,7 @@ def test_the_devices_of_a_training_in_a_world_are_its_ranks() -> None:
         world.check_devices(2)
 
 
-@pytest.mark.parametrize(("given", "threads"), [("3", 3), ("0", 4), ("", 4), ("x", 4)])
+@pytest.mark.parametrize(("given", "threads"), [("3", 3), ("1", 4), ("0", 4), ("", 4), ("x", 4)])
 def test_threads_of_a_rank_are_those_of_its_launch_or_a_share(
     given: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
