@@ -1,7 +1,6 @@
 """Parse command lines with cyclopts: the fields of a dataclass are the options, their docstrings the help."""
 
 import dataclasses
-import difflib
 import inspect
 import itertools
 import re
@@ -18,6 +17,8 @@ from cyclopts import (
     MissingArgumentError,
     Parameter,
     Token,
+    UnknownOptionError,
+    UnusedCliTokensError,
     convert,
 )
 from cyclopts.field_info import POSITIONAL_ONLY
@@ -28,6 +29,11 @@ from common.errors import Code, UsageError
 from common.flags import POSITIONAL, flag
 
 T = TypeVar("T")
+_CODES: dict[type[CycloptsError], Code] = {
+    MissingArgumentError: "option-missing",
+    UnknownOptionError: "option-unknown",
+    UnusedCliTokensError: "option-unknown",
+}
 
 
 class _CommandLine(App):
@@ -35,18 +41,17 @@ class _CommandLine(App):
 
     whole: bool = True
     """Whether the help shows options that are rarely needed."""
-    rare: frozenset[str] = RARE
-    """Fields of options that are rarely needed."""
-    required: tuple[str, ...] = ()
-    """Fields that a command line must give though they have a default."""
+    options: type
+    """The dataclass; RARE, if it has that, are its fields for --help-all, REQUIRED those that have to be given."""
 
-    def assemble_argument_collection(self, **options: Any) -> ArgumentCollection:
+    def assemble_argument_collection(self, **given: Any) -> ArgumentCollection:
         """Return the options as cyclopts reads them from the dataclass, with what the help says of each."""
-        arguments = super().assemble_argument_collection(**options)
+        arguments = super().assemble_argument_collection(**given)
         arguments.sort(key=lambda argument: argument.field_info.name in ("out", "json"))
-        places = itertools.count()
+        places, names = itertools.count(), {argument.name for argument in arguments}
         for argument in arguments:
-            field, rare = argument.field_info, argument.field_info.name in self.rare
+            field = argument.field_info
+            rare = field.name in getattr(self.options, "RARE", RARE)
             positional = POSITIONAL in getattr(field.annotation, "__metadata__", ())
             text, default = " ".join((argument.parameter.help or "").split()), field.default
             shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
@@ -54,7 +59,7 @@ class _CommandLine(App):
             more = Parameter(
                 group=Group("Further options", sort_key=2) if rare else Group("Options", sort_key=1),
                 help=text,
-                required=True if field.name in self.required else None,
+                required=True if field.name in getattr(self.options, "REQUIRED", ()) else None,
                 show_default=False if says_default else shown,
                 show=self.whole or not rare,
                 negative=() if default is False else None,
@@ -65,6 +70,9 @@ class _CommandLine(App):
                 words = known_tasks() if field.name == "task" else argument.parameter.choices
                 group = Group("Arguments", sort_key=0)
                 more = Parameter.combine(more, Parameter(name=field.name.upper(), group=group, choices=words))
+            elif isinstance(default, tuple) and not given.get("parse_docstring"):  # to parse, not to show
+                singular = re.sub("ies$", "y", argument.name).removesuffix("s")
+                more = Parameter.combine(more, Parameter(name=(argument.name, *({singular} - names))))
             if not argument.children:
                 argument.parameter = Parameter.combine(argument.parameter, more)
         return arguments
@@ -94,6 +102,7 @@ def application(options: type, program: str, whole: bool = True) -> App:
         help=re.sub(r"(?<!\n)\n(?!\n)", " ", (inspect.getdoc(options) or "").partition("\nExamples:")[0]),
         help_format="plaintext",
         help_epilogue=examples if whole else f"Further options: {program} --help-all\n{examples}",
+        help_flags=("--help", "-h", "--help-all"),
         version_flags=(),
         exit_on_error=False,
         print_error=False,
@@ -101,8 +110,7 @@ def application(options: type, program: str, whole: bool = True) -> App:
             consume_multiple=(1, None), allow_repeating=True, json_list=False, negative_iterable=()
         ),
     )
-    app["--help"].show, app.whole, app.rare = False, whole, getattr(options, "RARE", RARE)
-    app.required = getattr(options, "REQUIRED", ())
+    app["--help"].show, app.whole, app.options = False, whole, options
     app.default(command)
     return app
 
@@ -121,19 +129,16 @@ def parse(options: type[T], argv: Sequence[str], program: str) -> T:
         UsageError: unknown or missing options, or a value that the parser or the dataclass refuses.
     """
     app = application(options, program, "--help-all" in argv)
-    words = _whole_names(app.assemble_argument_collection(), argv)
     try:
-        command, bound, unknown, _ = app.parse_known_args(words)
-        if unknown:
-            raise UsageError("option-unknown", f"unexpected words: {' '.join(unknown)} (see {program} --help)")
+        command, bound, _ = app.parse_args(argv)
     except CycloptsError as error:
         error.verbose, missing = False, error.argument
         if missing is not None and missing.children:
             leaves = [one for one in missing.children_recursive if not one.children]
             error.argument = next((one for one in leaves if one.required), leaves[0])
-        chosen = isinstance(error, CoercionError) and typing.get_origin(error.target_type) is typing.Literal
-        code: Code = "option-choice" if chosen else "option-value"
-        code = "option-missing" if isinstance(error, MissingArgumentError) else code
+        code: Code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), "option-value")
+        if isinstance(error, CoercionError) and typing.get_origin(error.target_type) is typing.Literal:
+            code = "option-choice"
         raise UsageError(code, f"{str(error).rstrip('.')} (see {program} --help)") from None
     parsed = command(*bound.args, **bound.kwargs)
     if command != app.default_command:  # the help was printed
@@ -158,22 +163,6 @@ def words_of(options: Any, kind: type | None = None) -> list[str]:
                 names = [name for one in about for name in one.name or ()] or [flag(item.name.rstrip("_"))]
                 others += [names[0] if value is not False else f"--no-{names[0][2:]}", *words]
     return first + others
-
-
-def _whole_names(arguments: ArgumentCollection, argv: Sequence[str]) -> list[str]:
-    """Return the words with the name of a list option for its singular. Raises UsageError for unknown options."""
-    known = {name: name for argument in arguments for name in (*argument.names, "--help")} | {"--help-all": "--help"}
-    lists = [argument.name for argument in arguments if typing.get_origin(argument.hint) is tuple]
-    known |= {re.sub("ies$", "y", name).removesuffix("s"): name for name in lists if name.startswith("--")} | known
-    words = list(argv)
-    for place, word in enumerate(itertools.takewhile(lambda word: word != "--", argv)):
-        name, equals, value = word.partition("=")
-        if name in known:
-            words[place] = f"{known[name]}{equals}{value}"
-        elif name.startswith("--"):
-            near = "".join(f": did you mean {one}?" for one in difflib.get_close_matches(name, known, 1))
-            raise UsageError("option-unknown", f"unknown option {name}{near}")
-    return words
 
 
 def examples_of(options: type) -> list[str]:

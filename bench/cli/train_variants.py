@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,6 +37,8 @@ def variants_of(options: TrainOptions) -> tuple[dict[str, TrainOptions], dict[st
     Raises:
         UsageError: as `parse` does, or an option of --vary cannot differ between trainings that are compared.
     """
+    if joined_world() is not None:
+        raise UsageError("option-not-applicable", "several trainings start their processes: run this without torchrun")
     axes: dict[str, list[str]] = {}
     for word in options.vary:
         name, _, values = word.partition("=")
@@ -58,30 +59,12 @@ def variants_of(options: TrainOptions) -> tuple[dict[str, TrainOptions], dict[st
     return variants, varied
 
 
-def plan_of(options: TrainOptions) -> TrainingsPlan:
-    """Return the trainings that the options ask for. Raises UsageError."""
-    if joined_world() is not None:
-        raise UsageError("option-not-applicable", "several trainings start their processes: run this without torchrun")
-    if options.until and not re.fullmatch(rf"{SCORE}=\d+(\.\d+)?", options.until):
-        raise UsageError("option-value", f"--until {options.until}: give {SCORE}=X, such as {SCORE}=6.5")
-    if options.until and options.task != "pretrain":
-        raise UsageError("option-not-applicable", f"--until {options.until} applies to pretrain, not to {options.task}")
-    return plan_trainings(
-        *variants_of(options),
-        Trainings(run_folder(options.out or Path("runs/trainings"))),
-        find_devices(options.device),
-        seeds=options.seeds or 1,
-        target=float(options.until.partition("=")[2]) if options.until else None,
-        price_per_hour=options.price_per_hour,
-    )
-
-
 def run(options: TrainOptions) -> Result:
     """Train and compare; return exit code 0 if all ended or on a stop, 3 if a training failed or has no profile."""
     with StopRequest() as stop:
         stop.max_seconds = options.max_seconds
-        plan = plan_of(options)
-        place = plan.place
+        place = Trainings(run_folder(options.out or Path("runs/trainings")))
+        plan = plan_trainings(options, *variants_of(options), place, find_devices(options.device))
         if plan.skipped:
             note(f"skipped {by_reason(plan.skipped)}")
         with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
@@ -102,9 +85,8 @@ def _train_all(plan: TrainingsPlan, stop: StopRequest) -> None:
             return
         ended = plan.complete(one)
         refused = ended and one.run.read_state().status == "refused"
-        about = f"refused earlier; delete {one.run.path} to try again" if refused else "already trained"
-        head = f"[{number}/{len(plan.trainings)}] {one.run.path.name}"
-        print(f"{head}: {about if ended else one.run.path}", file=sys.stderr, flush=True)
+        about = "refused earlier; delete it to try again" if refused else "already trained" if ended else "training"
+        print(f"[{number}/{len(plan.trainings)}] {one.run.path}: {about}", file=sys.stderr, flush=True)
         if ended:
             continue
         progress = TrainProgress(stop, one.plan.options.logfile, None if plan.target is None else (SCORE, plan.target))
@@ -133,7 +115,7 @@ def _result(plan: TrainingsPlan, document: Mapping[str, Any], courses: Sequence[
     if unprofiled := by_reason({row["variant"]: row["profile_problem"] for row in rows if row["profile_problem"]}):
         problems.append(f"no profile of {unprofiled}")
     more = [f"bertbench report {place.path}"]
-    more += [f"bertbench analyze {place.profile.path}"] if any(row["all_reduce_share"] for row in rows) else []
+    more += [f"bertbench analyze {place.profile.path}"] * any(row["all_reduce_share"] for row in rows)
     figure = trainings_figure(courses, plan.target)
     drawn, failure = when_writable(lambda: [] if figure is None else [write_png(figure, place.path)])
     return Result(

@@ -146,24 +146,26 @@ class TrainingsPlan:
 
 
 def plan_trainings(
+    options: TrainOptions,
     variants: Mapping[str, TrainOptions],
     varied: Mapping[str, Sequence[Any]],
     place: Trainings,
     devices: Devices,
-    *,
-    seeds: int = 1,
-    target: float | None = None,
-    price_per_hour: float | None = None,
 ) -> TrainingsPlan:
     """Return the trainings of all variants with each seed; they may have begun. Raises UsageError."""
+    if options.until and not re.fullmatch(rf"{SCORE}=\d+(\.\d+)?", options.until):
+        raise UsageError("option-value", f"--until {options.until}: give {SCORE}=X, such as {SCORE}=6.5")
+    if options.until and options.task != "pretrain":
+        raise UsageError("option-not-applicable", f"--until {options.until} applies to pretrain, not to {options.task}")
+    target, seeds = float(options.until.partition("=")[2]) if options.until else None, options.seeds or 1
     trainings: list[PlannedTraining] = []
     skipped: dict[str, str] = {}
-    for variant, options in variants.items():
-        first = DEFAULT_SEED if options.seed is None else options.seed
+    first = DEFAULT_SEED if options.seed is None else options.seed
+    for variant, given in variants.items():
         for seed in range(first, first + seeds):
             name = "-".join([variant] * bool(varied) + [f"seed-{seed}"] * (seeds > 1 or not varied))
             try:
-                plan = plan_training(dataclasses.replace(options, seed=seed, out=place.path / name), devices)
+                plan = plan_training(dataclasses.replace(given, seed=seed, out=place.path / name), devices)
             except UsageError as error:
                 if error.code != "unsupported-combination":
                     raise
@@ -182,8 +184,8 @@ def plan_trainings(
             "batch-size-mismatch", f"the global batch sizes would differ ({problem}): give --global-batch-size"
         )
     plans = TrainingsPlan(
-        place=place, target=target, price_per_hour=price_per_hour, varied=varied, trainings=trainings, skipped=skipped,
-        devices=devices,
+        place=place, target=target, price_per_hour=options.price_per_hour, varied=varied, trainings=trainings,
+        skipped=skipped, devices=devices,
     )  # fmt: skip
     before = read_trainings(place.path)
     for name, now in plans.request().items():

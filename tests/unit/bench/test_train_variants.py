@@ -12,7 +12,7 @@ from support.training_runs import SEQ_LEN, shards
 
 from bench.cli.parser import parse
 from bench.cli.train_progress import TrainProgress
-from bench.cli.train_variants import by_reason, plan_of
+from bench.cli.train_variants import by_reason, variants_of
 from bench.implementations.ours import BertbenchImplementation
 from bench.machine.devices import Devices
 from bench.run.processes import StopRequest
@@ -21,6 +21,7 @@ from bench.sweep.trainings import (
     EVALUATIONS,
     PlannedTraining,
     TrainingsPlan,
+    plan_trainings,
     variant_name,
 )
 from bert.tasks import check_task_options
@@ -39,14 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shards(tmp_path_factory.mktemp("shards"))
 
 
-@pytest.fixture(autouse=True)
-def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.cli.train_variants.find_devices", lambda name: CPU)
-
-
 def planned(out: Path, *words: object, task: str = "pretrain") -> TrainingsPlan:
-    given = [task, *map(str, words), "--out", str(out)]
-    return plan_of(parse(TrainOptions, given, "bertbench train"))
+    options = parse(TrainOptions, [task, *map(str, words)], "bertbench train")
+    return plan_trainings(options, *variants_of(options), Trainings(out), CPU)
 
 
 def pair(out: Path, *words: object) -> list[PlannedTraining]:
