@@ -114,8 +114,13 @@ class PrepareCommand(TaskCommand):
     beside the module of the command, makes them."""
 
     def facts(self, summary: Any) -> list[tuple[str, object]]:
-        """Return the facts about one of them."""
-        raise NotImplementedError
+        """Return the facts about one of them: what was counted, the time, the file."""
+        return [
+            ("input", f"{summary.input}, for {summary.settings.split}"),
+            *((name, f"{count:,}") for name, count in summary.counts.numbers.items()),
+            ("time", "finished before" if summary.kept else f"{summary.seconds:.1f} s"),
+            ("features", summary.features),
+        ]
 
     def shown(self, summaries: "Sequence[Any]") -> list[Shown]:
         """Return the facts about all of them."""

@@ -27,7 +27,6 @@ from bert.tasks.gap.reading import LABELS
 from common.errors import InputError
 
 if TYPE_CHECKING:
-    from bert.tasks.gap.prepare import GapSummary
     from bert.tasks.gap.scores import Scores, Slice
 
 
@@ -60,27 +59,6 @@ class Prepare(PrepareCommand):
     """
 
     options = GapConfig
-
-    def facts(self, summary: "GapSummary") -> list[tuple[str, object]]:
-        """Return the facts about one input."""
-        counts, settings = summary.counts, summary.settings
-        features = counts.get("features")
-        return [
-            ("input", f"{summary.input}, for {settings.split}"),
-            ("rows", f"{counts.get('rows'):,}, {features:,} of them used, {counts.get('left out'):,} left out"),
-            (
-                "pronouns",
-                f"{counts.get('pronouns: masculine'):,} masculine, {counts.get('pronouns: feminine'):,} feminine",
-            ),
-            (
-                "tokens",
-                f"{counts.get('tokens') / max(1, features):.1f} per text, {settings.max_seq_length - 2} at most; "
-                f"{counts.get('windowed'):,} texts cut around their mentions",
-            ),
-            ("time", "finished before" if summary.kept else f"{summary.seconds:.1f} s"),
-            ("features", str(summary.features)),
-            ("readable", str(summary.features.with_suffix(".tsv"))),
-        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from bert.tasks.squad.windows import (
     unusable,
     window_targets,
 )
-from bert.tasks.squad.words import Pieces, WordEncoder
+from bert.tasks.squad.words import Pieces, encode_words
 
 
 class Asked(NamedTuple):
@@ -38,13 +38,12 @@ class Asked(NamedTuple):
 def make_columns(paragraphs: Sequence[Paragraph], settings: Settings, vocabulary: Vocabulary) -> tuple[Columns, Counts]:
     """Return the columns of some paragraphs, and what was counted in them."""
     counts = Counts()
-    encoder = WordEncoder(vocabulary)
-    contexts = encoder.encode([paragraph.context for paragraph in paragraphs])
+    contexts = encode_words([paragraph.context for paragraph in paragraphs], vocabulary)
     asked = list(_asked(paragraphs, settings, counts))
     spans = None
     if settings.split == "training":
-        asked, spans = _with_spans(asked, contexts, encoder, counts)
-    queries = encoder.encode([one.question.question for one in asked])
+        asked, spans = _with_spans(asked, contexts, vocabulary, counts)
+    queries = encode_words([one.question.question for one in asked], vocabulary)
     golds = [[answer.text for answer in one.question.answers] for one in asked]
     columns = {
         **_ragged("contexts", Ragged.of_texts([paragraph.context for paragraph in paragraphs])),
@@ -89,7 +88,7 @@ def _asked(paragraphs: Sequence[Paragraph], settings: Settings, counts: Counts) 
 
 
 def _with_spans(
-    asked: list[Asked], contexts: Pieces, encoder: WordEncoder, counts: Counts
+    asked: list[Asked], contexts: Pieces, vocabulary: Vocabulary, counts: Counts
 ) -> tuple[list[Asked], tuple[Int64, Int64]]:
     """Return the questions whose answer has pieces, and the first and last token of each one's first answer, -1 where
     it is impossible."""
@@ -100,7 +99,8 @@ def _with_spans(
     lengths = np.array([len(answer.text) for answer in answers], np.int64)
     first, last = token_spans(contexts, context, starts, lengths)
     usable = first <= last
-    first, last = improve(contexts, encoder.encode([answer.text for answer in answers]), context, first, last)
+    texts = encode_words([answer.text for answer in answers], vocabulary)
+    first, last = improve(contexts, texts, context, first, last)
     firsts, lasts = np.full((2, len(asked)), -1, np.int64)
     firsts[possible], lasts[possible] = first, last
     kept = np.ones(len(asked), np.bool_)
@@ -135,26 +135,19 @@ def _window_columns(
             greatest = greatest[np.repeat(~outside, windows.tokens)]
             starts, ends = starts[~outside], ends[~outside]
             windows = windows.only(~outside)
-    cut = _heads_of_rows(queries, query_tokens)
     counts.add("questions cut", int(np.count_nonzero(query_tokens < np.diff(queries.offsets))))
-    size = contexts.values.itemsize
-    marks = np.array([vocabulary.cls_id, vocabulary.sep_id], contexts.values.dtype).tobytes()
-    query_offsets = offsets_of(query_tokens)
-    rows = input_rows(
-        (cut.tobytes(), query_offsets * size), (contexts.values.tobytes(), contexts.offsets * size), windows, context,
-        marks,
-    )  # fmt: skip
+    cut = Ragged(_heads_of_rows(queries, query_tokens), offsets_of(query_tokens))
+    rows = input_rows(cut, contexts, windows, context, (vocabulary.cls_id, vocabulary.sep_id))
     return {
         "tokens.values": contexts.values,
         "tokens.offsets": contexts.offsets,
         "token_words": contexts.token_words,
-        "queries.values": cut,
-        "queries.offsets": query_offsets,
+        **_ragged("queries", cut),
         "question_windows": offsets_of(windows.counts),
         "window_question": windows.question.astype(np.int32),
         "window_first": windows.first.astype(np.int32),
         "window_tokens": windows.tokens.astype(np.int32),
-        "input_ids.values": np.frombuffer(rows, contexts.values.dtype),
+        "input_ids.values": rows,
         "input_ids.offsets": offsets_of(query_tokens[windows.question] + windows.tokens + SPECIAL_TOKENS),
         "max_context.values": greatest,
         "max_context.offsets": offsets_of(windows.tokens),

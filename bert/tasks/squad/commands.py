@@ -21,7 +21,6 @@ from bert.tasks.squad.config import SquadConfig
 
 if TYPE_CHECKING:
     from bert.tasks.squad.predictions import Answers
-    from bert.tasks.squad.prepare import SquadSummary
     from bert.tasks.squad.scores import Scores
 
 
@@ -33,28 +32,6 @@ class Prepare(PrepareCommand):
     """
 
     options = SquadConfig
-
-    def facts(self, summary: "SquadSummary") -> list[tuple[str, object]]:
-        """Return the facts about one input."""
-        from bert.data.features import left_out
-
-        counts, settings = summary.counts, summary.settings
-        workers = f"{summary.workers} process{'es' * (summary.workers > 1)}, {summary.mode}"
-        rows: list[tuple[str, object]] = [("input", f"{summary.input}: SQuAD {settings.version}, for {settings.split}")]
-        rows += [
-            (name, f"{counts.get(name):,}") for name in ("contexts", "questions", "impossible questions", "windows")
-        ]
-        rows.append(("left out", f"{sum(left_out(counts).values()):,} questions"))
-        if settings.split == "training":
-            kind = "left out" if settings.drop_unanswerable_windows else "kept, with [CLS] as target"
-            rows.append(("no answer", f"{counts.get('windows without the answer'):,} windows, {kind}"))
-        mean = counts.get("window tokens") / max(1, counts.get("windows"))
-        return [
-            *rows,
-            ("tokens", f"{mean:.1f} per window, {settings.max_seq_length} at most"),
-            ("time", "finished before" if summary.kept else f"{summary.seconds:.1f} s with {workers}"),
-            ("features", str(summary.features)),
-        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

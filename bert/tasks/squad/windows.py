@@ -4,14 +4,14 @@ Source: google-research/bert, run_squad.py (convert_examples_to_features, _check
 `doc_stride` tokens (or every window's length, where that is shorter), which is a step and not an overlap.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.rows import Int64
+from bert.data.rows import Int64, Ragged
 from bert.tasks.squad.reading import Answer
 from bert.tasks.squad.words import Pieces, split_words, spread
 
@@ -96,35 +96,26 @@ def greatest_context(windows: Windows, context_tokens: Int64) -> npt.NDArray[np.
 
 
 def input_rows(
-    queries: tuple[bytes, Int64], contexts: tuple[bytes, Int64], windows: Windows, question_context: Int64, marks: bytes
-) -> bytes:
+    queries: Ragged, contexts: Pieces, windows: Windows, context: Int64, marks: tuple[int, int]
+) -> npt.NDArray[Any]:
     """Return [CLS] question [SEP] document [SEP] of each window, one row after the other.
 
     Args:
-        queries: ids of all questions as bytes, and where each one's begin, in bytes.
-        contexts: the same for the contexts.
+        queries: pieces of the questions [Q].
+        contexts: pieces of the contexts.
         windows: of the questions.
-        question_context: number of each question's context.
-        marks: the ids of [CLS] and [SEP], as bytes.
+        context: number of each question's context [Q].
+        marks: the ids of [CLS] and [SEP].
     """
-    size = len(marks) // 2
-    cls, sep = marks[:size], marks[size:]
-    query_bytes, query_offsets = queries
-    context_bytes, context_offsets = contexts
-    offsets = query_offsets.tolist()
-    heads = [cls + query_bytes[begin:end] + sep for begin, end in pairwise(offsets)]
-    begins = context_offsets[question_context[windows.question]] + windows.first * size
-    ends = begins + windows.tokens * size
-    return b"".join(_parts(heads, context_bytes, windows, begins, ends, sep))
-
-
-def _parts(
-    heads: list[bytes], context: bytes, windows: Windows, begins: Int64, ends: Int64, sep: bytes
-) -> Iterable[bytes]:
+    values = contexts.values
+    cls, sep = np.array(marks, values.dtype).reshape(2, 1)
+    heads = [queries.values[begin:end] for begin, end in pairwise(queries.offsets.tolist())]
+    begins = contexts.offsets[context[windows.question]] + windows.first
+    ends = begins + windows.tokens
+    parts: list[npt.NDArray[Any]] = [values[:0]]
     for question, begin, end in zip(windows.question.tolist(), begins.tolist(), ends.tolist(), strict=True):
-        yield heads[question]
-        yield context[begin:end]
-        yield sep
+        parts += (cls, heads[question], sep, values[begin:end], sep)
+    return np.concatenate(parts)
 
 
 NO_ANSWER = "left out: no answer"

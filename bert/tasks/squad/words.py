@@ -70,20 +70,14 @@ class Pieces:
         return np.repeat(words, np.diff(self.piece_offsets)).astype(np.int32)
 
 
-class WordEncoder:
-    """Cuts texts into words and these into pieces, with one vocabulary."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokenizer = vocabulary.tokenizer
-
-    def encode(self, texts: Sequence[str]) -> Pieces:
-        """Return the pieces of each text, without special ones."""
-        words = split_words(" ".join(texts))
-        begun, characters = word_numbers(texts)
-        word_offsets = np.concatenate([[0], begun])[characters]
-        assert word_offsets[-1] == len(words), "both ways of telling words give as many"
-        pieces = self.tokenizer.encode("\n".join(words).encode().split(b"\n") if words else [])
-        return Pieces(pieces.values, pieces.offsets[word_offsets], word_offsets, pieces.offsets, begun, characters)
+def encode_words(texts: Sequence[str], vocabulary: Vocabulary) -> Pieces:
+    """Cut texts into words, and these into pieces, without special ones."""
+    words = split_words(" ".join(texts))
+    begun, characters = word_numbers(texts)
+    word_offsets = np.concatenate([[0], begun])[characters]
+    assert word_offsets[-1] == len(words), "both ways of telling words give as many"
+    pieces = vocabulary.tokenizer.encode("\n".join(words).encode().split(b"\n") if words else [])
+    return Pieces(pieces.values, pieces.offsets[word_offsets], word_offsets, pieces.offsets, begun, characters)
 
 
 def spread(starts: Int64, lengths: Int64) -> Int64:

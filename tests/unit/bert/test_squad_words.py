@@ -14,7 +14,7 @@ from support.plain_tokenizer import PlainTokenizer
 from support.shared_files import DATA, samples, unpacked, vocabulary_beside
 
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary
-from bert.tasks.squad.words import Pieces, WordEncoder, split_words, word_numbers
+from bert.tasks.squad.words import Pieces, encode_words, split_words, word_numbers
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz\u00df\u00e9\u03c3\u03c2\u4e2d\u6587\u0130'.,-$"
 VOCABULARY = Vocabulary(
@@ -54,12 +54,11 @@ def test_words_are_those_of_the_published_loop(texts: list[str]) -> None:
 @pytest.mark.parametrize("lower_case", [True, False])
 def test_pieces_are_those_of_the_whole_text_and_of_each_word_alone(lower_case: bool) -> None:
     vocabulary = Vocabulary(VOCABULARY.pieces, lower_case)
-    encoder = WordEncoder(vocabulary)
 
     @given(TEXTS)
     @settings(max_examples=examples(300), deadline=None)
     def check(texts: list[str]) -> None:
-        pieces = encoder.encode(texts)
+        pieces = encode_words(texts, vocabulary)
         assert ids_of(pieces) == by_library(vocabulary, texts), "the whole text at once"
         alone = [[by_library(vocabulary, [word])[0] for word in words_of(text)[0]] for text in texts]
         assert ids_of(pieces) == [[number for ids in rows for number in ids] for rows in alone], "word by word"
@@ -76,11 +75,11 @@ def test_all_contexts_and_questions_have_the_tokenizers_ids_and_the_words_of_its
 ) -> None:
     vocab = vocabulary_beside(path) if lower_case else DATA / "vocab/bert-cased.txt"
     vocabulary = load_vocabulary(vocab, lower_case)
-    encoder = WordEncoder(vocabulary)
+
     articles = json.loads(unpacked(path))["data"]
     paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
     contexts = [paragraph["context"] for paragraph in paragraphs]
-    pieces = encoder.encode(contexts)
+    pieces = encode_words(contexts, vocabulary)
     encodings = vocabulary._tokenizer.encode_batch(contexts, add_special_tokens=False)
     assert ids_of(pieces) == [encoding.ids for encoding in encodings]
     expected = []
@@ -89,18 +88,18 @@ def test_all_contexts_and_questions_have_the_tokenizers_ids_and_the_words_of_its
         expected += [word_of[begin] for begin, _ in encoding.offsets]
     assert pieces.token_words.tolist() == expected
     questions = [question["question"] for paragraph in paragraphs for question in paragraph["qas"]]
-    assert ids_of(encoder.encode(questions)) == by_library(vocabulary, questions)
+    assert ids_of(encode_words(questions, vocabulary)) == by_library(vocabulary, questions)
 
 
 def test_the_plain_tokenizer_agrees_on_odd_words() -> None:
     text = "Un\u00e9able naf\u0301e \u4e2d\u6587a STRA\u00dfE a\u200bb \ufffd \u00ad x" + "y" * 101 + " don't $5.00"
     plain = PlainTokenizer(list(VOCABULARY.pieces), lower_case=True)
-    assert ids_of(WordEncoder(VOCABULARY).encode([text, ""])) == [plain.encode(text), []]
+    assert ids_of(encode_words([text, ""], VOCABULARY)) == [plain.encode(text), []]
 
 
 def test_no_texts_and_texts_without_words_have_no_pieces() -> None:
-    encoder = WordEncoder(VOCABULARY)
+
     for texts in ([], ["", " ", "\u202f\n"]):
-        pieces = encoder.encode(texts)
+        pieces = encode_words(texts, VOCABULARY)
         assert len(pieces.values) == 0 and pieces.offsets.tolist() == [0] * (len(texts) + 1)
         assert np.array_equal(pieces.token_words, [])
