@@ -66,29 +66,24 @@ def run(argv: list[str]) -> int:
             print("bertbench: interrupted; run the same command again: finished results are kept", file=sys.stderr)
         return 143 if isinstance(error, _Terminated) else 130
     except BertbenchError as error:
-        print(f"bertbench: {terminal_text(error.shown())}", file=sys.stderr)
-        return 2
+        problem = terminal_text(error.shown())
     except PermissionError as error:
-        print(f"bertbench: cannot use {error.filename}: {error.strerror} [path-unreadable]", file=sys.stderr)
-        return 2
+        problem = f"cannot use {error.filename}: {error.strerror} [path-unreadable]"
     except OSError as error:
         if error.filename or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EIO):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # unwritten output must not fail again at exit
         if error.errno == errno.EPIPE:  # the reader of our output (head, less) has gone
             return 0
-        print(f"bertbench: cannot write the output: {error.strerror} [write-failed]", file=sys.stderr)
-        return 2
+        problem = f"cannot write the output: {error.strerror} [write-failed]"
     except (MemoryError, RuntimeError) as error:
         from bench.run.out_of_memory import ran_out_of_memory
 
         if not ran_out_of_memory(error):
             raise
-        print(
-            "bertbench: out of memory: use fewer --workers or --devices, or smaller batches [out-of-memory]",
-            file=sys.stderr,
-        )
-        return 2
+        problem = "out of memory: use fewer --workers or --devices, or smaller batches [out-of-memory]"
+    print(f"bertbench: {problem}", file=sys.stderr)
+    return 2
 
 
 def _terminate(number: int, frame: types.FrameType | None) -> None:

@@ -55,12 +55,7 @@ def session(
 ) -> Iterator[Session]:
     """Lock the run directory of a command for a call that runs trials in it, and show on stderr how far each is.
 
-    Args:
-        options: of the command, which are recorded.
-        command: its name.
-        devices: where the trials run.
-        price_per_hour: price of the devices, for the cost columns.
-        notes: what else is recorded with the options.
+    The options and `notes` are recorded; `price_per_hour` of the devices is for the cost columns.
     """
     run = RunDirectory(run_folder(options.out))
     display = TrialDisplay(run)

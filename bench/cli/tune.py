@@ -116,15 +116,8 @@ def form(words: list[str]) -> type:
 def run(options: ScoreOptions | ThroughputOptions) -> Result:
     """Search; return exit code 0 for a finished or stopped search, 3 if no trial succeeded."""
     if isinstance(options, ThroughputOptions):
-        return _for_throughput(options, _folder(options.out, "study.db"))
-    return _for_score(options, _folder(options.out or Path("runs/tune"), "sweep.json"))
-
-
-def _folder(out: Path, other: str) -> Path:
-    """Return --out as an absolute path. Raises UsageError: it has the `other` kind of search."""
-    if (out / other).exists():
-        raise UsageError("folder-occupied", f"{out} has other results ({other}): give another --out")
-    return run_folder(out)
+        return _for_throughput(options, run_folder(options.out))
+    return _for_score(options, run_folder(options.out or Path("runs/tune")))
 
 
 def _for_score(options: ScoreOptions, out: Path) -> Result:

@@ -253,12 +253,8 @@ def plan_training(options: TrainOptions, devices: Devices, world: World | None =
         values["seq_len"] = source.seq_len
         length = source.seq_len or length
     if source.seq_len not in (None, length):
-        raise InputError(
-            "data-mismatch",
-            f"the samples in {source.source} have {source.seq_len} tokens, not {length}: use --seq-len "
-            f"{source.seq_len}{' or another --phase' if phase else ''}, or prepare data with "
-            f"`{data.prepare_command(length)}`",
-        )
+        problem = f"the samples in {source.source} have {source.seq_len} tokens, not {length}"
+        raise InputError("data-mismatch", f"{problem}: use --seq-len {source.seq_len}")
     values |= {"data": source.source, "vocab_size": source.vocab_size, "max_predictions": source.max_predictions}
     values["task_options"] = resolve_options(task, task_options, source)
     if options.model:

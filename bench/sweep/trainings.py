@@ -180,9 +180,7 @@ def plan_trainings(
     sizes = {one.run.path.name: one.plan.settings.global_batch_size for one in trainings}
     if len(set(sizes.values())) > 1:
         problem = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise UsageError(
-            "batch-size-mismatch", f"the global batch sizes would differ ({problem}): give --global-batch-size"
-        )
+        raise UsageError("batch-size-mismatch", f"global batch sizes differ ({problem}): give --global-batch-size")
     plans = TrainingsPlan(
         place=place, target=target, price_per_hour=options.price_per_hour, varied=varied, trainings=trainings,
         skipped=skipped, devices=devices,

@@ -125,9 +125,3 @@ def test_options_that_mean_nothing_are_refused(more: list[str], code: Any, tmp_p
     with refused(code):
         result("tune", "pretrain", "--for", "throughput", "--device", "cpu", "--out", tmp_path / "out", *more)
     assert find_devices("cpu").kind == "cpu" and not (tmp_path / "out").exists()
-
-
-def test_a_folder_of_the_other_search_is_refused(tmp_path: Any) -> None:
-    (tmp_path / "study.db").touch()
-    with refused("folder-occupied"):
-        result("tune", "pretrain", "--for", "throughput", "--out", tmp_path)
