@@ -59,7 +59,9 @@ class Leader:
     def begin(self, directory: TrialDirectory, trial: Trial) -> dict[str, str]:
         """Have the other ranks join a trial; return the environment variables with which rank 0 joins it."""
         with socket.create_server(("", 0)) as server:
-            meeting = _meeting(server.getsockname()[1])
+            port = str(server.getsockname()[1])
+        # Rank 0 hosts a store of its own for each trial, so that none has old keys.
+        meeting = {"MASTER_PORT": port, AGENT_STORE_VARIABLE: "False"}
         self._order(directory=str(directory.path), threads=trial.threads_per_rank, meeting=meeting)
         return meeting
 
@@ -73,11 +75,6 @@ class Leader:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         with contextlib.suppress(RuntimeError):  # the host of the store has ended
             self._order(end=2 if kind else 0)
-
-
-def _meeting(port: int) -> dict[str, str]:
-    """Return where the ranks of a trial meet: rank 0 hosts a store of its own, so that none has old keys."""
-    return {"MASTER_PORT": str(port), AGENT_STORE_VARIABLE: "False"}
 
 
 def follow(world: World, devices: Devices) -> int:
