@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from analysis.metrics.comparison.trainings import evaluations_of
 from bench.machine.devices import Devices
 from bench.sweep.options import resolve_precision
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from bert.train.settings import TrainSettings
 
 _MOST_POINTS = 2000
-"""Most points of the loss curve; a longer curve is averaged."""
+"""Most points of the loss curve; of a longer one every n-th is kept."""
 _SETTINGS = ("global_batch_size", "learning_rate", "precision", "world_size", "seed")
 
 
@@ -100,6 +98,7 @@ def _document(run: TrainRun, settings: "TrainSettings", source: TextSource, test
     # Calling a finished run again adds an attempt without updates; its time is not training time.
     results = [attempt.read_result() or {} for attempt in run.attempts()]
     results = [result for result in results if result.get("steps_measured") or result.get("steps_warmup")]
+    points = [[row["applied_steps"], row["loss"]] for row in run.read_curve() if row["loss"] is not None]
     evaluations = [
         {"applied_steps": step} | {name: value for name, value in scores_in(event).items() if value is not None}
         for step, event in evaluations_of(run).items()
@@ -122,18 +121,10 @@ def _document(run: TrainRun, settings: "TrainSettings", source: TextSource, test
         },
         "labels": list(source.labels),
         "label_distribution": label_distribution(source.path),
-        "curve": _curve(run),
+        "curve": points[:: 1 + len(points) // _MOST_POINTS],
         "evaluations": evaluations,
         "test": test,
     }
-
-
-def _curve(run: TrainRun) -> list[list[float]]:
-    points = [[row["applied_steps"], row["loss"]] for row in run.read_curve() if row["loss"] is not None]
-    if len(points) <= _MOST_POINTS:
-        return points
-    parts = np.array_split(np.array(points, dtype=np.float64), _MOST_POINTS)
-    return [[int(part[-1, 0]), float(part[:, 1].mean())] for part in parts]
 
 
 def _write_model(folder: Path, opened: "Opened", source: TextSource, document: Mapping[str, Any]) -> None:

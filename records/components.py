@@ -35,7 +35,7 @@ class Component:
     shape: str
     """What it works on, in words."""
     calls_per_step: Annotated[int, msgspec.Meta(ge=0)]
-    """How often a step does it; 0 if it is timed for comparison only."""
+    """How often a step does it."""
     model_flops: _Amount = 0.0
     """What the mathematics needs, of one call, as bert.model.step counts; 0 if the part is bound by memory."""
     computed_flops: _Amount = 0.0

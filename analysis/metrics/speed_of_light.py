@@ -110,7 +110,7 @@ def waterfall(
     add("memory-bound parts at the bandwidth", FLOOR, memory)
     add("GEMMs on padding", LOSS, sum(one.calls_per_step * ceilings.padding_ms(one) for one in components))
     for group in GROUPS:
-        members = [component for component in components if component.group == group and component.calls_per_step]
+        members = [component for component in components if component.group == group]
         if members:  # what a group takes beyond its floor and its padding: the median over the rounds of its sum
             per_round = np.sum([one.calls_per_step * np.asarray(times[one.name]) for one in members], axis=0)
             least = sum(one.calls_per_step * (ceilings.floor_ms(one) + ceilings.padding_ms(one)) for one in members)

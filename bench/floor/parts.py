@@ -17,14 +17,12 @@ from bench.floor.subject import Part, Subject, make_part
 from bert.model.attention import Where
 from bert.model.heads import gather_positions, label_loss, mean_cross_entropy, span_losses
 from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass
-from bert.optim.adamw import AdamW
 from bert.optim.fused import FusedAdamW
 from bert.speed.copies import LOW, copy_of, has_low_gradients
 from bert.speed.elementwise import Product, gelu, residual_norm
 from bert.speed.scales import MULTIPLE
 from bert.tasks import task_data
 
-_CLIPPING_NORM = 1.0
 _DIRECTIONS = ("forward", "input gradient", "weight gradient")
 Forward = Callable[[], Tensor | tuple[Tensor, ...]]
 
@@ -36,7 +34,7 @@ def make_parts(subject: Subject) -> list[Part]:
         *(part for gemm in layers for part in _gemm_parts(subject, gemm, subject.extent, "layers")),
         *(part for gemm in heads if gemm.rows(padded) for part in _gemm_parts(subject, gemm, padded, "head")),
         *(_attention(subject), *_elementwise(subject), _embeddings(subject), *_head_passes(subject)),
-        *(*_copies(subject), *_optimizer_parts(subject)),
+        *(*_copies(subject), _optimizer(subject)),
     ]
 
 
@@ -252,20 +250,16 @@ def _weight_casts(subject: Subject, name: str, gemms: Sequence[Gemm], calls: int
     return make_part(cast, f"casts of weights, {name}", "copies", shape, calls)
 
 
-def _optimizer_parts(subject: Subject) -> Iterator[Part]:
-    """Yield the optimizer update on constant gradients, and gradient clipping, which the steps here omit."""
+def _optimizer(subject: Subject) -> Part:
+    """Return the optimizer update on constant gradients; the steps here do not clip."""
     training, optimizer = subject.training, subject.training.optimizer
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     grads = [torch.full_like(p, 1e-6, dtype=LOW if has_low_gradients(p) else p.dtype) for p in parameters]
     count = sum(parameter.numel() for parameter in parameters)
-    own_clip = optimizer.clip if isinstance(optimizer, AdamW) and optimizer.clips else None
-
-    def lend() -> None:
-        for parameter, grad in zip(parameters, grads, strict=True):
-            parameter.grad = grad
 
     def update() -> None:
-        lend()
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
         rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] = 0.0  # keeps the weights unchanged
@@ -273,23 +267,10 @@ def _optimizer_parts(subject: Subject) -> Iterator[Part]:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
-    def clip() -> None:
-        lend()
-        if own_clip is not None:
-            own_clip(_CLIPPING_NORM)
-        else:
-            torch.nn.utils.clip_grad_norm_(parameters, _CLIPPING_NORM)
-        optimizer.zero_grad(set_to_none=True)
-
-    gradients = sum(grad.nbytes for grad in grads)
     # AdamW reads parameter, gradient and two moments, and writes all except the gradient.
-    moved = 6 * FLOAT_BYTES * count + gradients
+    moved = 6 * FLOAT_BYTES * count + sum(grad.nbytes for grad in grads)
     for parameter, grad in zip(parameters, grads, strict=True):
         copy = copy_of(parameter)
         if copy is not None and (isinstance(optimizer, FusedAdamW) or grad.dtype == LOW):
             moved += copy.values.nbytes
-    shape, clips = f"{count:,} parameters", int(training.max_grad_norm is not None)
-    yield make_part(update, "optimizer", "optimizer", shape, 1, bytes=float(moved))
-    # The norm is read; without an optimizer that scales gradients in its update they are read and written once again.
-    clipped = gradients * (3 if own_clip is None else 1)
-    yield make_part(clip, "clipping", "optimizer", shape, clips, bytes=float(clipped))
+    return make_part(update, "optimizer", "optimizer", f"{count:,} parameters", 1, bytes=float(moved))

@@ -4,20 +4,18 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from bench.machine.nvml import ask, nvml
-from common.errors import Code, UsageError
+from common.errors import UsageError
 from common.memory import available_bytes, control_group
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU or MIG slice."""
+    """One GPU."""
 
     name: str
     visible_as: str
@@ -26,14 +24,9 @@ class Gpu:
     memory_bytes: int | None
     """Its own memory; None if NVML does not report it."""
     number: int | None = None
-    """Number of the GPU in the order of the bus, for a slice that of its GPU; None if NVML does not list it."""
+    """Number in the order of the bus; None if NVML does not list it."""
     capability: tuple[int, int] | None = None
-    """Compute capability, for a slice that of its GPU; None if NVML does not report it."""
-
-    @property
-    def is_mig(self) -> bool:
-        """Return whether this is a MIG slice."""
-        return self.uuid.upper().startswith("MIG-")
+    """Compute capability; None if NVML does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +49,7 @@ class Devices:
 
     def default_world_sizes(self) -> tuple[int, ...]:
         """Return 1, 2, 4 ... up to all GPUs; on a CPU one rank with all cores."""
-        if self.kind == "cpu" or any(gpu.is_mig for gpu in self.gpus):
+        if self.kind == "cpu":
             return (1,)
         return tuple(sorted({*(2**power for power in range(self.count.bit_length())), self.count}))
 
@@ -71,9 +64,6 @@ class Devices:
             raise UsageError("device-missing", problem)
         if self.kind == "cpu":
             return {"CUDA_VISIBLE_DEVICES": ""}
-        if world_size > 1 and any(gpu.is_mig for gpu in self.gpus[:world_size]):
-            problem = f"{world_size} MIG slices, which NCCL cannot connect: use --devices 1, or whole GPUs"
-            raise UsageError("device-unsupported", problem)
         names = ",".join(gpu.visible_as for gpu in self.gpus[:world_size])
         # By default CUDA numbers GPUs by speed and NVML by bus; this makes them agree.
         return {"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -109,24 +99,16 @@ def _visible_gpus() -> tuple[list[Gpu], str]:
 
 
 def _nvml_gpus() -> list[Gpu]:
-    """Return the GPUs in bus order, a divided one as its MIG slices."""
-    library = nvml()
-    gpus = [gpu for number in range(library.nvmlDeviceGetCount()) for gpu in _gpus_of(library, number)]
-    # Beside slices CUDA's numbers are not those of the bus.
-    mixed = any(gpu.is_mig for gpu in gpus)
-    return gpus if mixed else [dataclasses.replace(gpu, visible_as=str(gpu.number)) for gpu in gpus]
-
-
-def _gpus_of(library: Any, number: int) -> Iterator[Gpu]:
-    whole = library.nvmlDeviceGetHandleByIndex(number)
-    capability = ask(library.nvmlDeviceGetCudaComputeCapability, whole)
-    divided = (ask(library.nvmlDeviceGetMigMode, whole) or [0])[0] == library.NVML_DEVICE_MIG_ENABLE
-    places = range(library.nvmlDeviceGetMaxMigDeviceCount(whole) if divided else 0)
-    slices = [ask(library.nvmlDeviceGetMigDeviceHandleByIndex, whole, place) for place in places]
-    for handle in [handle for handle in slices if handle is not None] or [whole]:
+    """Return the GPUs in bus order."""
+    library, gpus = nvml(), []
+    for number in range(library.nvmlDeviceGetCount()):
+        handle = library.nvmlDeviceGetHandleByIndex(number)
         name, uuid = library.nvmlDeviceGetName(handle), library.nvmlDeviceGetUUID(handle)
-        memory = ask(library.nvmlDeviceGetMemoryInfo, handle)  # None if shared with the host, or another user's
-        yield Gpu(name, uuid, uuid, None if memory is None else int(memory.total), number, capability)
+        memory = ask(library.nvmlDeviceGetMemoryInfo, handle)  # None if shared with the host
+        capability = ask(library.nvmlDeviceGetCudaComputeCapability, handle)
+        total = None if memory is None else int(memory.total)
+        gpus.append(Gpu(name, str(number), uuid, total, number, capability))
+    return gpus
 
 
 def free_memory_share(ranks: int) -> int:
@@ -145,17 +127,13 @@ def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:
             matches = [gpu for gpu in present if gpu.number == int(name)]
         else:
             matches = [gpu for gpu in present if gpu.uuid.lower().startswith(name.lower())]
-            if not matches and name.upper().startswith("MIG-"):
-                # NVML may not list MIG slices (no permission); CUDA resolves the name itself.
+            if name.upper().startswith("MIG-"):  # a slice of a GPU: CUDA resolves the name itself
                 matches = [Gpu("MIG slice", name, name, None)]
         if len(matches) != 1 or any(gpu.uuid == matches[0].uuid for gpu in chosen):
             known = ", ".join(f"{gpu.number}={gpu.uuid}" for gpu in present)
             problem = f"{name!r} must name 1 GPU or MIG slice, once, but names {len(matches)} of {known}"
-            code: Code = "option-value" if matches else "device-missing"
-            raise UsageError(code, f"CUDA_VISIBLE_DEVICES={wanted!r}: {problem}")
-        # Numbers identify GPUs only. MIG slices are given by name, so that sensors and training use the same slice.
-        (gpu,) = matches
-        chosen.append(dataclasses.replace(gpu, visible_as=gpu.uuid if gpu.is_mig else name))
+            raise UsageError("option-value", f"CUDA_VISIBLE_DEVICES={wanted!r}: {problem}")
+        chosen.append(dataclasses.replace(matches[0], visible_as=name))
     return chosen
 
 

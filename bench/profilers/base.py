@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from bert.train.observer import Observer
 from common.errors import UsageError
+from common.registry import lookup
 from records.trial import Trial
 
 
@@ -25,11 +26,7 @@ class Profiler:
         """Store the options of `--with`. Raises UsageError if one is unknown."""
         self.options = dict(options or {})
         for name in self.options:
-            if name not in self.OPTIONS:
-                known = ", ".join(sorted(self.OPTIONS)) or "none"
-                raise UsageError(
-                    "option-unknown", f"--with {name} is not an option of --profiler {self.NAME}: use one of {known}"
-                )
+            lookup(self.OPTIONS, name, f"option --with of --profiler {self.NAME}")
 
     def whole_number(self, name: str, default: int, least: int = 0) -> int:
         """Return the value of an option. Raises UsageError if it is no whole number, or smaller than `least`."""

@@ -49,7 +49,6 @@ class NsightCompute(ToolProfiler):
     OPTIONS: ClassVar[Mapping[str, str]] = {
         "kernels": "maximum number of kernels to count (2000; a step of BERT large launches fewer)",
         "metrics": "comma-separated ncu metrics, without rules (those of bench/profilers/ncu_metrics.py for this GPU)",
-        "no-rules": "do not collect the sections that ncu's rules need: fewer replays",
     }
 
     def check(self, trial: Trial) -> None:
@@ -84,9 +83,8 @@ class NsightCompute(ToolProfiler):
         if "metrics" in self.options:
             return ["--apply-rules", "no", "--metrics", self.options["metrics"]]
         names = available(metrics_of(first_gpu_capability()), self.run("--query-metrics", timeout_seconds=120))
-        sections = () if "no-rules" in self.options else RULE_SECTIONS
-        words = ["--apply-rules", "yes" if sections else "no", "--metrics", ",".join(names)]
-        return [*words, *(word for name in sections for word in ("--section", name))]
+        sections = (word for name in RULE_SECTIONS for word in ("--section", name))
+        return ["--apply-rules", "yes", "--metrics", ",".join(names), *sections]
 
     def collect(self, trial: Trial, folder: Path) -> list[Path]:
         """Export the report; return it, a CSV with a row per kernel, one with what rules say, and collected.json.

@@ -77,8 +77,8 @@ def test_what_the_profiler_cost_stands_beside_the_profile(cli: Cli) -> None:
         (["--profiler", "nsight"], "option-choice", "nsight"),
         (
             ["--profiler", "torch", "--with", "shape"],
-            "option-unknown",
-            "active, memory, repeat, shapes, stacks",
+            "option-choice",
+            "shapes, stacks, memory",
         ),
         (["--profiler", "ncu"], "option-not-applicable", "CPU"),
         (["--profiler", "nvprof"], "option-not-applicable", "CPU"),

@@ -83,29 +83,6 @@ int nvmlDeviceGetMemoryInfo(device *one, unsigned long long *to) {
     return 0;
 }
 
-int nvmlDeviceGetMigMode(device *one, unsigned *current, unsigned *pending) {
-    TOLD;
-    OF_A_GPU_ONLY;
-    *current = *pending = !one->gpu && told("mig", 0);
-    return 0;
-}
-
-int nvmlDeviceGetMaxMigDeviceCount(device *one, unsigned *count) { TOLD; OF_A_GPU_ONLY; *count = SLICES; return 0; }
-
-int nvmlDeviceGetMigDeviceHandleByIndex(device *one, unsigned index, device **to) {
-    TOLD;
-    if ((int)index >= told("mig", 0)) return 6;
-    *to = handle(one->gpu, index + 1);
-    return 0;
-}
-
-int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device *one, device **to) {
-    TOLD;
-    if (!one->slice) return 2;
-    *to = handle(one->gpu, 0);
-    return 0;
-}
-
 int nvmlDeviceGetCudaComputeCapability(device *one, int *major, int *minor) {
     TOLD;
     if (one->slice) return 2;

@@ -27,7 +27,6 @@ PARTS = [
     Component(name="GELU", group="elementwise", shape="", calls_per_step=2, bytes=3e6),
     Component(name="casts", group="copies", shape="", calls_per_step=4),
     Component(name="update", group="optimizer", shape="", calls_per_step=1, bytes=10e6),
-    Component(name="clipping", group="optimizer", shape="", calls_per_step=0, bytes=4e6),
 ]
 TIMES = {
     "layer": [10.0, 11.0, 12.0],
@@ -37,7 +36,6 @@ TIMES = {
     "GELU": [2.5, 2.5, 2.5],
     "casts": [0.5, 0.5, 0.5],
     "update": [14.0, 14.0, 14.0],
-    "clipping": [5.0, 5.0, 5.0],
 }
 STEP = {"step_time_ms": 100.0, "step_time_ms_low": 98.0, "step_time_ms_high": 103.0}
 STEP |= {"data_wait_ms": 1.5, "communication_ms": 2.5}
@@ -79,7 +77,6 @@ def test_a_part_reaches_a_share_of_the_ceiling_that_bounds_it() -> None:
     assert layer["of_ceiling"] == pytest.approx(8 / 11)
     assert rows["GELU"]["of_ceiling"] == pytest.approx(3 / 2.5) and rows["GELU"]["flops_per_second"] is None
     assert rows["casts"]["of_ceiling"] is None and rows["casts"]["floor_ms"] == 0.0
-    assert rows["clipping"]["step_ms"] == 0.0 and rows["clipping"]["time_ms"] == 5.0
 
 
 def written(run: Path, after_ms: float = 100.0, ranks: int = 1, layer_ms: float = 0.0) -> TrialDirectory:

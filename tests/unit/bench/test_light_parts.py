@@ -123,11 +123,10 @@ def test_the_bytes_of_the_optimizer_are_those_of_what_the_step_runs(
     copied = sum(p.numel() for p in step.model.parameters() if has_low_gradients(p))
     assert (copied > 0) == (levers == "bf16-weights")
     assert parts["optimizer"].component.bytes == 28 * count  # a bf16 gradient and a copy are as much as one in float32
-    assert parts["clipping"].component.bytes == (4 * count - 2 * copied if kernel else 12 * count)
     for part in parts.values():
         part.run()
     if kernel:
-        assert calls == ["optimizer_prepare", "adamw_update", "optimizer_squares"]
+        assert calls == ["optimizer_prepare", "adamw_update"]
 
 
 class Clock(Stopwatch):

@@ -89,9 +89,8 @@ def test_metrics_are_those_of_the_gpu_that_this_ncu_knows(machine: Path) -> None
     assert given["--metrics"].split(",") == [name for name in HOPPER if name not in NEWER]
     assert given["--apply-rules"] == "yes" and given["--section"] == ncu.RULE_SECTIONS[-1]
     fake_ncu.install(machine / "bin", "2025.3.1.0", tuple(name.partition(".")[0] for name in HOPPER))
-    given = switches(machine, "no-rules", "kernels=50")
-    assert given["--metrics"].split(",") == HOPPER and "--section" not in given and given["--apply-rules"] == "no"
-    assert given["--launch-count"] == "50"
+    given = switches(machine, "kernels=50")
+    assert given["--metrics"].split(",") == HOPPER and given["--launch-count"] == "50"
     given = switches(machine, "metrics=dram__bytes.sum")
     assert given["--metrics"] == "dram__bytes.sum" and "--section" not in given and given["--apply-rules"] == "no"
 
@@ -131,7 +130,7 @@ def test_every_name_is_listed_for_its_chip(version: str, chip: str) -> None:
     ("words", "trial", "code", "facts"),
     [
         ((), CPU, "option-not-applicable", ("CPU", "--profiler torch", "--profiler nsys")),
-        (("stacks",), GPU, "option-unknown", ("--with stacks", "ncu", "kernels, metrics")),
+        (("stacks",), GPU, "option-choice", ("'stacks'", "ncu", "kernels, metrics")),
         (("kernels=0",), GPU, "option-value", ("--with kernels=0",)),
     ],
 )

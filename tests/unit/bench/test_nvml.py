@@ -67,20 +67,6 @@ def test_whole_gpus_are_numbered_in_the_order_of_the_bus(nvml: pytest.MonkeyPatc
     assert first_gpu_capability() == (9, 0) and environment.driver_version() == "580.95.05"
 
 
-def test_beside_a_divided_gpu_a_number_still_names_a_gpu(nvml: pytest.MonkeyPatch) -> None:
-    fails(nvml, mig=2)
-    slices = [(f"MIG-0000000{n}-0000", f"MIG-0000000{n}-0000", 10 * GIB) for n in (1, 2)]
-    whole = ("GPU-00000001-0000", "GPU-00000001-0000", 80 * GIB)
-    assert chosen(nvml) == [*slices, whole]  # a number would count slices or not, as the driver likes
-    assert chosen(nvml, "1") == [("1", *whole[1:])]
-    assert chosen(nvml, "MIG-00000002") == [slices[1]]
-    assert first_gpu_capability() == (9, 0)  # of the GPU that the slice is of
-    with refused("option-value", "CUDA_VISIBLE_DEVICES='0'", "MIG-00000001-0000"):
-        chosen(nvml, "0")
-    fails(nvml, mig=1)
-    assert chosen(nvml, "0") == [slices[0]]
-
-
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION])
 def test_a_gpu_without_memory_of_its_own_is_a_gpu(code: int, nvml: pytest.MonkeyPatch) -> None:
     fails(nvml, nvmlDeviceGetMemoryInfo=code)
