@@ -19,7 +19,7 @@ from pathlib import Path
 from analysis.counters import KernelCounters, Summary, rules_file
 from analysis.readers.registry import SUPPORTED, find_reader, read_all, read_head
 from analysis.timeline import Timeline
-from common.errors import Code, InputError, MissingToolError, SchemaError, content_code
+from common.errors import Code, InputError, MissingToolError, SchemaError, read_code
 from common.redact import redact_text
 from records.run import COLLECTED_FILE, RunDirectory, TrialDirectory, is_run
 from records.trial import Trial
@@ -140,7 +140,7 @@ def _files(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
         return _unpacked(path, scratch, problems) if path.is_file() and _is_tar(path) else [path]
     except OSError as error:  # a folder that may not be entered
         what = f"cannot read {path}: {error.strerror}"
-        raise InputError(content_code(error), f"{what}; check the path and its permissions (chmod -R +rX)") from error
+        raise InputError(read_code(error), f"{what}; check the path and its permissions (chmod -R +rX)") from error
 
 
 def _some(names: Sequence[object]) -> str:

@@ -77,9 +77,6 @@ def read_code(error: Exception) -> Code:
     return "file-encoding" if isinstance(error, UnicodeDecodeError) else "file-damaged"
 
 
-content_code = read_code
-
-
 def first_line(error: BaseException) -> str:
     """Return the first line of the message of an error, or its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

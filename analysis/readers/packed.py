@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from common.errors import Code, InputError, content_code
+from common.errors import Code, InputError, read_code
 
 try:
     from zlib_ng import zlib_ng  # less than half the time of zlib
@@ -36,7 +36,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         why = f"cannot read {str(path)[:200]}: {error.strerror}; check the path and its permissions (chmod +r)"
-        raise InputError(content_code(error), why) from error
+        raise InputError(read_code(error), why) from error
 
 
 def unpacked_blocks(

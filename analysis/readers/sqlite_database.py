@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from analysis.readers.packed import is_packed, unpacked_blocks
 from analysis.timeline import MISSING
-from common.errors import InputError, content_code
+from common.errors import InputError, read_code
 
 if TYPE_CHECKING:
     from analysis.readers.registry import Head
@@ -152,7 +152,7 @@ def unpacked(path: Path) -> Iterator[Path]:
             plain.flush()
         except OSError as error:
             where = f"cannot unpack {path} into {tempfile.gettempdir()}"
-            raise InputError(content_code(error), f"{where}: {error}; set TMPDIR to a folder with space") from error
+            raise InputError(read_code(error), f"{where}: {error}; set TMPDIR to a folder with space") from error
         yield Path(plain.name)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from bert.corpus.files import blocks, refuse_other_files
 from bert.data.finished import Counts
 from bert.tasks.glue.tasks import REGRESSION_RANGE, TRAIN, GlueSpec
-from common.errors import InputError, content_code
+from common.errors import InputError, read_code
 from common.reading import decoded
 
 MOST_UNUSABLE = 0.1
@@ -131,13 +131,11 @@ def read_lines(path: Path, wanted: str = "a table of GLUE") -> list[str]:
                 )
     except (EOFError, zlib.error) as error:
         raise InputError(
-            content_code(error),
+            read_code(error),
             f"{path} is truncated or damaged ({error}): download it again",
         ) from error
     except OSError as error:
-        raise InputError(
-            content_code(error), f"cannot read {path}: {error.strerror or error}; give {wanted}"
-        ) from error
+        raise InputError(read_code(error), f"cannot read {path}: {error.strerror or error}; give {wanted}") from error
     text = decoded(path, bytes(content), "table", f"give {wanted}")
     if "\0" in text[:4096]:
         raise InputError("file-encoding", f"{path} holds NUL bytes and is not text: download it again")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from bert.tasks.pretrain.instances import Instances
 from common.atomic import storage_errors
-from common.errors import Code, InputError, content_code
+from common.errors import Code, InputError, read_code
 from common.reading import read_json
 
 SHARD_NAME = re.compile(r"(?P<dataset>.+)_(?P<split>training|test)_(?P<number>\d+)\.(?:hdf5|h5)")
@@ -179,7 +179,7 @@ def opened(path: Path) -> Iterator[Any]:
     except FileNotFoundError as error:
         raise InputError("path-missing", f"{path} does not exist: give a folder of HDF5 shards") from error
     except (OSError, RuntimeError) as error:
-        code: Code = "file-truncated" if "truncated" in str(error) else content_code(error)
+        code: Code = "file-truncated" if "truncated" in str(error) else read_code(error)
         raise InputError(
             code, f"{path} is damaged or no HDF5 file ({error}): remove it and create or copy it again"
         ) from error
