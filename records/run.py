@@ -27,7 +27,7 @@ from records.schema import COLLECTIVE_COLUMNS, OPTION_COLUMNS, RESULT_COLUMNS, S
 from records.trial import Trial
 
 COLLECTED_FILE = "collected.json"
-"""In profile/ of a trial under ncu: kernels, metrics and the tool's version, `limit_reached`, and `problems`."""
+"""In profile/ of a trial under ncu: the tool's version, `limit_reached`, and `problems`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.machine.nvml import ask, nvml
 from common.errors import UsageError
-from common.memory import available_bytes, control_group
+from common.memory import control_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,6 @@ def _nvml_gpus() -> list[Gpu]:
         total = None if memory is None else int(memory.total)
         gpus.append(Gpu(name, str(number), uuid, total, number, capability))
     return gpus
-
-
-def free_memory_share(ranks: int) -> int:
-    """Return the bytes per rank if `ranks` share 80 % of the free memory of this machine and its container."""
-    return int(0.8 * available_bytes() / ranks)
 
 
 def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:

@@ -108,15 +108,8 @@ class NsightCompute(ToolProfiler):
             raise nothing_usable(folder, f"kernel in {report.name}")
         reached = len(counters.kernels) >= self._limit
         short = f"counted only {self._limit} kernels: raise --with kernels=N for the rest of the window"
-        note = table.with_name(COLLECTED_FILE)
-        content = {
-            "ncu_version": dotted(self.version),
-            "kernels": len(counters.kernels),
-            "limit_reached": reached,
-            "metrics": list(counters.metrics),
-            "problems": [*counters.problems, *[short] * reached],
-        }
-        write_json(note, content)
+        note, problems = table.with_name(COLLECTED_FILE), [*counters.problems, *[short] * reached]
+        write_json(note, {"ncu_version": dotted(self.version), "limit_reached": reached, "problems": problems})
         return [report, table, *[rules] * bool(messages), note]
 
     @property

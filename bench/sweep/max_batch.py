@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.machine.devices import free_memory_share
 from bench.sweep.sweep import Measure
+from common.memory import available_bytes
 from common.reading import read_notes
 from records.run import RunDirectory
 from records.trial import Trial
@@ -33,10 +33,10 @@ class MaxBatch:
 
 
 def free_memory_gib(run: RunDirectory) -> float:
-    """Return what all ranks of a search on a CPU may take: what its first call, by its request, found free."""
+    """Return what all ranks of a search on a CPU may take: 80 % of what its first call, by its request, found free."""
     notes = read_notes(run.sweep_json)
     before = [one.get("free_memory_gib") for one in (*notes.get("earlier", []), notes.get("request", {}))]
-    return next(filter(None, before), None) or round(free_memory_share(1) / 2**30, 1)
+    return next(filter(None, before), None) or round(0.8 * available_bytes() / 2**30, 1)
 
 
 def largest_batch(trial: Trial, limit: int, measure: Measure) -> MaxBatch:

@@ -3,7 +3,7 @@
 import pytest
 from support.refusals import refused
 
-from bench.machine.devices import Devices, Gpu, find_devices, free_memory_share, select_gpus
+from bench.machine.devices import Devices, Gpu, find_devices, select_gpus
 
 PRESENT = [
     Gpu("H200", "0", "GPU-aaaa1111-0000", 10, 0),
@@ -52,11 +52,6 @@ def test_a_cpu_build_of_torch_on_a_gpu_machine_is_said_once(monkeypatch: pytest.
         find_devices("cuda")
     monkeypatch.setattr("bench.machine.devices.installed_version", lambda name: "2.13.0+cu130")
     assert find_devices().kind == "cuda"
-
-
-def test_ranks_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.machine.devices.available_bytes", lambda: 2000)
-    assert free_memory_share(2) == 800
 
 
 def test_world_sizes_double_up_to_every_gpu() -> None:

@@ -100,7 +100,7 @@ def test_a_search_is_resumed_whatever_memory_is_free_by_then(
     tmp_path: Path, fits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, free in enumerate((4, 3)):
-        monkeypatch.setattr(max_batch, "free_memory_share", lambda ranks, free=free: free * 2**30)
+        monkeypatch.setattr(max_batch, "available_bytes", lambda free=free: free * 2**30)
         largest_of(tmp_path, "--preset", "tiny")
         assert fits == ([2, 4, 3, 3] if number == 0 else []), "its trials are finished"
         fits.clear()

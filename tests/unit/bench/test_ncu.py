@@ -190,8 +190,7 @@ def test_the_report_is_exported_with_a_note_of_what_was_counted(machine: Path, l
         "batch_16.ncu-rep", "batch_16.csv", "rules_batch_16.csv", "collected.json",
     ]  # fmt: skip
     note = json.loads(files[-1].read_text(encoding="utf-8"))
-    assert (note["kernels"], note["limit_reached"], note["ncu_version"]) == (3, reached, "2022.3.0.0")
-    assert note["metrics"] == ["gpu__time_duration.sum"]
+    assert (note["limit_reached"], note["ncu_version"]) == (reached, "2022.3.0.0")
     assert any("kernels=N" in problem for problem in note["problems"]) == reached
 
 
