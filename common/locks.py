@@ -2,7 +2,7 @@
 
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from common.atomic import storage_errors
@@ -31,11 +31,3 @@ def locked(folder: Path, holder: str, remedy: str, *, wait: bool = False, name: 
         except BlockingIOError:
             raise LockedError("folder-locked", f"{folder} is in use by {holder}: {remedy}") from None
         yield
-
-
-def discard(folder: Path) -> None:
-    """Remove a folder that holds nothing but its lock; leave any other."""
-    with suppress(OSError):
-        if [path.name for path in folder.iterdir()] == [_LOCK_FILE]:
-            (folder / _LOCK_FILE).unlink()
-            folder.rmdir()
