@@ -25,7 +25,7 @@ from bert.data.loading.batches import RowBatches
 from bert.model.config import ModelConfig, model_config
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.shards import SampleLengths, folder_info, folder_lengths
-from bert.tasks.squad.features import find_features
+from bert.tasks.squad.features import open_features
 from common.errors import InputError
 
 _ROWS = 1920  # the common micro batches of 1 to 8 ranks divide it, so that batches repeat soon
@@ -250,7 +250,7 @@ def _like_shards(folder: Path, spec: DataSpec, pool_size: int) -> Slots:
 
 def _like_windows(path: Path, spec: DataSpec, pool_size: int) -> Slots:
     # Only lengths are taken from them: their vocabulary may be any.
-    features = find_features(path, "training", spec.seq_len)
+    features = open_features(path, "training", spec.seq_len)
     real = RowBatches(replace(spec, data=str(path), vocab_size=sys.maxsize), features.rows)
     return [(lengths, spec.seq_len) for lengths in real.lengths_of_batches(pool_size)]
 

@@ -27,7 +27,7 @@ from bert.tasks.gap.reading import LABELS
 from common.errors import InputError
 
 if TYPE_CHECKING:
-    from bert.tasks.gap.scores import Scores, Slice
+    from bert.tasks.gap.scores import Scores
 
 
 def probabilities_of(
@@ -182,12 +182,12 @@ class Eval(TaskCommand):
             "dataset": str(options.dataset),
             "predictions": str(options.predictions),
             **scores.to_json(),
-            "slices": [asdict(part) for part in parts],
+            "slices": parts,
         }
         return Outcome(document=document, shown=[*_scored(scores, parts), *_remarks(scores)])
 
 
-def _scored(scores: "Scores", parts: "Sequence[Slice]") -> list[Shown]:
+def _scored(scores: "Scores", parts: Sequence[dict[str, Any]]) -> list[Shown]:
     from bert.tasks.gap.scores import ANSWERS
 
     tallies = []
@@ -201,11 +201,11 @@ def _scored(scores: "Scores", parts: "Sequence[Slice]") -> list[Shown]:
     accuracy = f"{100 * scores.accuracy:.1f} %, both names of a row right"
     counts = scores.confusion.tolist()
     confusion = [(name, *(f"{count:,}" for count in row)) for name, row in zip(ANSWERS, counts, strict=False)]
-    slices = [
-        (part.name, f"{part.rows:,}", f"{100 * part.accuracy:.1f} %", f"{part.f1:.1f} %",
-         "-" if part.log_loss is None else f"{part.log_loss:.4f}")
-        for part in parts
-    ]  # fmt: skip
+    slices = []
+    for part in parts:
+        loss_here = "-" if part["log_loss"] is None else f"{part['log_loss']:.4f}"
+        values = (f"{part['rows']:,}", f"{100 * part['accuracy']:.1f} %", f"{part['f1']:.1f} %", loss_here)
+        slices.append((part["name"], *values))
     return [
         f"GAP, {scores.rows:,} rows",
         Grid(("", "recall", "precision", "F1", "tp", "fp", "fn", "tn"), tallies),

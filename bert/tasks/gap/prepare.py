@@ -177,24 +177,22 @@ def _features(file: GapFile, settings: Settings, vocabulary: Vocabulary) -> tupl
 
 
 def _usable(file: GapFile, split: Split) -> tuple[list[GapExample], list[LeftOut]]:
-    """Return the rows to make features of, and those left out. Raises InputError: answers are missing."""
-    if split == "training" and not file.labelled:
+    """Return the rows to make features of, and those left out: without a label, where others have one.
+
+    Raises:
+        InputError: rows to train on have no labels.
+    """
+    labelled = [example for example in file.examples if example.label is not None]
+    if not labelled and split != "training":
+        return list(file.examples), list(file.left_out)
+    if not labelled:
         raise InputError(
             "columns-missing",
-            f"{file.path} lacks the columns {' and '.join(LABEL_COLUMNS)}, which training needs: give "
+            f"{file.path} has no answers in {' and '.join(LABEL_COLUMNS)}, which training needs: give "
             "gap-development.tsv, or --split test to predict",
         )
     unlabelled = [LeftOut(one.line, one.id, "it has no label") for one in file.examples if one.label is None]
-    unanswered = [one for one in file.examples if None in (one.a_coref, one.b_coref)]
-    if split != "training" and len(unanswered) == len(file.examples):
-        return list(file.examples), list(file.left_out)
-    if split != "training" and unanswered:
-        raise InputError(
-            "labels-invalid",
-            f"only some rows of {file.path} have answers, line {unanswered[0].line} has none: give all, or none to "
-            "predict them",
-        )
-    return [one for one in file.examples if one.label is not None], [*file.left_out, *unlabelled]
+    return labelled, [*file.left_out, *unlabelled]
 
 
 def _columns(

@@ -187,22 +187,6 @@ def read_golds(path: Path) -> dict[str, GapExample]:
     return {example.id: example for example in file.examples}
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """The scores of some of the rows."""
-
-    by: str
-    """What tells them from others: gender, distance, length."""
-    name: str
-    rows: int
-    accuracy: float
-    """Fraction of them of which both decisions are right."""
-    f1: float
-    """Of both names, in percent."""
-    log_loss: float | None
-    """In nats; None without probabilities."""
-
-
 # Upper ends of the groups; close to the quartiles of GAP itself.
 _DISTANCES = (2, 5, 10)
 _LENGTHS = (60, 70, 85)
@@ -212,9 +196,9 @@ def slices(
     examples: Mapping[str, GapExample],
     decisions: Mapping[str, Decision],
     probabilities: Mapping[str, Sequence[float]] | None = None,
-) -> list[Slice]:
-    """Return the scores by gender, by the distance of the nearer name, and by the length of the text; empty ones are
-    left out."""
+) -> list[dict[str, Any]]:
+    """Return rows, accuracy, F1 and log loss by gender, by the distance of the nearer name, and by the length of the
+    text; empty parts are left out."""
     groups: dict[tuple[str, str], dict[str, Gold]] = {
         **{("gender", gender): {} for gender in (MASCULINE, FEMININE)},
         **{("distance", _range(place, _DISTANCES)): {} for place in range(len(_DISTANCES) + 1)},
@@ -229,7 +213,9 @@ def slices(
     for (by, name), members in groups.items():
         if members:
             scores = score(members, decisions, probabilities)
-            found.append(Slice(by, name, scores.rows, scores.accuracy, scores.tallies[OVERALL].f1, scores.log_loss))
+            f1 = scores.tallies[OVERALL].f1
+            part = {"rows": scores.rows, "accuracy": scores.accuracy, "f1": f1, "log_loss": scores.log_loss}
+            found.append({"by": by, "name": name, **part})
     return found
 
 

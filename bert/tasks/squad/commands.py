@@ -18,6 +18,7 @@ from bert.tasks.commands import (
     timed,
 )
 from bert.tasks.squad.config import SquadConfig
+from bert.tasks.squad.predictions import NBestOptions
 
 if TYPE_CHECKING:
     from bert.tasks.squad.predictions import Answers
@@ -35,7 +36,7 @@ class Prepare(PrepareCommand):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PredictOptions:
+class PredictOptions(NBestOptions):
     """Of `bertbench predict squad`."""
 
     checkpoint: Path
@@ -47,12 +48,6 @@ class PredictOptions:
     """Folder for the predictions."""
     vocab: Path | None = None
     """vocab.txt that the features were made with; default the one beside the features."""
-    n_best_size: int = 20
-    """Best starts and ends per window, and answers per question, to keep."""
-    max_answer_length: int = 30
-    """Maximum word pieces of an answer."""
-    null_threshold: float = 0.0
-    """SQuAD 2.0: answer "" unless the best answer scores higher than no answer by more than this."""
 
 
 class Predict(TaskCommand):
@@ -72,15 +67,10 @@ class Predict(TaskCommand):
         from bert.predict import open_model
         from bert.tasks.squad.evaluation import window_logits
         from bert.tasks.squad.features import open_features
-        from bert.tasks.squad.predictions import NBestOptions, WindowLogits, decode
+        from bert.tasks.squad.predictions import WindowLogits, decode
         from bert.tasks.squad.task import SquadTask
         from common.atomic import check_writable
 
-        limits = NBestOptions(
-            n_best_size=options.n_best_size,
-            max_answer_length=options.max_answer_length,
-            null_threshold=options.null_threshold,
-        )
         features = open_features(options.features, "evaluation")
         vocabulary = vocabulary_of(options.features, features.settings, options.vocab)
         data = DataIdentity.of(options.features, features.rows)
@@ -89,7 +79,7 @@ class Predict(TaskCommand):
         check_writable(options.out)
         ready = host.ready(opened)
         (start, end), seconds = timed(host, "windows", len(features), lambda told: window_logits(ready, features, told))
-        answers = decode(features, WindowLogits(start, end, features.input_ids.offsets), vocabulary, limits)
+        answers = decode(features, WindowLogits(start, end, features.input_ids.offsets), vocabulary, options)
         written = [str(path) for path in answers.write(options.out)]
         dataset = made_of(options.features, "squad-evaluation")
         document = {

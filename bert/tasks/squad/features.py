@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.features import Columns, FeatureFile, FeatureSettings, read_features
+from bert.data.features import Columns, FeatureSettings, read_features
 from bert.data.rows import Int64, Ragged, TokenRows, join_offsets
 from common.errors import InputError
 
@@ -149,27 +149,28 @@ def joined(parts: Sequence[Columns]) -> Columns:
     return found
 
 
-def open_features(path: Path, split: str) -> SquadFeatures:
-    """Read the features of a split, a file or the only one in a folder. Raises InputError, SchemaError."""
-    return _features(read_features(path, f"squad-{split}"))
+def open_features(path: Path, split: str, seq_len: int | None = None) -> SquadFeatures:
+    """Read the features of a split, a file or the only one in a folder.
 
+    Args:
+        path: the file or folder.
+        split: what they are for.
+        seq_len: tokens that their windows must have at most; None is any.
 
-def find_features(path: Path, split: str, seq_len: int) -> SquadFeatures:
-    """Open features whose windows have up to `seq_len` tokens."""
-    features = open_features(path, split)
-    longest = features.settings.max_seq_length
-    if longest != seq_len:
+    Raises:
+        InputError: there are none, they are damaged, or of another length.
+        SchemaError: another version wrote them.
+    """
+    file = read_features(path, f"squad-{split}")
+    settings = Settings(**file.header.settings)
+    if seq_len not in (None, settings.max_seq_length):
         raise InputError(
             "data-mismatch",
-            f"the windows in {path} have up to {longest} tokens, not {seq_len}: use {longest}, or create others with "
-            f"`bertbench data squad --max-seq-length {seq_len}`",
+            f"the windows in {path} have up to {settings.max_seq_length} tokens, not {seq_len}: use "
+            f"{settings.max_seq_length}, or create others with `bertbench data squad --max-seq-length {seq_len}`",
         )
-    return features
-
-
-def _features(file: FeatureFile) -> SquadFeatures:
     columns: dict[str, Any] = {
         field.name: file.ragged(field.name) if field.type is Ragged else file.columns[field.name]
         for field in fields(SquadFeatures)[2:]
     }
-    return SquadFeatures(settings=Settings(**file.header.settings), fingerprint=file.header.fingerprint, **columns)
+    return SquadFeatures(settings=settings, fingerprint=file.header.fingerprint, **columns)

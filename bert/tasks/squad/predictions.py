@@ -142,11 +142,11 @@ class NBestOptions:
     """How answers are looked for."""
 
     n_best_size: int = 20
-    """Best starts and best ends of a window, and answers of a question that are kept."""
+    """Best starts and ends per window, and answers per question, to keep."""
     max_answer_length: int = 30
-    """Word pieces of an answer at most."""
+    """Maximum word pieces of an answer."""
     null_threshold: float = 0.0
-    """SQuAD 2.0: the answer is "" where its score exceeds that of the best other answer by more than this."""
+    """SQuAD 2.0: answer "" unless the best answer scores higher than no answer by more than this."""
 
     def __post_init__(self) -> None:
         """Refuse numbers without meaning."""

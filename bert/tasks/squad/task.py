@@ -144,9 +144,9 @@ class SquadTask(RowData):
         return RowBatches(spec, self._rows(spec, split))
 
     def _rows(self, spec: DataSpec, split: str) -> TokenRows:
-        from bert.tasks.squad.features import find_features
+        from bert.tasks.squad.features import open_features
 
-        return find_features(Path(spec.data), split, spec.seq_len).rows
+        return open_features(Path(spec.data), split, spec.seq_len).rows
 
     def loss(self, model: "torch.nn.Module", batch: "Batch") -> "torch.Tensor":
         """Mean of start and end loss, a scalar."""

@@ -164,11 +164,11 @@ def test_training_without_the_columns_of_the_answers_is_refused(tmp_path: Path) 
     assert not list((tmp_path / "out").glob("gap-*"))
 
 
-def test_rows_to_predict_have_no_labels_and_a_mixture_is_refused(tmp_path: Path) -> None:
+def test_rows_to_predict_have_no_labels_and_of_a_mixture_those_with_labels_stay(tmp_path: Path) -> None:
     rows = [cells | {"A-coref": "", "B-coref": ""} for cells in learnable(3)]
     assert not open_features(made(tmp_path, rows, "test").features, "test").rows.has_labels
-    with refused("labels-invalid", "line 2"):
-        made(tmp_path, [*rows[:1], *learnable(3)[1:]], "test")
+    mixed = made(tmp_path, [*rows[:1], *learnable(3)[1:]], "test")
+    assert [row.line for row in mixed.left_out] == [2] and mixed.counts.get("features") == 2
 
 
 def test_what_a_file_is_for_is_told_by_its_name_or_has_to_be_said(tmp_path: Path) -> None:

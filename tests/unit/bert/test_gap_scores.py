@@ -240,9 +240,9 @@ def test_slices_part_the_rows_three_times(path: Path) -> None:
     right["validation-1"] = (True, True)
     found = slices(examples, right)
     for by in ("gender", "distance", "length"):
-        own = [part for part in found if part.by == by]
-        assert sum(part.rows for part in own) == len(examples)
-        assert sum(part.rows * part.accuracy for part in own) == pytest.approx(len(examples) - 1)
+        own = [part for part in found if part["by"] == by]
+        assert sum(part["rows"] for part in own) == len(examples)
+        assert sum(part["rows"] * part["accuracy"] for part in own) == pytest.approx(len(examples) - 1)
     first = examples["validation-1"]
     between = first.text[first.b.end : first.pronoun.offset]
     assert distance(first) == len(between.split())
