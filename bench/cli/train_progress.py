@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from bench.cli.progress import draw, duration, say
@@ -17,7 +18,6 @@ from records.training import read_events
 from records.trial import Trial
 
 _LOOK_SECONDS = 0.5
-_MOST_NAMES = 4
 
 
 class TrainProgress:
@@ -104,6 +104,5 @@ def event_text(event: Mapping[str, Any]) -> str:
     lines = [f"{what} {event['path']}" + ("" if event["moments"] else ", without optimizer state")]
     for names, side in ((event.get("missing"), "start with random values"), (event.get("unused"), "are not used")):
         if names:
-            more = ", ..." if len(names) > _MOST_NAMES else ""
-            lines.append(f"  {len(names)} weights {side}: {', '.join(names[:_MOST_NAMES])}{more}")
+            lines.append(f"  {len(names)} weights {side}: {shorten(', '.join(names), 200, placeholder=' ...')}")
     return "\n".join(lines)

@@ -52,7 +52,6 @@ class PlannedTraining(NamedTuple):
 
     variant: str
     """Its values of the varied options in one word; the task where none is varied."""
-    seed: int
     plan: Plan
     run: TrainRun
 
@@ -120,7 +119,9 @@ class TrainingsPlan:
             SchemaError: a record is damaged.
         """
         trainings = [
-            Training(run=one.run, variant=one.variant, seed=one.seed, profile=profiles.get(one.variant, {}))
+            Training(
+                run=one.run, variant=one.variant, seed=one.plan.settings.seed, profile=profiles.get(one.variant, {})
+            )
             for one in self.trainings
         ]
         samples = self.trainings[0].plan.source.samples
@@ -131,7 +132,7 @@ class TrainingsPlan:
             "task": self.trainings[0].plan.settings.task,
             "target": None if self.target is None else {"score": SCORE, "value": self.target},
             "varied": {name: list(values) for name, values in self.varied.items()},
-            "seeds": list(dict.fromkeys(one.seed for one in self.trainings)),
+            "seeds": list(dict.fromkeys(one.plan.settings.seed for one in self.trainings)),
             **self.request(),
             "machine": environment_of(attempt.read_environment() for attempt in attempts),
             "price_per_hour": self.price_per_hour,
@@ -172,7 +173,7 @@ def plan_trainings(
                 skipped[variant] = str(error)
                 break
             plan = _comparable(plan, devices, target is not None, bool(varied))
-            trainings.append(PlannedTraining(variant, seed, plan, TrainRun(place.path / name)))
+            trainings.append(PlannedTraining(variant, plan, TrainRun(place.path / name)))
     if len({one.variant for one in trainings}) < 1 + bool(varied):
         reasons = "".join(f" ({name}: {reason})" for name, reason in skipped.items())
         problem = f"a comparison needs at least two variants that can run{reasons}"
