@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import save_file
 
 from bert.data.finished import Counts, fingerprint_of
 from bert.data.rows import Ragged
 from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, casing_note, load_vocabulary
-from common.atomic import atomic_path, remove_left_overs, storage_errors
+from common.atomic import atomic_path, remove_left_overs
 from common.errors import InputError, SchemaError, UsageError, read_code
 from common.locks import locked
 from common.reading import read_errors
@@ -158,10 +158,11 @@ def make_features(
 
 
 def write_columns(path: Path, columns: Columns, metadata: dict[str, str] | None = None) -> None:
-    """Write columns to a file. Raises StorageError."""
-    content = save({name: np.ascontiguousarray(column) for name, column in columns.items()}, metadata)
-    with storage_errors(path):
-        path.write_bytes(content)
+    """Write columns to a file. Raises OSError."""
+    try:
+        save_file({name: np.ascontiguousarray(column) for name, column in columns.items()}, path, metadata)
+    except SafetensorError as error:  # of the disk: the columns are valid
+        raise OSError(str(error)) from error
 
 
 def _keep_vocabulary(place: Path, vocab: Path) -> None:
@@ -350,8 +351,3 @@ def vocabulary_notes(vocabulary: Vocabulary, counts: Counts | None = None) -> li
             f"{100 * share:.0f} % of the tokens are [UNK]: check that the vocabulary fits the language and casing"
         )
     return notes
-
-
-def left_out(counts: Counts) -> dict[str, int]:
-    """Return how many were left out, by reason."""
-    return {name: count for name, count in counts.numbers.items() if name.startswith("left out") and count}

@@ -51,8 +51,9 @@ class Ragged:
     @classmethod
     def of_texts(cls, texts: Iterable[str]) -> "Ragged":
         """Return texts as rows of UTF-8 bytes."""
-        encoded = [text.encode() for text in texts]
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets_of([len(text) for text in encoded]))
+        encoded = list(map(str.encode, texts))
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets_of(lengths))
 
 
 def offsets_of(lengths: npt.ArrayLike) -> Int64:

@@ -14,7 +14,6 @@ from safetensors.numpy import load_file
 from bert.data.features import (
     Columns,
     Summary,
-    left_out,
     make_features,
     vocabulary_notes,
     vocabulary_settings,
@@ -30,7 +29,7 @@ from bert.tasks.squad.reading import Dataset, Paragraph, read_dataset
 from common.atomic import storage_errors
 from common.errors import InputError
 
-UNIT_QUESTIONS = 1000
+UNIT_QUESTIONS = 2000
 """Questions, about, of the paragraphs that are one worker's work at a time."""
 SMALL_QUESTIONS = 35_000
 """Questions up to which one process is faster than several, whose start takes longer than their work."""
@@ -91,7 +90,7 @@ def _prepare(config: SquadConfig, path: Path, split: str, vocabulary: Vocabulary
     )
     notes = [
         f"{count:,} question(s) {name}, such as {', '.join(counts.names[name][:_MOST_NAMED])}"
-        for name, count in left_out(counts).items()
+        for name, count in _left_out(counts).items()
     ]
     return SquadSummary(
         input=path,
@@ -104,6 +103,11 @@ def _prepare(config: SquadConfig, path: Path, split: str, vocabulary: Vocabulary
         seconds=time.monotonic() - began,
         notes=(*notes, *vocabulary_notes(vocabulary, counts)),
     )
+
+
+def _left_out(counts: Counts) -> dict[str, int]:
+    """Return how many questions were left out, by reason."""
+    return {name: count for name, count in counts.numbers.items() if name.startswith("left out") and count}
 
 
 def _worker_count(config: SquadConfig, dataset: Dataset) -> int:
@@ -133,7 +137,7 @@ def _make(
             counts.merge(part_counts.to_json())
     progress(title, len(units), len(units))
     if not counts.get("questions"):
-        reasons = "; ".join(f"{name}: {number:,}" for name, number in left_out(counts).items())
+        reasons = "; ".join(f"{name}: {number:,}" for name, number in _left_out(counts).items())
         raise InputError(
             "rows-invalid" if reasons else "file-empty",
             f"no question of {dataset.path} is usable ({reasons or 'it holds none'}): give another --input or --split",
@@ -192,7 +196,8 @@ def _part(
     if folder is None:
         return columns, counts
     path = folder / f"{number}.safetensors"
-    write_columns(path, columns)
+    with storage_errors(path):
+        write_columns(path, columns)
     return path, counts
 
 
