@@ -1,6 +1,5 @@
 """Create a folder atomically."""
 
-import errno
 import os
 import secrets
 import shutil
@@ -9,25 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.atomic import storage_errors
-from common.errors import StorageError, UsageError, read_code
+from common.errors import UsageError
 
 
 def check_new_folder(path: Path) -> None:
     """Raise UsageError if `path` is a file, a folder with something in it, or the current folder."""
-    try:
-        taken = path.is_symlink() and not path.exists()
+    with storage_errors(path):
+        taken = path.is_symlink() or path.exists()
         if path.is_dir():
-            taken = any(path.iterdir())
-        elif path.exists():
-            taken = True
-    except OSError as error:
-        raise StorageError(read_code(error), f"cannot list {path}: {error.strerror}; choose another folder") from error
+            taken = any(path.iterdir()) or path.resolve() == Path.cwd()
     if taken:
         raise UsageError("folder-occupied", f"{path} already exists: choose a new folder")
-    if path.resolve() == Path.cwd():
-        raise UsageError(
-            "option-value", f"{path} is the current folder: give a new folder, such as {path / 'converted'}"
-        )
 
 
 @contextmanager
@@ -48,20 +39,10 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield temporary
         with storage_errors(path):
             sync_folder(temporary)
-            try:
-                temporary.replace(final)  # over an empty folder, too
-            except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise UsageError(
-                        "folder-occupied", f"{path} was created by another process: choose a new folder"
-                    ) from error
-                if error.errno == errno.EBUSY:
-                    raise UsageError("write-failed", f"{path} is a mount point: choose a folder inside it") from error
-                raise
+            temporary.replace(final)  # over an empty folder, too
             sync_folder(final.parent)
-    except BaseException:
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def sync_folder(folder: Path) -> None:

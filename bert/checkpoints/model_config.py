@@ -1,7 +1,7 @@
 """The shape of a model in JSON: Google's bert_config.json, Hugging Face's config.json, and our own."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,6 @@ from common.reading import read_json
 
 OUR_FORMAT = "bertbench model"
 SCHEMA_VERSION = 1
-
-_LARGEST_SIZE = 1 << 24
-_MOST_LAYERS = 1000
 
 # Our field -> theirs.
 _BERT = {
@@ -40,12 +37,9 @@ _DISTILBERT = {
     "attention_dropout": "attention_dropout",
     "initializer_range": "initializer_range",
 }
-_INTEGERS = (
-    "num_layers", "hidden_size", "num_heads", "intermediate_size", "vocab_size", "vocab_multiple", "max_positions",
-    "type_vocab_size",
-)  # fmt: skip
-_REQUIRED = ("num_layers", "hidden_size", "num_heads", "intermediate_size", "vocab_size")
-_EXACT_GELU = ("gelu", "gelu_python")
+_SHAPE = ("num_layers", "hidden_size", "num_heads", "intermediate_size", "vocab_size")
+_INTEGERS = (*_SHAPE, "vocab_multiple", "max_positions", "type_vocab_size")
+_MOST_LAYERS, _LARGEST_SIZE = 1000, 1 << 24
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -63,29 +57,18 @@ def read_config(path: Path) -> ModelConfig:
     values = {field: content[theirs] for field, theirs in names.items() if theirs in content}
     if distilled:
         values["type_vocab_size"] = 0
-    for field in _REQUIRED:
-        if field not in values:
-            raise InputError("file-format", f"{path} lacks {names[field]!r}: give the configuration of the weights")
-    return _checked(values, path, names)
+    return _checked(values, path, names, _SHAPE)
 
 
 def from_our_json(content: Mapping[str, Any], path: Path) -> ModelConfig:
     """Return the configuration of a `config.json` that `to_our_json` made. Raises InputError, SchemaError."""
     version = content.get("schema_version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise InputError(
-            "file-damaged", f"{path} has the invalid schema_version {version!r}: convert or save the model again"
-        )
-    if version > SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise SchemaError(
-            "record-version",
-            f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}: update bertbench",
+            "record-version", f"{path} has schema {version}, this version reads {SCHEMA_VERSION}: save the model again"
         )
-    fields = {field.name: field.name for field in dataclasses.fields(ModelConfig)}
-    for field in fields:
-        if field not in content:
-            raise InputError("file-damaged", f"{path} lacks {field!r}: convert or save the model again")
-    return _checked({field: content[field] for field in fields}, path, fields)
+    names = {field.name: field.name for field in dataclasses.fields(ModelConfig)}
+    return _checked({name: content[name] for name in names if name in content}, path, names, tuple(names))
 
 
 def to_our_json(config: ModelConfig) -> dict[str, Any]:
@@ -131,33 +114,35 @@ def is_ours(content: Mapping[str, Any]) -> bool:
 
 
 def _refuse_other_models(content: Mapping[str, Any], path: Path, distilled: bool) -> None:
-    kind = content.get("model_type", "bert")
-    if kind not in ("bert", "distilbert"):
-        raise InputError("model-unsupported", f"{path} is of type {kind!r}: give BERT or DistilBERT")
-    activation = content.get("activation" if distilled else "hidden_act", "gelu")
-    if activation not in _EXACT_GELU:
-        raise InputError(
-            "model-unsupported", f"{path} uses the activation {activation!r}: give a model trained with 'gelu'"
-        )
-    positions = content.get("position_embedding_type", "absolute")
-    if positions != "absolute":
-        raise InputError("model-unsupported", f"{path} uses {positions!r} position embeddings: give absolute ones")
-    if content.get("is_decoder"):
-        raise InputError("model-unsupported", f"{path} describes a decoder (is_decoder): give an encoder")
+    """Raise InputError for a model that ours cannot compute."""
+    needed = {
+        "model_type": ("bert", "distilbert"),
+        "activation" if distilled else "hidden_act": ("gelu", "gelu_python"),
+        "position_embedding_type": ("absolute",),
+        "is_decoder": (False, None),
+    }
+    for key, values in needed.items():
+        value = content.get(key, values[0])
+        if value not in values:
+            raise InputError("model-unsupported", f"{path} has {key}={value!r}: give a model with {values[0]!r}")
 
 
-def _checked(values: Mapping[str, Any], path: Path, names: Mapping[str, str]) -> ModelConfig:
+def _checked(values: Mapping[str, Any], path: Path, names: Mapping[str, str], required: Collection[str]) -> ModelConfig:
+    for field in required:
+        if field not in values:
+            raise InputError("file-damaged", f"{path} lacks {names[field]!r}: give the configuration of the weights")
     for field, value in values.items():
-        theirs = names.get(field, field)
         if field in _INTEGERS:
-            smallest = 0 if field == "type_vocab_size" else 1
-            largest = _MOST_LAYERS if field == "num_layers" else _LARGEST_SIZE
-            if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= largest:
-                raise InputError("file-damaged", f"{path} has {theirs}={value!r}: it must be {smallest} to {largest}")
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise InputError(
-                "file-damaged", f"{path} has {theirs}={value!r}: it must be a number of at least 0 and below 1"
+            smallest, largest = (
+                int(field != "type_vocab_size"),
+                _MOST_LAYERS if field == "num_layers" else _LARGEST_SIZE,
             )
+            good = type(value) is int and smallest <= value <= largest
+            needed = f"{smallest} to {largest}"
+        else:
+            good, needed = type(value) in (int, float) and 0 <= value < 1, "at least 0 and below 1"
+        if not good:
+            raise InputError("file-damaged", f"{path} has {names[field]}={value!r}: it must be {needed}")
     try:
         return ModelConfig(**values)
     except UsageError as error:

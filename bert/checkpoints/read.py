@@ -1,17 +1,16 @@
-"""Detect the checkpoint format of a path and read its weights under Hugging Face's names."""
+"""Find the checkpoint that a path names, and read its weights under our names, whatever its format."""
 
-import os
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from bert.checkpoints.ours import is_model_folder
+from bert.checkpoints.hugging_face import from_hugging_face
+from bert.checkpoints.ours import is_model_folder, load_model
 from bert.checkpoints.tensor_files import read_tensors
 from bert.checkpoints.tensorflow import hugging_face_name, index_file, is_weight, open_checkpoint
-from bert.checkpoints.tensorflow_index import FOOTER_BYTES, MAGIC
-from bert.data.features import is_features
+from bert.checkpoints.weights import ENCODER, PADDING, Weights
 from common.errors import InputError
 from common.reading import read_errors
 
@@ -24,9 +23,8 @@ _WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-_OTHER_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt")
+_OTHER_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _CONFIG_FILES = ("config.json", "bert_config.json")
-_NO_WEIGHTS = "and no weights: give a checkpoint, or the weights of a model"
 _VOCAB_FILE = "vocab.txt"
 
 
@@ -42,18 +40,6 @@ class Found:
     vocab: Path | None
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """What a checkpoint holds."""
-
-    tensors: Mapping[str, Tensor]
-    """The weights under Hugging Face's names, in whichever of the accepted spellings."""
-    originals: Mapping[str, str]
-    """Those names -> the names in the file, where they differ."""
-    skipped: tuple[str, ...]
-    """Names in the file that are not weights: those of optimizers and schedules, and text."""
-
-
 def find_checkpoint(source: Path) -> Found:
     """Detect what `source` is: a folder, a file, or the prefix of a TensorFlow checkpoint.
 
@@ -61,22 +47,15 @@ def find_checkpoint(source: Path) -> Found:
         InputError: there is nothing there, nothing that is a checkpoint, or more than one.
     """
     with read_errors(source, "give a checkpoint that can be read"):
-        return _find(source)
-
-
-def _find(source: Path) -> Found:
-    if source.is_dir():
-        return _find_in_folder(source)
-    prefix = _tensorflow_prefix(source)
-    if prefix is not None:
-        return _found(TENSORFLOW, prefix)
-    if source.is_file():
+        if source.is_dir():
+            return _find_in_folder(source)
+        prefix = source.with_name(re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", source.name))
+        if index_file(prefix).is_file():
+            return _found(TENSORFLOW, prefix)
         if source.name == _WEIGHT_FILES[0] and is_model_folder(source.parent):
-            return _found(OURS, source.parent, source.parent)
-        _refuse_table(source)
-        if is_features(source):
-            raise InputError("file-format", f"{source} holds features (data for training or prediction) {_NO_WEIGHTS}")
-        return _found(HUGGING_FACE, source)
+            return _found(OURS, source.parent)
+        if source.is_file():
+            return _found(HUGGING_FACE, source)
     raise InputError(
         "path-missing",
         f"{source} does not exist: give a folder or file of weights, or the prefix of a TensorFlow checkpoint",
@@ -84,79 +63,51 @@ def _find(source: Path) -> Found:
 
 
 def read_weights(found: Found) -> Weights:
-    """Read the weights of a checkpoint that is not OURS. Optimizers' tensors in TensorFlow checkpoints are not read."""
-    if found.format != TENSORFLOW:
-        return Weights(read_tensors(found.path), {}, ())
+    """Read the weights of a checkpoint; an optimizer's tensors in TensorFlow checkpoints are not read."""
+    if found.format == OURS:
+        config, state = load_model(found.path)
+        prefix = "" if any(name.startswith(ENCODER) for name in state) else ENCODER  # a bare encoder
+        tensors = {prefix + name: value for name, value in state.items()}
+        tensors |= {name: tensors[name][: config.vocab_size] for name in PADDING if name in tensors}
+        return Weights(tensors, {prefix + name: (name,) for name in state})
+    if found.format == HUGGING_FACE:
+        return from_hugging_face(read_tensors(found.path), where=found.path)
     checkpoint = open_checkpoint(found.path)
-    tensors: dict[str, Tensor] = {}
+    translated: dict[str, Tensor] = {}
     originals: dict[str, str] = {}
     kept = [name for name in checkpoint.entries if is_weight(name) and checkpoint.holds_numbers(name)]
     for name in kept:
-        translated, transposed = hugging_face_name(name)
-        if translated in tensors:
-            raise InputError(
-                "weights-mismatch",
-                f"{name} and {originals[translated]} of {found.path} map to the same weight: give one model",
-            )
+        theirs, transposed = hugging_face_name(name)
+        if theirs in translated:
+            both = f"{name} and {originals[theirs]} of {found.path}"
+            raise InputError("weights-mismatch", f"{both} are one weight: give one model")
         tensor = checkpoint.read(name)
-        tensors[translated] = tensor.T if transposed and tensor.dim() == 2 else tensor
-        originals[translated] = name
-    return Weights(tensors, originals, tuple(sorted(checkpoint.entries.keys() - set(kept))))
+        translated[theirs] = tensor.T if transposed and tensor.dim() == 2 else tensor
+        originals[theirs] = name
+    return from_hugging_face(translated, originals, tuple(checkpoint.entries.keys() - set(kept)), found.path)
 
 
 def _find_in_folder(folder: Path) -> Found:
     if is_model_folder(folder):
-        return _found(OURS, folder, folder)
+        return _found(OURS, folder)
     for name in _WEIGHT_FILES:
         if (folder / name).is_file():
             return _found(HUGGING_FACE, folder / name)
-    indexes = sorted(folder.glob("*.index"))
-    others = sorted({path for pattern in _OTHER_FILES for path in folder.glob(pattern) if path.is_file()})
-    features = [path for path in others if is_features(path)]
-    others = [path for path in others if path not in features]
-    candidates = [path.with_suffix("") for path in indexes] or others
-    if len(candidates) > 1:
-        names = ", ".join(path.name for path in candidates[:6])
-        raise InputError("data-ambiguous", f"{folder} holds {len(candidates)} checkpoints ({names}): give one of them")
-    if not candidates and features:
-        raise InputError(
-            "file-format",
-            f"{folder} holds features, data for training or prediction ({features[0].name}), {_NO_WEIGHTS}",
-        )
-    if not candidates:
+    indexes = [path.with_suffix("") for path in sorted(folder.glob("*.index"))]
+    files = indexes or sorted(path for path in folder.iterdir() if path.suffix in _OTHER_FILES)
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files[:6])
+        raise InputError("data-ambiguous", f"{folder} holds {len(files)} checkpoints ({names}): give one of them")
+    if not files:
         raise InputError(
             "checkpoint-missing",
             f"{folder} holds no checkpoint: it needs {', '.join(_WEIGHT_FILES)}, or *.index and *.data-*",
         )
-    return _found(TENSORFLOW if indexes else HUGGING_FACE, candidates[0])
+    return _found(TENSORFLOW if indexes else HUGGING_FACE, files[0])
 
 
-def _refuse_table(file: Path) -> None:
-    with file.open("rb") as opened:
-        opened.seek(-min(FOOTER_BYTES, file.stat().st_size), os.SEEK_END)
-        is_table = opened.read().endswith(MAGIC)
-    if is_table:
-        raise InputError(
-            "file-format",
-            f"{file} is no TensorFlow index: save it by tf.train.Saver, or name it PREFIX.index beside PREFIX.data-*",
-        )
-
-
-def _tensorflow_prefix(source: Path) -> Path | None:
-    if index_file(source).is_file():
-        return source
-    name = source.name
-    if not source.exists() and source.parent.is_dir():  # with its index missing, which is then what the error says
-        return source if any(path.name.startswith(f"{name}.data-") for path in source.parent.iterdir()) else None
-    stem, separator, _ = name.rpartition(".data-")
-    for suffix in (".index", ".meta"):
-        if name.endswith(suffix) and len(name) > len(suffix):
-            stem, separator = name.removesuffix(suffix), suffix
-    return source.with_name(stem) if separator and stem and source.is_file() else None
-
-
-def _found(format_: str, path: Path, folder: Path | None = None) -> Found:
-    folder = folder or path.parent
+def _found(format_: str, path: Path) -> Found:
+    folder = path if format_ == OURS else path.parent
     names = reversed(_CONFIG_FILES) if format_ == TENSORFLOW else _CONFIG_FILES
     config = next((folder / name for name in names if (folder / name).is_file()), None)
     vocab = folder / _VOCAB_FILE

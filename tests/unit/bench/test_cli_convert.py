@@ -45,7 +45,7 @@ def test_missing_and_unexpected_names_are_listed(source: Path, tmp_path: Path) -
     state = {name: value for name, value in load_file(weights).items() if not name.startswith("bert.pooler.")}
     save_file({**state, **{f"head.{number}": torch.zeros(1) for number in range(30)}}, weights)
     shown = text(result("convert", tmp_path / "hf", tmp_path / "again").blocks)
-    assert "2 pooler.dense.weight, pooler.dense.bias" in shown
+    assert "2 encoder.pooler.bias, encoder.pooler.weight" in shown
     assert "30 head.0, head.1" in shown and "... (--json lists all)" in shown
 
 

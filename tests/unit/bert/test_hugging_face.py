@@ -6,7 +6,8 @@ from support.bert_folders import SHAPE, VOCAB, theirs
 from support.refusals import refused
 from torch import nn
 
-from bert.checkpoints.hugging_face import load_hugging_face_state, match_hugging_face_state, to_hugging_face_state
+from bert.checkpoints.hugging_face import from_hugging_face, load_hugging_face_state, to_hugging_face_state
+from bert.checkpoints.weights import fit
 from bert.model.encoder import BertEncoder
 from bert.model.heads import PADDING_BIAS, BertForPretraining
 from bert.tasks.gap.heads import BertForMentions
@@ -30,7 +31,7 @@ def test_pretraining_weights_make_the_exact_round_trip():
     ours = BertForPretraining(CONFIG)
     report = load_hugging_face_state(ours, original.state_dict())
     assert (report.missing, report.unexpected) == ((), ())
-    assert set(report.loaded) == {name for name, _ in ours.named_parameters()}
+    assert report.used == tuple(sorted(original.state_dict()))
     state = to_hugging_face_state(ours)
     assert_same(state, original.state_dict())
     fresh = theirs()
@@ -82,10 +83,10 @@ def test_encoder_weights_leave_the_heads_as_they_were_and_say_so():
     report = load_hugging_face_state(ours, theirs("BertModel").state_dict())
     assert torch.equal(ours.masked_words.dense.weight, before)
     assert set(report.missing) == {
-        "cls.predictions.bias",
-        *(f"cls.predictions.transform.{part}.{kind}" for part in ("dense", "LayerNorm") for kind in ("weight", "bias")),
-        "cls.seq_relationship.weight",
-        "cls.seq_relationship.bias",
+        "masked_words.bias",
+        *(f"masked_words.{part}.{kind}" for part in ("dense", "norm") for kind in ("weight", "bias")),
+        "next_sentence.weight",
+        "next_sentence.bias",
     }
 
 
@@ -144,7 +145,7 @@ def test_distilbert_weights_make_the_exact_round_trip():
     ours = BertForPretraining(DISTILLED)
     report = load_hugging_face_state(ours, original.state_dict())
     assert report.unexpected == ()
-    assert all(name.startswith(("pooler.", "cls.seq_relationship.")) for name in report.missing)
+    assert all(name.startswith(("encoder.pooler.", "next_sentence.")) for name in report.missing)
     state = to_hugging_face_state(ours)
     assert_same({name: state[name] for name in original.state_dict()}, original.state_dict())
     again = BertForPretraining(DISTILLED)
@@ -165,13 +166,12 @@ def test_missing_encoder_weights_are_refused_unless_allowed_and_nothing_is_half_
     del state["bert.encoder.layer.1.attention.self.key.weight"]
     ours = BertForPretraining(CONFIG)
     before = {name: value.clone() for name, value in ours.state_dict().items()}
-    with refused("weights-mismatch", "1", "encoder.layer.1.attention.self.key.weight"):
+    lacking = "encoder.layers.1.attention.qkv.weight"
+    with refused("weights-mismatch", "1", lacking):
         load_hugging_face_state(ours, state)
     assert_same(ours.state_dict(), before)
-    report = load_hugging_face_state(ours, state, allow_missing=True)
-    assert report.missing == ("encoder.layer.1.attention.self.key.weight",)
-    kept = "encoder.layers.1.attention.qkv.weight"
-    assert kept not in report.loaded and torch.equal(ours.state_dict()[kept], before[kept])
+    values, report = fit(from_hugging_face(state), ours, allow_missing=True)
+    assert report.missing == (lacking,) and lacking not in values
 
 
 ATTENTION = "bert.encoder.layer.0.attention.self.{}.weight"
@@ -204,7 +204,7 @@ def test_weights_that_contradict_themselves_are_refused(change, facts):
 def test_weights_of_another_model_name_what_they_hold():
     for allow_missing in (False, True):
         with refused("weights-mismatch", "conv.weight"):
-            load_hugging_face_state(BertEncoder(CONFIG), {"conv.weight": torch.zeros(1)}, allow_missing=allow_missing)
+            fit(from_hugging_face({"conv.weight": torch.zeros(1)}), BertEncoder(CONFIG), allow_missing=allow_missing)
     with refused("weights-mismatch", "embeddings"):
         load_hugging_face_state(BertEncoder(CONFIG), {})
 
@@ -245,16 +245,17 @@ def test_every_given_name_is_used_unexpected_or_incomplete():
     state = {**bert_state(), "classifier.weight": torch.zeros(2, 16)}
     for part in ("query", "value"):
         del state[f"bert.encoder.layer.0.attention.self.{part}.bias"]
-    report = load_hugging_face_state(BertForPretraining(CONFIG), state, allow_missing=True)
-    assert report.incomplete == ("bert.encoder.layer.0.attention.self.key.bias",)
+    weights = from_hugging_face(state)
+    _, report = fit(weights, BertForPretraining(CONFIG), allow_missing=True)
+    assert weights.incomplete == ("bert.encoder.layer.0.attention.self.key.bias",)
     assert report.unexpected == ("classifier.weight",)
-    assert {*report.used, *report.incomplete, *report.unexpected} == set(state)
+    assert {*report.used, *weights.incomplete, *report.unexpected} == set(state)
 
 
 def test_a_model_without_memory_shows_what_fits():
     with torch.device("meta"):
         ours = BertForPretraining(CONFIG)
-    values, report = match_hugging_face_state(ours, bert_state())
+    values, report = fit(from_hugging_face(bert_state()), ours)
     assert (report.missing, report.unexpected) == ((), ())
     filled = BertForPretraining(CONFIG)
     load_hugging_face_state(filled, bert_state())

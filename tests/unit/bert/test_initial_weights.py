@@ -54,7 +54,7 @@ def test_heads_that_are_absent_keep_fresh_values_and_are_named(tmp_path: Path) -
     taken = load(saved(tmp_path / "hf", source), model)
     assert torch.equal(model.next_sentence.weight, before) and same_encoder(model, source)
     assert sorted(taken.missing) == [
-        "cls.seq_relationship.bias", "cls.seq_relationship.weight", "pooler.dense.bias", "pooler.dense.weight",
+        "encoder.pooler.bias", "encoder.pooler.weight", "next_sentence.bias", "next_sentence.weight",
     ]  # fmt: skip
     recorder = Recorder()
     assert run(wanted(tmp_path / "hf"), tmp_path / "run", recorder).finished
@@ -98,7 +98,7 @@ def test_an_encoder_that_is_not_complete_or_larger_is_refused(tmp_path: Path) ->
     more = {**state, "bert.encoder.layer.2.output.dense.weight": torch.zeros(16, 32)}
     smaller = {**state, "bert.embeddings.position_embeddings.weight": torch.zeros(7, 16)}
     for name, tensors, facts in (
-        ("a", lacking, (" 2 encoder parameters", "layer.1.output.dense")),
+        ("a", lacking, (" 2 encoder parameters", "layers.1.output")),
         ("b", more, (" 1 encoder weights", "layer.2")),
         ("c", smaller, ("[7, 16]", "[8, 16]")),
     ):
@@ -120,7 +120,7 @@ def test_an_encoder_that_is_not_complete_or_larger_is_refused(tmp_path: Path) ->
     [
         (lambda path: path.write_bytes(path.read_bytes()[:900]), "file-damaged", ["model.safetensors"]),
         (lambda path: path.write_bytes(b""), "file-empty", ["model.safetensors"]),
-        (lambda path: path.write_bytes(b"not a model at all" * 20), "file-format", ["model.safetensors"]),
+        (lambda path: path.write_bytes(b"not a model at all" * 20), "file-damaged", ["model.safetensors"]),
         (lambda path: path.unlink(), "checkpoint-missing", ["hf", "2x16 model", "21 word pieces"]),
     ],
 )
