@@ -30,7 +30,7 @@ from bench.sweep.options import (
 from bench.sweep.request import check_same_request, request_of
 from bench.sweep.starting_model import initial_weights, shape_of
 from bert.parallel import devices_per_rank
-from bert.parallel.deepspeed_config import read_deepspeed_config, said_of_training
+from bert.parallel.deepspeed_config import read_deepspeed_config, training_values
 from bert.parallel.options import options_text
 from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import DataSource
@@ -284,7 +284,7 @@ def _of_strategy(
     strategy = resolve_strategy(options.strategy, world_size)
     config = None if options.deepspeed_config is None else read_deepspeed_config(options.deepspeed_config)
     own = {"zero_stage": options.zero_stage, "bucket_mib": options.bucket_mib, "config": config}
-    read = {} if config is None else said_of_training(config)
+    read = {} if config is None else training_values(config)
     read = {name: value for name, value in read.items() if values.get(name) is None}
     micro, batches = read.get("micro_batch_size"), {"global_batch_size", "grad_accum_steps"}
     given = {name for name in batches if values.get(name) or read.get(name)}

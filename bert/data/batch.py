@@ -46,6 +46,8 @@ class Batch:
     counts: BatchCounts
     layout: Unpadded | None = None
     """Where the real tokens lie, on the same device; without it a model reads the mask, which on a GPU waits for it."""
+    weight: float = 1.0
+    """What its predicted words weigh: their number as a multiple of the mean of all micro-batches of the step."""
 
     @property
     def mask(self) -> torch.Tensor | None:
@@ -71,4 +73,4 @@ class Batch:
 
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
         changed = {name: change(tensor) for name, tensor in self.tensors.items()}
-        return Batch(changed, self.counts, None if self.layout is None else self.layout.map(change))
+        return replace(self, tensors=changed, layout=None if self.layout is None else self.layout.map(change))

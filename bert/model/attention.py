@@ -17,6 +17,7 @@ from torch.autograd.function import Function, once_differentiable
 from bert.model.config import ModelConfig
 from bert.model.packing import Bounds, Chunk, Unpadded, chunks
 from bert.model.varlen import attend_by_lengths, operator_for
+from bert.private import multiplies_bf16
 from bert.speed.copies import Linear, linear
 from bert.speed.dropout import own_kernels
 from bert.speed.elementwise import Weights, product_dtype, softmax_dropout, softmax_dropout_backward
@@ -143,7 +144,7 @@ def _attend_here(qkv: Tensor, where: Where, probability: float, in_chunks: bool,
 
 
 def _product_type(dtype: torch.dtype, in_bf16: bool) -> torch.dtype:
-    if in_bf16 and dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported():
+    if in_bf16 and dtype == torch.bfloat16 and multiplies_bf16():
         return dtype
     return torch.promote_types(dtype, torch.float32)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bert.model.attention import SelfAttention, Where
 from bert.model.config import ModelConfig
 from bert.model.packing import Unpadded, unpad
+from bert.private import any_length
 from bert.speed.copies import Linear, add_embedding
 from bert.speed.dropout import dropout
 from bert.speed.elementwise import Stream, feed_forward, product, product_dtype, residual_norm, stream
@@ -238,9 +239,9 @@ def _of_any_number(hidden: Tensor, placed: Unpadded, longest: int) -> Where:
 
     Without it PyTorch compiles for the first number, and for any number when a second one comes, inside of what is
     measured. With static shapes each number would be compiled for, until PyTorch gives up at the eighth version of a
-    layer (torch._dynamo.config.recompile_limit).
+    layer.
     """
-    torch._dynamo.maybe_mark_dynamic(hidden, 0)
+    any_length(hidden)
     return placed.bounds._replace(longest=longest)
 
 

@@ -36,7 +36,7 @@ class PretrainingOutput:
     loss: Tensor
     """mlm_loss + nsp_loss, what is trained on."""
     mlm_loss: Tensor
-    """Mean cross-entropy over the predicted positions in nats; 0 when there is none."""
+    """Mean cross-entropy over the predicted positions in nats, times the batch's weight; 0 when there is none."""
     nsp_loss: Tensor
     """Mean cross-entropy of the next-sentence labels in nats."""
 
@@ -184,6 +184,7 @@ class BertForPretraining(nn.Module):
             predicted = gather_positions(encoded.hidden, tensors["masked_positions"])
             word_logits = self.masked_words(predicted, self.encoder.embeddings.word.weight)
             mlm_loss = mean_cross_entropy(word_logits, tensors["masked_labels"], self.masked_words.fused)
+            mlm_loss = mlm_loss if batch.weight == 1.0 else mlm_loss * batch.weight
         with phase(self.observer, "next_sentence"):
             sentence_logits = self.next_sentence(encoded.pooled)
             nsp_loss = mean_cross_entropy(sentence_logits, tensors["next_sentence_labels"])

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.model.packing import Bounds
+from bert.private import flash_attention
 from bert.speed.kernels import processor, usable
 from bert.speed.native import triton_missing
 
@@ -64,10 +65,7 @@ def _flash(qkv: Tensor, bounds: Bounds, probability: float, bias: Tensor | None,
     """FlashAttention-2 (Dao 2023, arXiv 2307.08691)."""
     query, key, value = _split(qkv, bias, fused)
     ends, longest = bounds
-    context: Tensor = torch.ops.aten._flash_attention_forward(
-        query, key, value, ends, ends, longest, longest, probability, False, False
-    )[0]
-    return context
+    return flash_attention(query, key, value, ends, longest, probability)
 
 
 def _split(qkv: Tensor, bias: Tensor | None, fused: bool) -> tuple[Tensor, ...]:

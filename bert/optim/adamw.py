@@ -1,13 +1,12 @@
 """AdamW (Loshchilov and Hutter 2019) that also handles bf16 gradients and bf16 copies of weights, part by part."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from bert.optim.lamb import evaluate_closure
+from bert.private import update_by_adam
 from bert.speed.copies import LOW, copy_of, has_low_gradients
 
 # Elements of a parameter that are worked on together on a CPU: with moments and scratch 4 MiB, which stay in a cache.
@@ -22,6 +21,8 @@ class AdamW(torch.optim.AdamW):
     are those of PyTorch's optimizer, given the same gradients in float32.
     """
 
+    found_inf: Tensor | None = None
+
     def __init__(self, params: ParamsT, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
         self._divisor: Tensor | None = None
@@ -33,7 +34,10 @@ class AdamW(torch.optim.AdamW):
         return any(has_low_gradients(parameter) for group in self.param_groups for parameter in group["params"])
 
     def clip(self, max_norm: float) -> None:
-        """Have the next step scale all gradients so that their global 2-norm is at most `max_norm`."""
+        """Have the next step scale all gradients so that their global 2-norm is at most `max_norm`.
+
+        A norm that is not finite leaves the step out.
+        """
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if gradients:
             # Row by row: on a CPU PyTorch adds the squares of a whole tensor up in one float32, 0.1 % off.
@@ -41,11 +45,11 @@ class AdamW(torch.optim.AdamW):
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in rows]))
             # Divided by, this is the factor of clip_grad_norm_.
             self._divisor = ((norm + 1e-6) / max_norm).clamp(min=1.0)
+            self.found_inf = (~torch.isfinite(norm)).float()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Update every parameter that has a gradient. Returns what `closure` returns, called before, if given."""
-        loss = evaluate_closure(closure)
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient, unless `found_inf` is 1."""
         divisor, self._divisor = self._divisor, None
         low: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
@@ -61,7 +65,6 @@ class AdamW(torch.optim.AdamW):
         self._forget_copies()
         for parameter, gradient in low:
             parameter.grad = gradient
-        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Release all gradients; the memory of bf16 ones is reused in the next step."""
@@ -77,11 +80,15 @@ class AdamW(torch.optim.AdamW):
                 if copy is not None and parameter.grad is not None:
                     copy.version = -1
 
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], divisor: Tensor | None) -> None:
+    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        return state
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], divisor: Tensor | None) -> None:
+        state = self._state_of(parameter)
         state["step"] += 1
         at_once = _AT_ONCE if parameter.device.type == "cpu" else parameter.numel()
         if self._scratch is None or self._scratch.numel() < at_once:
@@ -89,16 +96,16 @@ class AdamW(torch.optim.AdamW):
         copy = copy_of(parameter)
         tensors = [parameter, gradient, state["exp_avg"], state["exp_avg_sq"]]
         tensors += [] if copy is None else [copy.values]
-        beta1, beta2 = group["betas"]
         for part, low, *moments in zip(*(each.view(-1).split(at_once) for each in tensors), strict=True):
             wide = self._scratch[: part.numel()].copy_(low)
-            torch._fused_adamw_(
-                [part], [wide], [moments[0]], [moments[1]], [], [state["step"]],
-                lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"],
-                amsgrad=False, maximize=False, grad_scale=divisor,
+            update_by_adam(
+                [part], [wide], [moments[0]], [moments[1]], [state["step"]], lr=group["lr"], betas=group["betas"],
+                eps=group["eps"], weight_decay=group["weight_decay"], divisor=divisor, left_out=self.found_inf,
             )  # fmt: skip
             if copy is not None:
                 moments[2].copy_(part)
+        if self.found_inf is not None:
+            state["step"] -= self.found_inf
         if copy is not None:
             copy.version = parameter._version
 

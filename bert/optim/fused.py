@@ -12,7 +12,7 @@ fp16 stay on it.
 Measured on an H100: docs/results/2026-11-26-h100.md.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import ParamsT
 
 from bert.optim.adamw import AdamW, keep_memory
-from bert.optim.lamb import Lamb, evaluate_closure
+from bert.optim.lamb import Lamb
 from bert.speed.copies import LOW, copy_of
 
 if TYPE_CHECKING:
@@ -60,9 +60,6 @@ class _Fused(torch.optim.Optimizer):
             keep_memory(self.param_groups)
         super().zero_grad(set_to_none)
 
-    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        raise NotImplementedError
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state."""
         self._places = []  # the state has other addresses
@@ -91,7 +88,7 @@ class _Fused(torch.optim.Optimizer):
     def _entry(self, parameter: Tensor, gradient: Tensor, casts: list[Tensor]) -> "Entry":
         from bert.speed.kernels.multi_tensor import Entry
 
-        state, copy = self._state_of(parameter), copy_of(parameter)
+        state, copy = self._state_of(parameter), copy_of(parameter)  # type: ignore[attr-defined]
         low = gradient.dtype in (torch.float32, LOW)
         read = gradient.contiguous() if low else gradient.float().contiguous()
         if read is not gradient:
@@ -131,11 +128,12 @@ class FusedAdamW(_Fused, AdamW):
         self._max_norm: float | None = None
 
     def clip(self, max_norm: float) -> None:
-        """Have the next step scale all gradients so that their global 2-norm, unscaled, is at most `max_norm`."""
-        table = self._table()
-        if table is not None:
-            self._squares(table)
-            self._max_norm = max_norm
+        """Have the next step scale all gradients so that their global 2-norm, unscaled, is at most `max_norm`.
+
+        Gradients that are not finite leave the step out.
+        """
+        self._max_norm = max_norm
+        self.found_inf = self.overflow()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Release all gradients; the memory of bf16 ones is reused in the next step."""
@@ -143,75 +141,38 @@ class FusedAdamW(_Fused, AdamW):
         super().zero_grad(set_to_none)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Update every parameter that has a gradient. Returns what `closure` returns, called before, if given."""
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient, unless `found_inf` is 1."""
         from bert.speed.kernels.adamw import update
         from bert.speed.kernels.multi_tensor import prepare
 
-        loss = evaluate_closure(closure)
         table = self._table()
         max_norm, self._max_norm = self._max_norm, None
         if table is not None:
-            scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+            scale, found = getattr(self, "grad_scale", None), self.found_inf
             update(table, prepare(table, self._sums, max_norm=max_norm, room=_ROOM, scale=scale, found=found))
             self._written()
-        return loss
-
-    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        return state
 
 
 class FusedLamb(_Fused, Lamb):
     """NVIDIA's LAMB with the formulas, arguments and state of `bert.optim.lamb.Lamb`, for bf16 gradients too.
 
-    An overflow in fp16 skips the update on the device, so the number of steps is counted there. `steps` and
-    `state_dict` read it.
+    Gradients that are not finite skip the update on the device, so the number of steps is counted there.
     """
 
-    _count: Tensor | None = None
-
-    @property
-    def steps(self) -> int:
-        """Steps made so far; reading it waits for the device."""
-        if self._count is not None:
-            for group in self.param_groups:
-                group["step"] = int(self._count)
-        return super().steps
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, with the step count as a number."""
-        _ = self.steps
-        return super().state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a saved state."""
-        self._count = None
-        super().load_state_dict(state_dict)
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Update every parameter that has a gradient. Returns what `closure` returns, called before, if given."""
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
         from bert.speed.kernels.lamb import update
         from bert.speed.kernels.multi_tensor import prepare
 
-        loss = evaluate_closure(closure)
         table = self._table()
-        scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if self._count is None:
-            device = self.param_groups[0]["params"][0].device
-            # float32 counts steps exactly up to 16.7 million.
-            self._count = torch.full((1,), float(self.steps), dtype=torch.float32, device=device)
-        self._count += 1.0 if found is None else (found == 0).float()
-        if table is not None:
-            max_norm = self.param_groups[0]["max_grad_norm"]
-            sums = None if max_norm is None else self._squares(table)
-            update(table, prepare(table, sums, max_norm=max_norm, scale=scale, found=found, count=self._count))
-            self._written()
-        return loss
-
-    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        return self._moments(parameter)
+        if table is None:
+            return
+        scale, max_norm = getattr(self, "grad_scale", None), self.param_groups[0]["max_grad_norm"]
+        if scale is None and max_norm is not None:
+            self.found_inf = self.overflow()
+        sums = None if max_norm is None else self._squares(table)
+        count = self._begin(table.rows.device, self.found_inf)
+        update(table, prepare(table, sums, max_norm=max_norm, scale=scale, found=self.found_inf, count=count))
+        self._written()

@@ -1,10 +1,12 @@
 """LAMB (You et al. 2020, arXiv:1904.00962) as in NVIDIA's BERT, with several tensors per kernel."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.optim.optimizer import ParamsT
+
+from bert.private import update_by_adam
 
 # Offsets in the scratch buffer are multiples of this many elements, so that kernels may load whole vectors.
 _ALIGNMENT = 64
@@ -23,7 +25,8 @@ class Lamb(torch.optim.Optimizer):
 
     (DeepLearningExamples/PyTorch/LanguageModeling/BERT/lamb_amp_opt). It clips by itself: clipping the gradients
     before is clipping twice. The step counts of the optimizer, not of a parameter, are what the bias correction goes
-    by; a step that a GradScaler leaves out does not count. Nothing is read back to the host.
+    by; a step that a GradScaler leaves out does not count. A step whose gradients' norm is not finite changes nothing
+    and does not count; `found_inf` is 1 after it, else 0. Nothing is read back to the host.
 
     The state takes 8 bytes per float32 parameter. A step takes besides as much scratch as the largest decayed tensor
     (in BERT the word embeddings: 0.4 bytes per parameter of large, 0.9 of base) and gives it back. It leaves the
@@ -50,36 +53,63 @@ class Lamb(torch.optim.Optimizer):
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
         super().__init__(params, {**options, "step": 0})
 
+    _count: torch.Tensor | None = None
+    found_inf: torch.Tensor | None = None
+
     @property
     def steps(self) -> int:
-        """Steps made so far."""
+        """Steps made so far; reading it waits for the device."""
+        if self._count is not None:
+            self.steps = int(self._count)
         return int(self.param_groups[0]["step"])
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Update every parameter that has a gradient. Returns what `closure` returns, called before, if given."""
-        loss = evaluate_closure(closure)
-        gradients = [_part(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        step = self.steps + 1
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._count = None
         for group in self.param_groups:
-            group["step"] = step
+            group["step"] = steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the step count as a number."""
+        self.steps = self.steps
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        self._count = None
+        super().load_state_dict(state_dict)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        gradients = [_part(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not gradients:
-            return loss
-        device = gradients[0].device
+            return
         ranks = _ranks([p for group in self.param_groups for p in group["params"]])
-        clipping = _clipping(gradients, self.param_groups[0]["max_grad_norm"], ranks)
-        # float32 counts steps exactly up to 16.7 million.
-        step_on_device = torch.full((), float(step), dtype=torch.float32, device=device)
+        max_norm = self.param_groups[0]["max_grad_norm"]
+        clipping = None
+        if max_norm is not None:
+            norm: torch.Tensor = torch.linalg.vector_norm(_norms(gradients, ranks))
+            clipping = (norm / max_norm).clamp(min=1.0).float()
+            self.found_inf = (~torch.isfinite(norm)).float()
+        step = self._begin(gradients[0].device, self.found_inf)
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            if not parameters:
-                continue
             if group["weight_decay"] == 0:
                 parts = [_part(parameter) for parameter in parameters]
-                self._adam(parts, parameters, group, group["lr"], step_on_device, clipping)
-            else:
-                self._decayed(parameters, group, step_on_device, clipping, ranks)
-        return loss
+                self._adam(parts, parameters, group, group["lr"], step, clipping)
+            elif parameters:
+                self._decayed(parameters, group, step, clipping, ranks)
+
+    def _begin(self, device: torch.device, left_out: torch.Tensor | None) -> torch.Tensor:
+        """Count a step on the device, unless it is left out; return its number, from 1."""
+        # float32 counts steps exactly up to 16.7 million.
+        before = self._count
+        if before is None:
+            before = torch.full((), float(self.steps), dtype=torch.float32, device=device)
+        number = before + 1.0
+        self._count = number if left_out is None else number - left_out
+        return number
 
     def _decayed(
         self,
@@ -102,6 +132,7 @@ class Lamb(torch.optim.Optimizer):
             parameter_norms, update_norms = _norms([*parts, *updates], ranks).chunk(2)
             usable = (parameter_norms > 0) & (update_norms > 0)
             trust = torch.where(usable, parameter_norms / update_norms, torch.ones_like(parameter_norms))
+            trust = trust if self.found_inf is None else trust * (1.0 - self.found_inf)
             torch._foreach_addcmul_(parts, updates, list(trust.unbind()), value=-group["lr"])
 
     def _adam(
@@ -114,26 +145,22 @@ class Lamb(torch.optim.Optimizer):
         clipping: torch.Tensor | None,
     ) -> None:
         """Move the moments of `parameters` on and subtract learning_rate m^ / (sqrt(v^) + eps) from `targets`."""
-        states = [self._moments(parameter) for parameter in parameters]
-        beta1, beta2 = group["betas"]
-        torch._fused_adamw_(
+        states = [self._state_of(parameter) for parameter in parameters]
+        update_by_adam(
             targets,
             [_part(parameter.grad).contiguous() for parameter in parameters if parameter.grad is not None],
             [_part(state["exp_avg"]) for state in states],
             [_part(state["exp_avg_sq"]) for state in states],
-            [],
             [step] * len(targets),
             lr=learning_rate,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=0.0,
+            betas=group["betas"],
             eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-            grad_scale=clipping,
+            weight_decay=0.0,
+            divisor=clipping,
+            left_out=self.found_inf,
         )
 
-    def _moments(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = self.state[parameter]
         if not state:
             state["exp_avg"] = torch.zeros_like(parameter)
@@ -150,14 +177,6 @@ def _ranks(parameters: list[torch.Tensor]) -> Any:
     """The process group whose ranks hold the parameters in parts; None if they are whole."""
     mesh = getattr(parameters[0], "device_mesh", None)
     return None if mesh is None else mesh.get_group()
-
-
-def _clipping(gradients: list[torch.Tensor], max_norm: float | None, ranks: Any) -> torch.Tensor | None:
-    """Return what to divide the gradients by, max(1, ||g|| / max_norm), on the device; None where never."""
-    if max_norm is None:
-        return None
-    norm: torch.Tensor = torch.linalg.vector_norm(_norms(gradients, ranks))
-    return (norm / max_norm).clamp(min=1.0).float()
 
 
 def _norms(tensors: list[torch.Tensor], ranks: Any) -> torch.Tensor:
@@ -202,11 +221,3 @@ def _views(scratch: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Ten
         views.append(scratch[offset : offset + tensor.numel()].view(tensor.shape))
         offset += _padded(tensor)
     return views
-
-
-def evaluate_closure(closure: Callable[[], float] | None) -> float | None:
-    """Return what a closure given to `step` returns, called with gradients; None without one."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()

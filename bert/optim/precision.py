@@ -1,30 +1,14 @@
 """Numeric precision of training: autocast, TF32 and gradient scaling."""
 
-import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from common.errors import InputError, UsageError
+from bert.private import Scaler
+from common.errors import UsageError
 
 AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class _Scaler(torch.amp.GradScaler):
-    """PyTorch's scaler, which asks optimizers that look for overflows themselves (bert.optim.fused).
-
-    It would otherwise read and write all gradients to find them.
-    """
-
-    def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        overflow = getattr(optimizer, "overflow", None)
-        if overflow is None:
-            return super()._check_inf_per_device(optimizer)
-        found = overflow()
-        per_device: dict[Any, torch.Tensor] = {found.device: found}
-        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = per_device
-        return per_device
 
 
 class Precision:
@@ -50,7 +34,7 @@ class Precision:
         self.autocast_dtype = AUTOCAST_DTYPE.get(name)
         self.scaler: torch.amp.GradScaler | None = None
         if name == "fp16":
-            self.scaler = _Scaler(device_type)
+            self.scaler = Scaler(device_type)
         if device_type == "cuda":
             torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
 
@@ -74,19 +58,27 @@ class Precision:
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
-    def step(self, optimizer: torch.optim.Optimizer, wait: bool = True) -> bool | None:
-        """Step the optimizer, unless the scaled gradients overflowed. Return whether the update was applied.
+    def guard(self, optimizer: torch.optim.Optimizer, norm: torch.Tensor) -> None:
+        """Have the next step change nothing if the gradients' norm is not finite; the scaler sees to it itself."""
+        if self.scaler is None:
+            optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
 
-        Optimizers that see to overflows in their own kernel (fused AdamW) leave the answer on the GPU: to read it
-        the host waits for the GPU, or without `wait` the answer is None. Others have made the scaler wait anyway.
+    def step(self, optimizer: torch.optim.Optimizer, wait: bool = True) -> bool | torch.Tensor:
+        """Step the optimizer, unless gradients are not finite. Return whether the update was applied.
+
+        In fp16 the scaler looks at the gradients, otherwise what clips them. Where the answer is on a GPU it is a
+        scalar there, 1 if the update was left out; in fp16 with `wait` the host waits for it.
         """
         if self.scaler is None:
             optimizer.step()
-            return True
-        stepped: list[torch.Tensor | None] = []
+            applied = outcome(optimizer, wait=False)
+            vars(optimizer).pop("found_inf", None)
+            return applied
+        stepped: list[bool | torch.Tensor] = []
 
         def note(stepper: torch.optim.Optimizer, *arguments: Any) -> None:
-            stepped.append(getattr(stepper, "found_inf", None))
+            asked = getattr(stepper, "_step_supports_amp_scaling", False)  # the scaler waits for the others itself
+            stepped.append(outcome(stepper, wait) if asked else True)
 
         hook = optimizer.register_step_post_hook(note)
         try:
@@ -94,29 +86,21 @@ class Precision:
         finally:
             hook.remove()
         self.scaler.update()
-        if not stepped:
-            return False
-        found_overflow = stepped[0]
-        if found_overflow is None:
-            return True
-        if found_overflow.device.type != "cpu" and not wait:
-            return None
-        return not bool(found_overflow.item())
+        return stepped[0] if stepped else False
 
     def state_dict(self) -> dict[str, Any]:
         """Scale and its history as plain numbers; empty if nothing is scaled. Reading it waits for a GPU."""
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with a saved scale; one of another precision is ignored. Raises InputError for a damaged one."""
-        if self.scaler is None or not state:
-            return
-        scale = state.get("scale")
-        missing = sorted(set(self.scaler.state_dict()) - set(state))
-        if missing or not isinstance(scale, int | float) or not 0 < scale < math.inf:
-            problem = f"{', '.join(missing)} missing" if missing else f"scale={scale!r}"
-            raise InputError(
-                "file-damaged",
-                f"the saved loss-scaler state is invalid ({problem}): use another checkpoint",
-            )
-        self.scaler.load_state_dict(state)
+        """Continue with a saved scale; one of another precision is ignored."""
+        if self.scaler is not None and state:
+            self.scaler.load_state_dict(state)
+
+
+def outcome(optimizer: torch.optim.Optimizer, wait: bool) -> bool | torch.Tensor:
+    """Return whether an optimizer has applied its last step, as Precision.step does."""
+    left_out = getattr(optimizer, "found_inf", None)
+    if left_out is None:
+        return True
+    return not bool(left_out) if wait or left_out.device.type == "cpu" else left_out

@@ -107,10 +107,6 @@ class Phase:
     global_batch_size: int
     """Sequences per update over all devices."""
 
-    def schedule(self) -> Schedule:
-        """Return the phase's learning-rate schedule."""
-        return Schedule(learning_rate=self.learning_rate, total_steps=self.total_steps, warmup=self.warmup)
-
 
 # DeepLearningExamples/PyTorch/LanguageModeling/BERT: scripts/configs/pretrain_config.sh.
 PHASE_1 = Phase(

@@ -2,9 +2,6 @@
 
 Under bf16 and fp16 the model's parameters are of that type and DeepSpeed keeps float32 copies to update. Where only
 those copies are exact, `weights` gives them: a checkpoint holds float32 weights, whichever strategy wrote it.
-
-Stage 0 in fp32 keeps parameters and state as they are, in half precision as one float32 copy per parameter. ZeRO keeps
-one flat float32 vector per parameter group and rank; stage 3 one for each part of a group.
 """
 
 import dataclasses
@@ -13,13 +10,14 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, is_dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from bert.optim.precision import Precision
+from bert import private
+from bert.optim.lamb import Lamb
+from bert.optim.precision import Precision, outcome
 from bert.parallel.base import NO_OPTIONS, NO_PLAN, Moments, Options, StepPlan
 from bert.parallel.deepspeed_config import Resolved, resolve
 from bert.parallel.process_group import ProcessGroupStrategy, WholeModel
@@ -32,11 +30,10 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
 
     def __init__(self, options: Options = NO_OPTIONS) -> None:
         super().__init__(options)
-        self._resolved: Resolved | None = None
-        self._plan = NO_PLAN
-        self._model: _EngineModel | None = None
-        self._whole: WholeModel | None = None
-        self._state: PartitionedState | None = None
+        self._resolved: Resolved
+        self._model: _EngineModel
+        self._whole: WholeModel
+        self._state: _Copies | _Partitions
         self._engine: Any = None
 
     def setup(self, device_type: str) -> None:
@@ -44,8 +41,8 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         if importlib.util.find_spec("deepspeed") is None:
             raise MissingToolError(
                 "package-missing",
-                "strategy deepspeed needs the package deepspeed, which is not installed: pip install "
-                "'bertbench[deepspeed]'; without a GPU: DS_ACCELERATOR=cpu pip install deepspeed",
+                "strategy deepspeed needs the package deepspeed: pip install 'bertbench[deepspeed]'; without a GPU: "
+                "DS_ACCELERATOR=cpu pip install deepspeed",
             )
         os.environ["DS_ACCELERATOR"] = device_type
         super().setup(device_type)
@@ -53,38 +50,39 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
 
         deepspeed.utils.logger.setLevel(logging.WARNING)
         if device_type == "cpu":
-            # Its all-reduce in shared memory is compiled by the first run, for minutes, while the other ranks wait on a
-            # lock file that outlives a killed run. Over gloo it reduces as every strategy does on CPUs.
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+            private.without_shared_memory()
         deepspeed.init_distributed("nccl" if device_type == "cuda" else "gloo", auto_mpi_discovery=False)
 
     def wrap(self, model: torch.nn.Module, observer: Observer, plan: StepPlan = NO_PLAN) -> torch.nn.Module:
         """Check the configuration; the model is taken over together with its optimizer, by `prepare`."""
-        self._plan = plan
-        train = dataclasses.replace(plan.train, world_size=self.world_size)
-        plan = dataclasses.replace(plan, train=train)
+        plan = dataclasses.replace(plan, train=dataclasses.replace(plan.train, world_size=self.world_size))
         self._resolved = resolve(self.options.get("config") or {}, plan, self.options.get("zero_stage"))
-        _check_precision(plan.train.precision)
         self._whole = WholeModel(model, observer)
         self._model = _EngineModel(model.to(self.device))
         return self._model
 
     def prepare(self, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
-        """Have DeepSpeed take over model and optimizer, whose options that only the file gives are set."""
+        """Have DeepSpeed take over model and optimizer, whose options that only the file gives are set.
+
+        Raises:
+            UsageError: DeepSpeed refuses the configuration, or the precision on this device.
+        """
         import deepspeed
 
-        assert self._resolved is not None and self._model is not None
         for group in optimizer.param_groups:
             decays = group["weight_decay"] != 0
-            own = {name: value for name, value in self._resolved.optimizer.items() if name != "weight_decay" or decays}
-            group.update(own)
+            group.update({name: v for name, v in self._resolved.optimizer.items() if name != "weight_decay" or decays})
         model = self._model.model
         before = {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()}
-        self._engine, *_ = deepspeed.initialize(
-            model=_Outputs(model), optimizer=optimizer, config=dict(self._resolved.config), dist_init_required=False
-        )
+        try:
+            self._engine, *_ = deepspeed.initialize(
+                model=_Outputs(model), optimizer=optimizer, config=dict(self._resolved.config), dist_init_required=False
+            )
+        except (ValueError, AssertionError) as error:
+            raise UsageError("option-value", f"DeepSpeed refuses its configuration: {error}") from error
         self._model.attach(self._engine)
-        self._state = open_state(self._engine, optimizer, self._resolved.zero_stage)
+        kind = _Partitions if self._resolved.zero_stage else _Copies
+        self._state = kind(self._engine.optimizer, optimizer)
         _forget_steps(optimizer)
         # The copies were made of rounded parameters.
         for name, parameter in model.named_parameters():
@@ -94,9 +92,7 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
 
     @property
     def _scaling(self) -> Any:
-        """Where DeepSpeed keeps the loss scale: ZeRO's optimizers and the others do not agree."""
-        wrapped = self._engine.optimizer
-        return getattr(wrapped, "loss_scaler", None) or getattr(wrapped, "loss_scale_config", None)
+        return private.loss_scaling(self._engine.optimizer)
 
     def accumulate(self, last: bool) -> AbstractContextManager[None]:
         """Mark the last micro-step. Stages 0 and 1 reduce gradients then, 2 and 3 in every micro-step."""
@@ -106,42 +102,33 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
     def backward(self, loss: torch.Tensor, precision: Precision) -> None:
         """Accumulate gradients; DeepSpeed scales the loss itself, from the scale that `precision` has."""
         if precision.scaler is not None:
-            self._take_scale(precision)
+            # It may have come from a checkpoint.
+            state, scaling = precision.scaler.state_dict(), self._scaling
+            scaling.cur_scale = float(state["scale"])
+            scaling.last_overflow_iter = scaling.cur_iter - int(state["_growth_tracker"]) - 1
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def clip(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, precision: Precision
     ) -> None:
-        """DeepSpeed clips in `step`, to the norm of the plan. Raises UsageError if another is asked for."""
-        if max_norm != self._plan.max_grad_norm:
-            raise UsageError(
-                "option-conflict",
-                f"max_grad_norm={max_norm} differs from the {self._plan.max_grad_norm} that DeepSpeed was set up with: "
-                "give the norm in the step plan",
-            )
+        """DeepSpeed clips in `step`, to the norm of the plan."""
 
-    def step(self, optimizer: torch.optim.Optimizer, precision: Precision, wait: bool = True) -> bool | None:
-        """Apply and clear the gradients; return whether they were applied."""
+    def step(self, optimizer: torch.optim.Optimizer, precision: Precision, wait: bool = True) -> bool | torch.Tensor:
+        """Apply and clear the gradients; return whether they were applied, as Precision.step does."""
+        unwrapped = self._engine.optimizer is optimizer  # stage 0 in fp32: no optimizer of DeepSpeed looks
+        if unwrapped and not isinstance(optimizer, Lamb):
+            gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+            precision.guard(optimizer, torch.nn.utils.get_total_norm(gradients))
         self._engine.step()
-        applied = bool(self._engine.was_step_applied())
+        if unwrapped:
+            return outcome(optimizer, wait=False)
         if precision.scaler is not None:
-            self._give_scale(precision)
-        return applied
-
-    def _take_scale(self, precision: Precision) -> None:
-        """Continue with the scale of `precision`, which may have come from a checkpoint."""
-        assert precision.scaler is not None
-        state, scaling = precision.scaler.state_dict(), self._scaling
-        scaling.cur_scale = float(state["scale"])
-        scaling.last_overflow_iter = scaling.cur_iter - int(state["_growth_tracker"]) - 1
-
-    def _give_scale(self, precision: Precision) -> None:
-        assert precision.scaler is not None
-        scaling = self._scaling
-        good = scaling.cur_iter - scaling.last_overflow_iter - 1
-        good = (good - 1) % scaling.scale_window + 1 if good > 0 else 0
-        state = precision.scaler.state_dict()
-        precision.scaler.load_state_dict({**state, "scale": float(scaling.cur_scale), "_growth_tracker": good})
+            scaling = self._scaling
+            good = scaling.cur_iter - scaling.last_overflow_iter - 1
+            good = (good - 1) % scaling.scale_window + 1 if good > 0 else 0
+            state = precision.scaler.state_dict()
+            precision.scaler.load_state_dict({**state, "scale": float(scaling.cur_scale), "_growth_tracker": good})
+        return bool(self._engine.was_step_applied())
 
     def held(self, model: torch.nn.Module) -> list[torch.Tensor]:
         """This rank's parts of the parameters, in the type they are multiplied in."""
@@ -150,17 +137,14 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
 
     def weights(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Whole float32 weights, and buffers, one after the other."""
-        assert self._state is not None
         parameters = dict(model.named_parameters())
         for name, value in model.state_dict().items():
-            parameter = parameters.get(name)
-            yield name, value if parameter is None else self._state.weight(parameter)
+            yield name, self._state.weight(parameters[name]) if name in parameters else value
 
     def moments(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Whole tensors of the optimizer's state, one after the other."""
-        assert self._state is not None
         for name, parameter in model.named_parameters():
             for key, value in self._state.moments(parameter):
                 yield name, key, value
@@ -169,17 +153,14 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, moments: Moments, steps: int | None
     ) -> None:
         """Give the optimizer its state, each rank its part."""
-        assert self._state is not None
         self._state.allocate(next(iter(moments.values())))
         for name, parameter in model.named_parameters():
             self._state.set_moments(parameter, moments[name])
-        if steps is not None:
-            for group in optimizer.param_groups:
-                group["step"] = steps
+        if isinstance(optimizer, Lamb) and steps is not None:
+            optimizer.steps = steps
 
     def whole(self, model: torch.nn.Module) -> AbstractContextManager[torch.nn.Module]:
         """A plain float32 copy of the model."""
-        assert self._whole is not None
         return self._whole.filled(self.weights(model), self.device)
 
 
@@ -198,7 +179,7 @@ class _EngineModel(torch.nn.Module):
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the engine; autocast is left to it."""
         (engine,) = self._attached
-        with torch.autocast(engine.device.type if hasattr(engine.device, "type") else "cpu", enabled=False):
+        with torch.autocast(next(self.model.parameters()).device.type, enabled=False):
             output = engine(*arguments, **named)
         kind = engine.module.kind
         return output if kind is None else kind(**output)
@@ -215,10 +196,10 @@ class _Outputs(torch.nn.Module):
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Return the model's output, a dataclass as its fields by name."""
         output = self.model(*arguments, **named)
-        if not is_dataclass(output) or isinstance(output, dict):
+        if not dataclasses.is_dataclass(output) or isinstance(output, dict):
             return output
         self.kind = type(output)
-        return {part.name: getattr(output, part.name) for part in fields(output)}
+        return {part.name: getattr(output, part.name) for part in dataclasses.fields(output)}
 
 
 def _forget_steps(optimizer: torch.optim.Optimizer) -> None:
@@ -230,49 +211,8 @@ def _forget_steps(optimizer: torch.optim.Optimizer) -> None:
         for value in state.values():
             if isinstance(value, torch.Tensor):
                 value.zero_()
-    for group in optimizer.param_groups:
-        if "step" in group:
-            group["step"] = 0
-
-
-def _check_precision(name: str) -> None:
-    from deepspeed.accelerator import get_accelerator
-
-    accelerator = get_accelerator()
-    supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}.get(name)
-    if supported is not None and not supported():
-        raise UsageError(
-            "device-unsupported",
-            f"DeepSpeed does not support {name} on this device: use another precision, or strategy fsdp",
-        )
-
-
-class PartitionedState(Protocol):
-    """What a rank keeps of weights and optimizer state. All ranks must call `weight` and `moments` in step."""
-
-    def weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """The whole float32 weight of a parameter of the model."""
-
-    def set_weight(self, parameter: torch.nn.Parameter, whole: torch.Tensor) -> None:
-        """Keep this rank's part of a weight."""
-
-    def moments(self, parameter: torch.nn.Parameter) -> Iterator[tuple[str, torch.Tensor]]:
-        """The optimizer's state of a parameter by key, whole."""
-
-    def allocate(self, example: Mapping[str, torch.Tensor]) -> None:
-        """Make the optimizer's state, all zeros, with the keys that the state of one parameter has."""
-
-    def set_moments(self, parameter: torch.nn.Parameter, whole: Mapping[str, torch.Tensor]) -> None:
-        """Keep this rank's part of the state of a parameter; it has been allocated."""
-
-
-def open_state(engine: Any, optimizer: torch.optim.Optimizer, zero_stage: int) -> PartitionedState:
-    """Return the state of an engine whose optimizer is, inside, `optimizer`."""
-    if zero_stage == 3:
-        return _Stage3(engine.optimizer, optimizer)
-    if zero_stage > 0:
-        return _Flat(engine.optimizer, optimizer)
-    return _Copies(engine.optimizer, optimizer)
+    if isinstance(optimizer, Lamb):
+        optimizer.steps = 0
 
 
 class _Copies:
@@ -280,111 +220,80 @@ class _Copies:
 
     def __init__(self, wrapped: Any, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        pairs = zip(getattr(wrapped, "fp16_groups", []), getattr(wrapped, "fp32_groups", []), strict=True)
-        self._copies: dict[torch.Tensor, torch.Tensor] = {
-            own: copy for group in pairs for own, copy in zip(*group, strict=True)
-        }
+        self._copies = private.float32_copies(wrapped)
 
-    def _kept(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+    def _held(self, parameter: torch.Tensor) -> torch.Tensor:
         return self._copies.get(parameter, parameter)
 
-    def weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        return self._kept(parameter).detach()
+    def weight(self, parameter: torch.Tensor) -> torch.Tensor:
+        return self._held(parameter).detach()
 
-    def set_weight(self, parameter: torch.nn.Parameter, whole: torch.Tensor) -> None:
-        self._kept(parameter).data.copy_(whole)
+    def set_weight(self, parameter: torch.Tensor, whole: torch.Tensor) -> None:
+        self._held(parameter).data.copy_(whole)
 
-    def moments(self, parameter: torch.nn.Parameter) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self._optimizer.state.get(self._kept(parameter), {}).items()
+    def moments(self, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._optimizer.state.get(self._held(parameter), {}).items()
 
     def allocate(self, example: Mapping[str, torch.Tensor]) -> None:
         """State is set whole, nothing must be there before."""
 
-    def set_moments(self, parameter: torch.nn.Parameter, whole: Mapping[str, torch.Tensor]) -> None:
-        kept = self._kept(parameter)
-        self._optimizer.state[kept] = {key: value.to(kept.device, copy=True) for key, value in whole.items()}
+    def set_moments(self, parameter: torch.Tensor, whole: Mapping[str, torch.Tensor]) -> None:
+        held = self._held(parameter)
+        self._optimizer.state[held] = {key: value.to(held.device, copy=True) for key, value in whole.items()}
 
 
-class _Flat:
-    """Stages 1 and 2: one flat vector per parameter group, cut over the ranks."""
+class _Partitions:
+    """ZeRO: flat float32 vectors, cut over the ranks. All ranks must call `weight` and `moments` in step."""
 
     def __init__(self, wrapped: Any, optimizer: torch.optim.Optimizer) -> None:
         self._wrapped = wrapped
         self._optimizer = optimizer
+        self._device = private.flat_vectors(wrapped)[0].device
 
-    def _vectors(self) -> list[torch.Tensor]:
-        # DeepSpeed's optimizer for bf16 weights and fp32 gradients has another name for them.
-        names = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition", "fp32_partitioned_groups_flat")
-        (vectors,) = [getattr(self._wrapped, name) for name in names if hasattr(self._wrapped, name)]
-        return list(vectors)
-
-    def _states(self) -> list[dict[str, torch.Tensor]]:
-        return [self._optimizer.state[vector] for vector in self._vectors() if vector in self._optimizer.state]
-
-    def weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+    def weight(self, parameter: torch.Tensor) -> torch.Tensor:
         from deepspeed.utils import safe_get_full_fp32_param
 
         return torch.as_tensor(safe_get_full_fp32_param(parameter))
 
-    def set_weight(self, parameter: torch.nn.Parameter, whole: torch.Tensor) -> None:
-        from deepspeed.utils import safe_set_full_fp32_param
+    def set_weight(self, parameter: torch.Tensor, whole: torch.Tensor) -> None:
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
-        safe_set_full_fp32_param(parameter, whole.to(self._device))
+        if hasattr(parameter, "ds_tensor"):
+            safe_set_local_fp32_param(parameter, self._part(parameter, whole))
+        else:
+            safe_set_full_fp32_param(parameter, whole.to(self._device))
 
-    @property
-    def _device(self) -> torch.device:
-        return self._vectors()[0].device
-
-    def moments(self, parameter: torch.nn.Parameter) -> Iterator[tuple[str, torch.Tensor]]:
+    def moments(self, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         from deepspeed.utils import safe_get_full_optimizer_state
 
-        states = self._states()
+        states = [self._optimizer.state[v] for v in private.flat_vectors(self._wrapped) if v in self._optimizer.state]
         if not states:
             return
-        self._link()
+        private.link_optimizer_state(self._wrapped)
         for key, value in states[0].items():
             whole = value if value.ndim == 0 else safe_get_full_optimizer_state(parameter, key)
             yield key, torch.as_tensor(whole).clone()
 
     def allocate(self, example: Mapping[str, torch.Tensor]) -> None:
-        for vector in self._vectors():
+        """Make the optimizer's state, all zeros, with the keys that the state of one parameter has."""
+        for vector in private.flat_vectors(self._wrapped):
             self._optimizer.state[vector] = {
                 key: value.to(vector.device, copy=True) if value.ndim == 0 else torch.zeros_like(vector)
                 for key, value in example.items()
             }
-        self._link()
+        private.link_optimizer_state(self._wrapped)
 
-    def _link(self) -> None:
-        link = getattr(self._wrapped, "_lazy_init_hp_params_optimizer_state", None)
-        if link is not None:
-            # DeepSpeed does it once, after the first group's first step: the other groups have no state yet.
-            self._wrapped._hp_optimizer_states_linked = False
-            link()
-
-    def set_moments(self, parameter: torch.nn.Parameter, whole: Mapping[str, torch.Tensor]) -> None:
-        from deepspeed.utils import safe_set_full_optimizer_state
+    def set_moments(self, parameter: torch.Tensor, whole: Mapping[str, torch.Tensor]) -> None:
+        from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
         for key, value in whole.items():
-            if value.ndim:
+            if value.ndim and hasattr(parameter, "ds_tensor"):
+                safe_set_local_optimizer_state(parameter, self._part(parameter, value), key)
+            elif value.ndim:
                 safe_set_full_optimizer_state(parameter, value.to(self._device), key)
 
-
-class _Stage3(_Flat):
-    """Stage 3: each parameter is cut over the ranks, padded so that all have as much."""
-
-    def set_weight(self, parameter: torch.nn.Parameter, whole: torch.Tensor) -> None:
-        from deepspeed.utils import safe_set_local_fp32_param
-
-        safe_set_local_fp32_param(parameter, self._part(parameter, whole))
-
-    def set_moments(self, parameter: torch.nn.Parameter, whole: Mapping[str, torch.Tensor]) -> None:
-        from deepspeed.utils import safe_set_local_optimizer_state
-
-        for key, value in whole.items():
-            if value.ndim:
-                safe_set_local_optimizer_state(parameter, self._part(parameter, value), key)
-
     def _part(self, parameter: Any, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part in stage 3, which pads every parameter so that all ranks have as much."""
         size = parameter.ds_tensor.ds_numel
         padded = torch.zeros(size * dist.get_world_size(), dtype=torch.float32)
         padded[: whole.numel()] = whole.flatten()

@@ -4,7 +4,6 @@ Each rank holds one part of every parameter, of its gradient and of the optimize
 together before it is computed and released after it (Rajbhandari et al. 2020, ZeRO stage 3; Zhao et al. 2023).
 """
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -53,17 +52,9 @@ class FsdpStrategy(ProcessGroupStrategy):
         parts = [_part(parameter.detach()) for parameter in model.parameters()]
         return [part for part in parts if part.numel()]
 
-    def weights(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole tensors of the state dict, one after the other."""
-        for name, value in super().weights(model):
-            yield name, _together(value)
-
-    def moments(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-    ) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Whole tensors of the optimizer's state, one after the other."""
-        for name, key, value in super().moments(model, optimizer):
-            yield name, key, _together(value)
+    def full(self, value: torch.Tensor) -> torch.Tensor:
+        """The whole tensor."""
+        return value.full_tensor() if isinstance(value, DTensor) else value
 
     def placed(self, whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         """This rank's part of a whole tensor, cut as the parameter is."""
@@ -86,7 +77,3 @@ def layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 def _part(value: torch.Tensor) -> torch.Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
-
-
-def _together(value: torch.Tensor) -> torch.Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value

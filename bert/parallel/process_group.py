@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from bert.parallel import JOIN_TIMEOUT_VARIABLE
-from bert.parallel.base import NO_OPTIONS, Options
-from bert.parallel.single import SingleStrategy
+from bert.parallel.base import NO_OPTIONS, Options, Strategy, T
+from bert.private import process_groups
 from bert.train.observer import Observer
 
 DEFAULT_JOIN_TIMEOUT_SECONDS = 300
@@ -23,7 +23,7 @@ DEFAULT_JOIN_TIMEOUT_SECONDS = 300
 _LEFT: list[Any] = []
 
 
-class ProcessGroupStrategy(SingleStrategy):
+class ProcessGroupStrategy(Strategy):
     """One process per device, in a group over NCCL (GPUs) or gloo (CPUs); the base of those that use it."""
 
     def __init__(self, options: Options = NO_OPTIONS) -> None:
@@ -60,10 +60,16 @@ class ProcessGroupStrategy(SingleStrategy):
         dist.all_reduce(result, op=dist.ReduceOp.SUM, group=self._cpu_group)
         return result
 
+    def gathered(self, value: T) -> list[T]:
+        """What every rank gives, by rank."""
+        result: list[Any] = [None] * self.world_size
+        dist.all_gather_object(result, value, group=self._cpu_group)
+        return result
+
     def teardown(self) -> None:
         """Leave the process group."""
         if dist.is_initialized():
-            _LEFT.extend(dist.distributed_c10d._world.pg_map)
+            _LEFT.extend(process_groups())
             dist.destroy_process_group()
 
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
+from bert.private import softmax_gradient
 from bert.speed.copies import Linear, copies_in_use, linear
 from bert.speed.dropout import dropout_add, keep_mask, keep_scale, own_kernels, random_levels, threshold
 from bert.speed.fp8 import Fp8Copy, OutputGradient
@@ -341,7 +342,7 @@ def softmax_dropout_backward(
         kept = keep_mask(levels, probability, weights.dtype)
         wide.mul_(kept)
         kept.mul_(weights)
-    scores = torch._softmax_backward_data(wide, weights, -1, weights.dtype)
+    scores = softmax_gradient(wide, weights)
     return scores.mul_(factor * keep_scale(probability)).to(grad.dtype), _scaled(kept, probability, grad)
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
+from bert.private import scaled_product
 from bert.speed.copies import LOW, Copy, copy_of
 from bert.speed.scales import FORMATS, GRADIENT, INPUT, MULTIPLE, WEIGHT, Cast, Quantized, Scales
 
@@ -177,11 +178,8 @@ def _multiply(
     fast: bool = False, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Return first [M, K] times second [N, K] transposed, in bf16; both are in rows."""
-    product: Tensor = torch._scaled_mm(
-        first, second.t(), scale_a=first_scale, scale_b=second_scale, bias=None if bias is None else bias.to(LOW),
-        out_dtype=LOW, use_fast_accum=fast, out=out,
-    )  # fmt: skip
-    return product
+    bias = None if bias is None else bias.to(LOW)
+    return scaled_product(first, second.t(), first_scale, second_scale, bias, fast, out)
 
 
 class _Linear(Function):

@@ -1,8 +1,8 @@
 """The training loop: batches in, optimizer steps out, with observers notified of everything in between."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 
@@ -10,7 +10,7 @@ from bert.data.batch import Batch, BatchCounts
 from bert.optim.precision import Precision
 from bert.parallel.base import Strategy
 from bert.train.observer import Observer, StepResult
-from common.errors import BertbenchError, InputError
+from common.errors import BertbenchError
 
 ComputeLoss = Callable[[torch.nn.Module, Batch], torch.Tensor]
 
@@ -38,7 +38,7 @@ class Progress:
     applied_steps: int = 0
     """Updates made: what the learning rate is a function of. An update whose outcome was not read counts as made."""
     skipped_steps: int = 0
-    """Steps whose update an fp16 overflow left out."""
+    """Steps whose update was left out, because gradients were not finite."""
     skipped_in_a_row: int = 0
     """How many of them came last, one after another."""
 
@@ -55,42 +55,39 @@ class Progress:
         """Return the counts by name."""
         return asdict(self)
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from saved counts. Raises InputError if one is missing or no count."""
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue from saved counts."""
         for name in asdict(self):
-            value = state.get(name)
-            if not isinstance(value, int) or value < 0:
-                raise InputError(
-                    "file-damaged",
-                    f"the saved progress has {name}={value!r} instead of a count: use another checkpoint",
-                )
-            setattr(self, name, value)
+            setattr(self, name, state[name])
 
 
 class DivergenceWatch:
     """Looks out for losses that are not finite, without making a GPU wait at every step.
 
     Losses are judged on the device as they come; the verdict is read after every step on a CPU and after every
-    `every` steps on a GPU, and covers all ranks. A loss whose update the loss scaling left out is no divergence, but
-    MAX_SKIPPED_IN_A_ROW of them one after another are.
+    `every` steps on a GPU, and covers all ranks. Updates that a GPU has left out are counted then too. A loss whose
+    update the loss scaling left out is no divergence, but MAX_SKIPPED_IN_A_ROW of them one after another are.
     """
 
     def __init__(self, every: int = 50) -> None:
         self.every = every
         self._first_bad: torch.Tensor | None = None
         self._rates: dict[int, float] = {}
+        self._left_out: list[torch.Tensor] = []
 
-    def note(self, step: int, result: StepResult, progress: Progress) -> None:
-        """Judge a step. Raises DivergenceError if fp16 never stops overflowing."""
+    def note(self, step: int, result: StepResult, progress: Progress, scaled: bool = False) -> None:
+        """Judge a step, made with a scaled loss or not. Raises DivergenceError if gradients never are finite."""
         if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise DivergenceError(
-                f"the gradients of the last {progress.skipped_in_a_row} steps up to step {step + 1} are not finite in "
-                f"fp16 at any loss scale (learning rate {result.learning_rate:.6g}): use bf16, lower the "
-                "learning rate or lengthen the warm-up",
+                f"the gradients of the last {progress.skipped_in_a_row} steps up to step {step + 1} are not finite "
+                f"(learning rate {result.learning_rate:.6g}): use bf16, lower the learning rate or lengthen the "
+                "warm-up",
                 step,
                 result.learning_rate,
             )
-        if not result.applied:
+        if isinstance(result.applied, torch.Tensor):
+            self._left_out.append(result.applied)
+        if scaled and result.applied is False:
             return
         self._rates[step] = result.learning_rate
         here = torch.where(torch.isfinite(result.loss.double()), math.inf, float(step))
@@ -100,12 +97,17 @@ class DivergenceWatch:
         """Whether the verdict is read after step number `step`."""
         return device.type == "cpu" or (step + 1) % self.every == 0
 
-    def check(self, strategy: Strategy) -> None:
+    def check(self, strategy: Strategy, progress: Progress) -> None:
         """Read the verdict on all steps since the last time; every rank must call it.
 
         Raises:
             DivergenceError: on every rank, with the first step whose loss was not finite on one of them.
         """
+        if self._left_out:
+            left_out = int(torch.stack(self._left_out).sum())
+            progress.applied_steps -= left_out
+            progress.skipped_steps += left_out
+            self._left_out.clear()
         first = torch.tensor(math.inf) if self._first_bad is None else self._first_bad.cpu()
         first_bad = -float(strategy.maximum(-first.double().reshape(1)))
         rates, self._rates, self._first_bad = self._rates, {}, None
@@ -131,6 +133,8 @@ class Training:
     """(model, batch) -> mean loss of the micro-batch, a scalar."""
     batches: Iterator[Batch]
     """Endless micro-batches on the CPU, pinned where the device is a GPU."""
+    weighted: bool = False
+    """Whether micro-batches weigh by their share of the predicted words of all ranks; the ranks add them up first."""
     strategy: Strategy
     precision: Precision
     grad_accum_steps: int = 1
@@ -156,18 +160,18 @@ def train(training: Training, observer: Observer, keep_going: Callable[[int], bo
         DivergenceError: `training.divergence` found a loss that is not finite.
     """
     training.model.train()
-    step = first_step
+    watch, step = training.divergence, first_step
     observer.run_begin()
     try:
         while keep_going(step):
             result = run_step(training, observer, step)
-            if training.divergence is not None:
-                training.divergence.note(step, result, training.progress)
-                if training.divergence.due(step, training.strategy.device):
-                    training.divergence.check(training.strategy)
+            if watch is not None:
+                watch.note(step, result, training.progress, training.precision.scaler is not None)
+                if watch.due(step, training.strategy.device):
+                    watch.check(training.strategy, training.progress)
             step += 1
-        if training.divergence is not None:
-            training.divergence.check(training.strategy)
+        if watch is not None:
+            watch.check(training.strategy, training.progress)
     finally:
         observer.run_end()
     return step
@@ -184,9 +188,7 @@ def run_step(training: Training, observer: Observer, step: int) -> StepResult:
         rate = training.learning_rate(training.progress.applied_steps)
         for group in training.optimizer.param_groups:
             group["lr"] = rate
-    for micro_step in range(accumulation):
-        with observer.phase("data"):
-            batch = next(training.batches).to(strategy.device)
+    for micro_step, batch in enumerate(micro_batches(training, observer)):
         with strategy.accumulate(last=micro_step == accumulation - 1):
             with observer.phase("forward"), precision.autocast():
                 loss = training.compute_loss(training.model, batch) / accumulation
@@ -201,11 +203,30 @@ def run_step(training: Training, observer: Observer, step: int) -> StepResult:
         # Only a schedule and the watch depend on the outcome; a benchmark has neither and never waits for it.
         wait = training.learning_rate is not None or training.divergence is not None
         applied = strategy.step(training.optimizer, precision, wait)
-    training.progress.count(applied)
+    training.progress.count(None if isinstance(applied, torch.Tensor) else applied)
     assert total_loss is not None and counts is not None
     result = StepResult(counts, total_loss, float(training.optimizer.param_groups[0]["lr"]), applied)
     observer.step_end(step, result)
     return result
+
+
+def micro_batches(training: Training, observer: Observer) -> Iterator[Batch]:
+    """Take the micro-batches of one step, on the device, with their weights where the training has them."""
+
+    def take() -> Batch:
+        with observer.phase("data"):
+            return next(training.batches).to(training.strategy.device)
+
+    if not training.weighted:
+        for _ in range(training.grad_accum_steps):
+            yield take()
+        return
+    batches = [take() for _ in range(training.grad_accum_steps)]
+    words = sum(batch.counts.predicted_positions for batch in batches)
+    of_all = float(training.strategy.total(torch.tensor([words], dtype=torch.float64)))
+    mean = of_all / (len(batches) * training.strategy.world_size)
+    for batch in batches:
+        yield replace(batch, weight=batch.counts.predicted_positions / mean) if mean else batch
 
 
 def parameters_are_finite(held: list[torch.Tensor]) -> bool:

@@ -30,8 +30,8 @@ class StepResult:
     """Mean loss over the micro-steps, a detached scalar on the device (reading it synchronizes)."""
     learning_rate: float
     """Learning rate the step was made with."""
-    applied: bool | None = True
-    """Whether the parameters were updated: False after an fp16 overflow, None if only the GPU knows."""
+    applied: "bool | torch.Tensor" = True
+    """Whether the parameters were updated: False if gradients were not finite; a scalar on a GPU is 1 for those."""
 
 
 class Observer:

@@ -22,6 +22,7 @@ from torch.autograd.function import Function, once_differentiable
 
 from bert.speed.kernels import launch, random_key
 from bert.speed.kernels.random import WEIGHT_LEVELS, dropped_levels, kept_weights
+from common.errors import UsageError
 
 
 class Tiles(NamedTuple):
@@ -212,7 +213,7 @@ def attention(qkv: Tensor, ends: Tensor, longest: int, probability: float, bias:
         qkv: queries, keys and values; D is one of WIDTHS.
         ends: token before which each sequence ends, and 0 before them [B + 1], int32.
         longest: tokens that no sequence has more of.
-        probability: dropout probability of the weights; rounded to multiples of 1 / 256.
+        probability: dropout probability of the weights; rounded to multiples of 1 / 256, of which it must leave one.
         bias: [3 H], added to `qkv` without tracking its gradient, which is computed here; None for no such bias.
     """
     context: Tensor = _Attention.apply(qkv, ends, longest, probability, bias)
@@ -225,6 +226,10 @@ class _Attention(Function):
         qkv = qkv.contiguous()
         tokens, _, heads, depth = qkv.shape
         dropped = min(dropped_levels(probability, WEIGHT_LEVELS), WEIGHT_LEVELS - 1)
+        if probability > 0 and not dropped:
+            raise UsageError(
+                "option-value", f"--dropout {probability} would be 0 in attention: give 0, or 0.002 or more"
+            )
         kept = WEIGHT_LEVELS / (WEIGHT_LEVELS - dropped)
         ctx.how = {"heads": heads, "depth": depth, "dropped": dropped, "kept": kept}
         ctx.longest, ctx.bias_dtype = min(longest, tokens), None if bias is None else bias.dtype

@@ -116,15 +116,6 @@ def test_zero_parameters_with_zero_gradients_stay_zero() -> None:
     assert torch.equal(parameter.detach(), torch.zeros(3, 3))
 
 
-def test_a_step_without_any_gradient_counts_and_changes_nothing() -> None:
-    parameters = odd_parameters()
-    before = [parameter.detach().clone() for parameter in parameters]
-    fast, _ = both(parameters)
-    fast.step()
-    assert fast.steps == 1 and not fast.state
-    assert all(torch.equal(parameter.detach(), value) for parameter, value in zip(parameters, before, strict=True))
-
-
 def test_gradients_in_another_memory_order_are_read_right() -> None:
     parameters = odd_parameters()
     gradients = random_gradients(parameters, 3, 0.5)
@@ -250,19 +241,6 @@ def test_a_step_takes_no_more_scratch_than_the_largest_decayed_tensor(monkeypatc
     monkeypatch.setattr(torch, "empty", spy)
     optimizer.step()
     assert asked == [64 * 64]
-
-
-def test_the_closure_is_called_with_gradients_on() -> None:
-    parameter = nn.Parameter(torch.ones(2, 2))
-    optimizer = Lamb([parameter], lr=0.1)
-
-    def closure() -> float:
-        loss = parameter.square().sum()
-        loss.backward()
-        return float(loss.detach())
-
-    assert optimizer.step(closure) == 4.0
-    assert not torch.equal(parameter.detach(), torch.ones(2, 2))
 
 
 def test_training_with_it_learns() -> None:

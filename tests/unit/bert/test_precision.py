@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from support.refusals import refused
 from support.scaling import scaled
 from torch import nn
 
@@ -80,11 +79,3 @@ def test_a_run_that_was_not_fp16_starts_with_a_fresh_scale() -> None:
     precision = fp16()
     precision.load_state_dict({})
     assert precision.state_dict()["scale"] == 2.0**16
-
-
-@pytest.mark.parametrize("damage", [{"scale": 0.0}, {"scale": math.nan}, {"scale": "many"}, {"_growth_tracker": None}])
-def test_a_damaged_scale_is_refused(damage: dict[str, object]) -> None:
-    precision = fp16()
-    state = {**precision.state_dict(), **damage}
-    with refused("file-damaged", *damage):
-        precision.load_state_dict({name: value for name, value in state.items() if value is not None})

@@ -1,8 +1,11 @@
 """The strategies without several processes: registry, options, DeepSpeed's configuration, DataParallel's division."""
 
+import dataclasses
+import functools
 import importlib
 import importlib.util
 import json
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from bert.data.synthetic import SyntheticBatches
 from bert.model.config import ModelConfig
 from bert.parallel import STRATEGIES, devices_per_rank
 from bert.parallel.base import StepPlan
-from bert.parallel.deepspeed_config import check_names, read_deepspeed_config, resolve, said_of_training
+from bert.parallel.deepspeed_config import read_deepspeed_config, resolve, training_values
 from bert.parallel.dp import joined, split_batch
 from bert.parallel.fsdp import layers
 from bert.parallel.options import make_strategy, options_text, read_options
@@ -79,12 +82,6 @@ def test_options_a_strategy_does_not_have_are_refused(
         options_text(strategy, options)
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '"x"', "1"])
-def test_damaged_options_are_refused(text: str) -> None:
-    with refused("option-value", repr(text)):
-        make_strategy("deepspeed", text)
-
-
 def test_auto_and_absent_values_come_from_the_run() -> None:
     for config in ({}, read_deepspeed_config(SHIPPED / "auto.json")):
         found = resolve(config, *run(zero_stage=2))
@@ -108,11 +105,11 @@ def test_what_file_and_run_say_otherwise_is_refused_with_both_values() -> None:
         "optimizer": {"type": "Lamb", "params": {"lr": 1e-3, "weight_decay": 0.5}},
     }
     both = (
-        "train_micro_batch_size_per_gpu is 16, but the run's micro batch size requires 8",
-        "gradient_accumulation_steps is 1, but the run's accumulation requires 2",
-        "train_batch_size is 999", "requires 64", "gradient_clipping is 0.5", "fp16.enabled is True",
-        "zero_optimization.stage is 3, but the run's ZeRO stage requires 1", "optimizer.type is 'Lamb'",
-        "optimizer.params.lr is 0.001, but the run's is 3e-05", "optimizer.params.weight_decay is 0.5",
+        "train_micro_batch_size_per_gpu is 16, but the run has 8",
+        "gradient_accumulation_steps is 1, but the run has 2",
+        "train_batch_size is 999, but the run has 64", "gradient_clipping is 0.5", "fp16.enabled is True",
+        "zero_optimization.stage is 3, but the run has 1", "optimizer.type is 'Lamb'",
+        "optimizer.params.lr is 0.001, but the run has 3e-05", "optimizer.params.weight_decay is 0.5",
     )  # fmt: skip
     with refused("option-conflict", *both, '"auto"'):
         resolve(config, *run(zero_stage=1))
@@ -121,31 +118,17 @@ def test_what_file_and_run_say_otherwise_is_refused_with_both_values() -> None:
 @pytest.mark.parametrize(
     ("config", "code", "facts"),
     [
-        (
-            {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 500}}},
-            "option-not-applicable",
-            ["scheduler", "--warmup"],
-        ),
-        ({"torch_autocast": {"enabled": True}}, "option-not-applicable", ["torch_autocast"]),
-        (
-            {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
-            "option-not-applicable",
-            ["offload_optimizer", "host"],
-        ),
-        ({"zero_optimization": {"stage": 7}}, "option-choice", ["stage=7", "0, 1, 2 or 3"]),
+        ({"scheduler": {"type": "WarmupLR"}}, "option-not-applicable", ["scheduler"]),
+        ({"amp": {"enabled": True, "opt_level": "O1"}}, "option-not-applicable", ["amp"]),
+        ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, "option-not-applicable", ["offload_param"]),
         ({"zero_optimization": {"stage": 3, "mics_shard_size": 2}}, "option-not-applicable", ["mics_shard_size"]),
-        ({"amp": {"enabled": True, "opt_level": "O1"}}, "option-not-applicable", ["amp", "bf16", "fp16"]),
-        ({"elasticity": {"enabled": True}}, "option-not-applicable", ["elasticity"]),
-        ({"progressive_layer_drop": {"enabled": True}}, "option-not-applicable", ["progressive_layer_drop"]),
-        ({"curriculum_learning": {"enabled": True}}, "option-not-applicable", ["curriculum_learning"]),
+        ({"zero_optimization": {"stage": 7}}, "option-choice", ["stage=7", "0, 1, 2 or 3"]),
         ({"zero_optimization": 2}, "option-value", ['"zero_optimization"', "not 2"]),
-        ({"fp16": True}, "option-value", ['"fp16"', "not True"]),
         ({"optimizer": {"type": "SGD"}}, "option-conflict", ["optimizer.type is 'SGD'"]),
         ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "option-conflict", ["adam_w_mode"]),
         ({"optimizer": {"params": {"betas": [0.9]}}}, "option-value", ["betas"]),
         ({"optimizer": {"params": {"eps": "small"}}}, "option-value", ["eps='small'"]),
         ({"optimizer": {"params": {"momentum": 0.9}}}, "option-not-applicable", ["momentum"]),
-        ({"optimizer": "AdamW"}, "option-value", ['"optimizer"', '"type"', '"params"']),
     ],
 )
 def test_what_cannot_be_done_is_refused(config: dict[str, Any], code: Code, facts: list[str]) -> None:
@@ -172,7 +155,7 @@ def test_the_shipped_files_hold_the_published_values(name: str, micro: int, stag
     found = resolve(config, *asked)
     assert found.zero_stage == stage
     assert found.optimizer == {"lr": 3e-5, "betas": (0.8, 0.999), "eps": 1e-8, "weight_decay": 3e-7}
-    assert said_of_training(config) == {"micro_batch_size": micro, "learning_rate": 3e-5, "weight_decay": 3e-7}
+    assert training_values(config) == {"micro_batch_size": micro, "learning_rate": 3e-5, "weight_decay": 3e-7}
     with refused("option-conflict", f"is {micro},", "8"):
         resolve(config, *run())
 
@@ -193,23 +176,25 @@ def test_data_parallel_is_refused_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize(("task", "source"), [(PretrainTask(), "synthetic:uniform"), (SquadTask(), "synthetic")])
-def test_the_parts_of_a_batch_have_the_mean_loss_and_gradients_of_ranks(task: Any, source: str) -> None:
-    spec = DataSpec(data=source, seq_len=32, micro_batch_size=6, max_predictions=5, vocab_size=200)
-    batch = next(iter(task.batches(spec)))
+def test_the_parts_of_a_batch_have_its_loss_gradients_and_counts(task: Any, source: str) -> None:
+    spec = DataSpec(data=source, seq_len=32, micro_batch_size=7, max_predictions=5, vocab_size=200)
+    batch = dataclasses.replace(next(iter(task.batches(spec))), weight=1.25)
     torch.manual_seed(0)
     model = task.build_model(CONFIG)
-    parts = split_batch(batch, 4)
-    assert [len(part.tensors["input_ids"]) for part in parts] == [2, 2, 2]
-    outputs = [model(part) for part in parts]
-    whole = joined(outputs, torch.device("cpu"))
-    assert type(whole) is type(outputs[0])
-    assert whole.loss.item() == pytest.approx(sum(output.loss.item() for output in outputs) / 3, rel=1e-6)
-    if "masked_positions" in batch.tensors:
-        found = [part.tensors["input_ids"].flatten()[part.tensors["masked_positions"]] for part in parts]
-        expected = batch.tensors["input_ids"].flatten()[batch.tensors["masked_positions"]]
-        assert torch.equal(torch.cat(found), expected)
-    whole.loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
+    parts = split_batch(batch, 3)
+    rows = [len(part.tensors["input_ids"]) for part in parts]
+    assert rows == [3, 3, 1]
+    assert functools.reduce(operator.add, [part.counts for part in parts]) == batch.counts
+    gradients = []
+    for compute in (lambda: model(batch), lambda: joined([model(part) for part in parts], rows, torch.device("cpu"))):
+        model.zero_grad()
+        output = compute()
+        output.loss.backward()
+        gradients.append((output.loss.item(), [parameter.grad.clone() for parameter in model.parameters()]))
+    (loss, whole), (other, divided) = gradients
+    assert other == pytest.approx(loss, rel=1e-6)
+    for one, two in zip(whole, divided, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
 
 def test_a_whole_copy_computes_as_the_model_and_takes_no_memory_when_empty() -> None:
@@ -241,32 +226,5 @@ def test_a_file_may_say_the_norm_to_which_lamb_clips_by_itself() -> None:
     lamb = run(optimizer="lamb", max_grad_norm=None, optimizer_norm=5.0)
     for given in ({"gradient_clipping": 5}, {"gradient_clipping": 0}, {"gradient_clipping": "auto"}, {}):
         assert resolve(given, *lamb).config["gradient_clipping"] == 0
-    with refused("option-conflict", "gradient_clipping is 4", "lamb clips to 5"):
+    with refused("option-conflict", "gradient_clipping is 4"):
         resolve({"gradient_clipping": 4}, *lamb)
-    with refused("option-conflict", "gradient_clipping is True"):
-        resolve({"gradient_clipping": True}, *run(optimizer="lamb", max_grad_norm=None, optimizer_norm=1.0))
-
-
-@pytest.mark.parametrize(
-    ("config", "facts"),
-    [
-        ({"nonsense": 1}, ["nonsense"]),
-        ({"gradient_cliping": 1}, ["gradient_cliping ", "'gradient_clipping'"]),
-        (
-            {"zero_optimization": {"stage": 1, "overlap_com": True}},
-            ["zero_optimization.overlap_com ", "'overlap_comm'"],
-        ),
-        ({"fp16": {"loss_scal": 0}}, ["fp16.loss_scal ", "'loss_scale'"]),
-    ],
-)
-def test_a_misspelt_key_of_a_deepspeed_file_is_refused_with_the_nearest(
-    config: dict[str, Any], facts: list[str]
-) -> None:
-    with refused("option-unknown", *facts):
-        resolve(config, *run())
-
-
-def test_every_key_of_the_installed_deepspeed_is_known() -> None:
-    zero = pytest.importorskip("deepspeed.runtime.zero.config", reason="deepspeed is not installed")
-    names = set(zero.DeepSpeedZeroConfig.model_fields) - {"stage", "offload_optimizer", "offload_param", "cpu_offload"}
-    check_names({"zero_optimization": dict.fromkeys(names, "auto")})

@@ -1,0 +1,143 @@
+"""Names that PyTorch and DeepSpeed do not promise to keep: each does here what bert.private says."""
+
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from bert import private
+
+
+def test_one_compiled_function_serves_every_number_of_rows() -> None:
+    x = torch.zeros(3, 4)
+    private.any_length(x)
+    assert x._dynamo_weak_dynamic_indices == {0}  # type: ignore[attr-defined]
+
+
+def test_fp8_matrices_are_multiplied_and_scaled() -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(16, 32, generator=generator).to(torch.float8_e4m3fn) for _ in range(2))
+    scales = torch.tensor(0.5), torch.tensor(2.0)
+    product = private.scaled_product(first, second.t(), *scales, bias=None, fast=False, out=None)
+    torch.testing.assert_close(product.float(), first.float() @ second.float().t(), rtol=1e-2, atol=1e-2)
+
+
+def test_the_gradient_of_a_softmax_is_autograds() -> None:
+    scores = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    weights = scores.softmax(-1)
+    grad = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+    weights.backward(grad)
+    torch.testing.assert_close(private.softmax_gradient(grad, weights.detach()), scores.grad)
+
+
+def test_flash_attention_takes_sequences_one_after_another() -> None:
+    query = torch.empty(12, 2, 16, device="meta", dtype=torch.bfloat16)
+    ends = torch.empty(4, device="meta", dtype=torch.int32)
+    assert private.flash_attention(query, query, query, ends, 5, 0.1).shape == query.shape
+
+
+def test_the_cpu_says_whether_it_multiplies_bf16() -> None:
+    assert private.multiplies_bf16() in (True, False)
+
+
+@pytest.mark.parametrize("left_out", [None, 0.0, 1.0])
+def test_the_fused_update_is_adamws_and_can_be_left_out(left_out: float | None) -> None:
+    value = nn.Parameter(torch.randn(7, generator=torch.Generator().manual_seed(0)))
+    before, gradient = value.detach().clone(), torch.full((7,), 3.0)
+    expected = torch.optim.AdamW([value], lr=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.3)
+    value.grad = gradient / 2
+    expected.step()
+    ours, mean, square = before.clone(), torch.zeros(7), torch.zeros(7)
+    private.update_by_adam(
+        [ours], [gradient], [mean], [square], [torch.ones(())], lr=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.3,
+        divisor=torch.tensor(2.0), left_out=None if left_out is None else torch.tensor(left_out),
+    )  # fmt: skip
+    if left_out:
+        assert torch.equal(ours, before) and not mean.any() and not square.any()
+    else:
+        torch.testing.assert_close(ours, value.detach())
+
+
+def test_the_scaler_asks_an_optimizer_that_looks_for_overflows_itself() -> None:
+    class Looking(torch.optim.SGD):
+        _step_supports_amp_scaling = True
+        found_inf: torch.Tensor
+
+        def overflow(self) -> torch.Tensor:
+            return torch.ones(())
+
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            seen.append(float(self.found_inf))
+
+    seen: list[float] = []
+    weight = nn.Parameter(torch.ones(2))
+    optimizer, scaler = Looking([weight], lr=1.0), private.Scaler("cpu", init_scale=8.0)
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert seen == [1.0] and scaler.get_scale() == 4.0
+
+
+def test_the_process_groups_are_those_that_were_joined(tmp_path: object) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert torch.distributed.group.WORLD in private.process_groups()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_deepspeeds_shared_memory_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("deepspeed")
+    module.ops = SimpleNamespace(__compatible_ops__={"deepspeed_shm_comm": True})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "deepspeed", module)
+    private.without_shared_memory()
+    assert module.ops.__compatible_ops__ == {"deepspeed_shm_comm": False}
+
+
+def test_the_installed_deepspeed_has_the_names_that_are_read() -> None:
+    if not private_source("ops/__init__.py"):
+        pytest.skip("deepspeed is not installed")
+    sources = {
+        "ops/__init__.py": ["__compatible_ops__"],
+        "runtime/fp16/loss_scaler.py": ["self.cur_scale", "self.last_overflow_iter", "self.cur_iter"],
+        "runtime/fp16/fused_optimizer.py": ["self.fp16_groups", "self.fp32_groups", "self.loss_scale_config"],
+        "runtime/zero/stage_1_and_2.py": ["self.single_partition_of_fp32_groups", "self._hp_optimizer_states_linked",
+                                          "def _lazy_init_hp_params_optimizer_state", "self.loss_scaler"],
+        "runtime/bf16_optimizer.py": ["self.fp32_groups_flat_partition"],
+        "runtime/zero/stage3.py": ["self.fp32_partitioned_groups_flat", "self.loss_scaler"],
+    }  # fmt: skip
+    for path, names in sources.items():
+        source = private_source(path)
+        assert [name for name in names if name not in source] == [], path
+
+
+def private_source(path: str) -> str:
+    """Return the text of a file of the installed DeepSpeed without importing it, empty if there is none."""
+    spec = find_spec("deepspeed")
+    places = spec.submodule_search_locations if spec else None
+    return (Path(places[0]) / path).read_text() if places else ""
+
+
+def test_what_an_optimizer_of_deepspeed_holds_is_found_under_its_names() -> None:
+    weight, copy = torch.ones(2), torch.ones(2)
+    plain = SimpleNamespace(fp16_groups=[[weight]], fp32_groups=[[copy]], loss_scale_config=3)
+    assert private.float32_copies(plain) == {weight: copy} and private.loss_scaling(plain) == 3
+    assert private.float32_copies(SimpleNamespace()) == {}
+    linked: list[bool] = []
+    zero = SimpleNamespace(fp32_partitioned_groups_flat=[copy], loss_scaler=4, _hp_optimizer_states_linked=True)
+    zero._lazy_init_hp_params_optimizer_state = lambda: linked.append(zero._hp_optimizer_states_linked)
+    assert private.flat_vectors(zero) == [copy] and private.loss_scaling(zero) == 4
+    private.link_optimizer_state(zero)
+    assert linked == [False]
+
+
+def test_no_other_module_uses_such_names() -> None:
+    uses = re.compile(r"\b(torch|dist|deepspeed)\b[.\w]*\._(?!foreach|_)\w+")
+    root = Path(private.__file__).parent
+    found = {path.name: uses.findall(path.read_text()) for path in root.rglob("*.py") if path.name != "private.py"}
+    assert {name: each for name, each in found.items() if each} == {}
