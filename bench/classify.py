@@ -82,7 +82,7 @@ def check_trained_on(run: TrainRun, source: TextSource, warn: Callable[[str], No
     from bert.tasks.base import DataIdentity
     from bert.train.resume import find_weights
 
-    trained = find_weights(run.checkpoints, DataIdentity(source=str(source.path)), warn, "it is tested", whole=False)
+    trained = find_weights(run.checkpoints, DataIdentity(source=str(source.path)), warn, "it is tested")
     before = trained.checkpoint.state.data.fingerprint if trained.checkpoint is not None else None
     if before not in (None, rows_fingerprint(source, TRAINING)):
         raise InputError(

@@ -89,4 +89,4 @@ def state_of(checkpoint: Path) -> TrainState | None:
     checkpoint = checkpoint_path(checkpoint, steps[-1]) if steps else checkpoint
     if not (checkpoint / STATE_FILE).is_file():
         return None
-    return read(checkpoint, whole=False).state
+    return read(checkpoint).state

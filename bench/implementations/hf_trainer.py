@@ -37,7 +37,6 @@ from bert.train.events import Best, RunOutcome, Saved, Warned
 from bert.train.feed import Feed
 from bert.train.loop import Training
 from bert.train.observer import Observer, StepResult
-from bert.train.resume import initial_on_all
 from bert.train.settings import TrainSettings
 from bert.train.weights import load_initial
 from common.atomic import write_text
@@ -72,7 +71,7 @@ def train_with_trainer(training: Training, observer: Observer, keep_going: KeepG
         observer.run_begin()
         trainer.train()
     if training.divergence is not None:
-        training.divergence.check(training.strategy)
+        training.divergence.check(training.strategy, training.progress)
     return trainer.step
 
 
@@ -139,9 +138,9 @@ class _Trainer(Trainer):  # type: ignore[misc]
         self.counts, self.losses = [], []
         self.observer.step_end(self.step, result)
         if training.divergence is not None:
-            training.divergence.note(self.step, result, training.progress)
+            training.divergence.note(self.step, result, training.progress, training.precision.scaler is not None)
             if training.divergence.due(self.step, training.strategy.device):
-                training.divergence.check(training.strategy)
+                training.divergence.check(training.strategy, training.progress)
         self.step += 1
         return self.keep_going(self.step)
 
@@ -214,8 +213,8 @@ class _Run(BaseRun):
     def _port(self) -> "_Port":
         settings, config = self.settings, model_config(self.settings)
         ours = self.task.build_model(config)
-        if settings.init is not None:
-            initial = initial_on_all(settings, self.data, self.strategy, self.warn)
+        initial = self.initial()
+        if initial is not None:
             whole = not self.task.begins_from_encoder
             together(self.strategy, lambda: load_initial(initial, ours, config, whole=whole))
         return _Port(settings, self.task, ours)

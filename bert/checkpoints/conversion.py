@@ -188,7 +188,7 @@ def _fit_vocabulary(config: ModelConfig, found: Found, vocab: Path, notes: list[
     pieces = len(load_vocabulary(vocab, lower_case=True).pieces)
     trained = None
     if found.format == OURS and (found.path / STATE_FILE).is_file():
-        trained = read(found.path, whole=False).state.data.vocabulary
+        trained = read(found.path).state.data.vocabulary
     if pieces > config.vocab_size or (trained is not None and trained not in either_fingerprint(vocab)):
         raise InputError(
             "vocabulary-mismatch",

@@ -1,8 +1,9 @@
 """Common parts of every training run, for any model and loop: components, and the work between steps."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from bert.optim.registry import OPTIMIZERS, SELF_CLIPPING
 from bert.parallel.base import StepPlan, Strategy
 from bert.tasks import make_task
 from bert.tasks.base import DataIdentity, Task
-from bert.train.agreement import any_rank, together
+from bert.train.agreement import any_rank, same_on_all, together
 from bert.train.checkpoint import vocabulary_text
 from bert.train.evaluate import Evaluations
 from bert.train.events import Event, Progress, Report, RunOutcome, Warned
@@ -21,6 +22,7 @@ from bert.train.feed import data_spec
 from bert.train.loop import ComputeLoss, DivergenceWatch, Training
 from bert.train.loop import Progress as UpdateCounts
 from bert.train.observer import Observer, Observers, StepResult
+from bert.train.resume import Initial, find_initial
 from bert.train.settings import TrainSettings
 
 
@@ -100,6 +102,7 @@ class BaseRun(ABC):
             optimizer=optimizer,
             compute_loss=compute_loss,
             batches=batches,
+            weighted=True,
             strategy=self.strategy,
             precision=self.precision,
             grad_accum_steps=self.settings.grad_accum_steps,
@@ -108,6 +111,14 @@ class BaseRun(ABC):
             progress=self.counts,
             divergence=DivergenceWatch(self.settings.log_every),
         )
+
+    def initial(self) -> Initial | None:
+        """Return what `settings.init` names, the same on every rank; None if the run begins from scratch."""
+        if self.settings.init is None:
+            return None
+        found = together(self.strategy, lambda: find_initial(self.settings, self.data, self.warn))
+        same_on_all(self.strategy, found.weights.name, "the initial weights")
+        return found
 
     @property
     def done(self) -> bool:
@@ -180,16 +191,6 @@ def make_optimizer(settings: TrainSettings, model: torch.nn.Module, fused: bool 
     return make(model, settings.learning_rate, weight_decay=settings.weight_decay, fused=fused, **clipping)
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    number: int
-    learning_rate: float
-    applied: bool
-    applied_steps: int
-    samples_seen: int
-    losses: torch.Tensor
-
-
 class LossLog(Observer):
     """Keeps what each step did until `read`; nothing waits for a GPU before that."""
 
@@ -200,7 +201,7 @@ class LossLog(Observer):
         self._counts = counts
         self._settings = settings
         self._parts: torch.Tensor | None = None
-        self._steps: list[_Step] = []
+        self._steps: list[tuple[Progress, torch.Tensor]] = []
 
     def __len__(self) -> int:
         """Return the number of steps that were not read yet."""
@@ -222,36 +223,28 @@ class LossLog(Observer):
         if self._parts is not None:
             losses = torch.cat((losses, self._parts / self._settings.grad_accum_steps))
         self._parts = None
-        self._steps.append(
-            _Step(
-                step,
-                result.learning_rate,
-                result.applied is not False,
-                self._counts.applied_steps,
-                self.samples_seen,
-                losses,
-            )
+        event = Progress(
+            step=step,
+            loss=math.nan,
+            parts={},
+            learning_rate=result.learning_rate,
+            applied=result.applied is not False,
+            applied_steps=self._counts.applied_steps,
+            samples_seen=self.samples_seen,
+            loss_scale=None,
         )
+        self._steps.append((event, losses))
 
     def read(self, strategy: Strategy, precision: Precision) -> list[Progress]:
         """Return the steps since the last time, losses averaged over ranks; every rank must call it."""
         if not self._steps:
             return []
-        own = torch.stack([step.losses for step in self._steps]).double().cpu()
+        own = torch.stack([losses for _, losses in self._steps]).double().cpu()
         rows = (strategy.total(own.flatten()) / strategy.world_size).view(own.shape).tolist()
         scale = None if precision.scaler is None else float(precision.scaler.get_scale())
-        steps, self._steps = self._steps, []
+        events, self._steps = [event for event, _ in self._steps], []
         names = () if self._task is None else self._task.parts
         return [
-            Progress(
-                step=step.number,
-                loss=loss,
-                parts=dict(zip(names, parts, strict=True)),
-                learning_rate=step.learning_rate,
-                applied=step.applied,
-                applied_steps=step.applied_steps,
-                samples_seen=step.samples_seen,
-                loss_scale=scale,
-            )
-            for step, (loss, *parts) in zip(steps, rows, strict=True)
+            replace(event, loss=loss, parts=dict(zip(names, parts, strict=True)), loss_scale=scale)
+            for event, (loss, *parts) in zip(events, rows, strict=True)
         ]

@@ -6,20 +6,18 @@
         optimizer.safetensors           moments by parameter name
         rng-<rank>.safetensors          random number generators, written by each rank
         fp8-<rank>.safetensors          scales of a run in FP8, written by each rank
-        state.json                      TrainState, and size and CRC-32 of every other file
+        state.json                      TrainState, and size of every other file
 
-A checkpoint is written into a temporary folder, confirmed by the disk and renamed, and taken away by a rename too:
-under its own name it is whole at every instant. In a run over several nodes all of them must see the folder.
+A checkpoint is written into a temporary folder, confirmed by the disk and renamed, and removed after a rename: under
+its own name it is whole at every instant. In a run over several nodes all of them must see the folder.
 """
 
 import math
 import platform
 import re
 import shutil
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,22 +33,20 @@ from bert.optim.lamb import Lamb
 from bert.parallel.base import Strategy
 from bert.speed.fp8 import load_scales_state, scales_state
 from bert.tasks.base import DataIdentity, Evaluation
-from bert.train.agreement import known_to_first, together
+from bert.train.agreement import together
 from bert.train.events import Best
 from bert.train.settings import TrainSettings
 from common.atomic import storage_errors, write_json, write_text
-from common.errors import InputError, SchemaError, StorageError, read_code
+from common.errors import InputError, SchemaError, StorageError
 from common.reading import read_json
 
 T = TypeVar("T")
 
 STATE_FILE = "state.json"
 _NAME = re.compile(r"step-(\d{7,})")
-_LEFT_OVER = re.compile(r"\.step-\d{7,}\.(new|old)")
-_CHUNK_BYTES = 4 * 2**20
 OPTIMIZER_FILE = "optimizer.safetensors"
 FORMAT = "bertbench checkpoint"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,29 +91,26 @@ class TrainState:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "TrainState":
         """Return what `to_json` wrote. Raises InputError for a damaged state, SchemaError for another version's."""
+        version = content.get("schema_version")
         if content.get("format") != FORMAT:
             raise InputError("record-foreign", "it is not a bertbench checkpoint")
-        version = content.get("schema_version")
-        if isinstance(version, int) and version != SCHEMA_VERSION:
+        if version != SCHEMA_VERSION:
             raise SchemaError(
-                "record-version" if version > SCHEMA_VERSION else "data-mismatch",
+                "record-version",
                 f"it has schema {version}, but this bertbench reads {SCHEMA_VERSION}: use the version that wrote it",
             )
         try:
             values = {part.name: content[part.name] for part in fields(cls)}
-            best = values["best"]
-            state = cls(
-                **{
-                    **values,
-                    "settings": TrainSettings.from_json(values["settings"]),
-                    "data": DataIdentity(**values["data"]),
-                    "evaluation": _evaluation(values["evaluation"]),
-                    "best": None if best is None else Best(**best),
-                }
-            )
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            best, evaluation = values["best"], values["evaluation"]
+            values |= {
+                "settings": TrainSettings.from_json(values["settings"]),
+                "data": DataIdentity(**values["data"]),
+                "evaluation": evaluation and Evaluation(**{**evaluation, "values": _numbers(evaluation["values"])}),
+                "best": best and Best(**best),
+            }
+            return cls(**values)
+        except (KeyError, TypeError, ValueError) as error:
             raise InputError("file-damaged", f"its state is damaged ({error!r})") from error
-        return state
 
 
 def _plain(evaluation: Evaluation) -> dict[str, Any]:
@@ -126,11 +119,8 @@ def _plain(evaluation: Evaluation) -> dict[str, Any]:
     return {**asdict(evaluation), "values": values}
 
 
-def _evaluation(content: Mapping[str, Any] | None) -> Evaluation | None:
-    if content is None:
-        return None
-    values = {name: math.nan if value is None else float(value) for name, value in content["values"].items()}
-    return Evaluation(values=values, samples=content["samples"], counts=dict(content["counts"]))
+def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 def versions() -> dict[str, str]:
@@ -140,8 +130,6 @@ def versions() -> dict[str, str]:
 
 def vocabulary_text(data: DataIdentity) -> str | None:
     """Return the vocab.txt beside the data; None if there is none, or another one than they were made with."""
-    from bert.data.vocabulary import VOCABULARY_FILE
-
     if data.vocabulary is None:
         return None
     source = Path(data.source).joinpath(*data.shards[:1])
@@ -167,13 +155,8 @@ def checkpoint_path(folder: Path, applied_steps: int) -> Path:
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """Updates after which there are checkpoints in `folder`, ascending, whole or not. Raises StorageError."""
-    try:
-        names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    except OSError as error:
-        raise StorageError(
-            read_code(error), f"cannot list {folder}: {error.strerror}; choose another folder"
-        ) from error
+    """Updates after which there are checkpoints in `folder`, ascending, whole or not."""
+    names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
 
@@ -205,13 +188,14 @@ def save(
     """
     final = checkpoint_path(folder, state.applied_steps)
     temporary = final.with_name(f".{final.name}.new")
+    first = strategy.rank == 0
 
     def begin() -> None:
-        if strategy.rank == 0:
+        if first:
             remove_left_overs(folder)
             temporary.mkdir(parents=True)
 
-    def write() -> None:
+    def write_own() -> None:
         if not temporary.is_dir():
             raise StorageError(
                 "nodes-disagree", f"rank {strategy.rank} does not see {temporary}: use a folder shared by all nodes"
@@ -221,143 +205,87 @@ def save(
         if scales:
             write_safetensors(temporary / scales_file(strategy.rank), collected(scales.items(), keep=True))
 
-    def write_weights(weights: Mapping[str, torch.Tensor]) -> None:
-        if strategy.rank == 0:
-            write_model(temporary, config_of(model), weights)
-
-    def write_moments(moments: Mapping[str, torch.Tensor]) -> None:
-        if strategy.rank == 0:
-            write_safetensors(temporary / OPTIMIZER_FILE, moments)
-            if vocabulary is not None:
-                write_text(temporary / VOCABULARY_FILE, vocabulary)
-
     def finish() -> int:
-        if strategy.rank != 0:
+        if not first:
             return 0
-        size = _seal(temporary, state, strategy.world_size)
-        _replace(temporary, final)
-        best = None if state.best is None else state.best.applied_steps
-        _prune(folder, state.applied_steps, state.settings.keep, best)
+        if vocabulary is not None:
+            write_text(temporary / VOCABULARY_FILE, vocabulary)
+        sizes = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
+        write_json(temporary / STATE_FILE, {**state.to_json(), "files": sizes})
+        sync_folder(temporary)
+        size = sum(path.stat().st_size for path in temporary.iterdir())
+        if final.exists():  # damaged, or of an abandoned course
+            _remove(final)
+        temporary.rename(final)
+        sync_folder(folder)
+        _prune(folder, state)
         return size
 
+    def store(action: Callable[[], T]) -> T:
+        def attempt() -> T:
+            with storage_errors(final):
+                return action()
+
+        return together(strategy, attempt)
+
     try:
-        for action in (begin, write):
-            together(strategy, _storing(final, action))
+        store(begin)
+        store(write_own)
         # Ranks that hold parts put them together here, outside of what may fail on one of them alone.
-        keep = strategy.rank == 0
-        parts = collected(strategy.weights(model), keep)
-        together(strategy, _storing(final, partial(write_weights, parts)))
-        del parts
-        named = ((f"{name}.{key}", value) for name, key, value in strategy.moments(model, optimizer))
-        parts = collected(named, keep)
-        together(strategy, _storing(final, partial(write_moments, parts)))
-        del parts
-        return final, together(strategy, _storing(final, finish))
+        parts = collected(strategy.weights(model), first)
+        store(lambda: write_model(temporary, config_of(model), parts) if first else None)
+        moments = strategy.moments(model, optimizer)
+        parts = collected(((f"{name}.{key}", value) for name, key, value in moments), first)
+        store(lambda: write_safetensors(temporary / OPTIMIZER_FILE, parts) if first else None)
+        return final, store(finish)
     except BaseException:
-        if strategy.rank == 0:
+        if first:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def _storing(path: Path, action: Callable[[], T]) -> Callable[[], T]:
-    def attempt() -> T:
-        try:
-            with storage_errors(path):
-                return action()
-        except OSError as error:
-            raise StorageError(
-                "write-failed", f"cannot write {path}: {error.strerror}; earlier checkpoints are intact"
-            ) from error
-
-    return attempt
+def _prune(folder: Path, state: TrainState) -> None:
+    # Newer ones are damaged, or the run would have begun from them: they do not count, and are written again in time.
+    earlier = [step for step in saved_steps(folder) if step <= state.applied_steps]
+    for step in earlier[: -state.settings.keep]:
+        if state.best is None or step != state.best.applied_steps:
+            _remove(checkpoint_path(folder, step))
 
 
-def _seal(temporary: Path, state: TrainState, ranks: int) -> int:
-    """Write state.json, which makes a checkpoint of the files; return their size in bytes."""
-    wanted = [rng_file(rank) for rank in range(ranks)]
-    absent = [name for name in wanted if not (temporary / name).is_file()]
-    if absent:
-        raise StorageError("nodes-disagree", f"{temporary} lacks {', '.join(absent)}: use a folder shared by all nodes")
-    files = {path.name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for path in sorted(temporary.iterdir())}
-    write_json(temporary / STATE_FILE, {**state.to_json(), "files": files})
-    sync_folder(temporary)
-    return sum(path.stat().st_size for path in temporary.iterdir())
-
-
-def _replace(temporary: Path, final: Path) -> None:
-    """Rename the new folder; one of that name, which was damaged or is of an abandoned course, goes."""
-    old = final.with_name(f".{final.name}.old")
-    if final.exists():
-        final.rename(old)
-    temporary.rename(final)
-    sync_folder(final.parent)
+def _remove(path: Path) -> None:
+    old = path.with_name(f".{path.name}.old")
+    path.rename(old)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _prune(folder: Path, applied_steps: int, keep: int, best: int | None) -> None:
-    # Newer ones are damaged, or the run would have begun from them: they do not count, and are written again in time.
-    for step in [step for step in saved_steps(folder) if step <= applied_steps][:-keep]:
-        if step == best:
-            continue
-        path = checkpoint_path(folder, step)
-        old = path.with_name(f".{path.name}.old")
-        path.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
-
-
 def remove_left_overs(folder: Path) -> None:
-    """Remove what an interrupted process left half written or half removed; the folder's lock must be held.
-
-    A replacement that was interrupted between its two renames is completed: the new folder was whole before the first.
-    """
-    if not folder.is_dir():
-        return
-    for old in folder.glob(".step-*.old"):
-        final = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
-        temporary = folder / f".{final.name}.new"
-        if _NAME.fullmatch(final.name) and not final.exists() and (temporary / STATE_FILE).is_file():
-            temporary.rename(final)
-    for path in folder.iterdir():
-        if _LEFT_OVER.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
+    """Remove what an interrupted process left half written or half removed; the folder's lock must be held."""
+    for path in folder.glob(".step-*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def latest(folder: Path, warn: Callable[[str], None], whole: bool = True) -> Checkpoint | None:
+def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     """Return the newest undamaged checkpoint in `folder`; damaged newer ones are named to `warn`. None: there is none.
 
-    Args:
-        folder: where the checkpoints of a run lie.
-        warn: called for each damaged checkpoint that is skipped.
-        whole: check all bytes, not only the sizes of files.
+    Raises:
+        InputError: all are damaged.
+        SchemaError: another version wrote it.
     """
     steps = saved_steps(folder)
     for step in reversed(steps):
-        path = checkpoint_path(folder, step)
         try:
-            return read(path, whole)
+            return read(checkpoint_path(folder, step))
         except SchemaError:
             raise
         except InputError as error:
             warn(f"{error}; the previous checkpoint is used")
     if steps:
-        raise InputError(
-            "checkpoint-missing",
-            f"all {len(steps)} checkpoints in {folder} are damaged: remove them to start over, or give another folder",
-        )
+        raise InputError("checkpoint-missing", f"all {len(steps)} checkpoints in {folder} are damaged: remove them")
     return None
 
 
-def latest_on_all(folder: Path, strategy: Strategy, warn: Callable[[str], None]) -> Checkpoint | None:
-    """Return what `latest` gives on the first rank, on every rank; raises as it does, on every rank."""
-    found = together(strategy, lambda: latest(folder, warn) if strategy.rank == 0 else None)
-    step = known_to_first(strategy, 0 if found is None else found.state.applied_steps + 1) - 1
-    if step < 0:
-        return None
-    return together(strategy, lambda: found or read(checkpoint_path(folder, step), whole=False))
-
-
-def read(path: Path, whole: bool = True) -> Checkpoint:
-    """Read a checkpoint's state and check its files, all of their content where `whole`.
+def read(path: Path) -> Checkpoint:
+    """Read a checkpoint's state and check the sizes of its files.
 
     Raises:
         InputError: it is not a checkpoint, or damaged; the message names what is wrong.
@@ -368,37 +296,12 @@ def read(path: Path, whole: bool = True) -> Checkpoint:
         state = TrainState.from_json(content)
     except InputError as error:
         raise type(error)(error.code, f"the checkpoint {path} cannot be used: {error}") from error
-    files = content.get("files")
-    if not isinstance(files, dict) or not {"model.safetensors", OPTIMIZER_FILE}.issubset(files):
-        raise InputError("file-damaged", f"the checkpoint {path} is damaged: {STATE_FILE} does not list its files")
-    for name, noted in files.items():
-        problem = _problem(path / name, noted, whole) if "/" not in name else "is not a file name"
-        if problem:
-            raise InputError("file-damaged", f"the checkpoint {path} is damaged: {name} {problem}")
+    for name, size in content["files"].items():
+        file = path / name
+        present = file.stat().st_size if file.is_file() else 0
+        if present != size:
+            raise InputError("file-damaged", f"the checkpoint {path} is damaged: {name} has {present} of {size} bytes")
     return Checkpoint(path, state)
-
-
-def _problem(file: Path, noted: object, whole: bool) -> str:
-    """Return what is wrong with a file, empty if it is intact."""
-    if not isinstance(noted, dict):
-        return "has no size in the list"
-    try:
-        size = file.stat().st_size
-        if size != noted.get("bytes"):
-            return f"has {size} bytes instead of {noted.get('bytes')}"
-        if whole and _crc32(file) != noted.get("crc32"):
-            return "has a wrong checksum"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    return ""
-
-
-def _crc32(path: Path) -> int:
-    value = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            value = zlib.crc32(chunk, value)
-    return value
 
 
 def rng_file(rank: int) -> str:
@@ -427,10 +330,7 @@ def collected(tensors: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Te
 
 def shared_steps(optimizer: torch.optim.Optimizer) -> int | None:
     """Return the steps that an optimizer counts for all parameters together (LAMB); None where each has its own."""
-    if isinstance(optimizer, Lamb):
-        return optimizer.steps
-    steps = optimizer.param_groups[0].get("step")
-    return None if steps is None else int(steps)
+    return optimizer.steps if isinstance(optimizer, Lamb) else None
 
 
 def save_rng(path: Path, device: torch.device) -> None:
@@ -446,14 +346,11 @@ def load_rng(path: Path, device: torch.device) -> bool:
     if not path.exists():
         return False
     states = read_tensors(path)
-    if "cpu" not in states or (device.type == "cuda" and "cuda" not in states):
+    if device.type == "cuda" and "cuda" not in states:
         return False
-    try:
-        torch.set_rng_state(states["cpu"].clone())
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(states["cuda"].clone(), device)
-    except (RuntimeError, TypeError) as error:
-        raise InputError("file-damaged", f"{path} holds no valid random-generator state ({error})") from error
+    torch.set_rng_state(states["cpu"].clone())
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"].clone(), device)
     return True
 
 

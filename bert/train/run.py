@@ -39,7 +39,7 @@ from bert.train.checkpoint import (
     OPTIMIZER_FILE,
     Checkpoint,
     TrainState,
-    latest_on_all,
+    latest,
     load_rng,
     load_scales,
     remove_left_overs,
@@ -54,7 +54,7 @@ from bert.train.events import Optimized, Resumed, RunOutcome, Saved
 from bert.train.feed import Feed, data_spec
 from bert.train.loop import DivergenceError, Training, parameters_are_finite, train
 from bert.train.observer import Observer
-from bert.train.resume import Initial, changed_settings, check_resumable, initial_on_all
+from bert.train.resume import Initial, changed_settings, check_resumable
 from bert.train.weights import NotTaken, check_same_shape, load_initial, load_moments, load_weights
 from common.errors import UsageError
 from common.locks import locked
@@ -148,19 +148,20 @@ class _Run(BaseRun):
         return levers
 
     def _origin(self) -> tuple[Checkpoint | None, Initial | None]:
-        found = latest_on_all(self.folder, self.strategy, self.warn)
+        found = together(self.strategy, lambda: latest(self.folder, self.warn))
+        same_on_all(self.strategy, str(found and found.path.name), "the latest checkpoint")
         if found is not None:
-            saved = together(self.strategy, lambda: read_config(found.path / CONFIG_FILE))
-            together(self.strategy, lambda: check_same_shape(saved, self.config, found.path))
-            for message in together(self.strategy, lambda: check_resumable(self.settings, self.data, found)):
-                self.warn(message)
-            together(self.strategy, lambda: self.counts.load_state_dict(found.state.progress))
-            together(self.strategy, lambda: self.precision.load_state_dict(found.state.scaler))
+            together(self.strategy, partial(self._take_state, found))
             self.evaluations.take_over(found.state, self.folder)
             return found, Initial(found.path, found)
-        if self.settings.init is None:
-            return None, None
-        return None, initial_on_all(self.settings, self.data, self.strategy, self.warn)
+        return None, self.initial()
+
+    def _take_state(self, found: Checkpoint) -> None:
+        check_same_shape(read_config(found.path / CONFIG_FILE), self.config, found.path)
+        for message in check_resumable(self.settings, self.data, found):
+            self.warn(message)
+        self.counts.load_state_dict(found.state.progress)
+        self.precision.load_state_dict(found.state.scaler)
 
     def _load_model(self, initial: Initial) -> NotTaken:
         if self.resumed_from is None:
@@ -261,7 +262,7 @@ class _Run(BaseRun):
         """Save a checkpoint, but no parameters that are not numbers."""
         began = time.perf_counter()
         assert self.training.divergence is not None
-        self.training.divergence.check(self.strategy)
+        self.training.divergence.check(self.strategy, self.counts)
         if any_rank(self.strategy, not parameters_are_finite(self.strategy.held(self.model))):
             rate = float(self.optimizer.param_groups[0]["lr"])
             raise DivergenceError(

@@ -125,12 +125,9 @@ class TrainSettings(TrainSpec):
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "TrainSettings":
         """Return the settings that `to_json` wrote. Raises InputError."""
-        wrong = sorted(map(str, content.keys() ^ _NAMES))
-        if wrong:
-            raise InputError("file-damaged", f"the run settings are damaged: unknown or missing {', '.join(wrong)}")
         try:
             return make_settings({**content, "shape": content["shape"] or ""})
-        except (KeyError, UsageError, TypeError, AttributeError) as error:
+        except (UsageError, KeyError, TypeError, ValueError) as error:
             raise InputError("file-damaged", f"the run settings are damaged: {error}") from error
 
 
@@ -149,7 +146,7 @@ def make_settings(values: Mapping[str, Any]) -> TrainSettings:
     """Return settings of fields by name and a `global_batch_size`."""
     own = dict(values)
     total = own.pop("global_batch_size")
-    settings = TrainSettings(**own | {name: own[name] for name in ("data", "micro_batch_size")})
+    settings = TrainSettings(**own)
     if total != settings.global_batch_size:
         raise UsageError(
             "batch-size-mismatch",

@@ -15,10 +15,8 @@ from bert.model.heads import BertForPretraining
 from bert.optim.registry import lamb
 from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataIdentity
-from bert.train import checkpoint
-from bert.train.agreement import any_rank, known_to_first, same_on_all, text_of_first, together
+from bert.train.agreement import any_rank, same_on_all, together
 from bert.train.checkpoint import TrainState, save, saved_steps, versions
-from bert.train.resume import find_initial, initial_on_all
 from bert.train.settings import TrainSettings
 from common.errors import BertbenchError, InputError, LockedError, SchemaError, StorageError, UsageError
 
@@ -29,7 +27,7 @@ class Group:
     """Values that ranks in threads hand each other."""
 
     def __init__(self) -> None:
-        self.values: list[torch.Tensor] = [torch.zeros(0)] * RANKS
+        self.values: list[Any] = [None] * RANKS
         self.barrier = Barrier(RANKS, timeout=20)
 
 
@@ -41,9 +39,12 @@ class Threaded(SingleStrategy):
         self.rank, self.world_size, self._group = rank, RANKS, group
 
     def maximum(self, values: torch.Tensor) -> torch.Tensor:
-        self._group.values[self.rank] = values
+        return torch.stack(self.gathered(values)).amax(0)
+
+    def gathered(self, value: Any) -> list[Any]:
+        self._group.values[self.rank] = value
         self._group.barrier.wait()
-        result = torch.stack(self._group.values).amax(0) if len(values) else values
+        result = list(self._group.values)
         self._group.barrier.wait()
         return result
 
@@ -96,9 +97,6 @@ def test_of_several_failures_the_lowest_ranks_is_told_and_a_bug_is_not_hidden() 
 
 def test_results_stay_each_ranks_own_and_numbers_are_shared() -> None:
     assert on_all(lambda strategy: together(strategy, lambda: strategy.rank * 10)) == [0, 10, 20]
-    assert on_all(lambda strategy: known_to_first(strategy, strategy.rank + 7)) == [7, 7, 7]
-    assert on_all(lambda strategy: text_of_first(strategy, "Grüße"[strategy.rank :])) == ["Grüße"] * RANKS
-    assert on_all(lambda strategy: text_of_first(strategy, "xyz"[: strategy.rank])) == [""] * RANKS
     assert on_all(lambda strategy: any_rank(strategy, strategy.rank == 2)) == [True, True, True]
     assert on_all(lambda strategy: any_rank(strategy, False)) == [False, False, False]
 
@@ -134,37 +132,6 @@ def saver(folder: Path, wanted: TrainSettings) -> Callable[[int], Callable[[Thre
         return lambda strategy: save(folder, model, optimizer, state, strategy)
 
     return after
-
-
-def test_one_rank_reads_the_bytes_of_what_a_run_begins_from_and_all_take_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_after = saver(tmp_path / "checkpoints", training_runs.settings("synthetic", world_size=RANKS, strategy="ddp"))
-    for step in (1, 2):
-        on_all(save_after(step))
-    newest = tmp_path / "checkpoints/step-0000002/model.safetensors"
-    newest.write_bytes(newest.read_bytes()[:-1] + b"x")
-    wanted = training_runs.settings("synthetic", world_size=RANKS, strategy="ddp", init=str(tmp_path))
-    said: list[str] = []
-    read: list[str] = []
-    checksum = checkpoint._crc32
-    monkeypatch.setattr(
-        checkpoint, "_crc32", lambda path: read.append(f"{path.parent.name} {path.name}") or checksum(path)
-    )
-
-    found = on_all(lambda strategy: initial_on_all(wanted, DataIdentity(source="synthetic"), strategy, said.append))
-    assert [initial.weights.name for initial in found] == ["step-0000001"] * RANKS
-    assert len(said) == 1 and "step-0000002 is damaged" in said[0]
-    assert len(read) == len(set(read)) and "step-0000001 model.safetensors" in read, "each file once"
-
-    del read[:]
-    assert find_initial(wanted, DataIdentity(source="synthetic"), said.append, whole=False).weights == newest.parent
-    assert not read, "the cheap check reads no bytes, of folders of checkpoints neither"
-
-    (tmp_path / "checkpoints/step-0000001/config.json").write_bytes(b"")
-    failures = on_all(lambda strategy: initial_on_all(wanted, DataIdentity(source="synthetic"), strategy, said.append))
-    assert [failure.code for failure in failures] == ["checkpoint-missing"] * RANKS
-    assert all(f"2 checkpoints in {tmp_path}" in str(failure) for failure in failures)
 
 
 def test_a_checkpoint_that_one_rank_cannot_write_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

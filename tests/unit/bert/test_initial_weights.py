@@ -79,7 +79,7 @@ def test_a_tensorflow_checkpoint_loads_by_its_prefix(tmp_path: Path) -> None:
         model.encoder.embeddings.word.weight[: SHAPE.vocab_size], source.embeddings.word_embeddings.weight
     )
     assert len(taken.missing) == 7 and not taken.unused
-    assert find_initial(wanted(tmp_path / "model.ckpt"), DataIdentity(source="x"), print, whole=True).found is not None
+    assert find_initial(wanted(tmp_path / "model.ckpt"), DataIdentity(source="x"), print).found is not None
 
 
 def test_a_bare_encoder_of_ours_loads_where_the_task_begins_from_one(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_another_shape_and_another_vocabulary_are_refused(tmp_path: Path) -> Non
         run(wanted(folder, shape=shape_in_words(SHAPE).replace("num_heads=2", "num_heads=4")), tmp_path / "run")
     other = DataIdentity(source="data", fingerprint="f", vocabulary="0" * 32, vocab_size=21)
     with refused("vocabulary-mismatch", "vocab.txt", "data"):
-        find_initial(wanted(folder), other, print, whole=True)
+        find_initial(wanted(folder), other, print)
     assert len(PIECES) == SHAPE.vocab_size
 
 

@@ -104,8 +104,9 @@ def test_another_division_of_the_same_batch_keeps_the_data_order(data: Path, tmp
     run(other, tmp_path / "parts", recorder)
     assert "micro_batch_size 2 instead of 4" in recorder.warnings
     if source == "shards":
-        found = [event.parts["nsp_loss"] for event in recorder.progress]
-        assert found == pytest.approx([event.parts["nsp_loss"] for event in whole.progress[4:]], rel=1e-4)
+        for part in ("mlm_loss", "nsp_loss"):
+            found = [event.parts[part] for event in recorder.progress]
+            assert found == pytest.approx([event.parts[part] for event in whole.progress[4:]], rel=1e-4)
     assert read(tmp_path / "parts/step-0000008").state.samples_seen == 64
 
 
