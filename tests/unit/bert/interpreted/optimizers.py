@@ -203,6 +203,27 @@ def test_fp16_unscales_and_skips_as_without_fusion(kind: str, clips: bool) -> No
     assert_same_state(state, other_state)
 
 
+@pytest.mark.parametrize("kind", [fused_adamw, fused_lamb])
+def test_without_scaling_gradients_that_are_not_finite_change_nothing_and_do_not_count(kind: Any) -> None:
+    results = []
+    for numbers in ((0, 1, 2), (0, 2)):
+        parameters, precision, strategy = made(False, FEW), Precision("bf16", "cpu"), SingleStrategy()
+        optimizer, applied = kind(parameters), []
+        for number in numbers:
+            gradients = gradients_of(parameters, number)
+            if number == 1:
+                gradients[3][-1, -1] = math.nan
+            give(parameters, [*gradients])
+            if isinstance(optimizer, FusedAdamW):
+                strategy.clip(nn.ParameterList(parameters), optimizer, 0.5, precision)
+            applied.append(strategy.step(optimizer, precision))
+        results.append((parameters, optimizer.state_dict(), applied))
+    (parameters, state, applied), (others, other_state, _) = results
+    assert applied == [True, False, True]
+    assert all(torch.equal(*pair) for pair in zip(parameters, others, strict=True))
+    assert_same_state(state, other_state)
+
+
 def assert_same_state(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found["param_groups"] == expected["param_groups"]
     assert found["state"].keys() == expected["state"].keys()
@@ -262,7 +283,7 @@ def test_nothing_to_update() -> None:
     for optimizer in (fused_adamw(parameters), fused_lamb(parameters)):
         optimizer.step()
         assert not optimizer.overflow() and not optimizer.state
-    assert optimizer.steps == 1
+    assert optimizer.steps == 0
 
 
 @pytest.fixture
