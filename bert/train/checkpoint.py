@@ -205,22 +205,6 @@ def save(
         if scales:
             write_safetensors(temporary / scales_file(strategy.rank), collected(scales.items(), keep=True))
 
-    def finish() -> int:
-        if not first:
-            return 0
-        if vocabulary is not None:
-            write_text(temporary / VOCABULARY_FILE, vocabulary)
-        sizes = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
-        write_json(temporary / STATE_FILE, {**state.to_json(), "files": sizes})
-        sync_folder(temporary)
-        size = sum(path.stat().st_size for path in temporary.iterdir())
-        if final.exists():  # damaged, or of an abandoned course
-            _remove(final)
-        temporary.rename(final)
-        sync_folder(folder)
-        _prune(folder, state)
-        return size
-
     def store(action: Callable[[], T]) -> T:
         def attempt() -> T:
             with storage_errors(final):
@@ -237,11 +221,26 @@ def save(
         moments = strategy.moments(model, optimizer)
         parts = collected(((f"{name}.{key}", value) for name, key, value in moments), first)
         store(lambda: write_safetensors(temporary / OPTIMIZER_FILE, parts) if first else None)
-        return final, store(finish)
+        return final, store(lambda: _finish(temporary, final, state, vocabulary) if first else 0)
     except BaseException:
         if first:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _finish(temporary: Path, final: Path, state: TrainState, vocabulary: str | None) -> int:
+    """Write state.json, which makes a checkpoint of the files, and give the folder its name; return the bytes."""
+    if vocabulary is not None:
+        write_text(temporary / VOCABULARY_FILE, vocabulary)
+    sizes = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
+    write_json(temporary / STATE_FILE, {**state.to_json(), "files": sizes})
+    sync_folder(temporary)
+    if final.exists():  # damaged, or of an abandoned course
+        _remove(final)
+    temporary.rename(final)
+    sync_folder(final.parent)
+    _prune(final.parent, state)
+    return sum(path.stat().st_size for path in final.iterdir())
 
 
 def _prune(folder: Path, state: TrainState) -> None:

@@ -215,7 +215,7 @@ def test_fp16_scales_the_loss_and_skips_an_overflow() -> None:
 
 def test_a_failing_step_still_ends_the_run_for_the_observers() -> None:
     recorder = Recorder()
-    with pytest.raises(StopIteration):
+    with pytest.raises(RuntimeError):
         train(training(source=batches(8, count=2)), recorder, lambda step: True)
     assert recorder.events[-1] == "/run" and "/step 1" in recorder.events and "/step 2" not in recorder.events
 
