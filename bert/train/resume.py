@@ -84,7 +84,7 @@ def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Che
         )
     _check_data(data, checkpoint)
     now = versions()
-    other = {name: (version, now.get(name)) for name, version in state.versions.items() if version != now.get(name)}
+    other = {name: (was, now[name]) for name, was in state.versions.items() if was != now.get(name, was)}
     run = _changes(state.settings, settings, _CHANGES_THE_RUN) | other
     split = _changes(state.settings, settings, _CHANGES_THE_SPLIT)
     effects = ((run, "it differs from the original run"), (split, "its losses agree up to rounding and dropout"))
@@ -172,7 +172,7 @@ def find_weights(path: Path, data: DataIdentity, warn: Callable[[str], None], ne
     try:
         found = find_checkpoint(path)
     except InputError as error:
-        raise InputError(error.code, f"{error}; {needed}") from error
+        raise InputError(error.code, f"{error}; {needed}: a run, a folder step-..., or weights") from error
     given = data.vocabulary
     if found.vocab is not None and given is not None and given not in either_fingerprint(found.vocab):
         raise InputError(
