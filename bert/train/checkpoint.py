@@ -38,7 +38,7 @@ from bert.train.events import Best
 from bert.train.settings import TrainSettings
 from common.atomic import storage_errors, write_json, write_text
 from common.errors import InputError, SchemaError, StorageError
-from common.reading import read_json
+from common.reading import read_errors, read_json
 
 T = TypeVar("T")
 
@@ -155,8 +155,9 @@ def checkpoint_path(folder: Path, applied_steps: int) -> Path:
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """Updates after which there are checkpoints in `folder`, ascending, whole or not."""
-    names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    """Updates after which there are checkpoints in `folder`, ascending, whole or not. Raises InputError."""
+    with read_errors(folder, "choose another folder"):
+        names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
 
