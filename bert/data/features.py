@@ -6,6 +6,7 @@ exists is reused. Its vocabulary lies beside it as vocab.txt.
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -97,6 +98,7 @@ class Summary:
     input: Path
     features: Path | None
     """The feature file; None if none was asked for."""
+    settings: FeatureSettings | None = None
     kept: bool
     """Whether it was finished before."""
     counts: Counts
@@ -137,24 +139,56 @@ def make_features(
     casing = "uncased" if settings.lower_case else "cased"
     words = (settings.kind, casing, settings.vocabulary[:8], *settings.lengths, fingerprint[:8])
     path = folder / ("-".join(map(str, words)) + SUFFIX)
-    if path.is_file():
-        return path, read_header(path).counts, True
-    with locked(folder, "another preparation", "wait for it, or give another --output", wait=True):
-        remove_left_overs(folder)
-        _keep_vocabulary(folder / VOCABULARY_FILE, vocab)
-        columns, counts = make()
-        header = Header(
-            version=VERSION,
-            kind=settings.kind,
-            settings=values,
-            fingerprint=fingerprint,
-            counts=counts,
-            source=str(source.resolve()),
-        )
-        with atomic_path(path) as temporary:
-            text = json.dumps(dataclasses.asdict(header), sort_keys=True)
-            write_columns(temporary, columns, {_HEADER: text})
-    return path, counts, False
+    kept = path.is_file()
+    if not kept:
+        with locked(folder, "another preparation", "wait for it, or give another --output", wait=True):
+            remove_left_overs(folder)
+            _keep_vocabulary(folder / VOCABULARY_FILE, vocab)
+            columns, counts = make()
+            header = Header(
+                version=VERSION,
+                kind=settings.kind,
+                settings=values,
+                fingerprint=fingerprint,
+                counts=counts,
+                source=str(source.resolve()),
+            )
+            with atomic_path(path) as temporary:
+                text = json.dumps(dataclasses.asdict(header), sort_keys=True)
+                write_columns(temporary, columns, {_HEADER: text})
+    return path, read_header(path).counts, kept
+
+
+def prepare_features(
+    folder: Path,
+    settings: FeatureSettings,
+    source: Path,
+    content: str,
+    vocab: Path,
+    vocabulary: Vocabulary,
+    make: Callable[[], tuple[Columns, Counts]],
+) -> Summary:
+    """Make a file of features, unless it is finished, and sum up; arguments as `make_features` has them."""
+    began = time.monotonic()
+    path, counts, kept = make_features(folder, settings, source, content, vocab, make)
+    return Summary(
+        input=source,
+        features=path,
+        settings=settings,
+        kept=kept,
+        counts=counts,
+        seconds=time.monotonic() - began,
+        notes=(*left_out_notes(counts), *vocabulary_notes(vocabulary, counts)),
+    )
+
+
+def left_out_notes(counts: Counts) -> list[str]:
+    """Return what was left out, by reason: how many and the first few."""
+    return [
+        f"{count:,} {name}, such as {'; '.join(counts.names.get(name, []))}"
+        for name, count in counts.numbers.items()
+        if name.startswith("left out") and count
+    ]
 
 
 def write_columns(path: Path, columns: Columns, metadata: dict[str, str] | None = None) -> None:

@@ -40,7 +40,6 @@ def test_any_number_of_workers_and_either_mode_give_the_same_bytes(
     ):
         monkeypatch.setattr(parts, "UNIT_QUESTIONS", unit)
         made = make(source, vocab, tmp_path / f"{mode}{workers}{unit}", split=split, mode=mode, workers=workers)
-        assert made.workers == min(workers, cpu_count())
         names = {path.name for path in made.features.parent.iterdir()}
         assert names == {made.features.name, "vocab.txt", ".lock"}
         found.add((made.features.read_bytes(), json.dumps(made.counts.numbers, sort_keys=True)))

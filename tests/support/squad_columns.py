@@ -12,7 +12,7 @@ from support.plain_tokenizer import PlainTokenizer
 
 from bert.tasks.squad.config import SquadConfig
 from bert.tasks.squad.features import FIRST_UNIQUE_ID, SquadFeatures, open_features
-from bert.tasks.squad.prepare import SquadSummary, prepare
+from bert.tasks.squad.prepare import prepare
 
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789.,?!-'")
 SUFFIXES = tuple(f"##{piece}" for piece in "abcdefghijklmnopqrstuvwxyz0123456789")
@@ -44,7 +44,7 @@ def dataset(path: Path, *paragraphs: dict[str, Any], version: str = "1.1") -> Pa
     return path
 
 
-def make(source: Path, vocab: Path, output: Path, **options: Any) -> SquadSummary:
+def make(source: Path, vocab: Path, output: Path, **options: Any) -> Any:
     """Make features with one worker, where `options` say no other number."""
     config = SquadConfig(input=(source,), vocab=vocab, output=output, **{"workers": 1, **options})
     (summary,) = prepare(config, silent)

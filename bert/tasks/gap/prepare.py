@@ -1,15 +1,13 @@
 """`bertbench data gap`: TSVs to files of features. Imports no torch."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.features import Columns, Summary, make_features, vocabulary_notes, vocabulary_settings
+from bert.data.features import Columns, Summary, prepare_features, vocabulary_settings
 from bert.data.finished import Counts
 from bert.data.pool import Progress
 from bert.data.rows import Int64, Ragged
@@ -97,16 +95,7 @@ def _around(text: TokenText, more: int) -> npt.NDArray[np.bool_]:
     return kept
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GapSummary(Summary):
-    """Result for one TSV; the readable TSV is beside the features."""
-
-    features: Path
-    settings: Settings
-    left_out: tuple[LeftOut, ...]
-
-
-def prepare(config: GapConfig, progress: Progress) -> list[GapSummary]:
+def prepare(config: GapConfig, progress: Progress) -> list[Summary]:
     """Make the features of each input; those that are finished are kept.
 
     Args:
@@ -121,7 +110,7 @@ def prepare(config: GapConfig, progress: Progress) -> list[GapSummary]:
     splits = [config.split_of(path) for path in config.input]
     files = [read_gap(path) for path in config.input]
     vocabulary = load_vocabulary(config.vocab, config.lower_case)
-    summaries: list[GapSummary] = []
+    summaries: list[Summary] = []
     for file, split in zip(files, splits, strict=True):
         progress("features of GAP", len(summaries), len(files))
         summaries.append(_prepare(config, file, split, vocabulary))
@@ -129,31 +118,25 @@ def prepare(config: GapConfig, progress: Progress) -> list[GapSummary]:
     return summaries
 
 
-def _prepare(config: GapConfig, file: GapFile, split: Split, vocabulary: Vocabulary) -> GapSummary:
-    began = time.monotonic()
+def _prepare(config: GapConfig, file: GapFile, split: Split, vocabulary: Vocabulary) -> Summary:
     settings = Settings(split=split, **vocabulary_settings(vocabulary), max_seq_length=config.max_seq_length)
-    columns, counts, left_out = _features(file, settings, vocabulary)
-    path, counts, kept = make_features(
-        config.output, settings, file.path, file.fingerprint, config.vocab, lambda: (columns, counts)
+    summary = prepare_features(
+        config.output,
+        settings,
+        file.path,
+        file.fingerprint,
+        config.vocab,
+        vocabulary,
+        lambda: _features(file, settings, vocabulary),
     )
-    readable = path.with_suffix(".tsv")
+    assert summary.features is not None
+    readable = summary.features.with_suffix(".tsv")
     if not readable.is_file():
-        write_readable(readable, open_features(path, split), vocabulary)
-    notes = [f"{len(left_out):,} row(s) left out: {in_words(left_out)}"] if left_out else []
-    return GapSummary(
-        input=file.path,
-        features=path,
-        settings=settings,
-        kept=kept,
-        counts=counts,
-        left_out=tuple(left_out),
-        seconds=time.monotonic() - began,
-        notes=(*notes, *vocabulary_notes(vocabulary, counts)),
-    )
+        write_readable(readable, open_features(summary.features, split), vocabulary)
+    return summary
 
 
-def _features(file: GapFile, settings: Settings, vocabulary: Vocabulary) -> tuple[Columns, Counts, list[LeftOut]]:
-    """Return the columns of a file, its counts, and the rows left out by line."""
+def _features(file: GapFile, settings: Settings, vocabulary: Vocabulary) -> tuple[Columns, Counts]:
     examples, left_out = _usable(file, settings.split)
     counts = Counts({"rows": len(file.examples) + len(file.left_out)})
     used: list[tuple[GapExample, TokenText]] = []
@@ -168,12 +151,13 @@ def _features(file: GapFile, settings: Settings, vocabulary: Vocabulary) -> tupl
         counts.add("windowed", len(short.ids) < len(text.ids), example.id)
         counts.add(f"pronouns: {example.gender or 'of no gender'}")
         used.append((example, short))
+    left_out.sort()
     if not used:
         raise InputError("rows-invalid", f"no row of {file.path} is usable: {in_words(left_out)}")
     counts.add("features", len(used))
-    counts.add("left out", len(left_out))
-    left_out.sort()
-    return _columns(used, left_out, vocabulary), counts, left_out
+    for row in left_out:
+        counts.add("left out", 1, in_words([row]))
+    return _columns(used, left_out, vocabulary), counts
 
 
 def _usable(file: GapFile, split: Split) -> tuple[list[GapExample], list[LeftOut]]:

@@ -2,10 +2,8 @@
 
 import functools
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -14,8 +12,8 @@ from safetensors.numpy import load_file
 from bert.data.features import (
     Columns,
     Summary,
-    make_features,
-    vocabulary_notes,
+    left_out_notes,
+    prepare_features,
     vocabulary_settings,
     write_columns,
 )
@@ -23,7 +21,7 @@ from bert.data.finished import Counts
 from bert.data.pool import Progress, Workers
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.squad.columns import make_columns
-from bert.tasks.squad.config import Mode, SquadConfig, cpu_count
+from bert.tasks.squad.config import SquadConfig, cpu_count
 from bert.tasks.squad.features import Settings, joined
 from bert.tasks.squad.reading import Dataset, Paragraph, read_dataset
 from common.atomic import storage_errors
@@ -35,20 +33,9 @@ SMALL_QUESTIONS = 35_000
 """Questions up to which one process is faster than several, whose start takes longer than their work."""
 DUPLICATES = "left out: duplicate ids"
 _PARTS = ".parts"
-_MOST_NAMED = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SquadSummary(Summary):
-    """Result for one dataset."""
-
-    features: Path
-    settings: Settings
-    workers: int
-    mode: Mode
-
-
-def prepare(config: SquadConfig, progress: Progress) -> list[SquadSummary]:
+def prepare(config: SquadConfig, progress: Progress) -> list[Summary]:
     """Make the features of each input; those that are finished are kept.
 
     Args:
@@ -67,8 +54,7 @@ def prepare(config: SquadConfig, progress: Progress) -> list[SquadSummary]:
     ]
 
 
-def _prepare(config: SquadConfig, path: Path, split: str, vocabulary: Vocabulary, progress: Progress) -> SquadSummary:
-    began = time.monotonic()
+def _prepare(config: SquadConfig, path: Path, split: str, vocabulary: Vocabulary, progress: Progress) -> Summary:
     dataset = read_dataset(path, config.squad_version)
     settings = Settings(
         split=split,
@@ -79,38 +65,19 @@ def _prepare(config: SquadConfig, path: Path, split: str, vocabulary: Vocabulary
         max_query_length=config.max_query_length,
         drop_unanswerable_windows=config.drop_unanswerable_windows and split == "training",
     )
-    workers = _worker_count(config, dataset)
-    features, counts, kept = make_features(
+    return prepare_features(
         config.output,
         settings,
         path,
         dataset.fingerprint,
         config.vocab,
-        lambda: _make(config, dataset, settings, workers, progress),
-    )
-    notes = [
-        f"{count:,} question(s) {name}, such as {', '.join(counts.names[name][:_MOST_NAMED])}"
-        for name, count in _left_out(counts).items()
-    ]
-    return SquadSummary(
-        input=path,
-        features=features,
-        settings=settings,
-        kept=kept,
-        counts=counts,
-        workers=workers,
-        mode=config.mode,
-        seconds=time.monotonic() - began,
-        notes=(*notes, *vocabulary_notes(vocabulary, counts)),
+        vocabulary,
+        lambda: _make(config, dataset, settings, progress),
     )
 
 
-def _left_out(counts: Counts) -> dict[str, int]:
-    """Return how many questions were left out, by reason."""
-    return {name: count for name, count in counts.numbers.items() if name.startswith("left out") and count}
-
-
-def _worker_count(config: SquadConfig, dataset: Dataset) -> int:
+def worker_count(config: SquadConfig, dataset: Dataset) -> int:
+    """Return how many processes make the features of a dataset."""
     cpus = cpu_count()
     if config.workers is not None:
         return min(config.workers, cpus)
@@ -118,10 +85,9 @@ def _worker_count(config: SquadConfig, dataset: Dataset) -> int:
     return 1 if questions <= SMALL_QUESTIONS else max(1, cpus - 1)
 
 
-def _make(
-    config: SquadConfig, dataset: Dataset, settings: Settings, count: int, progress: Progress
-) -> tuple[Columns, Counts]:
-    """Return the columns of a dataset and its counts, made by `count` processes."""
+def _make(config: SquadConfig, dataset: Dataset, settings: Settings, progress: Progress) -> tuple[Columns, Counts]:
+    """Return the columns of a dataset, and what was counted."""
+    count = worker_count(config, dataset)
     counts = Counts()
     drop_duplicates(dataset.paragraphs, counts)
     units = list(cut(dataset.paragraphs))
@@ -137,7 +103,7 @@ def _make(
             counts.merge(part_counts.to_json())
     progress(title, len(units), len(units))
     if not counts.get("questions"):
-        reasons = "; ".join(f"{name}: {number:,}" for name, number in _left_out(counts).items())
+        reasons = "; ".join(left_out_notes(counts))
         raise InputError(
             "rows-invalid" if reasons else "file-empty",
             f"no question of {dataset.path} is usable ({reasons or 'it holds none'}): give another --input or --split",
