@@ -12,9 +12,17 @@ from bench.machine.devices import Devices
 from bench.sweep.options import resolve_precision
 from bert.data.vocabulary import VOCABULARY_FILE
 from bert.tasks.classify.prepare import lock_name
-from bert.tasks.classify.store import SPLITS, TextSource, add_run, label_distribution, read_runs, split_sizes
-from bert.tasks.classify.task import TEST, ClassifyTask, class_scores, rows_fingerprint, text_probabilities, token_rows
-from bert.tasks.row_data import TRAINING
+from bert.tasks.classify.store import (
+    SPLITS,
+    TextSource,
+    add_run,
+    label_distribution,
+    open_source,
+    read_runs,
+    rows_fingerprint,
+    split_sizes,
+)
+from bert.tasks.classify.task import TEST, ClassifyTask, class_scores, text_probabilities
 from common.atomic import atomic_path, write_json
 from common.errors import InputError
 from common.locks import locked
@@ -45,8 +53,8 @@ def leave_results(
     from bert.tasks.base import DataIdentity
     from bert.tasks.evaluation import check_logits, row_logits
 
-    source, texts = ClassifyTask().texts(Path(settings.data), TEST)
-    rows = token_rows(source, texts, TEST)
+    source = open_source(Path(settings.data))
+    rows, texts = ClassifyTask().texts(source, TEST)
     check_trained_on(run, source, warn)
     task = ClassifyTask(labels=len(source.labels))
     opened = open_model(run.best_checkpoint() or run.checkpoints, task, DataIdentity.of(settings.data, rows), warn)
@@ -55,9 +63,9 @@ def leave_results(
     precision = resolve_precision(settings.precision, devices)
     logits = row_logits(opened.ready(devices.kind, precision, settings.micro_batch_size), rows, task.labels)
     check_logits(logits)
-    first, shares = text_probabilities(logits, texts.texts)
-    true, predicted = texts.labels[first].tolist(), shares.argmax(axis=1).tolist()
-    scores, labels = class_scores(shares, texts.labels[first]), source.labels
+    first, shares = text_probabilities(logits, texts)
+    true, predicted = rows.labels[first].tolist(), shares.argmax(axis=1).tolist()
+    scores, labels = class_scores(shares, rows.labels[first]), source.labels
     pairs = Counter(zip(true, predicted, strict=True))
     confusion = [[labels[one], labels[other], count] for (one, other), count in sorted(pairs.items())]
     document = _document(run, settings, source, {**scores, "texts": len(true), "confusion": confusion})
@@ -84,7 +92,7 @@ def check_trained_on(run: TrainRun, source: TextSource, warn: Callable[[str], No
 
     trained = find_weights(run.checkpoints, DataIdentity(source=str(source.path)), warn, "it is tested")
     before = trained.checkpoint.state.data.fingerprint if trained.checkpoint is not None else None
-    if before not in (None, rows_fingerprint(source, TRAINING)):
+    if before not in (None, rows_fingerprint(source, SPLITS[0])):
         raise InputError(
             "data-mismatch",
             f"{source.path} changed after {run.path} was trained on it, so its test texts may have been trained on: "

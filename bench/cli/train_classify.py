@@ -44,9 +44,9 @@ class TrainClassifyOptions(TrainOptions):
             raise UsageError("option-missing", "train classify needs data: give FILE.csv or FILE.sqlite")
         if is_synthetic(given):
             return dataclasses.replace(self, out=self._out("synthetic"))
+        from bert.tasks.classify.commands import facts
         from bert.tasks.classify.prepare import prepare
         from bert.tasks.classify.store import is_database, open_source, split_sizes
-        from bert.tasks.classify.summary import notes, summary_facts
 
         path = Path(given).resolve()
         if is_database(path):
@@ -57,11 +57,11 @@ class TrainClassifyOptions(TrainOptions):
             given_options: dict[str, Any] = dataclasses.asdict(self.texts)
             given_options |= {} if self.seq_len is None else {"max_seq_length": self.seq_len}
             summary = prepare(CsvConfig(input=path, vocab=self._vocabulary(), **given_options), show_stages())
-            lines = "\n".join(f"{name:<11} {printable(value)}" for name, value in summary_facts(summary))
+            lines = "\n".join(f"{name:<11} {printable(value)}" for name, value in facts(summary))
             append_log(self.logfile, lines)
             if not self.json:
                 print(lines, file=sys.stderr)
-            for text in notes(summary):
+            for text in summary.notes():
                 note(printable(text))
             source = summary.source
         if not self.prep_only and not split_sizes(source.path)["test"]["texts"]:

@@ -99,9 +99,9 @@ class TaskCommand(ABC):
 
 
 def some_of(names: Sequence[object]) -> str:
-    """Return the first few of some names, for a message that --json completes."""
+    """Return the first few of some names, for a message."""
     shown = ", ".join(str(name)[:60] for name in names[:_MOST_NAMED])
-    return f"{shown}, ... (--json lists all)" if len(names) > _MOST_NAMED else shown
+    return f"{shown}, ..." if len(names) > _MOST_NAMED else shown
 
 
 def plain_scores(scores: Mapping[str, float]) -> dict[str, float | None]:

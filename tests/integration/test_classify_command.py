@@ -89,7 +89,7 @@ def test_the_model_predicts_other_texts(trained: Path, tmp_path: Path) -> None:
     done = called("predict", "classify", "--checkpoint", trained / "things_trained_model",
                   "--data", tmp_path / "new.csv",
                 "--text", "what", "--device", "cpu")  # fmt: skip
-    assert "left out 1 row (line 3: blank line)" in " ".join(done.stdout.split())
+    assert "left out 1 rows (line 3: blank line)" in " ".join(done.stdout.split())
     with (tmp_path / "new_predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["line"] for row in rows] == ["2", "4", "5"] and list(rows[0]) == ["line", "prediction", "probability"]
@@ -113,9 +113,8 @@ def test_a_training_prepares_a_csv_as_data_csv_does_and_takes_a_database_as_it_i
     called("data", "csv", path, *words)
     done = called("train", "classify", path, *words, "--prep-only")
     assert "validate 18, test 6" in done.stderr and "time        finished before" in done.stderr
-    assert "validate 18" in called("train", "classify", tmp_path / "d.sqlite", "--prep-only").stderr
-    done = called("train", "classify", path, *words[:-2], "--prep-only")
-    assert "had validation 0.3, not 0.1" in done.stderr
+    done = called("train", "classify", path, *words[:-2], "--prep-only", code=2)
+    check_refusal(done.stderr, "folder-occupied", "validation 0.3, not 0.1")
 
 
 def test_what_cannot_be_is_refused_without_a_traceback(trained: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from bert.data.vocabulary import SPECIAL_PIECES
 from bert.tasks.classify.config import CsvConfig, CsvForm
 from bert.tasks.classify.prepare import CsvSummary, prepare
-from bert.tasks.classify.reading import FoundForm, LeftOut, TextRow, find_form, read_rows
+from bert.tasks.classify.reading import FoundForm, Row, find_form, read_rows
 
 WORDS = ("red", "green", "blue", "cat", "dog", "bird", "one", "two", "three")
 LETTERS = string.ascii_lowercase + string.digits
@@ -29,14 +29,14 @@ def write_rows(path: Path, rows: Sequence[tuple[str, str]], header: tuple[str, s
     return path
 
 
-def read(path: Path, **given: object) -> tuple[FoundForm, list[TextRow], list[LeftOut]]:
+def read(path: Path, **given: object) -> tuple[FoundForm, list[Row], list[Row]]:
     """A CSV as it is read with what is given of its form: the form, the rows, and what was left out."""
     form = find_form(path, CsvForm(**given))  # type: ignore[arg-type]
     rows = list(read_rows(path, form))
-    return form, [row for row in rows if isinstance(row, TextRow)], [row for row in rows if isinstance(row, LeftOut)]
+    return form, [row for row in rows if not row.left_out], [row for row in rows if row.left_out]
 
 
-def pairs(rows: list[TextRow]) -> list[tuple[str, str | None]]:
+def pairs(rows: list[Row]) -> list[tuple[str, str | None]]:
     """Text and label of each row."""
     return [(row.text, row.label) for row in rows]
 

@@ -1,6 +1,5 @@
 """Options of `bertbench data csv`, checked. Imports no torch."""
 
-import codecs
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,51 +8,39 @@ from common.errors import UsageError
 SUFFIX = ".sqlite"
 SPECIAL_TOKENS = 2
 """[CLS] and [SEP] of a row."""
-_NO_ENCODINGS = ("idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined")
-"""Python codecs that are not encodings of files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CsvForm:
-    """How a CSV is to be read, as far as it is given; what is None is found out."""
+    """How a CSV is to be read."""
 
     text: str = "text"
-    """Column of the texts: its name, or its number starting from 1."""
+    """Column of the texts."""
     label: str = "label"
-    """Column of the labels: its name, or its number starting from 1."""
+    """Column of the labels."""
     encoding: str | None = None
     """Encoding of the file, such as utf-8, cp1252, utf-16; default detected and reported."""
     delimiter: str | None = None
     """Field delimiter: one character, or tab; default detected and reported."""
-    header: bool = True
-    """The first row contains column names; --no-header if it does not."""
     quoting: bool = True
     """Quoted fields may contain delimiters and line breaks; --no-quoting treats quotes as plain text."""
 
     def __post_init__(self) -> None:
         """Refuse invalid options."""
-        if self.encoding is not None:
-            try:
-                known = codecs.lookup(self.encoding).name
-                "".encode(self.encoding)  # codecs such as hex and rot13 are none of text
-            except (LookupError, ValueError, UnicodeError):
-                known = None
-            if known is None or known.replace("_", "-") in _NO_ENCODINGS:
-                raise UsageError(
-                    "option-value",
-                    f"--encoding {self.encoding!r} is not a text encoding: give one of Python, such as utf-8 or cp1252",
-                )
-        if self.separator is not None and (len(self.separator) != 1 or self.separator in '"\r\n'):
+        try:
+            "".encode(self.encoding or "utf-8")
+        except LookupError as error:
             raise UsageError(
-                "option-value",
-                f"--delimiter {self.delimiter!r} must be one character, not a quote or line break, or the word tab",
-            )
-        if not self.header and not (self.text.isdecimal() and self.label.isdecimal()):
-            raise UsageError("option-conflict", "--no-header needs the columns' numbers: give --text 1 --label 2")
+                "option-value", f"--encoding {self.encoding!r}: {error}; give one such as utf-8"
+            ) from error
+        if self.separator is not None and (len(self.separator) != 1 or self.separator in '"\r\n'):
+            raise UsageError("option-value", f"--delimiter {self.delimiter!r} must be one character, or the word tab")
+        if self.text == self.label:
+            raise UsageError("option-conflict", f"--text and --label are the same column {self.text!r}: give another")
 
     @property
     def separator(self) -> str | None:
-        """The delimiter itself; None if it is to be found out."""
+        """The delimiter itself; None if it is to be detected."""
         return "\t" if self.delimiter in ("tab", "\\t") else self.delimiter
 
 
@@ -99,14 +86,11 @@ class CsvConfig(CsvTexts):
     def __post_init__(self) -> None:
         """Refuse invalid options."""
         CsvTexts.__post_init__(self)
-        if self.max_seq_length < SPECIAL_TOKENS + 1:
-            raise UsageError(
-                "option-value", f"--max-seq-length {self.max_seq_length} must be {SPECIAL_TOKENS + 1} or more"
-            )
-        if self.output is not None and self.output == self.input:
-            raise UsageError("option-conflict", f"--output {self.output} is the input: give another file")
-        if self.input.suffix == SUFFIX and self.output is None:
-            raise UsageError("file-format", f"{self.input} has the suffix of a SQLite file: give a CSV, or --output")
+        least = SPECIAL_TOKENS + 1
+        if self.max_seq_length < least:
+            raise UsageError("option-value", f"--max-seq-length {self.max_seq_length} must be {least} or more")
+        if self.database == self.input:
+            raise UsageError("option-conflict", f"--output {self.database} is the input: give another file")
 
     @property
     def database(self) -> Path:

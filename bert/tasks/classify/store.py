@@ -1,9 +1,9 @@
-"""Read a database of texts: the rows of a split, labels, settings, results of runs. Imports no torch."""
+"""The database of a CSV: its tables, division into splits, rows of a split, results of runs. Imports no torch."""
 
 import hashlib
 import json
-import shlex
 import sqlite3
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from bert.data.finished import Counts, fingerprint_of
+from bert.data.finished import Counts
+from bert.data.rows import Int64, Ragged, TokenRows
 from bert.data.vocabulary import Vocabulary
-from bert.tasks.classify.config import SUFFIX
 from common.errors import BertbenchError, Code, InputError, LockedError, SchemaError, StorageError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised when tables change or hold other values for the same CSV and settings; no other version is read."""
 APPLICATION_ID = 0x62627463
 """Tells these files from those of other programs."""
@@ -34,74 +33,67 @@ CREATE TABLE samples (number INTEGER PRIMARY KEY, text INTEGER NOT NULL REFERENC
 CREATE TABLE left_out (line INTEGER NOT NULL, reason TEXT NOT NULL);
 CREATE TABLE runs (number INTEGER PRIMARY KEY, ended TEXT NOT NULL, fingerprint TEXT NOT NULL, result TEXT NOT NULL);
 """
-
-
+REMEDY = "create it with `bertbench data csv`"
 _WAIT_SECONDS = 10.0
-# What sqlite3 raises where the file is not damaged, by its words.
-_CODES: dict[str, tuple[type[BertbenchError], Code]] = {
-    "locked": (LockedError, "folder-locked"),
-    "full": (StorageError, "disk-full"),
-    "readonly": (StorageError, "write-failed"),
-    "unable to open": (StorageError, "path-unreadable"),
-    "I/O error": (StorageError, "path-unreadable"),
+# What sqlite3 raises where the file is not damaged.
+_CODES: dict[int, tuple[type[BertbenchError], Code]] = {
+    sqlite3.SQLITE_BUSY: (LockedError, "folder-locked"),
+    sqlite3.SQLITE_LOCKED: (LockedError, "folder-locked"),
+    sqlite3.SQLITE_FULL: (StorageError, "disk-full"),
+    sqlite3.SQLITE_READONLY: (StorageError, "write-failed"),
+    sqlite3.SQLITE_CANTOPEN: (StorageError, "path-unreadable"),
+    sqlite3.SQLITE_IOERR: (StorageError, "path-unreadable"),
 }
 
 
 @contextmanager
-def database_errors(path: Path, remedy: str) -> Iterator[None]:
-    """Turn what sqlite3 raises into LockedError, StorageError and InputError; `remedy` is for a damaged file."""
+def database_errors(path: Path) -> Iterator[None]:
+    """Turn what sqlite3 raises, and values that are none of these tables, into errors that name the file."""
     try:
         yield
     except sqlite3.Error as error:
-        if known := next((_CODES[words] for words in _CODES if words in str(error)), None):
-            raise known[0](known[1], f"cannot use {path}: {error}") from error
-        raise InputError("file-damaged", f"cannot use {path} ({error}): remove it, then {remedy}") from error
+        kind, code = _CODES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, (InputError, "file-damaged"))
+        raise kind(code, f"cannot use {path} ({error}): if it is damaged, remove it, then {REMEDY}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError("file-damaged", f"{path} is damaged: remove it, then {REMEDY}") from error
 
 
 @contextmanager
-def opened(path: Path, remedy: str, write: bool = False) -> Iterator[sqlite3.Connection]:
-    """Open a file of these tables, to be read or to have rows added, which are whole when the block has ended.
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a file of these tables; rows that are added are whole when the block has ended.
 
     Raises:
-        InputError: it is missing, damaged, or of another program; `remedy` says how to make it.
+        InputError: it is missing, damaged, or of another program.
         SchemaError: another version of these tables.
         LockedError: another program holds it for more than ten seconds.
         StorageError: it cannot be written.
     """
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise InputError("path-kind" if path.is_dir() else "data-unprepared", f"{path} {what}: {remedy}")
-    # A process that was killed while it wrote leaves a journal, which is applied when the file is opened for writing.
-    unfinished = path.with_name(f"{path.name}-journal").exists()
-    address = f"{path.resolve().as_uri()}?mode={'rw' if write or unfinished else 'ro'}"
-    with (
-        database_errors(path, remedy),
-        closing(sqlite3.connect(address, timeout=_WAIT_SECONDS, uri=True)) as connection,
-    ):
+    if path.is_dir() or (path.is_file() and path.stat().st_size and not is_database(path)):
+        raise InputError("data-unprepared", f"{path} is not a SQLite file of `data csv`: {REMEDY}")
+    if not path.exists():
+        raise InputError("data-unprepared", f"{path} does not exist: {REMEDY}")
+    # Opened for writing, so that the journal of a process that was killed while it wrote is applied.
+    address = f"{path.resolve().as_uri()}?mode=rw"
+    with database_errors(path), closing(sqlite3.connect(address, timeout=_WAIT_SECONDS, uri=True)) as connection:
         connection.execute("PRAGMA trusted_schema = OFF")  # it may come from elsewhere, with views and triggers
-        _check(path, connection, remedy)
+        program = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if program != APPLICATION_ID:
+            raise InputError("file-format", f"{path} is not of `bertbench data csv`: give a file of it")
+        if version != SCHEMA_VERSION:
+            raise SchemaError(
+                "record-version", f"{path} has schema version {version}, not {SCHEMA_VERSION}: remove it, then {REMEDY}"
+            )
         yield connection
         connection.commit()
 
 
 def is_database(path: Path) -> bool:
-    """Return whether a file begins as SQLite's do."""
-    try:
-        with path.open("rb") as file:
-            return file.read(16) == b"SQLite format 3\0"
-    except OSError:
+    """Return whether a path is a file that begins as SQLite's do."""
+    if not path.is_file():
         return False
-
-
-def _check(path: Path, connection: sqlite3.Connection, remedy: str) -> None:
-    program = connection.execute("PRAGMA application_id").fetchone()[0]
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if program != APPLICATION_ID:
-        raise InputError("file-format", f"{path} is not of `bertbench data csv`: give a file of it")
-    if version != SCHEMA_VERSION:
-        raise SchemaError(
-            "record-version", f"{path} has schema version {version}, not {SCHEMA_VERSION}: remove it, then {remedy}"
-        )
+    with path.open("rb") as file:
+        return file.read(16) == b"SQLite format 3\0"
 
 
 # Texts that are equal to the model have one key and stay together, whatever their labels say: the smallest label
@@ -160,50 +152,21 @@ def divide(connection: sqlite3.Connection, validation: float, test: float) -> No
     connection.executescript(_END)
 
 
-Int64 = npt.NDArray[np.int64]
-_BLOCK_ROWS = 5_000
-_SAMPLES = (
-    "SELECT samples.token_ids, samples.length, samples.label, samples.text FROM samples JOIN texts ON texts.number = "
-    "samples.text WHERE texts.split = ? ORDER BY samples.number"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class TextSet:
-    """The rows of one split; a text has one or more of them, next to each other."""
-
-    ids: npt.NDArray[Any]
-    """Token ids of all rows one after another, special ones included."""
-    lengths: Int64
-    """Tokens of each row [N]."""
-    labels: Int64
-    """Code of each row's label [N]."""
-    texts: Int64
-    """Number of each row's text [N], ascending."""
-
-    @property
-    def checksum(self) -> str:
-        """Return a hash of all of it, the one that checksum_of gives."""
-        columns = (self.ids, self.lengths, self.labels, self.texts)
-        return _combined([hashlib.blake2b(np.ascontiguousarray(column).data, digest_size=16) for column in columns])
-
-
 @dataclass(frozen=True, slots=True)
 class TextSource:
     """What a database was made of and with."""
 
     path: Path
     fingerprint: str
-    """Hash of everything its samples depend on, and of them."""
+    """Hash of everything its samples depend on."""
     labels: tuple[str, ...]
+    """In the order of their codes."""
     label_texts: tuple[int, ...]
     settings: Mapping[str, Any]
     """Columns, encoding, delimiter, max_seq_length, lower_case, shares of the splits, seed, vocabulary's hash."""
     origin: Mapping[str, Any]
-    """Name, bytes, time of change and hash of the CSV, and the options that were given."""
+    """Name and hash of the CSV, and the options that were given."""
     counts: Counts
-    checksums: Mapping[str, str]
-    """TextSet.checksum of each split."""
     vocabulary: Vocabulary
 
     @property
@@ -212,164 +175,103 @@ class TextSource:
         return int(self.settings["max_seq_length"])
 
 
-def remake(path: Path, origin: Mapping[str, Any] | None = None) -> str:
-    """Return, in words, how to make a database; from what it was made of, where that is known."""
-    name = (origin or {}).get("name")
-    beside = path.with_suffix(".csv")
-    found = beside if beside.is_file() else Path("FILE.csv")
-    file = path.with_name(str(name)) if name else found
-    words = ["bertbench", "data", "csv", str(file), "--vocab", "VOCAB.txt"]
-    words += [] if file.with_suffix(SUFFIX) == path else ["--output", str(path)]
-    return f"create it with `{shlex.join(words)}`"
-
-
 def open_source(path: Path) -> TextSource:
-    """Read everything but the samples.
-
-    Raises:
-        InputError: it is missing, damaged, or of another program; the message has the command that makes it.
-        SchemaError: another version of the tables.
-        LockedError: another program holds it.
-    """
-    with opened(path, remake(path)) as connection:
-        try:
-            meta = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM meta")}
-            labels = connection.execute("SELECT label, texts FROM labels ORDER BY code").fetchall()
-            counts = Counts()
-            counts.merge(meta["counts"])
-            found = TextSource(
-                path=path,
-                fingerprint=str(meta["fingerprint"]),
-                labels=tuple(str(label) for label, _ in labels),
-                label_texts=tuple(int(count) for _, count in labels),
-                settings=dict(meta["settings"]),
-                origin=dict(meta["origin"]),
-                counts=counts,
-                checksums=dict(meta["checksums"]),
-                vocabulary=Vocabulary(tuple(meta["vocabulary"]), bool(meta["settings"]["lower_case"])),
-            )
-            whole = _is_whole(found)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                "file-damaged", f"{path} is damaged or unfinished: remove it, then {remake(path)}"
-            ) from error
-    if not whole:
-        raise InputError(
-            "file-damaged",
-            f"{path} is damaged (checksum of its labels or settings): remove it, then {remake(path, found.origin)}",
+    """Read everything but the samples. Raises as `opened`."""
+    with opened(path) as connection:
+        meta = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM meta")}
+        labels = connection.execute("SELECT label, texts FROM labels ORDER BY code").fetchall()
+        counts = Counts()
+        counts.merge(meta["counts"])
+        return TextSource(
+            path=path,
+            fingerprint=meta["fingerprint"],
+            labels=tuple(label for label, _ in labels),
+            label_texts=tuple(count for _, count in labels),
+            settings=meta["settings"],
+            origin=meta["origin"],
+            counts=counts,
+            vocabulary=Vocabulary(tuple(meta["vocabulary"]), meta["settings"]["lower_case"]),
         )
-    return found
 
 
-def source_fingerprint(settings: Mapping[str, Any], labels: Sequence[str], checksums: Mapping[str, str]) -> str:
-    """Return the hash of everything that the samples of a database depend on, and of them."""
-    return fingerprint_of(SCHEMA_VERSION, dict(settings), list(labels), dict(checksums))
+def token_type(vocab_size: int) -> "np.dtype[Any]":
+    """Return the type of the token ids in the blobs."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<i4")
 
 
-def _is_whole(found: TextSource) -> bool:
-    fingerprint = source_fingerprint(found.settings, found.labels, found.checksums)
-    return (
-        fingerprint == found.fingerprint
-        and found.vocabulary.fingerprint == found.settings["vocabulary"]
-        and sum(found.label_texts) == found.counts.get("texts")
+def rows_fingerprint(source: TextSource, split: str) -> str:
+    """Return TokenRows.fingerprint of a split."""
+    return f"{source.fingerprint}/{split}"
+
+
+def read_split(source: TextSource, split: str) -> tuple[TokenRows, Int64]:
+    """Return the rows of a split, one of SPLITS, in the order of the CSV, and the number of each row's text [N]."""
+    query = (
+        "SELECT token_ids, length, samples.label, text FROM samples JOIN texts ON texts.number = text "
+        "WHERE split = ? ORDER BY samples.number"
     )
+    ids, numbers = bytearray(), array("q")
+    with opened(source.path) as connection:
+        for token_ids, *row in connection.execute(query, (split,)):
+            ids += token_ids
+            numbers.extend(row)
+        lengths, labels, texts = np.array(numbers, dtype=np.int64).reshape(-1, 3).T
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        values = np.frombuffer(ids, dtype=token_type(len(source.vocabulary.pieces)))
+        if len(values) != offsets[-1]:
+            raise ValueError("rows have other lengths than their token ids")
+    rows = TokenRows(
+        ids=Ragged(values, offsets),
+        second=lengths,
+        labels=np.ascontiguousarray(labels),
+        fingerprint=rows_fingerprint(source, split),
+        vocab_size=len(source.vocabulary.pieces),
+        vocabulary=source.vocabulary.fingerprint,
+        pad_id=source.vocabulary.pad_id,
+        max_seq_length=source.max_seq_length,
+    )
+    return rows, np.ascontiguousarray(texts)
 
 
-def read_split(source: TextSource, split: str) -> TextSet:
-    """Read the rows of a split, one of SPLITS, in the order of the CSV. Raises InputError if they are damaged."""
-    with opened(source.path, remake(source.path, source.origin)) as connection:
-        found = select_split(connection, source.path, split, int(source.settings["token_bytes"]))
-    if found.checksum != source.checksums.get(split):
-        raise InputError(
-            "file-damaged",
-            f"{source.path} is damaged (checksum of {split}): remove it, then {remake(source.path, source.origin)}",
-        )
-    return found
-
-
-def select_split(connection: sqlite3.Connection, path: Path, split: str, token_bytes: int) -> TextSet:
-    """Read the rows of a split from an open database. Raises InputError if a row is damaged."""
-    ids = bytearray()
-    columns: list[Int64] = []
-    for found, numbers in _blocks(connection, path, split):
-        ids += found
-        columns.append(numbers)
-    lengths, labels, texts = np.concatenate(columns, axis=1) if columns else np.zeros((3, 0), dtype=np.int64)
-    if int(lengths.sum()) * token_bytes != len(ids):
-        raise InputError("file-damaged", f"{path} is damaged: rows of {split} have other lengths; {remake(path)}")
-    kind = np.dtype("<u2" if token_bytes == 2 else "<i4")
-    return TextSet(np.frombuffer(ids, dtype=kind), lengths, labels, texts)
-
-
-def checksum_of(connection: sqlite3.Connection, path: Path, split: str) -> str:
-    """Return TextSet.checksum of a split without holding it in memory. Raises as select_split."""
-    hashes = [hashlib.blake2b(digest_size=16) for _ in range(4)]
-    for ids, numbers in _blocks(connection, path, split):
-        for one, content in zip(hashes, (ids, *(row.tobytes() for row in numbers)), strict=True):
-            one.update(content)
-    return _combined(hashes)
-
-
-def _blocks(connection: sqlite3.Connection, path: Path, split: str) -> Iterator[tuple[bytes, Int64]]:
-    """Yield token ids of some rows one after another, and their lengths, labels and texts [3, rows]."""
-    rows = connection.execute(_SAMPLES, (split,))
-    try:
-        while block := rows.fetchmany(_BLOCK_ROWS):
-            blobs, *numbers = zip(*block, strict=True)
-            yield b"".join(blobs), np.array(numbers, dtype=np.int64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError("file-damaged", f"{path} is damaged ({error}): {remake(path)}") from error
-
-
-def _combined(hashes: "Sequence[hashlib.blake2b]") -> str:
-    return hashlib.blake2b(b"".join(one.digest() for one in hashes), digest_size=16).hexdigest()
+def _fetched(path: Path, query: str) -> list[Any]:
+    with opened(path) as connection:
+        return connection.execute(query).fetchall()
 
 
 def split_sizes(path: Path) -> dict[str, dict[str, int]]:
-    """Return the texts and rows of each split. Raises as open_source."""
+    """Return the texts and rows of each split."""
+    query = (
+        "SELECT split, count(DISTINCT texts.number), count(*) FROM samples JOIN texts ON texts.number = text "
+        "GROUP BY split"
+    )
     sizes = {split: {"texts": 0, "rows": 0} for split in SPLITS}
-    with opened(path, remake(path)) as connection:
-        for split, texts in connection.execute("SELECT split, count(*) FROM texts GROUP BY split"):
-            sizes[split]["texts"] = texts
-        rows = "SELECT split, count(*) FROM samples JOIN texts ON texts.number = samples.text GROUP BY split"
-        for split, samples in connection.execute(rows):
-            sizes[split]["rows"] = samples
-    return sizes
+    return sizes | {split: {"texts": texts, "rows": rows} for split, texts, rows in _fetched(path, query)}
 
 
 def left_out(path: Path) -> list[tuple[int, str]]:
-    """Return the lines of the CSV that could not be used, and why, in order. Raises as open_source."""
-    with opened(path, remake(path)) as connection:
-        return [
-            (int(line), str(why)) for line, why in connection.execute("SELECT line, reason FROM left_out ORDER BY line")
-        ]
+    """Return the lines of the CSV that could not be used, and why, in order."""
+    return _fetched(path, "SELECT line, reason FROM left_out ORDER BY line")
 
 
 def label_distribution(path: Path) -> dict[str, dict[str, int]]:
-    """Return, of each split, the texts with each label that it has. Raises as open_source."""
-    found: dict[str, dict[str, int]] = {split: {} for split in SPLITS}
+    """Return, of each split, the texts with each label that it has."""
     query = (
         "SELECT texts.split, labels.label, count(*) FROM texts JOIN labels ON labels.code = texts.label "
         "GROUP BY texts.split, labels.code ORDER BY labels.code"
     )
-    with opened(path, remake(path)) as connection:
-        for split, label, count in connection.execute(query):
-            found[split][label] = count
-    return found
+    distribution: dict[str, dict[str, int]] = {split: {} for split in SPLITS}
+    for split, label, count in _fetched(path, query):
+        distribution[split][label] = count
+    return distribution
 
 
 def add_run(path: Path, fingerprint: str, result: Mapping[str, Any]) -> None:
-    """Keep the result of a training. Raises as `opened` with `write`."""
+    """Keep the result of a training."""
     row = (datetime.now(UTC).isoformat(timespec="seconds"), fingerprint, json.dumps(result, ensure_ascii=False))
-    with opened(path, remake(path), write=True) as connection:
+    with opened(path) as connection:
         connection.execute("INSERT INTO runs (ended, fingerprint, result) VALUES (?, ?, ?)", row)
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
-    """Return the results of all trainings, the oldest first. Raises as open_source; InputError if one is damaged."""
-    with opened(path, remake(path)) as connection:
-        rows = connection.execute("SELECT result FROM runs ORDER BY number").fetchall()
-    try:
-        return [dict(json.loads(text)) for (text,) in rows]
-    except (ValueError, TypeError) as error:
-        raise InputError("file-damaged", f"{path} holds a damaged result: remove it, then {remake(path)}") from error
+    """Return the results of all trainings, the oldest first."""
+    return [json.loads(text) for (text,) in _fetched(path, "SELECT result FROM runs ORDER BY number")]

@@ -1,7 +1,6 @@
 """Classification of texts of one or more rows; the prediction for a text is the mean over its rows."""
 
 import dataclasses
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,10 +11,11 @@ import numpy.typing as npt
 
 from bert.data.lengths import is_synthetic
 from bert.data.loading.order import spread
-from bert.data.rows import Int64, Labels, Ragged, TokenRows
+from bert.data.rows import Int64, Labels, TokenRows
 from bert.tasks.base import DataSource, DataSpec, Evaluation, EvaluationSpec, Trained
 from bert.tasks.classification import ClassificationTask, check_judging
-from bert.tasks.classify.store import TextSet, TextSource, is_database, open_source, read_split
+from bert.tasks.classify.store import TextSource, open_source, read_split
+from bert.tasks.commands import some_of
 from bert.tasks.options import TaskOption
 from bert.tasks.row_data import EVALUATION, TRAINING
 from common.errors import InputError, UsageError
@@ -28,7 +28,6 @@ TEST = "test"
 """The split that a trained model is judged by."""
 _SPLITS = {TRAINING: "train", EVALUATION: "validate", TEST: "test"}
 _SYNTHETIC_LABELS = 2
-_MOST_NAMED = 5
 
 
 class ClassifyTask(ClassificationTask):
@@ -56,23 +55,17 @@ class ClassifyTask(ClassificationTask):
 
     def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
         """Read the rows of a split. Raises InputError: there are none, or damaged ones."""
-        opened, found = self.texts(source, split)
-        return token_rows(opened, found, split)
+        return self.texts(open_source(source), split)[0]
 
-    def texts(self, source: Path, split: str) -> tuple[TextSource, TextSet]:
-        """Read the rows of a split with the numbers of their texts. Raises as `rows` does."""
-        if source.is_file() and not is_database(source):
-            word = shlex.quote(str(source))
+    def texts(self, source: TextSource, split: str) -> tuple[TokenRows, Int64]:
+        """Read the rows of a split, and the number of each row's text [N]. Raises as `rows` does."""
+        rows, texts = read_split(source, _SPLITS[split])
+        if not len(rows):
+            option = "validation" if split == EVALUATION else split
             raise InputError(
-                "data-unprepared",
-                f"{source} is not a SQLite file of `data csv`: run `bertbench data csv {word} --vocab VOCAB.txt`",
+                "data-missing", f"{source.path} has no text to {_SPLITS[split]}: create it with a larger --{option}"
             )
-        opened = open_source(source)
-        found = read_split(opened, _SPLITS[split])
-        if not len(found.lengths):
-            option = {TEST: " with a larger --test", EVALUATION: " with a larger --validation"}.get(split, "")
-            raise InputError("data-missing", f"{source} has no text to {_SPLITS[split]}: create it again{option}")
-        return opened, found
+        return rows, texts
 
     def evaluation_rows(self, source: str, seq_len: int, wanted: str | None, training: TokenRows) -> TokenRows:
         """Return the rows of `evaluation_texts`."""
@@ -91,12 +84,12 @@ class ClassifyTask(ClassificationTask):
             UsageError: they are of the same CSV, divided otherwise: some are trained on.
         """
         place = wanted or source
-        opened, found = self.texts(Path(place), EVALUATION)
+        opened = open_source(Path(place))
+        rows, texts = self.texts(opened, EVALUATION)
         if wanted is not None:
-            found = _as_trained(open_source(Path(source)), opened, found)
-        rows = token_rows(opened, found, EVALUATION)
+            rows = _as_trained(open_source(Path(source)), opened, rows)
         check_judging(rows, place, seq_len, training, source)
-        return rows, found.texts
+        return rows, texts
 
     def resolve(self, source: DataSource) -> Mapping[str, Any]:
         """Return the number of labels that the data have. Raises InputError."""
@@ -133,46 +126,26 @@ class ClassifyTask(ClassificationTask):
         return LabelledRows(rows, chosen, self.labels, score, spec, f"{rows.fingerprint}/{len(numbers)} texts")
 
 
-def _as_trained(trained: TextSource, opened: TextSource, found: TextSet) -> TextSet:
+def _as_trained(trained: TextSource, opened: TextSource, rows: TokenRows) -> TokenRows:
+    """Return rows of another database with the codes that their labels have where the model is trained."""
     division, other = (
         {name: value for name, value in source.settings.items() if name != "max_seq_length"}
         for source in (trained, opened)
     )
-    if trained.origin.get("digest") == opened.origin.get("digest") and division != other:
+    if trained.origin["digest"] == opened.origin["digest"] and division != other:
         raise UsageError(
             "option-conflict", f"{opened.path} and {trained.path} split the same CSV differently: create both alike"
         )
     codes = {label: code for code, label in enumerate(trained.labels)}
-    met = [opened.labels[code] for code in np.unique(found.labels).tolist()]
+    met = [opened.labels[code] for code in np.unique(rows.labels).tolist()]
     unknown = [label for label in met if label not in codes]
     if unknown:
-        shown = ", ".join(repr(label[:40]) for label in unknown[:_MOST_NAMED]) + ", ..." * (len(unknown) > _MOST_NAMED)
         raise InputError(
             "labels-invalid",
-            f"{opened.path} has {len(unknown):,} label(s) that {trained.path} lacks ({shown}): remove these texts",
+            f"{opened.path} has {len(unknown):,} label(s) that {trained.path} lacks, {some_of(unknown)}: remove them",
         )
     table = np.array([codes.get(label, -1) for label in opened.labels], dtype=np.int64)
-    return dataclasses.replace(found, labels=table[found.labels])
-
-
-def rows_fingerprint(source: TextSource, split: str) -> str:
-    """Return TokenRows.fingerprint of a split."""
-    return f"{source.fingerprint}/{split}"
-
-
-def token_rows(source: TextSource, found: TextSet, split: str) -> TokenRows:
-    """Return rows of a database as batches are made of them."""
-    offsets = np.concatenate([[0], np.cumsum(found.lengths)]).astype(np.int64)
-    return TokenRows(
-        ids=Ragged(found.ids, offsets),
-        second=found.lengths,
-        labels=found.labels,
-        fingerprint=rows_fingerprint(source, split),
-        vocab_size=len(source.vocabulary.pieces),
-        vocabulary=source.vocabulary.fingerprint,
-        pad_id=source.vocabulary.pad_id,
-        max_seq_length=source.max_seq_length,
-    )
+    return dataclasses.replace(rows, labels=table[rows.labels])
 
 
 def probabilities(logits: "Float32") -> Float64:

@@ -8,14 +8,14 @@ from support.csv_files import colours_and_animals, prepared, write_rows
 
 from bert.model.config import preset
 from bert.predict import Opened
-from bert.tasks.classify.task import TEST, ClassifyTask, token_rows
+from bert.tasks.classify.task import TEST, ClassifyTask
 from bert.tasks.evaluation import row_logits
 
 
 def test_the_process_of_a_rank_judges_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     csv = write_rows(tmp_path / "things.csv", colours_and_animals(60))
-    source, found = ClassifyTask().texts(prepared(csv).source.path, TEST)
-    rows = token_rows(source, found, TEST)
+    source = prepared(csv).source
+    rows, _ = ClassifyTask().texts(source, TEST)
     config = preset("tiny").replace(vocab_size=rows.vocab_size, hidden_size=16, num_heads=2, intermediate_size=32)
     model = ClassifyTask(labels=len(source.labels)).build_model(config).eval()
     opened = Opened(model, config, tmp_path)

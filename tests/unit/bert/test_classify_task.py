@@ -78,11 +78,10 @@ def test_an_evaluation_counts_texts_not_rows_and_takes_some_of_them(tmp_path: Pa
 
 def evaluated_on(trained: Path, other: Path) -> tuple[list[str], list[str]]:
     """Labels, as they are called where the model is trained, of the texts of another database; and as it calls them."""
-    data, made = ClassifyTask(), open_source(trained)
-    training = data.rows(trained, "training")
-    rows, texts = data.evaluation_texts(str(trained), 128, str(other), training)
-    own, found = data.texts(other, "evaluation")
-    assert (texts == found.texts).all()
+    task, made, own = ClassifyTask(), open_source(trained), open_source(other)
+    rows, texts = task.evaluation_texts(str(trained), 128, str(other), task.rows(trained, "training"))
+    found, found_texts = task.texts(own, "evaluation")
+    assert (texts == found_texts).all()
     return [made.labels[code] for code in rows.labels], [own.labels[code] for code in found.labels]
 
 
@@ -96,7 +95,7 @@ def test_labels_of_another_database_go_by_their_names(tmp_path: Path) -> None:
     assert as_trained == as_it_calls_them and len(set(as_trained)) == 3
     few = prepared(write_rows(tmp_path / "c.csv", [row for row in others if row[1] != "colour"])).source.path
     assert set(evaluated_on(trained, few)[0]) == {"animal", "number"}
-    with refused("labels-invalid", "1 label(s)", "'colour'"):
+    with refused("labels-invalid", "1 label(s)", "colour"):
         evaluated_on(few, other)
 
 

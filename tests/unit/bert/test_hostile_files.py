@@ -47,7 +47,7 @@ def test_views_of_a_foreign_database_may_call_no_function_that_touches_the_machi
         connection.execute("ALTER TABLE left_out RENAME TO kept")
         connection.execute("CREATE VIEW left_out AS SELECT 1 AS line, load_extension('/tmp/evil') AS reason")
     connection.close()
-    with opened(path, "make it") as database:
+    with opened(path) as database:
         assert database.execute("PRAGMA trusted_schema").fetchone() == (0,)
         with pytest.raises(sqlite3.OperationalError, match=r"unsafe use|not authorized|no such function"):
             database.execute("SELECT * FROM left_out").fetchall()
