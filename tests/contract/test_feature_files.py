@@ -237,17 +237,17 @@ def test_other_programs_read_the_file(case: Case) -> None:
 
 
 def test_a_group_is_named_where_there_are_several(tmp_path: Path) -> None:
-    from bert.tasks.glue.features import FORM
+    from bert.tasks.glue.features import open_features
 
     case = glue(tmp_path)
     glue_folders.make_glue(tmp_path / "glue", ["mnli", "wnli"])
     case.make()
     folder = case.output
-    assert FORM.open(folder, "dev_matched", "dev_mismatched", group="mnli").settings.split == "dev_matched"
-    assert FORM.open(folder, "dev_mismatched", group="mnli").settings.split == "dev_mismatched"
+    assert open_features(folder, "dev_matched", "dev_mismatched", task="mnli").settings.split == "dev_matched"
+    assert open_features(folder, "dev_mismatched", task="mnli").settings.split == "dev_mismatched"
     with refused("data-ambiguous", "3 files"):
-        FORM.open(folder, "train")
+        open_features(folder, "train")
     with refused("data-unprepared", "cola", "train"):
-        FORM.open(folder, "train", group="cola")
+        open_features(folder, "train", task="cola")
     with refused("data-mismatch", "wnli", "mnli"):
-        FORM.open(find_features(folder, "glue-wnli-dev"), "dev", group="mnli")
+        open_features(find_features(folder, "glue-wnli-dev"), "dev", task="mnli")

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert.tasks.glue.features import DEFAULT_MAX_SEQ_LENGTH, SPECIAL_TOKENS
+from bert.tasks.glue.features import SPECIAL_TOKENS
 from bert.tasks.glue.tasks import TASKS, task_of
 from common.errors import UsageError
-
-DEFAULT_OUTPUT = Path("runs/glue-data")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,11 +20,11 @@ class GlueConfig:
     """Instead of --input: data set for datasets.load_dataset, nyu-mll/glue or a local folder in that format."""
     vocab: Path | None = None
     """BERT vocab.txt; optional with --text."""
-    output: Path = DEFAULT_OUTPUT
+    output: Path = Path("runs/glue-data")
     """Folder for the features."""
     lower_case: bool = True
     """Text is lower-cased, as for uncased models; --no-lower-case keeps case, for a cased vocabulary."""
-    max_seq_length: int = DEFAULT_MAX_SEQ_LENGTH
+    max_seq_length: int = 128
     """Maximum tokens of a row: [CLS] first [SEP] second [SEP]; longer rows are truncated."""
     text: Path | None = None
     """Folder for the sentences of the training tables as text for `bertbench data pretrain --input`; default no
@@ -36,23 +34,16 @@ class GlueConfig:
         """Refuse options no features can be made with."""
         for name in self.tasks:
             task_of(name)
-        if len(set(self.tasks)) < len(self.tasks):
-            raise UsageError("option-value", f"--tasks {' '.join(self.tasks)}: name each only once")
         if (self.input is None) == (self.dataset is None):
             raise UsageError(
                 "option-missing" if self.input is None else "option-conflict",
-                "give --input FOLDER with GLUE's tables, or --dataset nyu-mll/glue for the `datasets` library, one of "
-                "them",
+                "give either --input FOLDER with GLUE's tables, or --dataset nyu-mll/glue",
             )
         if self.vocab is None and self.text is None:
-            raise UsageError(
-                "option-missing", "give --vocab VOCAB.txt for features, --text FOLDER for plain text, or both"
-            )
+            raise UsageError("option-missing", "give --vocab VOCAB.txt for features, --text FOLDER for text, or both")
         if self.max_seq_length < SPECIAL_TOKENS + 2:
             raise UsageError(
-                "option-value",
-                f"--max-seq-length {self.max_seq_length} has no room for two sentences and {SPECIAL_TOKENS} special "
-                f"tokens: give {SPECIAL_TOKENS + 2} or more",
+                "option-value", f"--max-seq-length {self.max_seq_length}: give {SPECIAL_TOKENS + 2} or more"
             )
 
     @property

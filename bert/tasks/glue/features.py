@@ -13,11 +13,9 @@ from bert.data.finished import Counts
 from bert.data.rows import Int64, TokenRows, offsets_of
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.glue.tables import GlueRow, GlueTable
-from bert.tasks.glue.tasks import TASKS, TRAIN, GlueSpec, task_of
+from bert.tasks.glue.tasks import TASKS, TRAIN, GlueSpec
 from common.errors import InputError
 
-DEFAULT_MAX_SEQ_LENGTH = 128
-"""As published (google-research/bert, the benchmark's own examples)."""
 SPECIAL_TOKENS = 3
 """[CLS] and two [SEP]; one of them is not needed where there is one sentence."""
 CUT = "rows cut to the sequence length"
@@ -39,22 +37,19 @@ class Settings(FeatureSettings):
     @property
     def spec(self) -> GlueSpec:
         """The task."""
-        return task_of(self.task)
+        return TASKS[self.task]
 
 
 @dataclass(frozen=True, slots=True)
 class GlueFeatures:
     """The rows of one table."""
 
+    path: Path
     settings: Settings
     rows: TokenRows
-    """Word pieces and labels; its columns are read-only where they are mapped from a file."""
+    """Word pieces and labels."""
     index: Int64
     """Number of each row in its table [N]."""
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.rows)
 
 
 def make_columns(table: GlueTable, settings: Settings, vocabulary: Vocabulary, counts: Counts) -> Columns:
@@ -74,24 +69,24 @@ def make_columns(table: GlueTable, settings: Settings, vocabulary: Vocabulary, c
     ids: list[npt.NDArray[Any]] = []
     lengths: list[int] = []
     second: list[int] = []
-    for first in range(0, len(table.rows), _BATCH):
+    for begin in range(0, len(table.rows), _BATCH):
         flat: list[int] = []
-        for first_ids, second_ids in _encoded(table.rows[first : first + _BATCH], vocabulary):
-            kept = _fitted(len(first_ids), len(second_ids), settings.max_seq_length - 2 - pairs)
+        for first_ids, second_ids in _encoded(table.rows[begin : begin + _BATCH], vocabulary):
+            kept = fitted(len(first_ids), len(second_ids), settings.max_seq_length - 2 - pairs)
             counts.add(CUT, kept != (len(first_ids), len(second_ids)))
-            flat += [vocabulary.cls_id, *first_ids[: kept[0]], vocabulary.sep_id]
-            begins = kept[0] + 2
-            if pairs:
-                flat += [*second_ids[: kept[1]], vocabulary.sep_id]
-            second.append(begins)
-            lengths.append(begins + (kept[1] + 1 if pairs else 0))
+            row = [vocabulary.cls_id, *first_ids[: kept[0]], vocabulary.sep_id]
+            second.append(len(row))
+            row += [*second_ids[: kept[1]], vocabulary.sep_id] if pairs else []
+            lengths.append(len(row))
+            flat += row
         ids.append(np.array(flat, dtype=kind))
     counts.add("tokens", sum(lengths))
+    labels = [row.label for row in table.rows if row.label is not None]
     return {
         "ids.values": np.concatenate(ids),
         "ids.offsets": offsets_of(lengths),
         "second": np.array(second, dtype=np.int64),
-        "labels": _labels(table.rows, settings.spec),
+        "labels": np.array(labels, dtype=np.float32 if settings.spec.is_regression else np.int64),
         "index": np.array([row.index for row in table.rows], dtype=np.int64),
     }
 
@@ -102,7 +97,8 @@ def _encoded(rows: Sequence[GlueRow], vocabulary: Vocabulary) -> Iterator[tuple[
     return zip(first, second or ([] for _ in first), strict=True)
 
 
-def _fitted(first: int, second: int, room: int) -> tuple[int, int]:
+def fitted(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return the pieces that are kept of two sentences of so many pieces."""
     while first + second > room:
         if first > second:
             first -= 1
@@ -111,70 +107,51 @@ def _fitted(first: int, second: int, room: int) -> tuple[int, int]:
     return first, second
 
 
-def _labels(rows: Sequence[GlueRow], spec: GlueSpec) -> npt.NDArray[Any]:
-    found = [row.label for row in rows if row.label is not None]
-    return np.array(found, dtype=np.float32 if spec.is_regression else np.int64)
+def open_features(path: Path, *splits: str, task: str | None = None) -> GlueFeatures:
+    """Return the features of a file, or of a folder that holds exactly one file of a split.
+
+    Args:
+        path: the file or the folder.
+        splits: what they may be for; in a folder the first of them that there is. Without any all will do.
+        task: whose; None is any.
+    """
+    file = read_features(path, *(f"glue-{task or '*'}-{split}" for split in splits or ("*",)))
+    settings = Settings(**file.header.settings)
+    rows = TokenRows(
+        ids=file.ragged("ids"),
+        second=file.columns["second"],
+        labels=file.columns["labels"],
+        fingerprint=file.header.fingerprint,
+        vocab_size=settings.vocab_size,
+        vocabulary=settings.vocabulary,
+        pad_id=settings.pad_id,
+        max_seq_length=settings.max_seq_length,
+    )
+    return GlueFeatures(file.path, settings, rows, file.columns["index"])
 
 
-class GlueForm:
-    """Feature files of GLUE, of nine tasks each."""
+def to_predict(folder: Path, task: str | None = None) -> list[Path]:
+    """Return the files of a task in a folder that are not of its training table, in the order of its splits.
 
-    def open(self, path: Path, *splits: str, group: str | None = None) -> GlueFeatures:
-        """Return the features of a file, or of a folder that holds exactly one file of a split.
+    Args:
+        folder: where to look.
+        task: whose; None if there is only one.
 
-        Args:
-            path: the file or the folder.
-            splits: what they may be for; in a folder the first of them that there is. Without any all will do.
-            group: the task; None = any.
-        """
-        file = read_features(path, *(f"glue-{group or '*'}-{split}" for split in splits or ("*",)))
-        settings = Settings(**file.header.settings)
-        rows = TokenRows(
-            ids=file.ragged("ids"),
-            second=file.columns["second"],
-            labels=file.columns["labels"],
-            fingerprint=file.header.fingerprint,
-            vocab_size=settings.vocab_size,
-            vocabulary=settings.vocabulary,
-            pad_id=settings.pad_id,
-            max_seq_length=settings.max_seq_length,
+    Raises:
+        InputError: there are none, of several tasks, or several of one split.
+    """
+    tasks = [task] if task else sorted({path.name.split("-")[1] for path in folder.glob(f"glue-*{SUFFIX}")} & {*TASKS})
+    if len(tasks) > 1:
+        raise InputError("data-ambiguous", f"{folder} holds features of {', '.join(tasks)}: choose one with --task")
+    kinds = [f"glue-{name}-{split}" for name in tasks for split in TASKS[name].splits if split != TRAIN]
+    files = [find_features(folder, kind) for kind in kinds if features_in(folder, kind)]
+    if not files:
+        raise InputError(
+            "data-unprepared",
+            f"{folder} holds no GLUE features of {task or 'any task'} to predict: create them with "
+            f"`bertbench data glue --tasks {task or 'TASK'}`",
         )
-        return GlueFeatures(settings, rows, file.columns["index"])
-
-    def files_in(self, folder: Path, split: str, task: str) -> list[Path]:
-        """Return the files of a split of a task in a folder, by name."""
-        return features_in(folder, f"glue-{task}-{split}")
-
-    def find_all(self, folder: Path, task: str | None = None) -> list[Path]:
-        """Return the files of a task in a folder that are not of its training table, in the order of its splits.
-
-        Args:
-            folder: where to look.
-            task: whose; None if there is only one.
-
-        Raises:
-            InputError: there are none, of several tasks, or several of one split.
-        """
-        tasks = sorted({path.name.split("-")[1] for path in folder.glob(f"glue-*{SUFFIX}")} & TASKS.keys())
-        if task is None and len(tasks) > 1:
-            raise InputError("data-ambiguous", f"{folder} holds features of {', '.join(tasks)}: choose one with --task")
-        names = [task] if task is not None else tasks
-        splits = [(name, split) for name in names for split in TASKS[name].splits if split != TRAIN]
-        found = [
-            find_features(folder, f"glue-{name}-{split}")
-            for name, split in splits
-            if self.files_in(folder, split, name)
-        ]
-        if not found:
-            raise InputError(
-                "data-unprepared",
-                f"{folder} holds no GLUE features of {task or 'any task'} to predict: create them with "
-                f"`bertbench data glue --tasks {task or 'TASK'}`",
-            )
-        return found
-
-
-FORM = GlueForm()
+    return files
 
 
 def training_splits(split: str, task: str | None = None) -> tuple[str, ...]:

@@ -1,9 +1,8 @@
 """`bertbench data glue`: tables to files of features, and to text. Imports no torch."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from bert.data.features import Columns, Summary, make_features, vocabulary_notes, vocabulary_settings
@@ -12,14 +11,7 @@ from bert.data.pool import Progress
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.glue.config import GlueConfig
 from bert.tasks.glue.features import Settings, make_columns
-from bert.tasks.glue.hub import read_hub
-from bert.tasks.glue.tables import (
-    GlueRow,
-    GlueTable,
-    find_table,
-    missing_tables,
-    read_table,
-)
+from bert.tasks.glue.tables import GlueTable, find_table, missing_tables, read_hub, read_table
 from bert.tasks.glue.tasks import TRAIN, GlueSpec, task_of
 from common.atomic import write_text
 from common.errors import InputError
@@ -49,102 +41,71 @@ def prepare(config: GlueConfig, progress: Progress) -> list[GlueSummary]:
     """
     vocabulary = None if config.vocab is None else load_vocabulary(config.vocab, config.lower_case)
     done: list[GlueSummary] = []
-    tables = _found(config)
-    for number, spec in enumerate(tables):
-        progress("tasks of GLUE", number, len(tables))
-        for split, table, seconds in _tables(config, spec):
-            done.append(_prepare(config, spec, split, table, vocabulary, seconds))
-        progress("tasks of GLUE", number + 1, len(tables))
-    if config.input is not None:
-        notes = [note for spec in tables for note in missing_tables(config.input, spec)]
-        done[0] = replace(done[0], notes=(*notes, *done[0].notes))
-    return done
+    specs = _with_tables(config)
+    for number, spec in enumerate(specs):
+        progress("tasks of GLUE", number, len(specs))
+        done += [_prepare(config, spec, split, table, vocabulary) for split, table in _tables(config, spec)]
+        progress("tasks of GLUE", number + 1, len(specs))
+    notes = [note for spec in specs if config.input is not None for note in missing_tables(config.input, spec)]
+    return [replace(done[0], notes=(*notes, *done[0].notes)), *done[1:]]
 
 
-def _found(config: GlueConfig) -> list[GlueSpec]:
-    specs = [task_of(name) for name in config.wanted]
-    if config.input is None:
+def _with_tables(config: GlueConfig) -> list[GlueSpec]:
+    """Return the tasks that are wanted, of a folder those that it has tables of. Raises InputError: it lacks one."""
+    specs, folder = [task_of(name) for name in config.wanted], config.input
+    if folder is None:
         return specs
-    folder = config.input
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise InputError(
-            "path-kind" if folder.exists() else "path-missing",
-            f"{folder} {what}: give the folder of GLUE's archive or of one of its tasks",
-        )
     found = [spec for spec in specs if any(find_table(folder, spec, split) for split in spec.splits)]
     missing = [spec for spec in specs if spec not in found]
     if missing and (config.tasks or not found):
         needed = ", ".join(f"{spec.folder}/{spec.splits[0]}.tsv" for spec in missing)
-        raise InputError(
-            "data-missing",
-            f"{folder} holds no table of {', '.join(spec.name for spec in missing)}: give a folder with {needed}",
-        )
+        raise InputError("data-missing", f"{folder} does not hold {needed}: give a folder with GLUE's tables")
     return found
 
 
-def _tables(config: GlueConfig, spec: GlueSpec) -> Iterator[tuple[str, GlueTable, float]]:
-    began = time.monotonic()
+def _tables(config: GlueConfig, spec: GlueSpec) -> Iterator[tuple[str, GlueTable]]:
     if config.dataset is not None:
-        found = read_hub(config.dataset, spec)
-        share = (time.monotonic() - began) / len(found)
-        yield from ((split, table, share) for split, table in found.items())
+        yield from read_hub(config.dataset, spec).items()
         return
     assert config.input is not None
     for split in spec.splits:
-        path = find_table(config.input, spec, split)
-        if path is not None:
-            began = time.monotonic()
-            table = read_table(path, spec, split)
-            yield split, table, time.monotonic() - began
+        if path := find_table(config.input, spec, split):
+            yield split, read_table(path, spec, split)
 
 
 def _prepare(
-    config: GlueConfig, spec: GlueSpec, split: str, table: GlueTable, vocabulary: Vocabulary | None, seconds: float
+    config: GlueConfig, spec: GlueSpec, split: str, table: GlueTable, vocabulary: Vocabulary | None
 ) -> GlueSummary:
-    began = time.monotonic()
+    began, text = time.monotonic(), None
     counts, features, kept = table.counts, None, False
-    if vocabulary is not None:
-        assert config.vocab is not None
+    if vocabulary is not None and config.vocab is not None:
         settings = Settings(
             task=spec.name, split=split, **vocabulary_settings(vocabulary), max_seq_length=config.max_seq_length
         )
-        make = partial(_make, table, settings, vocabulary)
+
+        def make() -> tuple[Columns, Counts]:
+            counts = Counts()
+            counts.merge(table.counts.to_json())
+            return make_columns(table, settings, vocabulary, counts), counts
+
         features, counts, kept = make_features(
-            config.output, settings, Path(table.source), table.fingerprint, config.vocab, make
+            config.output, settings, table.source, table.fingerprint, config.vocab, make
         )
-    text = None
     if config.text is not None and split == TRAIN:
         text = config.text / f"{spec.name}.txt"
-        write_text(text, _text(table.rows))
+        # One paragraph for each example: its sentences.
+        write_text(text, "".join(f"{' '.join(filter(None, (row.first, row.second)))}\n\n" for row in table.rows))
+    notes = [
+        f"{table.source}: {counts.get(name):,} row(s) {name}: {', '.join(counts.names[name])}" for name in counts.names
+    ]
     return GlueSummary(
         input=table.source,
         features=features,
         kept=kept,
         counts=counts,
-        seconds=seconds + time.monotonic() - began,
-        notes=(*_notes(counts, table.source), *(vocabulary_notes(vocabulary) if vocabulary else ())),
+        seconds=time.monotonic() - began,
+        notes=(*notes, *(vocabulary_notes(vocabulary, counts) if vocabulary else ())),
         task=spec.name,
         split=split,
         text=text,
     )
-
-
-def _make(table: GlueTable, settings: Settings, vocabulary: Vocabulary) -> tuple[Columns, Counts]:
-    counts = Counts()
-    counts.merge(table.counts.to_json())
-    return make_columns(table, settings, vocabulary, counts), counts
-
-
-def _text(rows: Iterable[GlueRow]) -> str:
-    """One paragraph for each example: its sentences."""
-    return "".join(f"{' '.join(filter(None, (row.first, row.second)))}\n\n" for row in rows)
-
-
-def _notes(counts: Counts, source: Path) -> list[str]:
-    said = []
-    for name, count in counts.numbers.items():
-        if (name.startswith("left out") or name == "empty sentences") and count:
-            what = f"{count:,} row(s) {name}" if name.startswith("left out") else f"{count:,} row(s) with an empty text"
-            said.append(f"{source}: {what}: {'; '.join(counts.names.get(name, [])[:3])}")
-    return said

@@ -1,32 +1,33 @@
-"""Rows of a GLUE table: tab-separated text in which quotes mean nothing. Imports no torch."""
+"""Rows of a GLUE table, from tab-separated text in which quotes mean nothing or from `datasets`. Imports no torch."""
 
 import hashlib
 import math
 import re
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from bert.corpus.files import blocks, refuse_other_files
 from bert.data.finished import Counts
-from bert.tasks.glue.tasks import REGRESSION_RANGE, TRAIN, GlueSpec
-from common.errors import InputError, read_code
-from common.reading import decoded
+from bert.tasks.glue.tasks import DIAGNOSTIC, REGRESSION_RANGE, TRAIN, GlueSpec, is_test
+from common.errors import InputError, MissingToolError
+from common.reading import decoded, read_content
 
 MOST_UNUSABLE = 0.1
 """Share of lines that cannot be used from which on a table is taken for something else."""
 _LEAST_UNUSABLE = 5
-MOST_BYTES = 2**30
-"""Size, unpacked, beyond which a file is taken for something else (GLUE's largest has 71 MB)."""
-NO_LABEL = "left out: no label"
-WRONG_LABEL = "left out: unknown label"
-RAGGED = "left out: another number of fields than the header"
-NO_INDEX = "left out: no number in the index"
-REPEATED = "left out: index used before"
+LEFT_OUT = "left out: "
+"""Begin of the names of counts of unusable rows."""
 EMPTY = "empty sentences"
 """Name of the count of rows with an empty text, which are kept."""
-_SHOWN = 60
+MOST_BYTES = 2**30
+"""Size, unpacked, beyond which a file is taken for something else (GLUE's largest has 71 MB)."""
+_ENDINGS = (".tsv", ".tsv.gz")
+_OLDEST = 4
+"""Release of `datasets` since which a dataset is data alone: before it came with programs, which were run."""
+
+Raw = tuple[str, str, list[str], str]
+"""A row as it is written: its place in words, its number, its texts (none where it does not fit the header), label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class GlueTable:
     rows: tuple[GlueRow, ...]
     """Those that can be used, in order."""
     counts: Counts
-    """What was met: 'rows', and what was left out with the numbers of the first lines."""
+    """What was met: 'rows', and what was left out with the first places."""
 
     @property
     def fingerprint(self) -> str:
@@ -66,170 +67,159 @@ class GlueTable:
         return digest.hexdigest()
 
 
-def read_table(path: Path, spec: GlueSpec, split: str) -> GlueTable:
-    """Read a table.
-
-    Quotes are plain characters, only a line feed ends a line. Lines that cannot be used are left out and counted.
+def find_table(folder: Path, spec: GlueSpec, split: str) -> Path | None:
+    """Return the table of a split by its published name, plain or gzip; None if there is none.
 
     Args:
-        path: plain, gzip or bz2; UTF-8, with or without a byte order mark.
-        spec: its task.
-        split: which of the task's tables it is.
+        folder: GLUE's archive, or the folder of the task in it.
+        spec: the task.
+        split: which of the task's tables.
     """
-    lines = read_lines(path)
-    columns, begin = _columns(lines, spec, split)
-    layout = _layout(path, spec, split, columns)
-    counts = Counts({"rows": 0})
-    rows = tuple(_rows(lines[begin:], begin + 1, layout, spec, counts))
-    table = GlueTable(path, rows, counts)
-    check_table(table, sum(1 for line in lines[begin:] if line.strip()))
-    return table
+    place, name = ("diagnostic", "diagnostic") if split == DIAGNOSTIC else (spec.folder, split)
+    home = folder if folder.resolve().name == place else folder / place
+    return next((path for ending in _ENDINGS if (path := home / f"{name}{ending}").is_file()), None)
 
 
-def _columns(lines: Sequence[str], spec: GlueSpec, split: str) -> tuple[tuple[str, ...], int]:
-    headless = spec.headless.get(split)
-    return (tuple(lines[0].split("\t")), 1) if headless is None else (headless, 0)
+def missing_tables(folder: Path, spec: GlueSpec) -> list[str]:
+    """Return a note on the missing tables of a task that has others; none if all are there."""
+    missing = [split for split in spec.splits if split != DIAGNOSTIC and not find_table(folder, spec, split)]
+    names = ", ".join(f"{spec.folder}/{split}.tsv" for split in missing)
+    return [f"{spec.name}: {names} (or .tsv.gz) not found in {folder}"] if missing else []
 
 
-def check_table(table: GlueTable, lines: int) -> None:
-    """Refuse a table with no row, or of which too much was left out. Raises InputError."""
-    left_out = lines - len(table.rows)
-    reasons = "; ".join(
-        f"{name.removeprefix('left out: ')}: {count:,} ({', '.join(table.counts.names.get(name, ()))})"
-        for name, count in table.counts.numbers.items()
-        if name.startswith("left out")
-    )
-    if not table.rows:
-        raise InputError(
-            "rows-invalid" if reasons else "file-empty",
-            f"{table.source} holds no usable row ({reasons or 'it is empty'}): download it again",
-        )
-    if left_out > max(_LEAST_UNUSABLE, MOST_UNUSABLE * lines):
-        raise InputError(
-            "rows-invalid",
-            f"{left_out:,} of the {lines:,} rows of {table.source} are not usable ({reasons}): correct it or download "
-            "it again",
-        )
-
-
-def read_lines(path: Path, wanted: str = "a table of GLUE") -> list[str]:
-    """Return the lines of a text file, which only a line feed ends; at least one.
-
-    Args:
-        path: the file.
-        wanted: what is to be given where it cannot be read, in words.
-    """
-    try:
-        refuse_other_files(path)
-        content = bytearray()
-        for block, _ in blocks(path):
-            content += block
-            if len(content) > MOST_BYTES:
-                raise InputError(
-                    "file-limit",
-                    f"{path} holds more than {MOST_BYTES >> 20} MiB, too large for a GLUE table: give GLUE's tables",
-                )
-    except (EOFError, zlib.error) as error:
-        raise InputError(
-            read_code(error),
-            f"{path} is truncated or damaged ({error}): download it again",
-        ) from error
-    except OSError as error:
-        raise InputError(read_code(error), f"cannot read {path}: {error.strerror or error}; give {wanted}") from error
-    text = decoded(path, bytes(content), "table", f"give {wanted}")
-    if "\0" in text[:4096]:
-        raise InputError("file-encoding", f"{path} holds NUL bytes and is not text: download it again")
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a UTF-8 file, plain or gzip, which only a line feed ends; at least one. Raises InputError."""
+    remedy = "give a table of GLUE"
+    text = decoded(path, read_content(path, "GLUE table", remedy, MOST_BYTES, packed=True), "table", remedy)
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Positions of the required columns."""
+def read_table(path: Path, spec: GlueSpec, split: str) -> GlueTable:
+    """Read a file. Lines that cannot be used are left out and counted.
 
-    width: int
-    texts: tuple[int, ...]
-    label: int | None
-    index: int | None
+    Raises:
+        InputError: it cannot be read, has not the columns of the split, or too many lines cannot be used.
+    """
+    return _table(path, spec, split, _lines(path, spec, split))
 
 
-def _layout(path: Path, spec: GlueSpec, split: str, columns: Sequence[str]) -> _Layout:
-    names = [name.strip() for name in columns]
-    needed = [*spec.texts, *([] if split in spec.tests else [spec.label])]
-    missing = [name for name in needed if name not in names]
-    if missing:
-        shown = ", ".join(repr(name[:_SHOWN]) for name in names[:12]) or "nothing"
+def _lines(path: Path, spec: GlueSpec, split: str) -> Iterator[Raw]:
+    lines = read_lines(path)
+    headless = spec.headless if not is_test(split) else ()
+    names = [name.strip() for name in headless or lines[0].split("\t")]
+    needed = {*spec.texts, *([] if is_test(split) else [spec.label])}
+    if not needed <= set(names):
         raise InputError(
             "columns-missing",
-            f"{path}, line 1: the header of {spec.name}'s {split} table needs the columns {', '.join(needed)}, and "
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not among {shown}",
+            f"{path}, line 1: {', '.join(names)[:200]!r} has not the columns of {spec.name}'s {split} table, "
+            f"{', '.join(sorted(needed))}: give that table",
         )
-    label = names.index(spec.label) if split not in spec.tests else None
     # Nothing is handed in for rows that are trained on: their numbers need not be unique.
-    index = names.index(spec.index) if spec.index in names and split != TRAIN else None
-    return _Layout(len(names), tuple(names.index(name) for name in spec.texts), label, index)
+    has_index = spec.index in names and split != TRAIN
+    for number, line in enumerate(lines if headless else lines[1:]):
+        if line.strip():
+            fields = line.split("\t")
+            row = dict(zip(names, fields, strict=False)) if len(fields) == len(names) else {}
+            index = row.get(spec.index, "") if has_index else str(number)
+            place = f"line {number + (1 if headless else 2)}"
+            yield place, index, [row[name] for name in spec.texts if row], row.get(spec.label, "")
 
 
-def _rows(lines: Iterable[str], first: int, layout: _Layout, spec: GlueSpec, counts: Counts) -> Iterator[GlueRow]:
-    seen: set[int] = set()
-    for number, line in enumerate(lines):
-        if not line.strip():
-            continue
-        place = f"line {first + number}"
-        fields = line.split("\t")
-        if len(fields) != layout.width:
-            counts.add(RAGGED, example=f"{place}: {len(fields)} instead of {layout.width}")
-            continue
-        index = number if layout.index is None else row_number(fields[layout.index])
-        texts = [fields[column] for column in layout.texts]
-        label = None if layout.label is None else fields[layout.label]
-        row = make_row(spec, index, texts, label, seen, counts, place, layout.label is not None)
-        if row is not None:
-            yield row
-
-
-def make_row(
-    spec: GlueSpec,
-    index: int | None,
-    texts: Sequence[str],
-    label: str | None,
-    seen: set[int],
-    counts: Counts,
-    place: str,
-    has_labels: bool,
-) -> GlueRow | None:
-    """Return an example, or None if it cannot be used, which is counted.
+def read_hub(name: str, spec: GlueSpec) -> dict[str, GlueTable]:
+    """Return the tables of a task by split, from the `datasets` library.
 
     Args:
-        spec: its task.
-        index: its number; None if it has none.
-        texts: its sentences.
-        label: as it was written.
-        seen: indexes of the rows before, to which this one's is added.
-        counts: receives the counts.
-        place: its place, in words.
-        has_labels: whether it needs a label.
+        name: what datasets.load_dataset takes: a name on the hub, or a local folder.
+        spec: the task, which is the name of the configuration.
+
+    Raises:
+        InputError: the library cannot load it, or it is no task of GLUE.
+        MissingToolError: the library is missing or too old.
     """
-    if index is None:
-        counts.add(NO_INDEX, example=place)
-        return None
-    if index in seen:
-        counts.add(REPEATED, example=f"{place}: {index}")
-        return None
-    value = None
-    if has_labels:
-        text = (label or "").strip()
-        if text in ("", "-"):
-            counts.add(NO_LABEL, example=place)
-            return None
-        value = label_of(spec, text)
-        if value is None:
-            counts.add(WRONG_LABEL, example=f"{place}: {text[:_SHOWN]!r}")
-            return None
-    if not all(text.strip() for text in texts):
-        counts.add(EMPTY, example=place)
-    seen.add(index)
-    counts.add("rows")
-    return GlueRow(index, texts[0], texts[1] if len(texts) > 1 else None, value)
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingToolError(
+            "package-missing", "--dataset needs `datasets`: pip install datasets, or give --input FOLDER"
+        ) from error
+    if int(datasets.__version__.split(".")[0]) < _OLDEST:
+        raise MissingToolError(
+            "tool-version",
+            f"datasets {datasets.__version__} runs code of a dataset: pip install 'datasets>={_OLDEST}'",
+        )
+    datasets.disable_progress_bars()
+    try:
+        loaded = datasets.load_dataset(name, spec.name)  # nosec B615 # whose name and version the user chooses
+    except Exception as error:  # the library raises what the network, the hub or pyarrow raise
+        raise InputError(
+            "download-failed",
+            f"datasets.load_dataset({name!r}, {spec.name!r}) failed ({error}): give another --dataset, or --input",
+        ) from error
+    tables = {
+        split: _table(Path(f"{name}/{spec.name}/{hub_split(split)}"), spec, split, _examples(spec, split, data))
+        for split in spec.splits
+        if (data := loaded.get(hub_split(split))) is not None
+    }
+    if not tables:
+        raise InputError("data-missing", f"the dataset {name} has no split of GLUE's {spec.name}, only {[*loaded]}")
+    return tables
+
+
+def hub_split(split: str) -> str:
+    """Return what `datasets` calls a split: validation instead of dev."""
+    return split.replace("dev", "validation", 1)
+
+
+def _examples(spec: GlueSpec, split: str, data: Any) -> Iterator[Raw]:
+    texts = spec.hub_texts or spec.texts
+    if missing := {*texts, "label"} - {*data.column_names}:
+        raise InputError(
+            "columns-missing",
+            f"the dataset has no columns {', '.join(missing)} of {spec.name}, but {data.column_names}",
+        )
+    names = getattr(data.features["label"], "names", None) or spec.classes
+    classes = spec.classes if set(spec.classes) == {"0", "1"} else tuple(names)
+    if len(names) != len(spec.classes) or set(classes) != set(spec.classes):
+        raise InputError("labels-invalid", f"the dataset has the classes {names}, but {spec.name} {spec.classes}")
+    has_index = "idx" in data.column_names and split != TRAIN
+    for number, row in enumerate(data):
+        value = row["label"]
+        # The library writes a missing label as -1.
+        label = "" if value in (None, -1) else str(value) if spec.is_regression else classes[value]
+        index = row["idx"] if has_index else number
+        yield f"row {number}", str(index), [str(row[name]) for name in texts], label
+
+
+def _table(source: Path, spec: GlueSpec, split: str, raw: Iterable[Raw]) -> GlueTable:
+    """Return the rows that can be used, and counts of the others. Raises InputError if these are too many."""
+    rows: list[GlueRow] = []
+    counts, seen, total = Counts({"rows": 0}), set[int](), 0
+    for place, index, texts, label in raw:
+        total += 1
+        number, value = row_number(index), None if is_test(split) else label_of(spec, label.strip())
+        reason = None
+        if not texts:
+            reason = "another number of fields than the header"
+        elif number is None or number in seen:
+            reason = "no number in the index" if number is None else "index used before"
+        elif value is None and not is_test(split):
+            reason = "no label" if label.strip() in ("", "-") else "unknown label"
+        if reason is not None or number is None:
+            counts.add(f"{LEFT_OUT}{reason}", example=place)
+            continue
+        seen.add(number)
+        counts.add("rows")
+        if not all(text.strip() for text in texts):
+            counts.add(EMPTY, example=place)
+        rows.append(GlueRow(number, texts[0], texts[1] if len(texts) > 1 else None, value))
+    unusable = total - len(rows)
+    reasons = "; ".join(f"{name}: {', '.join(places)}" for name, places in counts.names.items() if name != EMPTY)
+    if not rows or unusable > max(_LEAST_UNUSABLE, MOST_UNUSABLE * total):
+        raise InputError(
+            "rows-invalid" if unusable else "file-empty",
+            f"{unusable:,} of the {total:,} rows of {source} are not usable ({reasons}): download it again",
+        )
+    return GlueTable(source, tuple(rows), counts)
 
 
 def label_of(spec: GlueSpec, text: str, anywhere: bool = False) -> float | None:
@@ -253,26 +243,3 @@ def label_of(spec: GlueSpec, text: str, anywhere: bool = False) -> float | None:
 def row_number(text: str) -> int | None:
     """Return the number that a row has in its table; None for none: 18 digits are what an int64 holds for certain."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
-
-
-ENDINGS = (".tsv", ".tsv.gz")
-
-
-def find_table(folder: Path, spec: GlueSpec, split: str) -> Path | None:
-    """Return the table of a split by its published name, plain or gzip; None if there is none.
-
-    Args:
-        folder: GLUE's archive, or the folder of the task in it.
-        spec: the task.
-        split: which of the task's tables.
-    """
-    place, name = spec.elsewhere.get(split, (spec.folder, split))
-    home = folder if folder.resolve().name == place else folder / place
-    return next((path for ending in ENDINGS if (path := home / f"{name}{ending}").is_file()), None)
-
-
-def missing_tables(folder: Path, spec: GlueSpec) -> list[str]:
-    """Return a note on the missing tables of a task that has others; none if all are there."""
-    missing = [split for split in spec.splits if split not in spec.elsewhere and not find_table(folder, spec, split)]
-    names = ", ".join(f"{spec.folder}/{split}.tsv" for split in missing)
-    return [f"{spec.name}: {names} (or .tsv.gz) not found in {folder}"] if missing else []

@@ -9,7 +9,7 @@ from bert.data.lengths import is_synthetic
 from bert.data.rows import Labels, TokenRows
 from bert.tasks.base import DataSource, Trained
 from bert.tasks.classification import ClassificationTask
-from bert.tasks.glue.features import FORM, training_splits
+from bert.tasks.glue.features import open_features, to_predict, training_splits
 from bert.tasks.glue.scores import check_packages, decided, score_names, scores
 from bert.tasks.glue.tasks import TASKS, GlueSpec
 from bert.tasks.options import TaskOption
@@ -64,7 +64,7 @@ class GlueTask(ClassificationTask):
         task = self.values.get("task")
         group = None if task is None else str(task)
         splits = training_splits(split, group) if split in (TRAINING, EVALUATION) else (split,)
-        return FORM.open(source, *splits, group=group).rows
+        return open_features(source, *splits, task=group).rows
 
     def resolve(self, source: DataSource) -> Mapping[str, Any]:
         """The task that the features are of, where none was named; cola for synthetic data."""
@@ -72,7 +72,7 @@ class GlueTask(ClassificationTask):
             return self.values
         if is_synthetic(source.source):
             return {"task": "cola"}
-        return {"task": FORM.open(Path(source.source), *training_splits(TRAINING)).settings.task}
+        return {"task": open_features(Path(source.source), *training_splits(TRAINING)).settings.task}
 
     def evaluation_rows(self, source: str, seq_len: int, wanted: str | None, training: TokenRows) -> TokenRows:
         """As the other tasks do; by default, the dev rows beside the training rows."""
@@ -92,7 +92,7 @@ class GlueTask(ClassificationTask):
         features = Path(trained.eval_data or trained.folder())
         try:
             if features.is_dir():
-                FORM.find_all(features, task)
+                to_predict(features, task)
         except InputError:
             return None
         return trained.prediction(self.name, "--task", task, "--features", str(features))

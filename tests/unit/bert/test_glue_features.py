@@ -15,7 +15,7 @@ from support.refusals import refused
 from bert.data.features import read_header
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.glue.config import GlueConfig
-from bert.tasks.glue.features import FORM, _fitted
+from bert.tasks.glue.features import fitted, open_features
 from bert.tasks.glue.prepare import GlueSummary, prepare
 from bert.tasks.glue.tasks import TASKS
 from common.errors import Code, MissingToolError
@@ -36,9 +36,9 @@ def test_all_nine_tasks_are_prepared_with_every_split(tmp_path: Path, vocab: Pat
     assert [(s.task, s.split) for s in summaries] == [(task, split) for task in TASKS for split in splits_of(task)]
     for summary in summaries:
         assert summary.features is not None
-        features = FORM.open(summary.features)
+        features = open_features(summary.features)
         spec = TASKS[summary.task]
-        assert len(features) == 12 and features.rows.has_labels == (not summary.split.startswith("test"))
+        assert len(features.rows) == 12 and features.rows.has_labels == (not summary.split.startswith("test"))
         assert features.rows.labels.dtype == (np.float32 if spec.is_regression else np.int64)
         assert features.index.tolist() == list(range(12))
 
@@ -50,7 +50,7 @@ def test_rows_are_cls_first_sep_second_sep(tmp_path: Path, vocab: Path) -> None:
     words = {}
     for task, path in paths.items():
         assert path is not None
-        rows = FORM.open(path).rows
+        rows = open_features(path).rows
         words[task] = [pieces[i] for i in rows.ids[3]], int(rows.second[3])
     assert words["rte"] == (["[CLS]", "one", "3", ".", "[SEP]", "two", "3", ".", "[SEP]"], 5)
     assert words["sst2"] == (["[CLS]", "a", "film", "3", "[SEP]"], 5)
@@ -68,7 +68,7 @@ def test_the_longer_sentence_is_cut_piece_by_piece(first: int, second: int, room
     plain, other = ["a"] * first, ["b"] * second
     while len(plain) + len(other) > room:
         (plain if len(plain) > len(other) else other).pop()
-    assert _fitted(first, second, room) == (len(plain), len(other))
+    assert fitted(first, second, room) == (len(plain), len(other))
 
 
 @pytest.mark.parametrize("sentences", [(20, 0), (0, 20), (20, 20), (0, 0)], ids=["first", "second", "both", "none"])
@@ -82,7 +82,7 @@ def test_rows_of_a_pair_with_an_empty_sentence_are_cut_to_the_length(
     (path,) = (s.features for s in made(input=folder, vocab=vocab, output=tmp_path / "out", max_seq_length=12)
                if s.split == "train")  # fmt: skip
     assert path is not None
-    rows = FORM.open(path).rows
+    rows = open_features(path).rows
     kept = {(20, 0): (9, 0), (0, 20): (0, 9), (20, 20): (5, 4), (0, 0): (0, 0)}[sentences]
     pieces = load_vocabulary(vocab, True).pieces
     expected = ["[CLS]", *["two"] * kept[0], "[SEP]", *["two"] * kept[1], "[SEP]"]
@@ -114,7 +114,6 @@ def test_the_text_of_the_training_tables_is_written_for_pretraining(tmp_path: Pa
         ({"input": Path("a"), "dataset": "b", "vocab": Path("v")}, "option-conflict", ("--input", "--dataset")),
         ({"input": Path("a")}, "option-missing", ("--vocab", "--text")),
         ({"input": Path("a"), "vocab": Path("v"), "tasks": ("cols",)}, "option-choice", ("'cols'", "'cola'")),
-        ({"input": Path("a"), "vocab": Path("v"), "tasks": ("cola", "cola")}, "option-value", ("--tasks cola cola",)),
         ({"input": Path("a"), "vocab": Path("v"), "max_seq_length": 4}, "option-value", ("--max-seq-length 4", 5)),
     ],
 )
@@ -140,8 +139,7 @@ def hub_folder(folder: Path, glue: Path, tasks: tuple[str, ...], swap: bool = Fa
     """The tables as a local dataset of the hub's form: parquet files, class names, a card with configurations."""
     import datasets
 
-    from bert.tasks.glue.hub import hub_split
-    from bert.tasks.glue.tables import read_table
+    from bert.tasks.glue.tables import hub_split, read_table
 
     card = ["---", "configs:"]
     for task in tasks:
@@ -153,8 +151,9 @@ def hub_folder(folder: Path, glue: Path, tasks: tuple[str, ...], swap: bool = Fa
             rows = read_table(glue / spec.folder / f"{split}.tsv", spec, split).rows
             labels = [-1 if r.label is None else r.label if spec.is_regression else int(r.label) for r in rows]
             labels = [spec.labels - 1 - x if swap and x >= 0 else x for x in labels]
-            texts = {spec.hub_texts[0]: [r.first for r in rows]}
-            texts |= {spec.hub_texts[1]: [r.second for r in rows]} if len(spec.hub_texts) > 1 else {}
+            hub_texts = spec.hub_texts or spec.texts
+            texts = {hub_texts[0]: [r.first for r in rows]}
+            texts |= {hub_texts[1]: [r.second for r in rows]} if len(hub_texts) > 1 else {}
             data = {**texts, "label": labels, "idx": [r.index for r in rows]}
             kinds = {
                 **{name: datasets.Value("string") for name in texts},

@@ -14,8 +14,8 @@ from support.refusals import refused
 from bert.checkpoints.tensor_files import read_tensors, write_safetensors
 from bert.tasks.classify.store import opened
 from bert.tasks.glue import tables
-from bert.tasks.glue.hub import read_hub
 from bert.tasks.glue.scores import read_answers
+from bert.tasks.glue.tables import read_hub
 from bert.tasks.glue.tasks import TASKS
 
 
@@ -35,9 +35,9 @@ def test_numbers_of_thousands_of_digits_in_tables_of_glue_are_none(tmp_path: Pat
     rows = "".join(f"{number}\ta\n" for number in range(50))
     (tmp_path / "test.tsv").write_text(f"index\tsentence\n{rows}{LONG}\tb\n{2**63}\tc\n")
     found = tables.read_table(tmp_path / "test.tsv", TASKS["sst2"], "test")
-    assert len(found.rows) == 50 and found.counts.get(tables.NO_INDEX) == 2
+    assert len(found.rows) == 50 and found.counts.get("left out: no number in the index") == 2
     (tmp_path / "SST-2.tsv").write_text(f"index\tprediction\n{LONG}\t1\n")
-    with refused("rows-invalid", "SST-2.tsv, line 2: "):
+    with refused("answers-invalid", "SST-2.tsv, line 2: "):
         read_answers(tmp_path / "SST-2.tsv", TASKS["sst2"])
 
 
