@@ -10,7 +10,6 @@ from bert.data.lengths import PADDINGS
 from bert.model.config import ModelConfig
 from bert.model.step import Step
 from bert.tasks.options import TaskOption
-from common.errors import UsageError
 from common.registry import lookup
 from common.train_spec import TrainSpec
 
@@ -180,10 +179,7 @@ class Evaluator(Protocol):
         """This rank's part of a sum over ranks, a float64 vector on the CPU.
 
         `model` is on `device`, in evaluation mode and without what a strategy wraps around it; no gradients are kept.
-
-        Raises:
-            UsageError: the model has not the heads of the task.
-            InputError: the data are damaged.
+        Raises UsageError: the model has not the heads of the task.
         """
 
     def score(self, total: "torch.Tensor") -> Evaluation:
@@ -241,20 +237,10 @@ class Task(Protocol):
     nothing to warn of, and the state of its optimizer is not taken. Else bertbench checkpoints must have all heads."""
 
     def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
-        """Inspect data, real or synthetic; `options` are of the task, with its defaults.
-
-        Raises:
-            InputError: there is none, or it is damaged (the message names the file).
-            UsageError: no such synthetic data.
-        """
+        """Inspect data, real or synthetic, with these options. Raises InputError, UsageError."""
 
     def resolve(self, source: DataSource) -> Mapping[str, Any]:
-        """Return the options with those that follow from the data, such as the number of labels.
-
-        Raises:
-            UsageError: options that the data cannot be used with.
-            InputError: the data cannot be read.
-        """
+        """Return the options with those that follow from the data, such as the number of labels. Raises InputError."""
 
     def check_evaluation(self, source: str, seq_len: int, wanted: str | None) -> None:
         """Inspect the evaluation data of a run before it begins.
@@ -300,31 +286,17 @@ class Task(Protocol):
         """Inspect the data of a run. Raises InputError if they are missing, damaged or of another vocabulary."""
 
     def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> Evaluator:
-        """Open what a model is evaluated on while it is trained on `spec`.
-
-        Raises:
-            InputError: there is nothing, it is damaged, or it does not fit `spec`.
-            UsageError: `wanted` says too little or too much.
-        """
+        """Open what a model is evaluated on while it is trained on `spec`; raises as `check_evaluation` does."""
 
 
 def deciding(task: Task, best_by: str | None) -> tuple[str, bool]:
     """Return the score that says which checkpoint is the best, and whether more of it is better.
 
-    Args:
-        task: what is trained.
-        best_by: one of its scores; None is the task's own choice.
-
-    Raises:
-        UsageError: the task has no such score, or it is a threshold.
+    `best_by` is one of the scores, None is the task's own choice. Raises UsageError: the task has no such score, or it
+    is a threshold.
     """
     if best_by is None or best_by == task.deciding_score:
         return task.deciding_score, task.higher_is_better
     choices = [score for score in task.scores if not score.endswith("_thresh")]
-    if best_by in task.scores and best_by not in choices:
-        raise UsageError(
-            "option-choice",
-            f"{best_by} is a threshold, not a score: choose one of {', '.join(choices)}",
-        )
     lookup(dict.fromkeys(choices), best_by, f"score of {task.name}")
     return best_by, not best_by.endswith("_loss")

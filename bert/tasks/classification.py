@@ -37,15 +37,7 @@ _LARGEST_POOL = 256
 
 
 def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows, source: str) -> None:
-    """Refuse rows on which the trained model cannot be evaluated.
-
-    Args:
-        rows: those to evaluate on.
-        place: where they lie.
-        seq_len: maximum tokens of a row of the run.
-        training: those that are trained on.
-        source: where those lie.
-    """
+    """Refuse rows in a `place` that a model of `seq_len` tokens, trained on rows in `source`, cannot be judged by."""
     check_rows(rows, place, seq_len)
     if rows.vocabulary != training.vocabulary:
         raise InputError(
@@ -65,8 +57,7 @@ class ClassificationTask(RowData):
     heads: Heads = "classes"
     commands = MappingProxyType(
         {
-            "predict": ("bert.tasks.commands:RowPredict", "labels of prepared rows"),
-            "eval": ("bert.tasks.commands:RowEval", "scores of such labels"),
+            "predict": ("bert.tasks.commands:RowPredict", "labels of prepared rows, and their scores"),
         }
     )
     seq_len = 128
@@ -184,11 +175,7 @@ class ClassificationTask(RowData):
         return LabelledRows(rows, chosen, self.labels, score, spec, f"{rows.fingerprint}/{len(chosen)}")
 
     def rows_of(self, spec: DataSpec, split: str) -> TokenRows:
-        """Return the rows of a split of `spec.data`; the latest ones are kept.
-
-        Raises:
-            InputError: they are missing, damaged, or have labels that the task has not.
-        """
+        """Return the rows of a split of `spec.data`, with labels that the task has; the latest ones are kept."""
         key = (spec.data, split, spec.seq_len)
         if self._opened is None or self._opened[0] != key:
             rows = self.rows(Path(spec.data), split, spec.seq_len)

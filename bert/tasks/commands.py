@@ -1,7 +1,7 @@
 """A task's part of the commands `data`, `predict` and `eval`: options that become flags, and results.
 Imports no torch.
 
-Tasks on whole rows with no form of their own have RowPredict and RowEval.
+Tasks on whole rows with no form of their own have RowPredict.
 """
 
 import csv
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PREDICTIONS_FILE = "predictions.tsv"
-_FIRST_COLUMNS = ["index", "prediction"]
 _MOST_NAMED = 5
 
 
@@ -143,14 +142,7 @@ class PrepareCommand(TaskCommand):
 
 
 def timed(host: Host, what: str, count: int, compute: Callable[[Callable[[int], None]], T]) -> tuple[T, float]:
-    """Return what `compute` returns, and its seconds; the user sees how many of `count` are done.
-
-    Args:
-        host: what shows it.
-        what: what is counted.
-        count: how many in all.
-        compute: takes a function to call with the number done.
-    """
+    """Return what `compute` returns, and its seconds; it takes a function that shows how many of `count` are done."""
     began = time.monotonic()
     found = compute(lambda done: host.progress(what, done, count))
     return found, time.monotonic() - began
@@ -198,7 +190,8 @@ class RowPredictOptions:
 
 
 class RowPredict(TaskCommand):
-    """Predict the class, or the value, of each row with a trained model. Runs as one process on one device.
+    """Predict the class, or the value, of each row with a trained model, and score them where they have labels. Runs as
+    one process on one device.
 
     Examples:
         bertbench predict TASK --checkpoint runs/train --data data
@@ -220,8 +213,12 @@ class RowPredict(TaskCommand):
         logits, seconds = timed_logits(ready, rows, task.labels, host)
         path = options.out / PREDICTIONS_FILE
         _write(path, logits, task.regression)
-        scores = plain_scores(task.score(logits, rows.labels)) if rows.has_labels else None
-        found: dict[str, Any] = {
+        facts: list[tuple[str, object]] = [("checkpoint", opened.source), ("rows", rate(len(rows), seconds))]
+        scores = None
+        if rows.has_labels:
+            scores = plain_scores(task.score(logits, rows.labels))
+            facts.append(("scores", ", ".join(in_words(name, value) for name, value in scores.items())))
+        document = {
             "task": self.task,
             "checkpoint": str(opened.source),
             "data": str(options.data),
@@ -232,59 +229,7 @@ class RowPredict(TaskCommand):
             "scores": scores,
             "written": str(path),
         }
-        words = ["eval", self.task, "--checkpoint", str(options.checkpoint), "--data", str(options.data)]
-        words += ["--split", options.split, "--predictions", str(path)]
-        facts = [("checkpoint", found["checkpoint"]), ("rows", rate(len(rows), seconds)), *_told(scores)]
-        return Outcome(document=found, shown=[[*facts, ("wrote", path)]], following=words if rows.has_labels else None)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowEvalOptions:
-    """Of `bertbench eval TASK`."""
-
-    checkpoint: Path
-    """Training run or checkpoint that made the predictions; it records the options of the task."""
-    data: Path
-    """Rows with labels, prepared by `bertbench data` for the task."""
-    predictions: Path
-    """predictions.tsv of `bertbench predict`."""
-    split: str = EVALUATION
-    """Split that was predicted."""
-
-
-class RowEval(TaskCommand):
-    """Score predictions with the scores of the task.
-
-    Examples:
-        bertbench eval TASK --checkpoint runs/train --data data --predictions runs/predictions/predictions.tsv
-    """
-
-    options = RowEvalOptions
-
-    def run(self, options: RowEvalOptions, host: Host) -> Outcome:
-        """Score the predictions."""
-        task = trained_task(self.task, host.checkpoint(options.checkpoint))
-        rows = task.rows(options.data, options.split)
-        task.check_labels(rows, str(options.data))
-        if not rows.has_labels:
-            raise InputError("labels-invalid", f"the rows in {options.data} have no labels: give labeled data to score")
-        logits = _read(options.predictions, task.labels)
-        if len(logits) != len(rows):
-            raise InputError(
-                "answers-invalid",
-                f"{options.predictions} has {len(logits):,} predictions, but {options.data} {len(rows):,} rows: give "
-                "the data they were made for",
-            )
-        scores = plain_scores(task.score(logits, rows.labels))
-        found = {
-            "task": self.task,
-            "data": str(options.data),
-            "split": options.split,
-            "predictions": str(options.predictions),
-            "rows": len(rows),
-            "scores": scores,
-        }
-        return Outcome(document=found, shown=[[("rows", f"{len(rows):,}"), *_told(scores)]])
+        return Outcome(document=document, shown=[[*facts, ("wrote", path)]])
 
 
 def trained_task(name: str, checkpoint: Path) -> "ClassificationTask":
@@ -321,27 +266,6 @@ def _write(path: Path, logits: npt.NDArray[np.float32], regression: bool) -> Non
     answers = logits[:, 0] if regression else logits.argmax(1)
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow([*_FIRST_COLUMNS, *(f"logit_{number}" for number in range(logits.shape[1]))])
+        writer.writerow(["index", "prediction", *(f"logit_{number}" for number in range(logits.shape[1]))])
         for index, (answer, row) in enumerate(zip(answers.tolist(), logits.tolist(), strict=True)):
             writer.writerow([index, answer, *row])
-
-
-def _read(path: Path, classes: int) -> npt.NDArray[np.float32]:
-    """Return the logits [N, K] in a file of predictions. Raises InputError."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            head, *rows = list(csv.reader(file, delimiter="\t"))
-        if head[: len(_FIRST_COLUMNS)] != _FIRST_COLUMNS or len(head) != len(_FIRST_COLUMNS) + classes:
-            raise ValueError(f"its columns are {', '.join(head)[:80]}")
-        return np.array([row[len(_FIRST_COLUMNS) :] for row in rows], dtype=np.float32).reshape(-1, classes)
-    except OSError as error:
-        raise InputError("path-unreadable", f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(
-            "answers-invalid",
-            f"{path} is not a predictions.tsv for {classes} logits ({error}): create one with `bertbench predict`",
-        ) from error
-
-
-def _told(scores: Mapping[str, float | None] | None) -> list[tuple[str, Any]]:
-    return [("scores", ", ".join(in_words(name, value) for name, value in scores.items()))] if scores else []

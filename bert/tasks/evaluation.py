@@ -19,13 +19,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 def outputs(ready: Ready, rows: TokenRows, told: Callable[[int], None] | None = None) -> Iterator[tuple[Int64, Any]]:
-    """Yield a model's output for each batch of rows, with the numbers [B] of its rows.
-
-    Args:
-        ready: what computes, and which of the rows.
-        rows: the rows, with labels or without.
-        told: called with the number of rows done so far.
-    """
+    """Yield a model's output for each batch of rows, with the numbers [B] of its rows; `told` gets the number done."""
     done = 0
     for numbers, batch in evaluation_rows(rows, ready.batch_size, ready.rank, ready.world_size, ready.chosen):
         with torch.inference_mode(), ready.precision.autocast():
@@ -53,11 +47,7 @@ class LabelledRows:
     fingerprint: str
 
     def measure(self, model: torch.nn.Module, device: torch.device, precision: Precision) -> torch.Tensor:
-        """Return the logits of this rank's rows, 0 for the others, [rows x K].
-
-        Raises:
-            UsageError: the model has no head of so many classes.
-        """
+        """Return the logits of this rank's rows, 0 for the others, [rows x K]."""
         spec = self.spec
         ready = Ready(model, device, precision, spec.micro_batch_size, spec.rank, spec.world_size, self.chosen)
         logits = row_logits(ready, self.rows, self.classes)
@@ -73,14 +63,8 @@ class LabelledRows:
 def row_logits(ready: Ready, rows: TokenRows, classes: int, told: Callable[[int], None] | None = None) -> Float32:
     """Return the logits [N, K] of the rows that `ready` computes, 0 for the others.
 
-    Args:
-        ready: the output of its model has `logits` [B, K], and its `labels` are K, as those of BertForLabels.
-        rows: the rows, with labels or without.
-        classes: K.
-        told: called with the number of rows done so far.
-
-    Raises:
-        UsageError: the model has no head of so many classes.
+    The output of its model has `logits` [B, K], and its `labels` are K, as those of BertForLabels. Raises UsageError:
+    it has no head of so many classes.
     """
     labels = getattr(ready.model, "labels", None)
     if labels != classes:

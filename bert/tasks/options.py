@@ -28,35 +28,25 @@ class TaskOption:
     says: str = ""
     """What it is, for the help of the commands."""
 
-    def check(self, task: str, value: object) -> None:
+    def check(self, value: object) -> None:
         """Refuse an invalid value. Raises UsageError."""
-        if type(value) is not self.kind:
-            wanted = {str: "a word", int: "a whole number", bool: "true or false"}[self.kind]
-            raise UsageError("option-value", f"{self.name}={value!r} of task {task} must be {wanted}")
         if self.choices and value not in self.choices:
-            raise UsageError(
-                "option-choice", f"{self.name}={value!r} of task {task}: choose one of {', '.join(self.choices)}"
-            )
-        if isinstance(value, int) and not isinstance(value, bool) and value < self.least:
-            raise UsageError("option-value", f"{self.name}={value} of task {task} must be at least {self.least}")
+            raise UsageError("option-choice", f"{self.name}={value!r}: choose one of {', '.join(self.choices)}")
+        low = isinstance(value, int) and self.kind is int and value < self.least
+        if type(value) is not self.kind or low:
+            wanted = {str: "a word", int: f"a whole number of at least {self.least}", bool: "true or false"}[self.kind]
+            raise UsageError("option-value", f"{self.name}={value!r} must be {wanted}")
 
 
 def check_options(task: str, known: Sequence[TaskOption], options: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the options that were given, None being not given.
-
-    Args:
-        task: a name in bert.tasks.
-        known: which options it has.
-        options: by name.
-    """
-    own = {option.name: option for option in known}
+    """Return the options that were given, None being not given. Raises UsageError: the task lacks one of them."""
+    by_name = {option.name: option for option in known}
     given = {name: value for name, value in options.items() if value is not None}
-    foreign = sorted(given.keys() - own.keys())
-    if foreign:
-        there = f"it has {', '.join(own)}" if own else "it has none"
-        raise UsageError("option-not-applicable", f"task {task} has no option {', '.join(foreign)}: {there}")
     for name, value in given.items():
-        own[name].check(task, value)
+        if name not in by_name:
+            known_names = ", ".join(by_name) or "none"
+            raise UsageError("option-not-applicable", f"task {task} has no option {name}, it has {known_names}")
+        by_name[name].check(value)
     return given
 
 
@@ -72,11 +62,8 @@ def options_text(options: Mapping[str, Value]) -> str:
 
 
 def read_options(text: str) -> dict[str, Any]:
-    """Return the options that `options_text` wrote. Raises InputError if the text is invalid."""
+    """Return the options that `options_text` wrote. Raises InputError if the text is no JSON object."""
     try:
-        found = json.loads(text) if text else {}
+        return dict(json.loads(text or "{}"))
     except (ValueError, TypeError) as error:
-        raise InputError("option-value", f"the task options {str(text)[:80]!r} are not valid JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise InputError("option-value", f"the task options {text[:80]!r} are not a JSON object")
-    return found
+        raise InputError("option-value", f"the task options {text[:80]!r} are not a JSON object") from error

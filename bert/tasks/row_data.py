@@ -16,14 +16,7 @@ TRAINING, EVALUATION = "training", "evaluation"
 
 
 class RowData(Task):
-    """Rows of word pieces, real or synthetic, of a task that masks none.
-
-    Args:
-        values: of its options, those that follow from the data too; defaults hold for the others.
-
-    Raises:
-        UsageError: an option that it does not have, or not with this value.
-    """
+    """Rows of word pieces, real or synthetic, of a task that masks none."""
 
     paddings = PADDINGS
     defaults = FINE_TUNING
@@ -34,15 +27,10 @@ class RowData(Task):
 
     @abstractmethod
     def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
-        """Read rows.
+        """Read rows of a file or folder. Raises InputError: there are none, or damaged ones.
 
-        Args:
-            source: a file or folder.
-            split: TRAINING or EVALUATION; or another that the task knows, such as one to predict.
-            seq_len: maximum tokens of a row, for data that are cut when they are read; None is their own.
-
-        Raises:
-            InputError: there are none, or damaged ones; the message names the file and the command that makes it.
+        `split` is TRAINING, EVALUATION, or another that the task knows, such as one to predict. `seq_len` is for data
+        that are cut when they are read.
         """
 
     def training_rows(self, source: Path, seq_len: int | None) -> TokenRows:
@@ -50,12 +38,7 @@ class RowData(Task):
         return self.rows(source, TRAINING, seq_len)
 
     def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
-        """Inspect rows to train on with these options.
-
-        Raises:
-            InputError: there are none to train on, or they are damaged.
-            UsageError: no such synthetic data.
-        """
+        """Inspect rows to train on with these options."""
         modelled = lengths_folder(data)
         if modelled is None and is_synthetic(data):
             check_distribution(data, seq_len, self.name)

@@ -150,7 +150,13 @@ def test_what_a_killed_preparation_left_is_removed_by_the_next(tmp_path: Path) -
     for name in (".a.sqlite.x1.tmp", ".a.sqlite.x1.tmp-journal", ".b.sqlite.x1.tmp"):
         (tmp_path / name).write_text("half")
     prepared(path)
-    assert {file.name for file in tmp_path.iterdir()} == {"a.csv", "a.sqlite", "vocab.txt", ".a.lock", ".b.sqlite.x1.tmp"}
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "a.csv",
+        "a.sqlite",
+        "vocab.txt",
+        ".a.lock",
+        ".b.sqlite.x1.tmp",
+    }
 
 
 def test_the_same_csv_makes_the_same_samples(tmp_path: Path) -> None:
