@@ -88,13 +88,9 @@ class PredictOptions:
     form: CsvForm = field(default_factory=CsvForm)
     out: Path | None = None
     """File to write; default beside the CSV: <root>_predictions.csv."""
-    threads: int | None = None
-    """CPU threads; default one per core. Fewer are faster if other programs use the cores."""
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
-        if self.threads is not None and self.threads < 1:
-            raise UsageError("option-value", f"--threads {self.threads} must be at least 1")
         if self.file == self.data or self.file.is_dir():
             raise UsageError("option-conflict", f"--out {self.file} is the input or a folder: give another file")
 
@@ -117,12 +113,8 @@ class Predict(TaskCommand):
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write the labels."""
-        import torch
-
         form = find_form(options.data, options.form, needs_label=False)
         classifier = open_classifier(host.checkpoint(options.checkpoint), host)
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
         ready, tally, began = host.ready(classifier.opened), _Tally(classifier.labels), time.monotonic()
         with atomic_path(options.file) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)

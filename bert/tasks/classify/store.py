@@ -38,10 +38,8 @@ _WAIT_SECONDS = 10.0
 # What sqlite3 raises where the file is not damaged.
 _CODES: dict[int, tuple[type[BertbenchError], Code]] = {
     sqlite3.SQLITE_BUSY: (LockedError, "folder-locked"),
-    sqlite3.SQLITE_LOCKED: (LockedError, "folder-locked"),
     sqlite3.SQLITE_FULL: (StorageError, "disk-full"),
     sqlite3.SQLITE_READONLY: (StorageError, "write-failed"),
-    sqlite3.SQLITE_CANTOPEN: (StorageError, "path-unreadable"),
     sqlite3.SQLITE_IOERR: (StorageError, "path-unreadable"),
 }
 
@@ -68,10 +66,8 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
         LockedError: another program holds it for more than ten seconds.
         StorageError: it cannot be written.
     """
-    if path.is_dir() or (path.is_file() and path.stat().st_size and not is_database(path)):
-        raise InputError("data-unprepared", f"{path} is not a SQLite file of `data csv`: {REMEDY}")
-    if not path.exists():
-        raise InputError("data-unprepared", f"{path} does not exist: {REMEDY}")
+    if not is_database(path):
+        raise InputError("data-unprepared", f"{path} is no SQLite file of `data csv`: {REMEDY}")
     # Opened for writing, so that the journal of a process that was killed while it wrote is applied.
     address = f"{path.resolve().as_uri()}?mode=rw"
     with database_errors(path), closing(sqlite3.connect(address, timeout=_WAIT_SECONDS, uri=True)) as connection:

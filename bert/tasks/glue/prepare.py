@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from bert.data.features import Columns, Summary, make_features, vocabulary_notes, vocabulary_settings
@@ -11,7 +11,7 @@ from bert.data.pool import Progress
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.glue.config import GlueConfig
 from bert.tasks.glue.features import Settings, make_columns
-from bert.tasks.glue.tables import GlueTable, find_table, missing_tables, read_hub, read_table
+from bert.tasks.glue.tables import GlueTable, find_table, read_hub, read_table
 from bert.tasks.glue.tasks import TRAIN, GlueSpec, task_of
 from common.atomic import write_text
 from common.errors import InputError
@@ -46,8 +46,7 @@ def prepare(config: GlueConfig, progress: Progress) -> list[GlueSummary]:
         progress("tasks of GLUE", number, len(specs))
         done += [_prepare(config, spec, split, table, vocabulary) for split, table in _tables(config, spec)]
         progress("tasks of GLUE", number + 1, len(specs))
-    notes = [note for spec in specs if config.input is not None for note in missing_tables(config.input, spec)]
-    return [replace(done[0], notes=(*notes, *done[0].notes)), *done[1:]]
+    return done
 
 
 def _with_tables(config: GlueConfig) -> list[GlueSpec]:

@@ -49,49 +49,27 @@ def scores(spec: GlueSpec, predictions: npt.NDArray[np.generic], labels: npt.NDA
     """
     check_packages(spec)
     given, right = (one.astype(np.float64 if spec.is_regression else np.int64) for one in (predictions, labels))
-    values: dict[str, float] = {}
+    mean = "_".join(spec.metrics)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constant inputs have no correlation
-        for name in score_names(spec):
-            values[name] = _METRICS[name](given, right) if name in _METRICS else float(np.mean([*values.values()]))
-    return values
+        names = [name for name in score_names(spec) if name != mean or len(spec.metrics) == 1]
+        values = {name: _metric(name, given, right) for name in names}
+    return values if mean in values else {**values, mean: float(np.mean([values[name] for name in spec.metrics]))}
 
 
-def _accuracy(predictions: Values, labels: Values) -> float:
-    return float((predictions == labels).mean())
+def _metric(name: str, predictions: Values, labels: Values) -> float:
+    if name == "accuracy":
+        return float((predictions == labels).mean())
+    if name in ("pearson", "spearman"):
+        from scipy import stats
 
-
-def _f1_score(predictions: Values, labels: Values) -> float:
+        correlation = stats.pearsonr if name == "pearson" else stats.spearmanr
+        return float(correlation(predictions, labels).statistic) if len(labels) > 1 else math.nan
     from sklearn import metrics
 
+    if name == "matthews":
+        return float(metrics.matthews_corrcoef(labels, predictions))
     return float(metrics.f1_score(labels == 1, predictions == 1, zero_division=0.0))
-
-
-def _matthews(predictions: Values, labels: Values) -> float:
-    from sklearn import metrics
-
-    return float(metrics.matthews_corrcoef(labels, predictions))
-
-
-def _pearson(predictions: Values, labels: Values) -> float:
-    from scipy import stats
-
-    return float(stats.pearsonr(predictions, labels).statistic) if len(labels) > 1 else math.nan
-
-
-def _spearman(predictions: Values, labels: Values) -> float:
-    from scipy import stats
-
-    return float(stats.spearmanr(predictions, labels).statistic) if len(labels) > 1 else math.nan
-
-
-_METRICS = {
-    "accuracy": _accuracy,
-    "f1_score": _f1_score,
-    "matthews": _matthews,
-    "pearson": _pearson,
-    "spearman": _spearman,
-}
 
 
 def decided(spec: GlueSpec, logits: npt.NDArray[np.floating]) -> npt.NDArray[np.generic]:

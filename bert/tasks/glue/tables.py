@@ -80,13 +80,6 @@ def find_table(folder: Path, spec: GlueSpec, split: str) -> Path | None:
     return next((path for ending in _ENDINGS if (path := home / f"{name}{ending}").is_file()), None)
 
 
-def missing_tables(folder: Path, spec: GlueSpec) -> list[str]:
-    """Return a note on the missing tables of a task that has others; none if all are there."""
-    missing = [split for split in spec.splits if split != DIAGNOSTIC and not find_table(folder, spec, split)]
-    names = ", ".join(f"{spec.folder}/{split}.tsv" for split in missing)
-    return [f"{spec.name}: {names} (or .tsv.gz) not found in {folder}"] if missing else []
-
-
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a UTF-8 file, plain or gzip, which only a line feed ends; at least one. Raises InputError."""
     remedy = "give a table of GLUE"
