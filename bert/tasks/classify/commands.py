@@ -61,13 +61,7 @@ def facts(summary: CsvSummary) -> list[tuple[str, str]]:
         ("delimiter", f"{settings['delimiter']!r}{'' if settings['quoting'] else ', no quoting'}"),
         ("columns", f"text {settings['text']!r}, label {settings['label']!r}, of {len(settings['header']):,}"),
         ("texts", f"{counts.get('texts'):,} of {counts.get('rows'):,} rows"),
-        *(
-            (
-                "left out" if name.startswith(LEFT_OUT) else "odd",
-                f"{counts.get(name):,} x {name.removeprefix(LEFT_OUT)} ({', '.join(places)}, ...)",
-            )
-            for name, places in counts.names.items()
-        ),
+        *(_row_count(name, counts.get(name), places) for name, places in counts.names.items()),
         ("labels", f"{len(labels):,}: {some_of([f'{label[:40]} {100 * n / total:.1f} %' for n, label in labels])}"),
         ("samples", f"{counts.get('samples'):,} of at most {source.max_seq_length} tokens, {folded:,} texts folded"),
         ("tokens", f"{counts.get('word pieces') / total:.1f} word pieces per text"),
@@ -75,6 +69,12 @@ def facts(summary: CsvSummary) -> list[tuple[str, str]]:
         ("time", "finished before" if summary.kept else f"{summary.seconds:.1f} s"),
         ("database", str(source.path)),
     ]
+
+
+def _row_count(name: str, count: int, places: Sequence[str]) -> tuple[str, str]:
+    more = ", ..." if count > len(places) else ""
+    title = "left out" if name.startswith(LEFT_OUT) else "odd"
+    return title, f"{count:,} x {name.removeprefix(LEFT_OUT)} ({', '.join(places)}{more})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

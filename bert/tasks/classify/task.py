@@ -1,6 +1,5 @@
 """Classification of texts of one or more rows; the prediction for a text is the mean over its rows."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,9 +12,8 @@ from bert.data.lengths import is_synthetic
 from bert.data.loading.order import spread
 from bert.data.rows import Int64, Labels, TokenRows
 from bert.tasks.base import DataSource, DataSpec, Evaluation, EvaluationSpec, Trained
-from bert.tasks.classification import ClassificationTask, check_judging
+from bert.tasks.classification import ClassificationTask
 from bert.tasks.classify.store import TextSource, open_source, read_split
-from bert.tasks.commands import some_of
 from bert.tasks.options import TaskOption
 from bert.tasks.row_data import EVALUATION, TRAINING
 from common.errors import InputError, UsageError
@@ -68,28 +66,13 @@ class ClassifyTask(ClassificationTask):
         return rows, texts
 
     def evaluation_rows(self, source: str, seq_len: int, wanted: str | None, training: TokenRows) -> TokenRows:
-        """Return the rows of `evaluation_texts`."""
-        return self.evaluation_texts(source, seq_len, wanted, training)[0]
-
-    def evaluation_texts(
-        self, source: str, seq_len: int, wanted: str | None, training: TokenRows
-    ) -> tuple[TokenRows, Int64]:
-        """Return the rows to evaluate on, and the number of each row's text [N]; arguments as in `evaluation_rows`.
-
-        Labels of another database have the codes that they have where the model is trained.
-
-        Raises:
-            InputError: there are none, they are damaged, longer than those that are trained on, of another vocabulary,
-                or have labels that those have not.
-            UsageError: they are of the same CSV, divided otherwise: some are trained on.
-        """
-        place = wanted or source
-        opened = open_source(Path(place))
-        rows, texts = self.texts(opened, EVALUATION)
+        """Return the rows of the validation split. Raises UsageError if other data are wanted."""
         if wanted is not None:
-            rows = _as_trained(open_source(Path(source)), opened, rows)
-        check_judging(rows, place, seq_len, training, source)
-        return rows, texts
+            raise UsageError(
+                "option-not-applicable",
+                f"--eval-data {wanted}: classify evaluates its validation split; `predict classify` scores other texts",
+            )
+        return super().evaluation_rows(source, seq_len, None, training)
 
     def resolve(self, source: DataSource) -> Mapping[str, Any]:
         """Return the number of labels that the data have. Raises InputError."""
@@ -108,12 +91,11 @@ class ClassifyTask(ClassificationTask):
         return class_scores(probabilities(logits), labels)
 
     def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> "LabelledRows":
-        """Open the texts to evaluate on, or `wanted.samples` of them; raises as `evaluation_texts`."""
+        """Open the texts of the validation split, or `wanted.samples` of them; raises as `evaluation_rows`."""
         from bert.tasks.evaluation import LabelledRows
 
-        training = self.rows_of(spec, TRAINING)
-        rows, texts = self.evaluation_texts(spec.data, spec.seq_len, wanted.source, training)
-        self.check_labels(rows, wanted.source or spec.data)
+        self.check_evaluation(spec.data, spec.seq_len, wanted.source)
+        rows, texts = self.texts(open_source(Path(spec.data)), EVALUATION)
         numbers = np.unique(texts)
         numbers = numbers[spread(len(numbers), wanted.samples)]
         chosen = np.flatnonzero(np.isin(texts, numbers))
@@ -124,28 +106,6 @@ class ClassifyTask(ClassificationTask):
             return Evaluation(values=values, samples=len(shares), counts={"rows": len(logits)})
 
         return LabelledRows(rows, chosen, self.labels, score, spec, f"{rows.fingerprint}/{len(numbers)} texts")
-
-
-def _as_trained(trained: TextSource, opened: TextSource, rows: TokenRows) -> TokenRows:
-    """Return rows of another database with the codes that their labels have where the model is trained."""
-    division, other = (
-        {name: value for name, value in source.settings.items() if name != "max_seq_length"}
-        for source in (trained, opened)
-    )
-    if trained.origin["digest"] == opened.origin["digest"] and division != other:
-        raise UsageError(
-            "option-conflict", f"{opened.path} and {trained.path} split the same CSV differently: create both alike"
-        )
-    codes = {label: code for code, label in enumerate(trained.labels)}
-    met = [opened.labels[code] for code in np.unique(rows.labels).tolist()]
-    unknown = [label for label in met if label not in codes]
-    if unknown:
-        raise InputError(
-            "labels-invalid",
-            f"{opened.path} has {len(unknown):,} label(s) that {trained.path} lacks, {some_of(unknown)}: remove them",
-        )
-    table = np.array([codes.get(label, -1) for label in opened.labels], dtype=np.int64)
-    return dataclasses.replace(rows, labels=table[rows.labels])
 
 
 def probabilities(logits: "Float32") -> Float64:

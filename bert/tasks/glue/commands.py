@@ -27,7 +27,7 @@ from bert.tasks.glue.prepare import GlueSummary
 from bert.tasks.glue.scores import check_packages, decided, pair, read_answers, scores, write_answers
 from bert.tasks.glue.tables import LEFT_OUT, read_table
 from bert.tasks.glue.tasks import TASKS, TRAIN, GlueSpec, task_of
-from common.errors import InputError, UsageError
+from common.errors import InputError
 from common.scores import in_words, score
 
 if TYPE_CHECKING:
@@ -80,17 +80,15 @@ class PredictOptions:
     checkpoint: Path
     """Training run (its best checkpoint, otherwise the latest), a checkpoint, or anything that `bertbench convert`
     reads."""
-    features: tuple[Path, ...]
-    """Features from `bertbench data glue`; in a folder, all of the task except the training split."""
+    features: Path
+    """Features from `bertbench data glue`: a file, or a folder for all of the task except the training split."""
     task: str | None = None
     """Task of the features if the folder has several; default the task of the checkpoint."""
     out: Path = Path("runs/glue-predictions")
     """Folder for the predictions."""
 
     def __post_init__(self) -> None:
-        """Refuse what names nothing."""
-        if not self.features:
-            raise UsageError("option-missing", "give --features: files of `bertbench data glue`, or a folder of them")
+        """Refuse an unknown task."""
         if self.task is not None:
             task_of(self.task)
 
@@ -113,10 +111,12 @@ class Predict(TaskCommand):
 
         checkpoint = host.checkpoint(options.checkpoint)
         trained, task = _trained_on(checkpoint)
-        features = _features(options, options.task or task)
+        folder = options.features.is_dir()
+        files = to_predict(options.features, options.task or task) if folder else [options.features]
+        features = [open_features(file, task=options.task) for file in files]
         spec = features[0].settings.spec
         if trained is not None and task != spec.name:
-            raise InputError("weights-mismatch", f"{checkpoint} was trained on {trained}, not on {spec.name}")
+            raise InputError("weights-mismatch", f"{checkpoint} was trained on {task or trained}, not on {spec.name}")
         if any(one.rows.has_labels for one in features):
             check_packages(spec)
         opened = _open_model(checkpoint, features, host)
@@ -137,18 +137,6 @@ class Predict(TaskCommand):
         return Outcome(document=document, shown=[facts])
 
 
-def _features(options: PredictOptions, task: str | None) -> list[GlueFeatures]:
-    """Return the features that are meant; of a folder those of a task, where that is known."""
-    files = [file for path in options.features for file in (to_predict(path, task) if path.is_dir() else [path])]
-    features = [open_features(file, task=options.task) for file in files]
-    known = {(one.settings.task, one.settings.vocabulary) for one in features}
-    if len(known) > 1:
-        raise InputError(
-            "data-mismatch", f"{some_of(files)} are of several tasks or vocabularies: predict them one by one"
-        )
-    return features
-
-
 def _open_model(checkpoint: Path, features: Sequence[GlueFeatures], host: Host) -> "Opened":
     from bert.predict import open_model
     from bert.tasks.glue.task import GlueTask
@@ -167,10 +155,9 @@ def _trained_on(checkpoint: Path) -> tuple[str | None, str | None]:
     from bert.tasks.options import read_options
 
     settings = settings_of(checkpoint)
-    if settings is None or settings.task != "glue":
-        return (None if settings is None else settings.task), None
-    task = str(read_options(settings.task_options)["task"])
-    return f"GLUE's {task}", task
+    if settings is None:
+        return None, None
+    return settings.task, read_options(settings.task_options).get("task") if settings.task == "glue" else None
 
 
 def _answer(ready: Ready, features: GlueFeatures, out: Path, host: Host) -> dict[str, Any]:

@@ -100,12 +100,12 @@ def _lines(path: Path, spec: GlueSpec, split: str) -> Iterator[Raw]:
     lines = read_lines(path)
     headless = spec.headless if not is_test(split) else ()
     names = [name.strip() for name in headless or lines[0].split("\t")]
-    needed = {*spec.texts, *([] if is_test(split) else [spec.label])}
-    if not needed <= set(names):
+    needed = [*spec.texts, *([] if is_test(split) else [spec.label])]
+    if not set(needed) <= set(names):
         raise InputError(
             "columns-missing",
             f"{path}, line 1: {', '.join(names)[:200]!r} has not the columns of {spec.name}'s {split} table, "
-            f"{', '.join(sorted(needed))}: give that table",
+            f"{', '.join(needed)}: give that table",
         )
     # Nothing is handed in for rows that are trained on: their numbers need not be unique.
     has_index = spec.index in names and split != TRAIN

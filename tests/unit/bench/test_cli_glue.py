@@ -60,7 +60,7 @@ def test_eval_glue_prints_the_scores_of_the_benchmark(glue: Path, tmp_path: Path
     [
         ("index,prediction\n0,1\n", "file-format", ["line 1", "'index,prediction'"]),
         ("index\tprediction\n0\t1\n0\t1\n", "answers-invalid", ["line 3", "cola"]),
-        ("index\tprediction\n0\t2\n", "answers-invalid", ["line 2", "'2'", "cola", "0, 1"]),
+        ("index\tprediction\n0\t2\n", "answers-invalid", ["line 2", "cola", "0, 1"]),
         ("index\tprediction\n0 1\n", "answers-invalid", ["line 2", "'0 1'"]),
         ("index\tprediction\n0\t1\n", "answers-invalid", ["11 of the 12"]),
         ("", "file-empty", []),
@@ -151,11 +151,9 @@ def test_predictions_that_cannot_be_made_are_refused(
     model = str(saved_model(tmp_path / "model", "cola"))
     words = ["predict", "glue", "--checkpoint", model, "--out", str(tmp_path / "out"), "--features"]
     cola = str(next(data.glob("glue-cola-dev-*.safetensors")))
-    stsb = str(next(data.glob("glue-stsb-dev-*.safetensors")))
     for more, code, facts in (
         ([str(data)], "data-ambiguous", ["cola, mnli, stsb", "--task"]),
         ([str(data), "--task", "rte"], "data-unprepared", [data, "--tasks rte"]),
-        ([cola, stsb], "data-mismatch", ["glue-cola-dev", "glue-stsb-dev"]),
         ([str(tmp_path)], "data-unprepared", [tmp_path]),
         ([cola, "--batch-size", "0"], "option-value", ["--batch-size 0"]),
     ):

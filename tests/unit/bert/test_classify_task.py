@@ -15,7 +15,6 @@ from bert.model.config import preset
 from bert.optim.precision import Precision
 from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec
-from bert.tasks.classify.store import open_source
 from bert.tasks.classify.task import ClassifyTask, class_scores, probabilities, text_probabilities
 
 
@@ -76,36 +75,10 @@ def test_an_evaluation_counts_texts_not_rows_and_takes_some_of_them(tmp_path: Pa
     assert set(found[0].values) == {"accuracy", "balanced_accuracy", "log_loss"}
 
 
-def evaluated_on(trained: Path, other: Path) -> tuple[list[str], list[str]]:
-    """Labels, as they are called where the model is trained, of the texts of another database; and as it calls them."""
-    task, made, own = ClassifyTask(), open_source(trained), open_source(other)
-    rows, texts = task.evaluation_texts(str(trained), 128, str(other), task.rows(trained, "training"))
-    found, found_texts = task.texts(own, "evaluation")
-    assert (texts == found_texts).all()
-    return [made.labels[code] for code in rows.labels], [own.labels[code] for code in found.labels]
-
-
-def test_labels_of_another_database_go_by_their_names(tmp_path: Path) -> None:
-    rows = colours_and_animals(90)
-    trained = prepared(write_rows(tmp_path / "a.csv", rows)).source.path
-    others = [(f"{text} too", label) for text, label in rows]
-    other = prepared(write_rows(tmp_path / "b.csv", others[::-1])).source.path
-    assert open_source(trained).labels != open_source(other).labels
-    as_trained, as_it_calls_them = evaluated_on(trained, other)
-    assert as_trained == as_it_calls_them and len(set(as_trained)) == 3
-    few = prepared(write_rows(tmp_path / "c.csv", [row for row in others if row[1] != "colour"])).source.path
-    assert set(evaluated_on(trained, few)[0]) == {"animal", "number"}
-    with refused("labels-invalid", "1 label(s)", "colour"):
-        evaluated_on(few, other)
-
-
-def test_the_same_csv_divided_otherwise_cannot_judge_a_model(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "a.csv", colours_and_animals(90))
-    trained = prepared(path).source.path
-    with refused("option-conflict", "b.sqlite"):
-        evaluated_on(trained, prepared(path, seed=7, output=tmp_path / "b.sqlite").source.path)
-    found = evaluated_on(trained, prepared(path, max_seq_length=16, output=tmp_path / "c.sqlite").source.path)
-    assert found[0] == found[1]
+def test_other_texts_are_no_data_to_evaluate_on(tmp_path: Path) -> None:
+    database = prepared(write_rows(tmp_path / "a.csv", colours_and_animals(90))).source.path
+    with refused("option-not-applicable", "b.sqlite", "predict classify"):
+        make_task("classify", '{"labels":3}').check_evaluation(str(database), 128, "b.sqlite")
 
 
 def test_a_batch_masks_each_row_by_its_own_length(tmp_path: Path) -> None:

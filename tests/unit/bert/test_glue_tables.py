@@ -63,7 +63,7 @@ def test_rows_that_cannot_be_used_are_counted_with_their_lines(tmp_path: Path) -
     ("content", "code", "facts"),
     [
         (b"", "file-empty", ()),
-        (b"sentence\tlabels\na\t1\n", "columns-missing", ("line 1", "sst2", "sentence, label", "'labels'")),
+        (b"sentence\tlabels\na\t1\n", "columns-missing", ("line 1", "sst2", "sentence, label:", "labels")),
         (b"a,b,c\n1,2,3\n", "columns-missing", ("line 1",)),
         (b"sentence\tlabel\n", "file-empty", ()),
         (b"sentence\tlabel\na\t1\n\xff\t0\n", "file-encoding", ("line 3", "UTF-8")),
@@ -142,7 +142,7 @@ def test_a_table_is_found_by_its_published_name_alone(glue: Path) -> None:
 def test_a_task_without_tables_is_refused_where_it_is_named(glue: Path) -> None:
     (glue / "RTE").rename(glue / "RTE_v1")
     assert {summary.task for summary in made(glue)} == {"cola", "sst2", "mnli"}
-    with refused("data-missing", glue, "rte", "RTE/train.tsv"):
+    with refused("data-missing", glue, "RTE/train.tsv"):
         made(glue, "rte")
 
 
