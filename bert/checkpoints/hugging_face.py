@@ -123,7 +123,8 @@ def from_hugging_face(
     for name in weights:
         parts.setdefault(_our_name(name), []).append(name)
     unexpected = parts.pop("", [])
-    incomplete = [name for ours in _fused(parts) if len(parts[ours]) < len(_QKV) for name in parts.pop(ours)]
+    partial = [ours for ours, names in parts.items() if ".attention.qkv." in ours and len(names) < len(_QKV)]
+    incomplete = [name for ours in partial for name in parts.pop(ours)]
     tensors = {ours: _joined(ours, names, weights) for ours, names in parts.items()}
     sources = {ours: [given[name] for name in names] for ours, names in parts.items()}
     if second_names:
@@ -207,10 +208,6 @@ def _our_name(name: str) -> str:
     if part.removeprefix("attention.self.") in _QKV:
         return f"encoder.layers.{index}.attention.qkv.{kind}"
     return ENCODER + name if name.startswith(("embeddings.", "encoder.")) else ""
-
-
-def _fused(names: Mapping[str, object]) -> list[str]:
-    return [name for name in names if ".attention.qkv." in name]
 
 
 def _joined(ours: str, names: list[str], weights: Mapping[str, Tensor]) -> Tensor:

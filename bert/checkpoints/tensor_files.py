@@ -47,6 +47,8 @@ def safetensors_errors() -> Iterator[None]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, of a PyTorch file, or of all the files that an index.json names."""
+    from safetensors.torch import load_file
+
     with read_errors(path, "give a file that can be read"), path.open("rb") as file:
         start = file.read(200)
     if not start:
@@ -57,7 +59,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return _read_shards(path)
     is_pytorch = start.startswith((b"PK\x03\x04", b"\x80")) and start[8:9] != b"{"  # a header's length may begin so
     try:
-        tensors = _state_dict(_read_pytorch(path)) if is_pytorch else _read_safetensors(path)
+        tensors = _state_dict(_read_pytorch(path)) if is_pytorch else load_file(path)
     except InputError:
         raise
     except Exception as error:  # a damaged file can fail in every way there is
@@ -68,12 +70,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not tensors:
         raise InputError("file-format", f"{path} holds no named tensors: give a file with a model's state dict")
     return tensors
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(path)
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:

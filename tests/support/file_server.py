@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -25,8 +24,6 @@ class Fault:
     """The file is another one from now on."""
     redirect: str | None = None
     """Send there."""
-    wait_seconds: float = 0.0
-    """Answer this late."""
 
 
 @dataclass
@@ -37,16 +34,13 @@ class Site:
     faults: dict[str, deque[Fault]] = field(default_factory=dict)
     ranges: bool = True
     """Understands Range."""
-    etag: str = '"{sum}"'
-    """Entity tag; empty for none."""
-    last_modified: str | None = None
     length: bool = True
     """Says how long a file is (else it comes in chunks)."""
     pace_seconds: float = 0.0
     """Pause after each 64 KiB."""
     base: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
-    """Requests in order: path, range, if_range, agent, sent (bytes of the body)."""
+    """Requests in order: path, range, agent, sent (bytes of the body)."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def paths(self) -> list[str]:
@@ -62,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         site = self.site
-        about = {"path": self.path, "range": self.headers.get("Range"), "if_range": self.headers.get("If-Range")}
+        about = {"path": self.path, "range": self.headers.get("Range")}
         request: dict[str, Any] = {**about, "agent": self.headers.get("User-Agent"), "sent": 0}
         with site.lock:
             site.asked.append(request)
@@ -70,7 +64,6 @@ class _Handler(BaseHTTPRequestHandler):
             fault = queue.popleft() if queue else Fault()
             if fault.replace is not None:
                 site.files[self.path] = fault.replace
-        time.sleep(fault.wait_seconds)
         try:
             self.answer(site, fault, request)
         except (BrokenPipeError, ConnectionResetError):
@@ -86,16 +79,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        etag = site.etag.format(sum=sha1(content).hexdigest())
         start, status = 0, 200
-        if request["range"] and site.ranges and request["if_range"] in (None, etag, site.last_modified):
+        if request["range"] and site.ranges:
             start = int(request["range"].removeprefix("bytes=").removesuffix("-"))
             status = 206 if start < len(content) else 416
         self.send_response(status)
-        if etag:
-            self.send_header("ETag", etag)
-        if site.last_modified:
-            self.send_header("Last-Modified", site.last_modified)
         if status == 206:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         body = b"" if status == 416 else content[start:]
