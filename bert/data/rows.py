@@ -36,6 +36,10 @@ class Ragged:
         """Return a row of UTF-8 bytes as text."""
         return self[row].tobytes().decode("utf-8")
 
+    def texts(self) -> list[str]:
+        """Return all rows of UTF-8 bytes as texts."""
+        return [self.text(row) for row in range(len(self))]
+
     @property
     def lengths(self) -> Int64:
         """Length of each row [rows]."""

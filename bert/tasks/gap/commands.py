@@ -102,7 +102,7 @@ class Predict(TaskCommand):
         opened = open_trained(checkpoint, task, features.rows, options.features, host)
         check_writable(options.out)
         logits, seconds = timed_logits(host.ready(opened), features.rows, len(LABELS), host)
-        ids, left_out = features.ids(), features.left_out_ids()
+        ids, left_out = features.example_ids.texts(), features.left_out.texts()
         if left_out:
             host.note(
                 f"{len(left_out):,} row(s) were not usable ({some_of(left_out)}): no decision and three equal "

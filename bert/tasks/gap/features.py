@@ -52,14 +52,6 @@ class GapFeatures:
         """Return the number of rows."""
         return len(self.rows)
 
-    def ids(self) -> list[str]:
-        """Return the id of each row."""
-        return [self.example_ids.text(number) for number in range(len(self))]
-
-    def left_out_ids(self) -> list[str]:
-        """Return the ids of the rows that could not be used."""
-        return [self.left_out.text(number) for number in range(len(self.left_out))]
-
 
 def open_features(path: Path, split: str) -> GapFeatures:
     """Read features: a file of any split, or the only one of this split in a folder. Raises InputError, SchemaError."""
@@ -87,7 +79,7 @@ def write_readable(path: Path, features: GapFeatures, vocabulary: Vocabulary) ->
     rows = features.rows
     starts, ends = rows.columns[MENTION_STARTS], rows.columns[MENTION_ENDS] - 1
     lines = ["\t".join(_READABLE_COLUMNS)]
-    for number, name in enumerate(features.ids()):
+    for number, name in enumerate(features.example_ids.texts()):
         label = LABELS[int(rows.labels[number])] if rows.has_labels else ""
         gender = GENDER_NAMES[int(features.genders[number])] or ""
         tokens = " ".join(vocabulary.pieces[token] for token in rows.ids[number].tolist())

@@ -128,10 +128,10 @@ def read_golds(path: Path) -> Golds:
 
 def golds_of(features: "SquadFeatures", numbers: Sequence[int] | None = None) -> Golds:
     """Return the gold answers kept beside the features of questions: of those with these numbers, or of all."""
-    numbers = range(len(features.question_ids)) if numbers is None else numbers
-    bounds = features.question_answers.tolist()
-    answers = [[features.answers.text(row) for row in range(bounds[n], bounds[n + 1])] for n in numbers]
-    return Golds(features.settings.version, [features.question_ids.text(n) for n in numbers], answers)
+    ids, texts, bounds = features.question_ids.texts(), features.answers.texts(), features.question_answers.tolist()
+    chosen = range(len(ids)) if numbers is None else numbers
+    answers = [texts[bounds[number] : bounds[number + 1]] for number in chosen]
+    return Golds(features.settings.version, [ids[number] for number in chosen], answers)
 
 
 def read_answers(path: Path, kind: type[Value]) -> dict[str, Value]:

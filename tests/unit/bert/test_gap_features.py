@@ -105,7 +105,7 @@ def test_mentions_longer_than_a_row_are_left_out_and_named(tmp_path: Path) -> No
     rows = [*learnable(2), row("x-1", f"{long}met Bea because she was kind", "she", long.strip(), "Bea", 1)]
     summary = made(tmp_path, rows)
     assert [name[:7] for name in summary.counts.names["left out"]] == ["line 4 "]
-    assert open_features(summary.features, "training").left_out_ids() == ["x-1"]
+    assert open_features(summary.features, "training").left_out.texts() == ["x-1"]
 
 
 def test_a_mention_inside_a_word_and_one_inside_another_still_spell_themselves(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_features_are_read_as_they_were_made(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
     features = open_features(folder, "training")
     assert len(features) == 48
-    assert features.ids()[:2] == ["development-1", "development-2"]
+    assert features.example_ids.texts()[:2] == ["development-1", "development-2"]
     assert features.rows.labels.tolist() == [0, 1, 2] * 16
     assert features.genders.tolist()[:6] == [2, 2, 2, 1, 1, 1]
     assert features.rows.columns[MENTION_ENDS].dtype == np.int64
