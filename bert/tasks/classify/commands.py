@@ -198,11 +198,7 @@ class TextClassifier:
     """Maximum tokens of a row; longer texts have several."""
 
     def predict(self, texts: Sequence[str], ready: Ready) -> list[tuple[str, float] | None]:
-        """Return label and probability of each text; None for a text without word pieces.
-
-        Raises:
-            InputError: the model gives no finite numbers.
-        """
+        """Return label and probability of each text; None for a text without word pieces."""
         from bert.tasks.classify.task import text_probabilities
         from bert.tasks.evaluation import check_logits, row_logits
 

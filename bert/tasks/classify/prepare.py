@@ -90,14 +90,7 @@ class CsvSummary:
 
 
 def fold(pieces: Sequence[int], max_seq_length: int, cls_id: int, sep_id: int) -> Iterator[list[int]]:
-    """Yield the rows of one text: [CLS] the next pieces [SEP], each of max_seq_length tokens but the last.
-
-    Args:
-        pieces: word pieces of the text, without special ones; none make no row.
-        max_seq_length: maximum tokens of a row, special ones included; at least 3.
-        cls_id: id of [CLS].
-        sep_id: id of [SEP].
-    """
+    """Yield the rows of one text: [CLS] the next pieces [SEP], each of max_seq_length tokens but the last."""
     room = max_seq_length - SPECIAL_TOKENS
     for first in range(0, len(pieces), room):
         yield [cls_id, *pieces[first : first + room], sep_id]
@@ -106,12 +99,7 @@ def fold(pieces: Sequence[int], max_seq_length: int, cls_id: int, sep_id: int) -
 def prepare(config: CsvConfig, progress: Progress) -> CsvSummary:
     """Make the database of a CSV, or keep the one that an earlier call made of the same CSV with the same options.
 
-    One process at a time makes it, others wait and keep what it has made. Another database is not replaced. Memory does
-    not depend on the size of the CSV.
-
-    Args:
-        config: what is asked for.
-        progress: called with the rows read so far.
+    One process at a time makes it, others wait and keep what it has made. Memory does not grow with the CSV.
 
     Raises:
         InputError: the CSV or the vocabulary cannot be read, or has nothing to train on; or the output is another file.

@@ -146,13 +146,7 @@ def _opened(path: Path, encoding: str) -> Iterator[TextIO]:
 
 
 def read_rows(path: Path, form: FoundForm, needs_label: bool = True) -> Iterator[Row]:
-    """Yield the rows of a file below its header, in order; memory does not depend on its size.
-
-    Args:
-        path: the file.
-        form: how it is written.
-        needs_label: whether a row without a label cannot be used.
-    """
+    """Yield the rows of a file below its header, in order; memory does not depend on its size."""
     csv.field_size_limit(_MOST_CHARACTERS)
     seen_header = False
     with _opened(path, form.encoding) as file:

@@ -116,14 +116,9 @@ def probabilities(logits: "Float32") -> Float64:
 
 
 def text_probabilities(logits: "Float32", texts: Int64) -> tuple[Int64, Float64]:
-    """Return the probabilities of each text: the mean over its rows.
+    """Return the first row of each text [T] and its probabilities [T, K]: the mean over its rows.
 
-    Args:
-        logits: of all rows [N, K].
-        texts: number of each row's text [N], ascending.
-
-    Returns:
-        First row of each text [T], and the probabilities [T, K].
+    `texts` has the number of each row's text [N], ascending, `logits` are those of the rows [N, K].
     """
     _, first, counts = np.unique(texts, return_index=True, return_counts=True)
     return first.astype(np.int64), np.add.reduceat(probabilities(logits), first, axis=0) / counts[:, None]

@@ -56,13 +56,7 @@ def make_columns(table: GlueTable, settings: Settings, vocabulary: Vocabulary, c
     """Return the columns of the feature file of a table.
 
     Where two sentences are too long together, the longer loses its last piece until they fit, the second one on a tie
-    (google-research/bert, run_classifier.py).
-
-    Args:
-        table: the rows.
-        settings: what to make of them.
-        vocabulary: the pieces.
-        counts: takes the tokens, and the rows that were cut.
+    (google-research/bert, run_classifier.py). `counts` takes the tokens, and the rows that were cut.
     """
     kind = np.dtype(np.uint16 if len(vocabulary.pieces) <= 2**16 else np.int32)
     pairs = len(settings.spec.texts) > 1
@@ -108,12 +102,9 @@ def fitted(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def open_features(path: Path, *splits: str, task: str | None = None) -> GlueFeatures:
-    """Return the features of a file, or of a folder that holds exactly one file of a split.
+    """Return the features of a file, or of a folder that holds exactly one file of the first split that it has any of.
 
-    Args:
-        path: the file or the folder.
-        splits: what they may be for; in a folder the first of them that there is. Without any all will do.
-        task: whose; None is any.
+    Without `splits` or `task` any will do.
     """
     file = read_features(path, *(f"glue-{task or '*'}-{split}" for split in splits or ("*",)))
     settings = Settings(**file.header.settings)
@@ -133,12 +124,7 @@ def open_features(path: Path, *splits: str, task: str | None = None) -> GlueFeat
 def to_predict(folder: Path, task: str | None = None) -> list[Path]:
     """Return the files of a task in a folder that are not of its training table, in the order of its splits.
 
-    Args:
-        folder: where to look.
-        task: whose; None if there is only one.
-
-    Raises:
-        InputError: there are none, of several tasks, or several of one split.
+    Raises InputError: there are none, several of one split, or of several tasks and `task` is None.
     """
     tasks = [task] if task else sorted({path.name.split("-")[1] for path in folder.glob(f"glue-*{SUFFIX}")} & {*TASKS})
     if len(tasks) > 1:

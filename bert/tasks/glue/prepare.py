@@ -30,10 +30,6 @@ class GlueSummary(Summary):
 def prepare(config: GlueConfig, progress: Progress) -> list[GlueSummary]:
     """Make the features, the text, or both, of each table; finished features are kept.
 
-    Args:
-        config: what to make.
-        progress: called with the number of finished tables.
-
     Raises:
         InputError: a table or the vocabulary is not as it must be, or there is none.
         MissingToolError: `datasets` is not installed.

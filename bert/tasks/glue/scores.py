@@ -40,12 +40,8 @@ def score_names(spec: GlueSpec) -> tuple[str, ...]:
 def scores(spec: GlueSpec, predictions: npt.NDArray[np.generic], labels: npt.NDArray[np.generic]) -> dict[str, float]:
     """Return all scores of a task by name, fractions of 1; the headline is `spec.headline`.
 
-    Where the benchmark has two metrics their mean, which is its score of the task, comes last.
-
-    Args:
-        spec: the task.
-        predictions: classes, or numbers where the task is a regression [N].
-        labels: classes or numbers [N].
+    Where the benchmark has two metrics their mean, which is its score of the task, comes last. Predictions and labels
+    are classes, or numbers where the task is a regression [N].
     """
     check_packages(spec)
     given, right = (one.astype(np.float64 if spec.is_regression else np.int64) for one in (predictions, labels))

@@ -68,13 +68,7 @@ class GlueTable:
 
 
 def find_table(folder: Path, spec: GlueSpec, split: str) -> Path | None:
-    """Return the table of a split by its published name, plain or gzip; None if there is none.
-
-    Args:
-        folder: GLUE's archive, or the folder of the task in it.
-        spec: the task.
-        split: which of the task's tables.
-    """
+    """Return the table of a split by its published name, plain or gzip, in GLUE's archive or the folder of the task."""
     place, name = ("diagnostic", "diagnostic") if split == DIAGNOSTIC else (spec.folder, split)
     home = folder if folder.resolve().name == place else folder / place
     return next((path for ending in _ENDINGS if (path := home / f"{name}{ending}").is_file()), None)
@@ -119,11 +113,7 @@ def _lines(path: Path, spec: GlueSpec, split: str) -> Iterator[Raw]:
 
 
 def read_hub(name: str, spec: GlueSpec) -> dict[str, GlueTable]:
-    """Return the tables of a task by split, from the `datasets` library.
-
-    Args:
-        name: what datasets.load_dataset takes: a name on the hub, or a local folder.
-        spec: the task, which is the name of the configuration.
+    """Return the tables of a task by split; `name` is what datasets.load_dataset takes.
 
     Raises:
         InputError: the library cannot load it, or it is no task of GLUE.
@@ -218,10 +208,7 @@ def _table(source: Path, spec: GlueSpec, split: str, raw: Iterable[Raw]) -> Glue
 def label_of(spec: GlueSpec, text: str, anywhere: bool = False) -> float | None:
     """Return the class, or the number, that a text stands for; None for none.
 
-    Args:
-        spec: the task.
-        text: as it was written.
-        anywhere: numbers may lie out of the range of the labels, as those that a model finds.
+    With `anywhere` numbers may lie out of the range of the labels, as those that a model finds.
     """
     if spec.classes:
         return float(spec.classes.index(text)) if text in spec.classes else None
