@@ -54,7 +54,8 @@ def train_with_trainer(training: Training, observer: Observer, keep_going: KeepG
     Trainer wraps the model (DistributedDataParallel through Accelerate), moves batches, scales losses and gradients,
     clips, and steps the optimizer. `training` provides model, batches, optimizer and learning rates, and its strategy
     has already joined the ranks; all other arguments are defaults of Trainer. Phases are timed where Trainer enters
-    them; Trainer does not report when the last gradients are ready. `options` are those of the strategy.
+    them; Trainer does not report when the last gradients are ready. Its loss is the mean of the micro-batches' means,
+    whatever they predict. `options` are those of the strategy.
     """
     if not keep_going(0):
         return 0

@@ -1,5 +1,6 @@
 """hf-trainer against ours: the same weights, batches, optimizer and schedule give the same losses."""
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,14 @@ def train_theirs(wanted: Any, folder: Path, recorder: Recorder) -> Any:
     [{}, {"optimizer": "adamw", "grad_accum_steps": 2, "max_grad_norm": 0.5, "activation_checkpointing": True}],
     ids=["lamb", "adamw, clipped, accumulated, recomputed"],
 )
-def test_losses_rates_and_scores_are_ours(data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_losses_rates_and_scores_are_ours(
+    data: Path, tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bert.train.base_run import BaseRun
+
+    make = BaseRun.make_training
+    # Trainer takes the mean of the micro-batches' means: without weights ours does so, too.
+    monkeypatch.setattr(BaseRun, "make_training", lambda *given: dataclasses.replace(make(*given), weighted=False))
     wanted = settings(data, steps=4, dropout=0.0, eval_every=2, **changes)
     ours, theirs = Recorder(), Recorder()
     run(wanted, tmp_path / "ours", ours)
