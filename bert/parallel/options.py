@@ -60,5 +60,7 @@ def zero_stage(spec: TrainSpec) -> int:
 
 def make_strategy(name: str, options: str = "") -> "Strategy":
     """Return a strategy that is not set up yet; `options` is the result of `options_text`. Raises UsageError."""
-    made: Strategy = load(STRATEGIES, name, "strategy")(read_options(options))
+    given = read_options(options)
+    options_text(name, given)
+    made: Strategy = load(STRATEGIES, name, "strategy")(given)
     return made
