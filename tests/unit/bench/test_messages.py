@@ -9,7 +9,6 @@ from support.refusals import check_refusal, refused
 
 from bench.cli.main import run
 from bench.profilers import PROFILERS, load_profiler
-from bert.tasks.classify.store import add_run
 from common.errors import Code
 
 TRAIN = ["train", "pretrain", "--data", "synthetic", "--warmup", "0.1"]
@@ -52,10 +51,24 @@ def test_a_value_that_cannot_be_is_named_by_its_option_and_leaves_no_folder(
 @pytest.mark.parametrize(
     ("words", "facts"),
     [
-        (["data", "gap", "--input", "missing.tsv", "--vocab", "{vocab}", "--output", "{out}"], ()),
-        (["data", "squad", "--input", "missing.tsv", "--vocab", "{vocab}", "--output", "{out}"], ()),
+        (["data", "gap", "--split", "test", "--input", "missing.tsv", "--vocab", "{vocab}", "--output", "{out}"], ()),
+        (
+            [
+                "data",
+                "squad",
+                "--split",
+                "training",
+                "--input",
+                "missing.tsv",
+                "--vocab",
+                "{vocab}",
+                "--output",
+                "{out}",
+            ],
+            (),
+        ),
         (["eval", "glue", "--task", "rte", "--labels", "missing.tsv", "--predictions", "{gold}"], ("table",)),
-        (["eval", "gap", "--dataset", "{gold}", "--predictions", "missing.tsv"], ("bertbench predict gap",)),
+        (["eval", "gap", "--dataset", "{gold}", "--predictions", "missing.tsv"], ("ID,A,B,NEITHER",)),
         (["launch", "--here-gpus", "2", "--", "missing.tsv"], ()),
         (["compare", "{run}", "missing.tsv"], ()),
     ],
@@ -72,20 +85,19 @@ def test_a_file_that_is_not_there_is_named_with_what_is_wanted(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_column_that_is_not_there_is_said_before_results_that_would_be_lost(
+def test_a_column_that_is_not_there_is_said_before_a_database_of_other_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_rows(tmp_path / "sms.csv", colours_and_animals(30))
-    database = prepared(path, max_seq_length=64).source
-    add_run(database.path, database.fingerprint, {"accuracy": 0.5})
+    prepared(path, max_seq_length=64)
     words = ["data", "csv", str(path), "--vocab", str(tmp_path / "vocab.txt"), "--text", "text"]
     assert run([*words, "--label", "v9"]) == 2
     check_refusal(capsys.readouterr().err, "columns-missing", "'v9'", "--label", "'text', 'label'")
     assert run(words) == 2
-    check_refusal(capsys.readouterr().err, "folder-occupied", "1 training", "max_seq_length 64", 128)
+    check_refusal(capsys.readouterr().err, "folder-occupied", "max_seq_length 64", 128)
 
 
 @pytest.mark.parametrize("name", PROFILERS)
 def test_a_profiler_is_named_as_it_was_chosen(name: str) -> None:
-    with refused("option-unknown", "--with nosuch", f"--profiler {name}"):
+    with refused("option-choice", "nosuch", f"--with of --profiler {name}"):
         load_profiler(name, ("nosuch",))
