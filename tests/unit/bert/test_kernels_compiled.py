@@ -37,7 +37,7 @@ KERNELS = {
     "bias_gelu_fp8_backward": ("activation", 2, 5),
     # Optimizers also have code for the ends of tensors and for gradients that are not aligned, 8 elements per thread.
     "optimizer_squares": ("optimizer", 22, 2),
-    "optimizer_prepare": ("optimizer", 48, 26),
+    "optimizer_prepare": ("optimizer", 49, 26),
     "adamw_update": ("optimizer", 77, 32),
     "lamb_moments": ("optimizer", 73, 18),
     "lamb_trust": ("optimizer", 21, 1),

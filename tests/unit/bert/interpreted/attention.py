@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bert.speed.kernels import attention
 from bert.speed.kernels.attention import Tiles
+from common.errors import UsageError
 
 SEED, LENGTHS, LONGEST = 3, (17, 1, 0, 131, 64), 192
 STEP = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
@@ -136,7 +137,8 @@ def test_weights_are_dropped_independently(probability: float) -> None:
         assert abs((one == other).double().mean() - alike) < 4 * (alike * (1 - alike) / one.numel()) ** 0.5
 
 
-def test_a_probability_is_rounded_and_never_1() -> None:
+def test_a_probability_is_never_1_and_refused_where_it_would_be_0() -> None:
     qkv, _, _ = inputs(1, 16, torch.float16, (9,))
-    plain, small, one = (attention.attention(qkv, ends_of((9,)), 9, each, None) for each in (0.0, 0.001, 1.0))
-    assert torch.equal(plain, small) and bool(one.isfinite().all())
+    assert attention.attention(qkv, ends_of((9,)), 9, 1.0, None).isfinite().all()
+    with pytest.raises(UsageError):
+        attention.attention(qkv, ends_of((9,)), 9, 0.001, None)
