@@ -109,9 +109,13 @@ def meet(node: Node, address: str, port: int, seconds: float) -> "tuple[TCPStore
         deadline = time.monotonic() + seconds
         limit, is_master = timedelta(seconds=seconds), node.rank == 0
         store = answer(TCPStore, address, port, None, is_master, limit, False, seconds=seconds)
-        while refusal is None and len(nodes) < len(node.counts):
-            time.sleep(POLL_SECONDS)
-            nodes, refusal = answer(_look, store, node, seconds if time.monotonic() >= deadline else None)
+        try:
+            while refusal is None and len(nodes) < len(node.counts):
+                time.sleep(POLL_SECONDS)
+                nodes, refusal = answer(_look, store, node, seconds if time.monotonic() >= deadline else None)
+        except KeyboardInterrupt:  # this node may be started again while the others wait
+            answer(store.delete_key, f"node/{node.rank}")
+            raise
     except (OSError, UnicodeError) as error:
         raise UsageError(
             "node-unreachable",

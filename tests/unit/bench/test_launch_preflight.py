@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from bench.launch import watch
+from bench.launch import preflight, watch
 from bench.launch.preflight import Node, meet, objection
 from bench.launch.torchrun import FAILED, KILLED, LOST, OK, STOPPED, Ending
 from bench.launch.watch import Watch
@@ -79,6 +79,19 @@ def test_nodes_that_disagree_get_the_same_message() -> None:
 
 
 KILL, EXIT, LATER = Ending(KILLED, "k", 9.0), Ending(FAILED, "x", 2.0), Ending(FAILED, "y", 3.0)
+
+
+def test_an_interrupted_node_leaves_its_rank_to_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(store: Any, *_: Any) -> Any:
+        stores.append(store)
+        raise KeyboardInterrupt
+
+    stores: list[Any] = []
+    monkeypatch.setattr(preflight, "_look", interrupt)
+    monkeypatch.setattr(preflight, "answer", lambda call, *words, seconds=0: call(*words))
+    with pytest.raises(KeyboardInterrupt):
+        meet(node(0), "127.0.0.1", free_port(), 1)
+    assert not stores[0].check(["node/0"])
 
 
 @pytest.mark.parametrize(
