@@ -91,6 +91,12 @@ class Context:
         return bool({*levers} & {*str(self.row.get("levers") or "").split("+")})
 
     @property
+    def fused(self) -> bool:
+        """Whether the trial is bertbench's own step with its fused elementwise parts."""
+        ours = self.row.get("implementation") == "bertbench"
+        return ours and (not self.row.get("levers") or self.has("fused-elementwise"))
+
+    @property
     def fewer_launches(self) -> str:
         """Ways to launch fewer kernels that the trial does not use yet."""
         return f"a larger batch{'' if self.has('compile') else ', torch.compile'} or CUDA graphs"

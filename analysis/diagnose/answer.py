@@ -278,7 +278,7 @@ def _of_steps(winner: Winner, every: Sequence[Winner], out: str) -> Iterator[Adv
             f"the largest micro batch measured, {max(sizes)}, is the fastest",
             "larger batches were not measured",
         )
-        yield advice("batch", seen, "try a larger one", None, why, batch_sizes=2 * max(sizes))
+        yield advice("batch", seen, "try a larger micro batch", None, why, batch_sizes=2 * max(sizes))
     rate, others = best.samples_per_second, [one for other in every if other is not winner for one in other.group]
     others = [one for one in others if _equal(one.row, row, (*_SAME_TRAINING, "data"))]
     if others:  # a gain of 0 if none is faster: it replaces estimates

@@ -244,6 +244,8 @@ def _work_advice(run: _Run, gemms: float, remedy: str, moving: float) -> tuple[A
     narrow = gemms * fp32 if remedy and fp32 > _HALF and not run.context.narrow else 0.0
     if narrow >= moving:
         return advised("precision", f"GEMMs run in fp32 for {percent(narrow)} of the time", remedy, narrow)
+    if run.context.fused:
+        return ()
     parts = [part for one in run.timelines for part in (one.kernels, one.operators)]
     fused = has_fused_optimizer({str(name) for part in parts for name in part["name"].unique()})
     seen = f"work that only moves memory takes {percent(moving)} of the time"
