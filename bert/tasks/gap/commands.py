@@ -205,13 +205,13 @@ def _scored(scores: "Scores", parts: Sequence[dict[str, Any]]) -> list[Shown]:
     for part in parts:
         loss_here = "-" if part["log_loss"] is None else f"{part['log_loss']:.4f}"
         values = (f"{part['rows']:,}", f"{100 * part['accuracy']:.1f} %", f"{part['f1']:.1f} %", loss_here)
-        slices.append((part["name"], *values))
+        slices.append((part["by"], part["name"], *values))
     return [
         f"GAP, {scores.rows:,} rows",
         Grid(("", "recall", "precision", "F1", "tp", "fp", "fn", "tn"), tallies),
         [("bias", bias), ("accuracy", accuracy), ("log loss", loss)],
         Grid(("right / answered", *ANSWERS), confusion),
-        Grid(("part", "rows", "accuracy", "F1", "log loss"), slices),
+        Grid(("by", "part", "rows", "accuracy", "F1", "log loss"), slices),
     ]
 
 
