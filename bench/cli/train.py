@@ -21,7 +21,7 @@ from bench.run.inside import Leader, follow
 from bench.run.processes import StopRequest
 from bench.sweep.training import Plan, TrainOptions, check_continues, plan_training
 from bert.data.lengths import is_synthetic
-from bert.tasks import check_task_options, task_data
+from bert.tasks import check_task_options, known_tasks, task_data
 from bert.tasks.base import Trained
 from common import locks
 from common.errors import BertbenchError
@@ -35,7 +35,8 @@ OPTIONS = {"train TASK": TrainOptions, "train classify FILE": TrainClassifyOptio
 
 def form(words: list[str]) -> type[TrainOptions]:
     """Return the options that the words after `bertbench train` give."""
-    return TrainClassifyOptions if words[:1] == ["classify"] else TrainOptions
+    task = next((word for word in words if word in known_tasks()), "")
+    return TrainClassifyOptions if task == "classify" else TrainOptions
 
 
 def run(options: TrainOptions) -> Result:
@@ -47,7 +48,7 @@ def run(options: TrainOptions) -> Result:
     if options.several:
         from bench.cli import train_variants
 
-        return train_variants.run(options)
+        return train_variants.run(options.prepared() if isinstance(options, TrainClassifyOptions) else options)
     words, world = words_of(options), joined_world()
     if world is not None and world.rank:
         return _follow(options, world)

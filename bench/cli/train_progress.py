@@ -1,5 +1,6 @@
 """Progress of a training: one updated line on a terminal, one line per event in a log."""
 
+import json
 import math
 import sys
 import time
@@ -14,7 +15,6 @@ from bench.run.processes import StopRequest
 from common.atomic import storage_errors
 from common.scores import evaluation_text
 from records.run import TrialDirectory
-from records.training import read_events
 from records.trial import Trial
 
 _LOOK_SECONDS = 0.5
@@ -32,7 +32,7 @@ class TrainProgress:
         self._score, self._target = until or ("", math.nan)
         self._reached = self._stop_shown = False
         self._directory: TrialDirectory | None = None
-        self._next_look, self._count = 0.0, 0
+        self._next_look, self._position = 0.0, 0
 
     def stop_wanted(self) -> bool:
         """Return whether the ranks should save and exit."""
@@ -54,9 +54,13 @@ class TrainProgress:
         draw("")
 
     def _show_new(self) -> None:
-        events = [] if self._directory is None else read_events(self._directory)[self._count :]
-        self._count += len(events)
-        for event in events:
+        if self._directory is None or not (path := self._directory.events_jsonl).exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._position)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._position += len(whole + newline)
+        for event in map(json.loads, whole.splitlines()):
             text = event_text(event)
             append_log(self._log, text)
             loss = event.get(self._score) if event["event"] == "evaluated" else None

@@ -115,9 +115,11 @@ def form(words: list[str]) -> type:
 
 def run(options: ScoreOptions | ThroughputOptions) -> Result:
     """Search; return exit code 0 for a finished or stopped search, 3 if no trial succeeded."""
-    if isinstance(options, ThroughputOptions):
-        return _for_throughput(options, run_folder(options.out))
-    return _for_score(options, run_folder(options.out or Path("runs/tune")))
+    is_score = isinstance(options, ScoreOptions)
+    out, other = run_folder(options.out or Path("runs/tune")), "sweep.json" if is_score else "study.db"
+    if (out / other).exists():
+        raise UsageError("folder-occupied", f"{out} has other results ({other}): give another --out")
+    return _for_score(options, out) if isinstance(options, ScoreOptions) else _for_throughput(options, out)
 
 
 def _for_score(options: ScoreOptions, out: Path) -> Result:

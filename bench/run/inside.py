@@ -9,11 +9,12 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bench.launch.torchrun import import_torch
 from bench.launch.world import AGENT_STORE_VARIABLE, World
@@ -100,15 +101,27 @@ def follow(world: World, devices: Devices) -> int:
             list(directory.path.parent.glob("*"))  # makes a network file system refresh its cache
             time.sleep(0.1)
         threads = order["threads"] or world.threads(devices.cpu_cores)
-        os.environ |= {**rank_variables(threads, None), **order["meeting"]}
         path = directory.path / f"log-{world.rank}.txt"
         with storage_errors(path), path.open("ab") as log:  # output of libraries, too, so that rank 0 stays readable
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-                os.dup2(log.fileno(), stream.fileno())
-        if code := worker.main([str(directory.path)]):
+            code = _join(directory, {**rank_variables(threads, None), **order["meeting"]}, log)
+        if code:
             return code
     raise AssertionError
+
+
+def _join(directory: TrialDirectory, variables: dict[str, str], log: IO[bytes]) -> int:
+    """Run this rank of a trial and return its exit code."""
+    if directory.read_trial().kind != "train":  # the next one must not have the memory and cores that this one leaves
+        return subprocess.run(
+            [sys.executable, "-u", "-m", "bench.run.worker", str(directory.path)],
+            env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False,
+        ).returncode  # fmt: skip
+    os.environ |= variables
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(log.fileno(), stream.fileno())
+    return worker.main([str(directory.path)])  # in this process, which the launcher asks to stop
 
 
 def _store_of_ranks(world: World) -> Any:

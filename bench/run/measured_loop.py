@@ -29,6 +29,7 @@ from bench.run.telemetry import Telemetry
 from bench.sweep.script import in_next_round, plan_script
 from bench.sweep.sweep import locked, record_request, tidy, write_results
 from common.errors import StorageError, UsageError
+from common.registry import lookup
 from records.files import write_record
 from records.run import RunDirectory
 from records.schema import STEP_COLUMNS
@@ -53,6 +54,7 @@ class MeasuredLoop:
     def __init__(self, name: str, out: Path, device: str | None = None) -> None:
         torch = sys.modules.get("torch")
         used = "cuda" if torch is not None and torch.cuda.is_initialized() else "cpu"
+        lookup({"cpu": "", "cuda": ""}, device or used, "device")
         self.run = RunDirectory(out)
         planned = plan_script(self.run, ("bertbench.measure", name), name=name)
         self.trial = dataclasses.replace(planned, device=device or used)
@@ -64,6 +66,8 @@ class MeasuredLoop:
         self._open = False
 
     def __enter__(self) -> "MeasuredLoop":
+        if self._open or self.result is not None:
+            raise UsageError("option-conflict", "this measurement has been used: call bertbench.measure again")
         with ExitStack() as stack:  # undone if the folder cannot be written
             stack.enter_context(locked(self.run))
             tidy(self.run)

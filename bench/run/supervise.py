@@ -118,7 +118,10 @@ def run_trial(
         except BaseException as error:
             end_guarded(child)
             if isinstance(error, KeyboardInterrupt):
-                finish(trial, directory, "interrupted", "interrupted by Ctrl-C or SIGTERM", options)
+                status, reason, code = "interrupted", "interrupted by Ctrl-C or SIGTERM", ""
+                if options.leader and _reports(directory):  # torchrun ended this rank because another one failed
+                    status, reason, code = outcome(trial, directory, options, child.returncode, False, False)
+                finish(trial, directory, status, reason, options, code=code)
             raise
     wall_seconds = time.perf_counter() - began
     shutil.rmtree(directory.path / "torchrun", ignore_errors=True)  # its folders for error files

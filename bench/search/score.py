@@ -45,6 +45,8 @@ _EVALUATIONS = 5
 _LOOK_SECONDS = 0.5
 # Time between two heartbeats of a trial, and until one without a heartbeat is lost.
 _HEARTBEAT_SECONDS, _GRACE_SECONDS = 10, 60
+# Also of trials that were stopped and queued again.
+_RETRIES = 20
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
 _locked = functools.partial(locks.locked, holder="another worker", remedy="wait for it", wait=True)
 
@@ -286,7 +288,7 @@ def _open_study(folder: Path, request: Mapping[str, Any], maximize: bool, pruner
                 engine_kwargs={"connect_args": {"timeout": 120}},  # in s, for slow file systems
                 heartbeat_interval=_HEARTBEAT_SECONDS,
                 grace_period=_GRACE_SECONDS,
-                heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
+                heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(_RETRIES),
             )
             study = optuna.create_study(
                 storage=storage,

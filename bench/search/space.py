@@ -59,14 +59,10 @@ def read_space(words: Sequence[str], read: Read) -> dict[str, Parameter]:
 
 
 def option_words(values: Values) -> list[str]:
-    """Return values as options of `bertbench train`; a switch that is off is left out."""
-    words: list[str] = []
-    for name, value in values.items():
-        if isinstance(value, bool):
-            words += [flag(name)] * value
-        else:
-            words += [flag(name), str(value)]
-    return words
+    """Return values as options of `bertbench train`."""
+    return [
+        f"{flag(name)}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()
+    ]
 
 
 def _parameter(name: str, text: str, read: Read) -> Parameter:

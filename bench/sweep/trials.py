@@ -139,6 +139,9 @@ class Sweep(Workload):
             memory_limit_gib=ABOVE_0, precision_target=(lambda value: 0 < value < 1, "between 0 and 1, such as 0.01"),
         )  # fmt: skip
         check_seed(self.seed)
+        if self.levers != (AUTO,) and OURS not in self.implementations:
+            others = " ".join(self.implementations)
+            raise UsageError("option-not-applicable", f"--levers applies to {OURS}, not to {others}: leave it out")
         if self.model:
             default = Sweep()
             changed = [name for name in ("presets", "dropout") if getattr(self, name) != getattr(default, name)]
