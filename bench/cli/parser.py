@@ -29,6 +29,8 @@ from common.errors import Code, UsageError
 from common.flags import POSITIONAL, flag
 
 T = TypeVar("T")
+_ADDED = ("vary", "search")
+"""List options whose values add up where they are given several times; of others the last list counts."""
 _CODES: dict[type[CycloptsError], Code] = {
     MissingArgumentError: "option-missing",
     UnknownOptionError: "option-unknown",
@@ -52,6 +54,7 @@ class _CommandLine(App):
         for argument in arguments:
             field = argument.field_info
             rare = field.name in getattr(self.options, "RARE", RARE)
+            converter = _converted if field.name in _ADDED else _given_last
             positional = POSITIONAL in getattr(field.annotation, "__metadata__", ())
             text, default = " ".join((argument.parameter.help or "").split()), field.default
             shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
@@ -63,7 +66,7 @@ class _CommandLine(App):
                 show_default=False if says_default else shown,
                 show=self.whole or not rare,
                 negative=() if default is False else None,
-                converter=None if positional or isinstance(default, bool) else _converted,
+                converter=None if positional or isinstance(default, bool) else converter,
             )
             if positional:
                 argument.index, field.kind = next(places), POSITIONAL_ONLY
@@ -76,6 +79,11 @@ class _CommandLine(App):
             if not argument.children:
                 argument.parameter = Parameter.combine(argument.parameter, more)
         return arguments
+
+
+def _given_last(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Return the value or list that was given last; cyclopts would add lists up."""
+    return _converted(kind, tokens[max(place for place, token in enumerate(tokens) if not token.index) :])
 
 
 def _converted(kind: Any, tokens: Sequence[Token]) -> Any:

@@ -139,9 +139,11 @@ def make_features(
     casing = "uncased" if settings.lower_case else "cased"
     words = (settings.kind, casing, settings.vocabulary[:8], *settings.lengths, fingerprint[:8])
     path = folder / ("-".join(map(str, words)) + SUFFIX)
-    kept = path.is_file()
-    if not kept:
-        with locked(folder, "another preparation", "wait for it, or give another --output", wait=True):
+    if path.is_file():
+        return path, read_header(path).counts, True
+    with locked(folder, "another preparation", "wait for it, or give another --output", wait=True):
+        kept = path.is_file()  # made by the other preparation
+        if not kept:
             remove_left_overs(folder)
             _keep_vocabulary(folder / VOCABULARY_FILE, vocab)
             columns, counts = make()
@@ -304,15 +306,6 @@ def _damaged(path: Path, error: Exception, kinds: Sequence[str]) -> InputError:
 def _remedy(kinds: Sequence[str]) -> str:
     task = kinds[0].partition("-")[0] if kinds else "TASK"
     return f"create them with `bertbench data {task} --input INPUT --vocab VOCAB.txt`"
-
-
-def is_features(path: Path) -> bool:
-    """Whether a file holds the features of a task; weights are in files of the same form."""
-    try:
-        with safe_open(path, "numpy") as opened:
-            return _HEADER in (opened.metadata() or {})
-    except (SafetensorError, OSError):
-        return False
 
 
 def describe(path: Path) -> dict[str, Any]:

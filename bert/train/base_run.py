@@ -12,7 +12,7 @@ from bert.data.batch import Batch
 from bert.optim.precision import Precision
 from bert.optim.registry import OPTIMIZERS, SELF_CLIPPING
 from bert.parallel.base import StepPlan, Strategy
-from bert.tasks import make_task
+from bert.tasks import make_task, task_data
 from bert.tasks.base import DataIdentity, Task
 from bert.train.agreement import any_rank, same_on_all, together
 from bert.train.checkpoint import vocabulary_text
@@ -102,7 +102,7 @@ class BaseRun(ABC):
             optimizer=optimizer,
             compute_loss=compute_loss,
             batches=batches,
-            weighted=True,
+            weighted=task_data(self.settings.task).heads == "masked words",
             strategy=self.strategy,
             precision=self.precision,
             grad_accum_steps=self.settings.grad_accum_steps,
@@ -120,6 +120,11 @@ class BaseRun(ABC):
         same_on_all(self.strategy, found.weights.name, "the initial weights")
         return found
 
+    def count_left_out(self) -> None:
+        """Count the updates that a GPU has left out; every rank must call it. Raises DivergenceError."""
+        assert self.training.divergence is not None
+        self.training.divergence.check(self.strategy, self.counts)
+
     @property
     def done(self) -> bool:
         """Whether all updates were made."""
@@ -127,6 +132,8 @@ class BaseRun(ABC):
 
     def between_steps(self, step: int) -> bool:
         """Read, evaluate and save what is due; return whether another step is to be made. The same on every rank."""
+        if self.done or self.evaluations.due(self.counts.applied_steps, False) or self.due(False, False):
+            self.count_left_out()
         done, applied = self.done, self.counts.applied_steps
         if len(self.log) >= self.settings.log_every:
             self.read_losses()

@@ -1,5 +1,6 @@
 """Micro-batches on their way to a model, with the position of the data after the last one that was taken."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -30,8 +31,8 @@ def data_spec(spec: TrainSpec, strategy: Strategy, levers: frozenset[str] = froz
 
 
 class Feed:
-    """Iterates over a stream. For a GPU a thread puts one batch ahead into page-locked memory, which takes longer than
-    copying it does.
+    """Iterates over a stream. For a GPU a thread puts batches into page-locked memory ahead, which takes longer than
+    copying them does.
 
     What was read ahead but not taken does not count for `position`. Close it when done.
 
@@ -39,15 +40,17 @@ class Feed:
         stream: of the task.
         pinned: whether the batches go to a GPU.
         adapt: gives a batch the tensors that an implementation reads, on the thread that makes it.
+        most_ahead: batches that are read ahead for a GPU.
     """
 
-    def __init__(self, stream: BatchStream, pinned: bool, adapt: Adapt | None = None) -> None:
+    def __init__(self, stream: BatchStream, pinned: bool, adapt: Adapt | None = None, most_ahead: int = 1) -> None:
         self._stream = stream
         self._adapt = adapt
         self._batches = iter(stream)
         self._position = stream.state_dict()
         self._pool = _pinning_thread() if pinned else None
-        self._ahead: Future[tuple[Batch, dict[str, Any]]] | None = None
+        self._ahead: deque[Future[tuple[Batch, dict[str, Any]]]] = deque()
+        self._most_ahead = most_ahead
 
     @property
     def position(self) -> dict[str, Any]:
@@ -66,10 +69,9 @@ class Feed:
     def _read(self) -> tuple[Batch, dict[str, Any]]:
         if self._pool is None:
             return self._take()
-        ahead = self._ahead or self._pool.submit(self._take)
-        # Asked for before this one is waited for, so that the thread never idles.
-        self._ahead = self._pool.submit(self._take)
-        return ahead.result()
+        while len(self._ahead) <= self._most_ahead:  # before the first is waited for, so that the thread never idles
+            self._ahead.append(self._pool.submit(self._take))
+        return self._ahead.popleft().result()
 
     def _take(self) -> tuple[Batch, dict[str, Any]]:
         batch = next(self._batches)

@@ -43,13 +43,20 @@ class Progress:
     """How many of them came last, one after another."""
 
     def count(self, applied: bool | None) -> None:
-        """Count one step."""
-        if applied is False:
+        """Count one step; as applied where a GPU decides it, until `recount`."""
+        if applied is None:
+            self.applied_steps += 1
+        elif not applied:
             self.skipped_steps += 1
             self.skipped_in_a_row += 1
         else:
             self.applied_steps += 1
             self.skipped_in_a_row = 0
+
+    def recount(self, left_out: bool) -> None:
+        """Count one step that a GPU decided."""
+        self.applied_steps -= 1
+        self.count(not left_out)
 
     def state_dict(self) -> dict[str, int]:
         """Return the counts by name."""
@@ -77,14 +84,7 @@ class DivergenceWatch:
 
     def note(self, step: int, result: StepResult, progress: Progress, scaled: bool = False) -> None:
         """Judge a step, made with a scaled loss or not. Raises DivergenceError if gradients never are finite."""
-        if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise DivergenceError(
-                f"the gradients of the last {progress.skipped_in_a_row} steps up to step {step + 1} are not finite "
-                f"(learning rate {result.learning_rate:.6g}): use bf16, lower the learning rate or lengthen the "
-                "warm-up",
-                step,
-                result.learning_rate,
-            )
+        _check_gradients(progress, step, result.learning_rate)
         if isinstance(result.applied, torch.Tensor):
             self._left_out.append(result.applied)
         if scaled and result.applied is False:
@@ -104,9 +104,9 @@ class DivergenceWatch:
             DivergenceError: on every rank, with the first step whose loss was not finite on one of them.
         """
         if self._left_out:
-            left_out = int(torch.stack(self._left_out).sum())
-            progress.applied_steps -= left_out
-            progress.skipped_steps += left_out
+            for left_out in torch.stack(self._left_out).tolist():
+                progress.recount(bool(left_out))
+                _check_gradients(progress, *max(self._rates.items()))
             self._left_out.clear()
         first = torch.tensor(math.inf) if self._first_bad is None else self._first_bad.cpu()
         first_bad = -float(strategy.maximum(-first.double().reshape(1)))
@@ -119,6 +119,17 @@ class DivergenceWatch:
                 step,
                 rates[step],
             )
+
+
+def _check_gradients(progress: Progress, step: int, rate: float) -> None:
+    """Raise DivergenceError if the gradients of too many steps up to this one were not finite."""
+    if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+        raise DivergenceError(
+            f"the gradients of {progress.skipped_in_a_row} steps in a row up to step {step + 1} are not finite "
+            f"(learning rate {rate:.6g}): use bf16, lower the learning rate or lengthen the warm-up",
+            step,
+            rate,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,19 +224,21 @@ def run_step(training: Training, observer: Observer, step: int) -> StepResult:
 def micro_batches(training: Training, observer: Observer) -> Iterator[Batch]:
     """Take the micro-batches of one step, on the device, with their weights where the training has them."""
 
-    def take() -> Batch:
-        with observer.phase("data"):
-            return next(training.batches).to(training.strategy.device)
-
+    device = training.strategy.device
     if not training.weighted:
         for _ in range(training.grad_accum_steps):
-            yield take()
+            with observer.phase("data"):
+                batch = next(training.batches).to(device)
+            yield batch
         return
-    batches = [take() for _ in range(training.grad_accum_steps)]
+    with observer.phase("data"):
+        batches = [next(training.batches) for _ in range(training.grad_accum_steps)]
     words = sum(batch.counts.predicted_positions for batch in batches)
     of_all = float(training.strategy.total(torch.tensor([words], dtype=torch.float64)))
     mean = of_all / (len(batches) * training.strategy.world_size)
-    for batch in batches:
+    for waiting in batches:
+        with observer.phase("data"):
+            batch = waiting.to(device)
         yield replace(batch, weight=batch.counts.predicted_positions / mean) if mean else batch
 
 

@@ -212,7 +212,10 @@ class _Run(BaseRun):
                 # Synthetic batches are counted, not samples.
                 position = {**position, "step": state.samples_seen // per_micro_step}
             stream.load_state_dict(position)
-        return Feed(stream, self.strategy.device.type == "cuda", partial(Batch.laid_out, full="compile" in levers))
+        return Feed(
+            stream, self.strategy.device.type == "cuda", partial(Batch.laid_out, full="compile" in levers),
+            self.settings.grad_accum_steps,
+        )  # fmt: skip
 
     def _begin_scales(self) -> None:
         """Continue with saved scales of FP8; without them the first step measures its tensors."""
@@ -261,8 +264,7 @@ class _Run(BaseRun):
     def save(self, step: int) -> None:
         """Save a checkpoint, but no parameters that are not numbers."""
         began = time.perf_counter()
-        assert self.training.divergence is not None
-        self.training.divergence.check(self.strategy, self.counts)
+        self.count_left_out()
         if any_rank(self.strategy, not parameters_are_finite(self.strategy.held(self.model))):
             rate = float(self.optimizer.param_groups[0]["lr"])
             raise DivergenceError(

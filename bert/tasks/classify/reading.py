@@ -17,7 +17,7 @@ DELIMITERS = "\t|;,"
 """In this order where several fit, so that a single column of texts is not divided at its commas."""
 MOST_LINES = 40
 """Lines of a row with wrong quotes; more are refused, because other rows are lost in it."""
-_MOST_CHARACTERS = 2**20
+_MOST_CHARACTERS = 2**26
 _SAMPLE_CHARACTERS = 2**14
 _SAMPLE_LINES = 500
 _MOST_SAMPLED_BYTES = 2**26

@@ -33,7 +33,10 @@ def read_predictions(path: Path) -> tuple[dict[str, Decision], dict[str, Probabi
     what = "file of predictions"
     text = decoded(path, read_content(path, what, _REMEDY, MOST_BYTES), what, _REMEDY)
     delimiter = "\t" if "\t" in text.split("\n", 1)[0] else ","
-    rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row]
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row]
+    except csv.Error as error:
+        raise InputError("answers-invalid", f"{path} is no table ({error}): {_REMEDY}") from error
     header = [name.strip().upper() for name in rows[0]] if rows else []
     has_probabilities = sorted(header) == sorted(KAGGLE_COLUMNS)
     decisions: dict[str, Decision] = {}

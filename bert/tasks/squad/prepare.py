@@ -108,6 +108,10 @@ def _make(config: SquadConfig, dataset: Dataset, settings: Settings, progress: P
             "rows-invalid" if reasons else "file-empty",
             f"no question of {dataset.path} is usable ({reasons or 'it holds none'}): give another --input or --split",
         )
+    if not counts.get("windows"):
+        raise InputError(
+            "rows-invalid", f"no window of {dataset.path} has its answer: leave out the option that drops them"
+        )
     return joined(parts), counts
 
 

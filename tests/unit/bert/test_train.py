@@ -178,7 +178,13 @@ def test_updates_that_a_gpu_left_out_are_counted_when_the_verdict_is_read() -> N
         watch.note(0, StepResult(BatchCounts(1, 1, 1, 1, 1), torch.ones(()), 0.1, torch.tensor(outcome)), progress)
     watch.check(SingleStrategy(), progress)
     watch.check(SingleStrategy(), progress)
-    assert (progress.applied_steps, progress.skipped_steps) == (2, 1)
+    assert (progress.applied_steps, progress.skipped_steps, progress.skipped_in_a_row) == (2, 1, 0)
+    for step in range(MAX_SKIPPED_IN_A_ROW):
+        progress.count(None)
+        watch.note(step, StepResult(BatchCounts(1, 1, 1, 1, 1), torch.ones(()), 0.1, torch.tensor(1.0)), progress)
+    with refused("training-diverged", f" {MAX_SKIPPED_IN_A_ROW} steps"):
+        watch.check(SingleStrategy(), progress)
+    assert (progress.applied_steps, progress.skipped_steps) == (2, 1 + MAX_SKIPPED_IN_A_ROW)
 
 
 def test_clipping_bounds_the_gradient_norm() -> None:
