@@ -60,9 +60,13 @@ def read_space(words: Sequence[str], read: Read) -> dict[str, Parameter]:
 
 def option_words(values: Values) -> list[str]:
     """Return values as options of `bertbench train`."""
-    return [
-        f"{flag(name)}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()
-    ]
+    words: list[str] = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            words.append(flag(name) if value else f"{flag(name)}=false")
+        else:
+            words += [flag(name), str(value)]
+    return words
 
 
 def _parameter(name: str, text: str, read: Read) -> Parameter:

@@ -207,5 +207,7 @@ def command(trial: Trial) -> list[str]:
         **read_options(trial.strategy_options),
         **{name: getattr(trial, name) for name in ("trust_remote_code", "activation_checkpointing")},
     }
-    words = option_words({name: value for name, value in values.items() if value not in (None, "")})
+    words = option_words(
+        {name: value for name, value in values.items() if value is not False and value not in (None, "")}
+    )
     return ["bertbench", "train" if trains else "throughput", trial.task, *words]

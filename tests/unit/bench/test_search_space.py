@@ -64,7 +64,7 @@ def test_options_that_are_unknown_or_define_the_comparison_are_refused() -> None
 def test_values_become_words_of_the_command() -> None:
     values = {"learning_rate": 3e-05, "activation_checkpointing": True, "trust_remote_code": False}
     assert option_words(values) == [
-        "--learning-rate=3e-05",
-        "--activation-checkpointing=true",
+        *("--learning-rate", "3e-05"),
+        "--activation-checkpointing",
         "--trust-remote-code=false",
     ]
