@@ -104,9 +104,10 @@ class DivergenceWatch:
             DivergenceError: on every rank, with the first step whose loss was not finite on one of them.
         """
         if self._left_out:
-            for left_out in torch.stack(self._left_out).tolist():
+            flags = torch.stack(self._left_out).tolist()
+            for (step, rate), left_out in zip(self._rates.items(), flags, strict=True):
                 progress.recount(bool(left_out))
-                _check_gradients(progress, *max(self._rates.items()))
+                _check_gradients(progress, step, rate)
             self._left_out.clear()
         first = torch.tensor(math.inf) if self._first_bad is None else self._first_bad.cpu()
         first_bad = -float(strategy.maximum(-first.double().reshape(1)))
@@ -223,7 +224,6 @@ def run_step(training: Training, observer: Observer, step: int) -> StepResult:
 
 def micro_batches(training: Training, observer: Observer) -> Iterator[Batch]:
     """Take the micro-batches of one step, on the device, with their weights where the training has them."""
-
     device = training.strategy.device
     if not training.weighted:
         for _ in range(training.grad_accum_steps):

@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import quote
@@ -280,23 +280,21 @@ _GUTENBERG_TERMS = (
     "The books are in the public domain in the United States; elsewhere, check the law of your country.",
     "Read https://www.gutenberg.org/policy/license.html before you redistribute files that carry the trademark.",
 )
+_WIKIPEDIA = NamedSource(
+    name="wikipedia",
+    what="articles of one Wikipedia: the pages-articles dump (XML, bz2); English: over 20 GB",
+    base="https://dumps.wikimedia.org",
+    terms=_WIKIPEDIA_TERMS,
+    connections=2,
+    settings=("language", "date"),
+    plan=_dump,
+)
 _ALL = (
-    NamedSource(
-        name="wikipedia",
-        what="articles of one Wikipedia: the pages-articles dump (XML, bz2); English: over 20 GB",
-        base="https://dumps.wikimedia.org",
-        terms=_WIKIPEDIA_TERMS,
-        connections=2,
-        settings=("language", "date"),
-        plan=_dump,
-    ),
-    NamedSource(
+    _WIKIPEDIA,
+    replace(
+        _WIKIPEDIA,
         name="wikipedia-exports",
         what="the same from the successor of the dumps, the MediaWiki Content File Exports; larger: all namespaces",
-        base="https://dumps.wikimedia.org",
-        terms=_WIKIPEDIA_TERMS,
-        connections=2,
-        settings=("language", "date"),
         plan=_exports,
     ),
     NamedSource(

@@ -110,7 +110,8 @@ def _make(config: SquadConfig, dataset: Dataset, settings: Settings, progress: P
         )
     if not counts.get("windows"):
         raise InputError(
-            "rows-invalid", f"no window of {dataset.path} has its answer: leave out the option that drops them"
+            "rows-invalid",
+            f"no window of {dataset.path} holds its answer: give a larger --max-seq-length, or keep such windows",
         )
     return joined(parts), counts
 

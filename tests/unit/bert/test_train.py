@@ -174,15 +174,16 @@ def test_gradients_that_are_not_finite_leave_the_update_out_in_every_precision(p
 
 def test_updates_that_a_gpu_left_out_are_counted_when_the_verdict_is_read() -> None:
     watch, progress = DivergenceWatch(), Progress(applied_steps=3)
-    for outcome in (0.0, 1.0, 0.0):
-        watch.note(0, StepResult(BatchCounts(1, 1, 1, 1, 1), torch.ones(()), 0.1, torch.tensor(outcome)), progress)
+    for step, outcome in enumerate((0.0, 1.0, 0.0)):
+        watch.note(step, StepResult(BatchCounts(1, 1, 1, 1, 1), torch.ones(()), 0.1, torch.tensor(outcome)), progress)
     watch.check(SingleStrategy(), progress)
     watch.check(SingleStrategy(), progress)
     assert (progress.applied_steps, progress.skipped_steps, progress.skipped_in_a_row) == (2, 1, 0)
     for step in range(MAX_SKIPPED_IN_A_ROW):
         progress.count(None)
         watch.note(step, StepResult(BatchCounts(1, 1, 1, 1, 1), torch.ones(()), 0.1, torch.tensor(1.0)), progress)
-    with refused("training-diverged", f" {MAX_SKIPPED_IN_A_ROW} steps"):
+    watch.note(99, StepResult(BatchCounts(1, 1, 1, 1, 1), torch.ones(()), 0.1, torch.tensor(0.0)), progress)
+    with refused("training-diverged", f" {MAX_SKIPPED_IN_A_ROW} steps in a row up to step {MAX_SKIPPED_IN_A_ROW} "):
         watch.check(SingleStrategy(), progress)
     assert (progress.applied_steps, progress.skipped_steps) == (2, 1 + MAX_SKIPPED_IN_A_ROW)
 
