@@ -46,7 +46,7 @@ def command_of_rank(command: Sequence[str], module: bool, no_python: bool) -> tu
     if module:
         return (sys.executable, "-u", "-m", *command)
     if no_python:
-        return (str(find_tool(command[0], "give its path")), *command[1:])
+        return (str(find_tool(command[0], "give its path").absolute()), *command[1:])
     if command[0] == "bertbench":
         return (sys.executable, "-u", "-P", "-m", "bench.cli.main", *command[1:])
     if not Path(command[0]).is_file():

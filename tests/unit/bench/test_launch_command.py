@@ -33,9 +33,11 @@ def test_what_cannot_be_launched_is_one_message_and_exit_code_2(
     check_refusal(capsys.readouterr().err, code, *facts)
 
 
-def test_programs_are_run_as_torchrun_runs_them(tmp_path: Path) -> None:
+def test_programs_are_run_as_torchrun_runs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "train.py"
-    script.touch()
+    script.touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    assert command_of_rank(["./train.py"], False, True) == (str(script),)
     command = (sys.executable, "-u", str(script), "--x", "--", "1")
     assert command_of_rank([str(script), "--x", "--", "1"], False, False) == command
     assert command_of_rank(["a.b", "--x"], True, False) == (sys.executable, "-u", "-m", "a.b", "--x")
