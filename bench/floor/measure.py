@@ -16,9 +16,9 @@ from bench.run.resources import reset_used_memory, used_memory
 from bench.run.stopwatch import Stopwatch, stopwatch
 from bert.data.batch import Batch
 from bert.model.step import Step
+from bert.observer import Observer
 from bert.tasks.base import Task
 from bert.train.loop import Training, run_step
-from bert.train.observer import Observer
 from records.components import SERIES, write_components
 from records.run import TrialDirectory
 from records.schema import COMPONENT_COLUMNS

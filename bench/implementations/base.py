@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import torch
 
 from bert.model.config import ModelConfig
+from bert.observer import Observer
 from bert.optim.registry import adamw
 from bert.tasks import known_tasks, task_data
 from bert.tasks.base import Task
 from bert.train.feed import Adapt
 from bert.train.loop import ComputeLoss, Training
-from bert.train.observer import Observer
 from common.errors import UsageError
 from records.trial import Trial
 

@@ -27,6 +27,7 @@ from bert.checkpoints.ours import save_model
 from bert.data.batch import Batch, BatchCounts
 from bert.data.vocabulary import VOCABULARY_FILE
 from bert.model.config import model_config
+from bert.observer import Observer, StepResult
 from bert.parallel.base import Options
 from bert.parallel.options import read_options
 from bert.tasks.base import Task
@@ -36,7 +37,6 @@ from bert.train.checkpoint import checkpoint_path, seed_generators
 from bert.train.events import Best, RunOutcome, Saved, Warned
 from bert.train.feed import Feed
 from bert.train.loop import Training
-from bert.train.observer import Observer, StepResult
 from bert.train.settings import TrainSettings
 from bert.train.weights import load_initial
 from common.atomic import write_text

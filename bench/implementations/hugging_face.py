@@ -17,12 +17,12 @@ from bert.checkpoints.tensor_files import safetensors_errors
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.model.heads import ClassificationOutput
+from bert.observer import Observer
 from bert.parallel.options import read_options
 from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
 from bert.train.feed import Adapt
-from bert.train.observer import Observer
 from common.atomic import storage_errors
 from common.errors import InputError, UsageError, first_line
 from common.tools import need

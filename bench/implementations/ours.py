@@ -8,6 +8,7 @@ from bench.implementations.base import LEARNING_RATE, Built, Implementation
 from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import recompute_activations
+from bert.observer import Observer
 from bert.optim.registry import adamw
 from bert.speed.registry import (
     AUTO,
@@ -22,7 +23,6 @@ from bert.speed.registry import (
 )
 from bert.tasks.base import Task
 from bert.train.feed import Adapt
-from bert.train.observer import Observer
 from records.trial import Trial
 
 

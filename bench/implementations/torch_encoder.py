@@ -19,10 +19,10 @@ from bench.implementations.base import Built, Implementation
 from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import PAD_TOKEN_ID, initialize
+from bert.observer import Observer
 from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
-from bert.train.observer import Observer
 from records.trial import Trial
 
 

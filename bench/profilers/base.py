@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from bert.train.observer import Observer
+from bert.observer import Observer
 from common.errors import UsageError
 from common.registry import lookup
 from records.trial import Trial

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from bench.profilers.base import Profiler, window
-from bert.train.observer import Observer
+from bert.observer import Observer
 from common.errors import InputError, UsageError
 from records.trial import Trial
 

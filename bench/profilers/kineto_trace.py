@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.hook import trace
 from bench.profilers.kineto import SCHEDULE, Cycle
-from bert.train.observer import Observer, StepResult
+from bert.observer import Observer, StepResult
 from common.atomic import storage_errors
 
 PHASE_PREFIX = "bertbench:"

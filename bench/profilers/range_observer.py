@@ -13,7 +13,7 @@ import nvtx
 import torch
 
 from bench.profilers.tool import CAPTURE, DOMAIN
-from bert.train.observer import Observer, StepResult
+from bert.observer import Observer, StepResult
 
 
 class RangeObserver(Observer):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench.profilers.base import Profiler, window
-from bert.train.observer import Observer
+from bert.observer import Observer
 from common.errors import InputError, MissingToolError, UsageError
 from common.tools import Version, dotted, find_tool, need, run_program, version_in
 from records.trial import Trial

@@ -11,7 +11,7 @@ import torch
 
 from bench.run.stopwatch import stopwatch
 from bert.data.batch import BatchCounts
-from bert.train.observer import STEP_PHASES, Observer, StepResult
+from bert.observer import STEP_PHASES, Observer, StepResult
 
 Row = dict[str, Any]
 _COUNTS = ("samples", "real_tokens", "padded_tokens", "predicted_positions")

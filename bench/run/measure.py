@@ -21,6 +21,7 @@ from bench.run.stopwatch import Stopwatch, stopwatch
 from bench.run.window import Window
 from bert.data.batch import Batch
 from bert.model.config import model_config
+from bert.observer import Observer, Observers, StepResult
 from bert.optim.precision import Precision
 from bert.parallel.base import StepPlan, Strategy
 from bert.speed.registry import AUTO, levers_text, resolve_levers
@@ -28,7 +29,6 @@ from bert.tasks import make_task, task_step
 from bert.train.agreement import same_on_all
 from bert.train.feed import Adapt, Feed, data_spec
 from bert.train.loop import Training, train
-from bert.train.observer import Observer, Observers, StepResult
 from records.run import TrialDirectory
 from records.schema import STEP_COLUMNS
 from records.trial import Trial

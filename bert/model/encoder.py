@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from bert.model.attention import SelfAttention, Where
 from bert.model.config import ModelConfig
 from bert.model.packing import Unpadded, unpad
+from bert.observer import Observer
 from bert.private import any_length
 from bert.speed.copies import Linear, add_embedding
 from bert.speed.dropout import dropout
 from bert.speed.elementwise import Stream, feed_forward, product, product_dtype, residual_norm, stream
 from bert.speed.kernels import usable
-from bert.train.observer import Observer
 from common.errors import UsageError
 
 PAD_TOKEN_ID = 0

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import BertEncoder, EncoderOutput, initialize, phase
+from bert.observer import Observer
 from bert.speed.copies import Linear, linear
 from bert.speed.dropout import dropout
 from bert.speed.kernels import usable
-from bert.train.observer import Observer
 from common.errors import UsageError
 
 # Bias of the vocabulary's padding rows. Against it exp() is exactly 0 in float32, so these rows take no probability and

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from bert.observer import Observer
 from bert.optim.adamw import AdamW
 from bert.optim.precision import Precision
-from bert.train.observer import Observer
 from common.errors import UsageError
 from common.train_spec import TrainSpec
 

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from bert.observer import Observer
 from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, StepPlan
 from bert.parallel.process_group import ProcessGroupStrategy
-from bert.train.observer import Observer
 
 
 class DdpStrategy(ProcessGroupStrategy):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from bert.data.batch import Batch, BatchCounts
+from bert.observer import Observer
 from bert.parallel.base import NO_PLAN, StepPlan, Strategy
-from bert.train.observer import Observer
 from common.errors import UsageError
 
 

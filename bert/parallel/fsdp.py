@@ -10,10 +10,10 @@ import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from bert.observer import Observer
 from bert.optim.precision import AUTOCAST_DTYPE
 from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, StepPlan
 from bert.parallel.process_group import ProcessGroupStrategy, WholeModel
-from bert.train.observer import Observer
 
 
 class FsdpStrategy(ProcessGroupStrategy):

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bert.observer import Observer
 from bert.optim.precision import Precision
 from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, StepPlan
 from bert.parallel.process_group import ProcessGroupStrategy, join_timeout
-from bert.train.observer import Observer
 from common.errors import MissingToolError
 
 

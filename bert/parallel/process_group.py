@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bert.observer import Observer
 from bert.parallel import JOIN_TIMEOUT_VARIABLE
 from bert.parallel.base import NO_OPTIONS, Options, Strategy, T
 from bert.private import process_groups
-from bert.train.observer import Observer
 
 DEFAULT_JOIN_TIMEOUT_SECONDS = 300
 

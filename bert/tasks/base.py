@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from bert.data.batch import Batch
     from bert.data.rows import Int64, TokenRows
+    from bert.observer import Observer
     from bert.optim.precision import Precision
-    from bert.train.observer import Observer
 
 Heads = Literal["masked words", "answer spans", "classes", ""]
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})

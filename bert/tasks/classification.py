@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from bert.data.batch import Batch
     from bert.data.synthetic import Slots
+    from bert.observer import Observer
     from bert.tasks.evaluation import Float32, LabelledRows
-    from bert.train.observer import Observer
 
 _LARGEST_POOL = 256
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from bert.data.batch import Batch
+from bert.observer import Observer, Observers, StepResult
 from bert.optim.precision import Precision
 from bert.optim.registry import OPTIMIZERS, SELF_CLIPPING
 from bert.parallel.base import StepPlan, Strategy
@@ -21,7 +22,6 @@ from bert.train.events import Event, Progress, Report, RunOutcome, Warned
 from bert.train.feed import data_spec
 from bert.train.loop import ComputeLoss, DivergenceWatch, Training
 from bert.train.loop import Progress as UpdateCounts
-from bert.train.observer import Observer, Observers, StepResult
 from bert.train.resume import Initial, find_initial
 from bert.train.settings import TrainSettings
 

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 import torch
 
 from bert.data.batch import Batch, BatchCounts
+from bert.observer import Observer, StepResult
 from bert.optim.precision import Precision
 from bert.parallel.base import Strategy
-from bert.train.observer import Observer, StepResult
 from common.errors import BertbenchError
 
 ComputeLoss = Callable[[torch.nn.Module, Batch], torch.Tensor]

@@ -19,6 +19,7 @@ from bert.checkpoints.ours import CONFIG_FILE
 from bert.data.batch import Batch
 from bert.model.config import model_config
 from bert.model.encoder import recompute_activations
+from bert.observer import Observer
 from bert.parallel.base import Strategy
 from bert.speed.registry import (
     AUTO,
@@ -53,7 +54,6 @@ from bert.train.checkpoint import save as write_checkpoint
 from bert.train.events import Optimized, Resumed, RunOutcome, Saved
 from bert.train.feed import Feed, data_spec
 from bert.train.loop import DivergenceError, Training, parameters_are_finite, train
-from bert.train.observer import Observer
 from bert.train.resume import Initial, changed_settings, check_resumable
 from bert.train.weights import NotTaken, check_same_shape, load_initial, load_moments, load_weights
 from common.errors import UsageError

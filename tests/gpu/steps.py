@@ -27,6 +27,7 @@ import torch  # noqa: E402
 
 from bench.implementations import OURS, make_implementation  # noqa: E402
 from bert.model.config import model_config  # noqa: E402
+from bert.observer import Observer  # noqa: E402
 from bert.optim.precision import Precision  # noqa: E402
 from bert.optim.registry import lamb  # noqa: E402
 from bert.parallel.base import StepPlan  # noqa: E402
@@ -34,7 +35,6 @@ from bert.parallel.options import make_strategy  # noqa: E402
 from bert.tasks import make_task  # noqa: E402
 from bert.train.feed import Feed, data_spec  # noqa: E402
 from bert.train.loop import Training, run_step  # noqa: E402
-from bert.train.observer import Observer  # noqa: E402
 from records.trial import Trial  # noqa: E402
 
 FP8 = "bf16-weights+fp8+fused-elementwise+fused-optimizer+unpad"

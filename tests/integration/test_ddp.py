@@ -17,6 +17,7 @@ def be_rank(out: str, strategy_name: str, accumulation: int, levers: str = "none
     from bert.data.batch import Batch
     from bert.data.synthetic import SyntheticBatches
     from bert.model.config import ModelConfig
+    from bert.observer import Observer, StepResult
     from bert.optim.precision import Precision
     from bert.optim.registry import adamw
     from bert.parallel import STRATEGIES, process_group
@@ -25,7 +26,6 @@ def be_rank(out: str, strategy_name: str, accumulation: int, levers: str = "none
     from bert.tasks.base import DataSpec
     from bert.tasks.pretrain.task import PretrainTask
     from bert.train.loop import Training, train
-    from bert.train.observer import Observer, StepResult
     from common.registry import load
     from common.train_spec import TrainSpec
 

@@ -21,9 +21,9 @@ needs_accelerate = pytest.mark.skipif(not HAS_ACCELERATE, reason="needs accelera
 
 def train_theirs(wanted: Any, folder: Path, recorder: Recorder) -> Any:
     from bench.implementations.hf_trainer import run_training
+    from bert.observer import Observer
     from bert.parallel.single import SingleStrategy
     from bert.train.base_run import RunRequest
-    from bert.train.observer import Observer
 
     return run_training(RunRequest(wanted, folder, SingleStrategy(), Observer(), recorder.should_stop, recorder))
 

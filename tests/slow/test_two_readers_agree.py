@@ -24,7 +24,7 @@ import torch
 from bench.profilers.kineto import Cycle
 from bench.profilers.kineto_trace import TraceObserver
 from bench.profilers.range_observer import RangeObserver
-from bert.train.observer import Observers
+from bert.observer import Observers
 
 torch.set_num_threads(1)
 # The trace first: starting and writing it lies outside the ranges that nsys records.

@@ -12,11 +12,11 @@ from support.cli import ROOT, Cli
 from bench.run.clock import StepClock
 from bench.run.recorder import RowWriter
 from bert.data.batch import Batch, BatchCounts
+from bert.observer import Observer, Observers
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
 from bert.speed import native
 from bert.train.loop import Training, train
-from bert.train.observer import Observer, Observers
 from records.schema import STEP_COLUMNS
 
 pytestmark = pytest.mark.alone

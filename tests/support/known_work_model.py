@@ -15,10 +15,10 @@ from bench.implementations.base import Built
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.model.step import Step
+from bert.observer import Observer
 from bert.tasks.base import Task
 from bert.tasks.pretrain.task import PretrainTask
 from bert.train.feed import Adapt
-from bert.train.observer import Observer
 from records.trial import Trial
 
 

@@ -84,9 +84,9 @@ class Recorder:
 
 def run(wanted: Any, folder: Path, recorder: Recorder | None = None, strategy: Any = None) -> Any:
     """Make a run in this process; return its outcome."""
+    from bert.observer import Observer
     from bert.parallel.single import SingleStrategy
     from bert.train.base_run import RunRequest
-    from bert.train.observer import Observer
     from bert.train.run import run_training
 
     heard = recorder or Recorder()
@@ -111,9 +111,9 @@ def be_rank(job: dict[str, Any]) -> int:
     """Train as one rank of `job`; return the exit code."""
     import torch
 
+    from bert.observer import Observer
     from bert.parallel.options import make_strategy
     from bert.train.base_run import RunRequest
-    from bert.train.observer import Observer
     from bert.train.run import run_training
     from bert.train.settings import TrainSettings
     from common.errors import BertbenchError

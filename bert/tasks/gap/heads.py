@@ -12,11 +12,11 @@ from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import EncoderOutput, initialize, phase
 from bert.model.heads import BertForLabels
+from bert.observer import Observer
 from bert.speed.dropout import dropout
 from bert.tasks.gap.config import MENTIONS
 from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS
 from bert.tasks.gap.reading import LABELS
-from bert.train.observer import Observer
 from common.registry import lookup
 
 

@@ -32,8 +32,8 @@ from common.errors import InputError, UsageError
 if TYPE_CHECKING:
     import torch
 
+    from bert.observer import Observer
     from bert.tasks.evaluation import Float32
-    from bert.train.observer import Observer
 
 
 def _validation(source: Path) -> GapFeatures:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import torch
 
     from bert.data.batch import Batch
+    from bert.observer import Observer
     from bert.tasks.pretrain.evaluation import TestShards
-    from bert.train.observer import Observer
 
 
 class PretrainTask(Task):
@@ -119,7 +119,7 @@ class PretrainTask(Task):
     def build_model(self, config: ModelConfig, observer: "Observer | None" = None) -> "torch.nn.Module":
         """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""
         from bert.model.heads import BertForPretraining
-        from bert.train.observer import Observer
+        from bert.observer import Observer
 
         return BertForPretraining(config, observer or Observer())
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import torch
 
     from bert.data.batch import Batch
+    from bert.observer import Observer
     from bert.tasks.squad.evaluation import Questions
-    from bert.train.observer import Observer
 
 
 class SquadTask(RowData):
@@ -130,7 +130,7 @@ class SquadTask(RowData):
     def build_model(self, config: ModelConfig, observer: "Observer | None" = None) -> "torch.nn.Module":
         """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""
         from bert.model.heads import BertForQuestionAnswering
-        from bert.train.observer import Observer
+        from bert.observer import Observer
 
         return BertForQuestionAnswering(config, observer or Observer())
 

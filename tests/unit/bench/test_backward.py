@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from analysis.metrics.scaling import backward_pass, bucket_ends
 from bench.run.measure import backward_timeline
+from bert.observer import Observer
 from bert.optim.precision import Precision
 from bert.parallel import ddp
 from bert.parallel.single import SingleStrategy
 from bert.train.loop import Training
-from bert.train.observer import Observer
 from records.trial import Trial
 
 MIB = 1 << 20

@@ -20,6 +20,7 @@ from bench.run.recorder import RowWriter
 from bench.run.stopwatch import Stopwatch
 from bench.sweep.trials import Workload
 from bert.model.config import ModelConfig
+from bert.observer import Observer
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw
 from bert.parallel.single import SingleStrategy
@@ -29,7 +30,6 @@ from bert.speed.registry import resolve_levers, use_levers, use_weight_copies
 from bert.tasks import make_task, resolve_options, task_data, task_step
 from bert.tasks.base import DataSpec
 from bert.train.loop import Training, run_step
-from bert.train.observer import Observer
 from records.components import Component, read_components, read_rounds, write_components
 from records.run import TrialDirectory
 from records.trial import Trial

@@ -8,7 +8,7 @@ import torch
 from bench.run.clock import StepClock
 from bench.run.stopwatch import Stopwatch
 from bert.data.batch import BatchCounts
-from bert.train.observer import StepResult
+from bert.observer import StepResult
 
 COUNTS = BatchCounts(4, 300, 512, 40, 30000)
 

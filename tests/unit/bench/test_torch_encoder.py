@@ -8,8 +8,8 @@ from torch import nn
 from bench.implementations.torch_encoder import MODELS, PlainEncoder, PlainModel, TorchEncoderImplementation
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
+from bert.observer import Observer
 from bert.tasks import TASKS, make_task, task_data
-from bert.train.observer import Observer
 from records.trial import Trial
 
 VOCAB = 101  # not a multiple of 8: our embedding has three padding rows

@@ -11,7 +11,7 @@ from support.refusals import refused
 from bench.profilers.kineto import Cycle, TorchProfiler
 from bench.profilers.kineto_trace import TraceObserver
 from bert.data.batch import BatchCounts
-from bert.train.observer import StepResult
+from bert.observer import StepResult
 from common.errors import Code
 
 RESULT = StepResult(BatchCounts(0, 0, 0, 0, 0), torch.zeros(()), 0.0, True)

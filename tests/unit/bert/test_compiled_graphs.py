@@ -23,8 +23,8 @@ from bench.run.clock import StepClock
 from bert.model.encoder import BertEncoder, Layer
 from bert.model.heads import lay_out
 from bert.model.packing import Bounds
+from bert.observer import Observer, Observers
 from bert.speed.registry import balances, check_precision, use_levers
-from bert.train.observer import Observer, Observers
 from records.trial import Trial
 
 DEPTH = 12

@@ -13,13 +13,13 @@ from bert.data.batch import Batch
 from bert.data.loading.batches import row_batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import EncoderOutput
+from bert.observer import Observer
 from bert.tasks import make_task, task_data
 from bert.tasks.base import DataSpec, EvaluationSpec
 from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, open_features
 from bert.tasks.gap.heads import HEADS, BertForMentions, first_tokens, mean_tokens
 from bert.tasks.gap.scores import DECISIONS, OVERALL, score
 from bert.tasks.gap.task import HEAD_NAMES, GapTask
-from bert.train.observer import Observer
 
 SHAPE = ModelConfig(
     num_layers=2, hidden_size=32, num_heads=2, intermediate_size=64, vocab_size=200, max_positions=32,

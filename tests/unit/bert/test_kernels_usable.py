@@ -7,6 +7,7 @@ from support.triton_needed import need_triton
 
 from bert.model.config import ModelConfig
 from bert.model.encoder import Layer
+from bert.observer import Observer
 from bert.optim.fused import FusedAdamW, FusedLamb
 from bert.optim.registry import OPTIMIZERS
 from bert.speed import kernels
@@ -21,7 +22,6 @@ from bert.speed.registry import (
     use_levers,
     use_weight_copies,
 )
-from bert.train.observer import Observer
 from common.errors import MissingToolError
 
 

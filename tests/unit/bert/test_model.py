@@ -14,8 +14,8 @@ from bert.data.batch import Batch, BatchCounts
 from bert.model.config import PRESETS, ModelConfig, preset
 from bert.model.encoder import BertEncoder
 from bert.model.heads import BertForPretraining
+from bert.observer import Observer
 from bert.optim.registry import adamw
-from bert.train.observer import Observer
 
 VOCAB = 101  # not a multiple of 8: three padding rows
 

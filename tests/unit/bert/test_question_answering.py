@@ -17,8 +17,8 @@ from bert.data.batch import Batch, BatchCounts
 from bert.data.loading.batches import RowBatches
 from bert.model.config import ModelConfig, preset
 from bert.model.heads import BertForPretraining, BertForQuestionAnswering, span_losses
+from bert.observer import Observer
 from bert.tasks.base import DataSpec
-from bert.train.observer import Observer
 
 VOCAB = 21
 SHAPE = ModelConfig(

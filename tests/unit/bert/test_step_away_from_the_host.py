@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from bench.implementations.ours import BertbenchImplementation
 from bert.data.batch import Batch
 from bert.model.config import model_config
+from bert.observer import Observer
 from bert.optim.lamb import Lamb
 from bert.optim.precision import Precision
 from bert.speed import kernels
@@ -25,7 +26,6 @@ from bert.tasks import evaluation, make_task
 from bert.tasks.base import DataSpec, Ready, Task
 from bert.tasks.evaluation import outputs
 from bert.train.feed import Feed
-from bert.train.observer import Observer
 from records.trial import Trial
 
 AWAY = torch.device("meta")

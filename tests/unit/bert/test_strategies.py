@@ -15,6 +15,7 @@ from support.refusals import refused
 
 from bert.data.synthetic import SyntheticBatches
 from bert.model.config import ModelConfig
+from bert.observer import Observer
 from bert.parallel import STRATEGIES, devices_per_rank
 from bert.parallel.base import StepPlan
 from bert.parallel.deepspeed_config import read_deepspeed_config, resolve, training_values
@@ -26,7 +27,6 @@ from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.task import PretrainTask
 from bert.tasks.squad.task import SquadTask
-from bert.train.observer import Observer
 from common.errors import Code
 from common.registry import load
 from common.train_spec import TrainSpec

@@ -13,6 +13,7 @@ from support.refusals import refused
 from support.scaling import scaled
 
 from bert.data.batch import Batch, BatchCounts
+from bert.observer import Observer, Observers, StepResult
 from bert.optim.lamb import Lamb
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw
@@ -27,7 +28,6 @@ from bert.train.loop import (
     parameters_are_finite,
     train,
 )
-from bert.train.observer import Observer, Observers, StepResult
 from common.errors import Code
 
 
