@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 from support import shared_files
-from support.commands import document, result, text
-from support.refusals import refused
-
-from common.errors import Code
+from support.commands import document
 
 KINETO = shared_files.TRACES / "kineto"
 NAMES = ["window", "all_reduce_by_rank", "collectives", "stragglers", "buckets", "clock_offsets"]
@@ -61,25 +58,6 @@ def test_one_rank_of_a_job_says_what_it_cannot_tell(tmp_path: Path) -> None:
     two_ranks(tmp_path)
     (row,) = document("allreduce", tmp_path / "rank0.json")["findings"]["all_reduce_by_rank"]["rows"]
     assert row["exposed_ms"] > 0 and row["exposed_wait_ms"] is row["exposed_transfer_ms"] is None
-
-
-def test_a_trace_without_communication_says_so(tmp_path: Path) -> None:
-    path = trace(tmp_path / "a.json", [event("gemm", 0, 10, "kernel", device=0, stream=7)])
-    found = result("allreduce", path)
-    assert text(found.blocks).startswith("no communication in this trace: ")
-    assert found.document["findings"] == {} and found.code == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "fact"),
-    [
-        ([], "option-missing", "allreduce"),
-        (["nowhere.json"], "path-missing", "nowhere.json"),
-    ],
-)
-def test_bad_use_is_one_message(words: list[str], code: Code, fact: str) -> None:
-    with refused(code, fact):
-        result("allreduce", *words)
 
 
 @pytest.mark.parametrize(

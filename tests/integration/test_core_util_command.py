@@ -7,8 +7,6 @@ from support import ncu_csv
 from support.commands import document, result, text
 from support.refusals import refused
 
-from common.errors import Code
-
 FOUR_LINES = "fma 10.50 %\nfp16 1.68 %\ntensor 31.50 %\nsfu 31.00 %"
 
 
@@ -59,40 +57,10 @@ def test_json_holds_every_pipe_and_every_table(tmp_path: Path) -> None:
     assert all(finding["sentence"] for finding in shown.values())
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "facts"),
-    [
-        ([], "option-missing", ["FILE"]),
-        (["--window-ms", "0"], "option-value", ["--window-ms 0.0", "ms"]),
-        (["--window-ms", "nan"], "option-value", ["--window-ms nan", "ms"]),
-    ],
-)
-def test_wrong_options_are_told(tmp_path: Path, words: list[str], code: Code, facts: list[object]) -> None:
-    with refused(code, *facts):
-        result("core-util", *([page(tmp_path)] if words else []), *words)
-
-
 def test_a_file_that_ncu_did_not_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("hello\n")
     with refused("file-format", "bad.csv", "ncu"):
         result("core-util", tmp_path / "bad.csv")
-
-
-def test_json_has_the_advice_of_analyze_also_with_one_table(tmp_path: Path) -> None:
-    file = page(tmp_path)
-    expected = document("analyze", file)["advice"]
-    assert expected and document("core-util", file)["advice"] == expected
-    assert document("core-util", file, "--by", "family")["advice"] == expected
-
-
-def test_a_folder_stands_for_its_batch_sizes(tmp_path: Path) -> None:
-    for name in ("batch_32.csv", "batch_8.csv", "other.csv"):
-        page(tmp_path, name)
-    rows = document("core-util", str(tmp_path))["findings"]["core_utilization_by_batch"]["rows"]
-    assert [(row["micro_batch_size"], row["tensor_percent"]) for row in rows] == [(8, 31.5), (32, 31.5)]
-    (tmp_path / "empty").mkdir()
-    with refused("file-empty", tmp_path / "empty"):
-        result("core-util", str(tmp_path / "empty"))
 
 
 def test_a_file_without_any_pipe_is_refused_with_the_metrics_to_collect(tmp_path: Path) -> None:

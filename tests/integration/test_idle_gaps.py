@@ -95,17 +95,3 @@ def test_long_gaps_are_named_and_are_no_reason_to_launch_less(
     assert row["idle_ms"] == pytest.approx(pauses + (999 - sum(map(len, long.values()))) * 0.007)
     (advice,) = [one for one in document["advice"] if one["cause"] == "host"]
     assert advice["saves_share"] == pytest.approx(saves, rel=1e-3) and "CUDA graphs" not in advice["remedy"]
-
-
-def test_the_last_gap_of_a_trace_is_tear_down(tmp_path: Path) -> None:
-    # One kernel from 1,000 to 2,000 of a step of 10,000 us in which the CPU computes until 9,900.
-    events = [
-        event("ProfilerStep#1", "user_annotation", 0, 10_000),
-        event("aten::to", "cpu_op", 2_500, 7_400),
-        *kernel(1, 1_000, 1_000, 990),
-    ]
-    found = analyzed(events, tmp_path / "trace.json")["findings"]
-    names = ("part", "start_ms", "length_ms", "call")
-    gaps = [tuple(row[name] for name in names) for row in found["idle_gaps"]["rows"]]
-    assert gaps == [("tear_down", 2.0, 8.0, "aten::to"), ("start_up", 0.0, 1.0, "")]
-    assert (rows(found)["start_up"]["window_share"], rows(found)["tear_down"]["window_share"]) == (0.1, 0.8)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from support.nsys_recording import record, skip_unless_nsys_can_record_nvtx
 
-from analysis.metrics.time.temporal import compute_utilization
 from analysis.readers.nsys import read
 from analysis.timeline import Timeline
 
@@ -120,14 +119,3 @@ def test_the_capture_is_a_range_and_the_version_is_known(timelines: list[Timelin
         capture = timeline.ranges[timeline.ranges["name"] == "bertbench:capture"]
         assert list(capture["payload"]) == [timeline.rank] and not capture["cut"].any()
         assert re.fullmatch(r"nsys 20\d\d\.\d+.*", timeline.source)
-
-
-def test_a_run_on_a_cpu_has_no_utilization_and_says_why(timelines: list[Timeline]) -> None:
-    found = compute_utilization(timelines[0])
-    assert found.compute_utilization is None and found.steps == 3 and found.window_ms is not None
-    assert found.reason
-
-
-def test_environment_variables_of_the_recording_do_not_come_back(timelines: list[Timeline]) -> None:
-    for timeline in timelines:
-        assert "hush-hush" not in repr(timeline) + timeline.ranges.to_csv()

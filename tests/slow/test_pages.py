@@ -249,15 +249,3 @@ def test_the_filter_finds_trials_and_words_by_mouse_and_keyboard(wide: Opened) -
     assert 0 < visible.count() < total and all("hf" in text for text in visible.all_inner_texts())
     page.keyboard.type(" nothing-like-this")
     assert visible.count() == 0
-
-
-def test_the_last_column_of_a_projection_is_visible_at_1280(browser: Any, reports: dict[str, Path]) -> None:
-    found = Opened(browser, reports["projection"])
-    box = found.page.locator("div.table", has=found.page.locator(".tools a[href='tables/projection.csv']"))
-    assert box.count() == 1
-    for folded in found.page.locator("details").all():
-        folded.evaluate("one => { one.open = true; }")
-    edge = box.locator(".scroll").evaluate("one => one.getBoundingClientRect().right")
-    last = box.locator("thead th").last.evaluate("one => one.getBoundingClientRect().right")
-    assert last <= edge + 0.5
-    found.close()

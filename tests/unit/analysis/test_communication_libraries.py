@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 from support.kineto_events import event, write
 
-from analysis.diagnose.explain import explain
-from analysis.diagnose.finding import Finding
 from analysis.metrics.communication.exposure import communication_by_kind
 from analysis.names import COLLECTIVES, family, kernel_collective
-from analysis.open import open_sources
 from analysis.readers.kineto.reader import read
 
 MS = 1000.0  # Kineto counts in microseconds
@@ -35,10 +32,6 @@ def kernel(name: str, start: float, duration: float, stream: int = 7, **argument
         name, start * MS, duration * MS, "kernel", pid=0, tid=stream,
         args={"device": 0, "stream": stream, **arguments},
     )  # fmt: skip
-
-
-def found_in(path: Path) -> dict[str, Finding]:
-    return {one.name: one for one in explain(open_sources(path))}
 
 
 @pytest.mark.parametrize(
@@ -108,22 +101,6 @@ def deep_ep(path: Path) -> Path:
         ]
     about = {**ABOUT, "distributedInfo": {"rank": 0, "world_size": 8, "pg_config": [{"pg_name": "0", "pg_size": 8}]}}
     return write(path, events, **about)
-
-
-def test_deep_ep_is_communication_of_which_little_is_exposed(tmp_path: Path) -> None:
-    found = found_in(deep_ep(tmp_path / "rank0.json"))
-    (row,) = found["temporal_breakdown"].table.to_dict("records")
-    # 6 x (0.9 + 8.5 + 0.5 + 9.0) = 6 x 18.9; exposed is 0.3 to 1.0 of each layer, 6 x 0.7; computation 6 x (0.3 + 24).
-    assert row["communication_ms"] == pytest.approx(113.4) and row["exposed_communication_ms"] == pytest.approx(4.2)
-    assert row["compute_ms"] == pytest.approx(145.8)
-    by_rank = found["all_reduce_by_rank"].table.iloc[0]
-    assert by_rank["communication_ms"] == pytest.approx(113.4) and by_rank["exposed_ms"] == pytest.approx(4.2)
-    # 109.2 of 113.4 are hidden; 4.2 of 180 ms are exposed.
-    assert by_rank["overlap_share"] == pytest.approx(109.2 / 113.4) and not found["all_reduce_by_rank"].advice
-    families = found["kernel_families"].table.set_index("family")
-    assert families.loc["communication", "calls"] == 24 and families.loc["communication", "mean_ms"] == pytest.approx(
-        113.4
-    )
 
 
 def rccl(path: Path) -> Path:

@@ -93,11 +93,6 @@ def test_what_is_not_known_has_a_reason(kernels: list[dict[str, Any]], name: str
     assert math.isnan(unknown.percent) and reason in unknown.reason
 
 
-def test_a_zero_is_zero_and_no_kernel_has_no_group() -> None:
-    assert pipe(counters({"cycles": 1, FMA: 0}), "fma").percent == 0.0
-    assert not len(core_use_by_family(counters())) and utilization_row(counters())["kernel_time_ms"] is None
-
-
 @pytest.mark.parametrize(
     ("present", "name", "used"),
     [
@@ -157,14 +152,6 @@ def test_percentages_of_active_cycles_are_brought_to_all_cycles() -> None:
 
 
 # ---- several files ----
-
-
-def test_joined_files_keep_processes_of_one_number_apart() -> None:
-    one, two = counters({"process": 5, "cycles": 100, FMA: 10}), counters({"process": 5, "cycles": 300, FMA: 50})
-    whole = joined([one, two])
-    assert whole.kernels["process"].tolist() == [0, 1]
-    assert pipe(whole, "fma").percent == pytest.approx((100 * 10 + 300 * 50) / 400)
-    assert joined([counters(), counters()]).kernels.empty
 
 
 def test_the_table_has_a_row_per_batch_size_with_units_and_reasons() -> None:

@@ -1,11 +1,8 @@
 """Marks of figures: the values that hovering shows, series that the legend switches, colors that follow the page."""
 
-import dataclasses
 import math
-import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from subprocess import run
 from typing import Any
 
@@ -13,7 +10,6 @@ import numpy as np
 import pytest
 from support.charts import SVG, contrast, svg_of, titles, values
 
-from analysis.render import figure as charts
 from analysis.render.figure import (
     COLOURS,
     Figure,
@@ -64,22 +60,6 @@ def test_numbers_of_ticks_and_names_of_categories_are_those_of_the_axis() -> Non
     }
 
 
-def test_standing_bars_show_their_height_and_many_of_one_place_their_sum() -> None:
-    shown = titles(figure(lambda axes: bars(axes, [1.0], [5.0], "b", "green", across=False)))
-    assert shown == {"b": [["b", "step: 1.000", "time (ms): 5.000"]]}
-    begin = np.arange(100.0)
-    many = titles(figure(lambda axes: bars(axes, np.zeros(100), begin + 0.5, "b", "green", begin=begin)))
-    assert many == {"b": [["b", "time (ms): 0", "step: 50.00 in all"]]}
-
-
-def test_a_long_line_shows_values_spread_over_it_and_stays_small() -> None:
-    x = np.arange(100_000)
-    long = figure(lambda axes: curve(axes, x, np.sin(x / 7) + np.cos(x * 1.7), "loss", "blue"))
-    (values,) = titles(long).values()
-    assert len(values) == 40 and values[-1][1] == "step: 99,999"
-    assert len(charts.figure_html(long)) < 120_000
-
-
 def test_cells_without_words_show_their_texts() -> None:
     texts = [["1", "2"], ["3", "4"]]
     drawn = figure(lambda axes: cells(axes, np.eye(2), texts, ["a", "b"], ["c", "d"], numbered=False))
@@ -96,24 +76,6 @@ def test_every_entry_of_the_legend_switches_a_series_and_words_on_bars_follow_th
     assert keys == {one.get("data-series") for one in root.iter() if one.get("data-series")} != set()
     (word,) = [one for one in root.iter(f"{SVG}text") if one.text == "50"]
     assert word.get("style", "").endswith("fill: var(--on-vermilion)")
-
-
-def test_a_picture_in_a_page_has_the_colors_of_the_page_and_nothing_of_other_pictures() -> None:
-    drawn = [figure(lambda axes: curve(axes, [1, 2], [1, 2], short_label(HOSTILE), "blue"), caption="<b>")] * 2
-    text, again = map(charts.figure_html, map(dataclasses.replace, drawn))
-    assert text == again
-    assert not re.search(r"#[0-9a-f]{6}\b", text.replace("url(#", "")) and "var(--c-blue)" in text
-    assert "<script" not in text and "&lt;b&gt;" in text and "<style" not in text and "font-family" not in text
-    assert "axes_1" not in text and "http" not in text.replace("http://www.w3.org/", "")
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("name", [HOSTILE, "_hidden", "x" * 5000, "标签 and शब्द"])
-def test_names_from_outside_are_drawn_whatever_they_are(tmp_path: Path, name: str) -> None:
-    label = short_label(name)
-    assert len(label) <= 40 and label.isprintable()
-    path = charts.write_png(figure(lambda axes: curve(axes, [1], [1], label, "blue")), tmp_path)
-    assert path == tmp_path / "f.png" and path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])

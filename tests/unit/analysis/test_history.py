@@ -74,13 +74,6 @@ def test_another_machine_makes_a_row_of_its_own_and_other_versions_do_not(on_day
     assert changes == ["commit: aaa -> bbb", "library torch: 2.13.0 -> 2.14.0"]
 
 
-def test_measurements_are_paired_as_those_of_two_runs_are(on_day: Any) -> None:
-    runs = [on_day("a", 1, seed=1), on_day("b", 2, seed=2), on_day("c", 3, seed=2)]
-    write_sweep(runs[2].path, **{**ONE, "seed": 3})
-    series = history_of(runs)["series"]
-    assert [[point["changed"] for point in one["points"]] for one in series] == [[[], ["seed: 1 -> 2"], []], [[]]]
-
-
 def test_what_stops_to_run_is_a_regression_and_the_next_is_compared_with_the_last_that_ran(
     on_day: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,12 +129,3 @@ def test_a_copy_of_a_run_does_not_hide_what_the_run_says(on_day: Any, tmp_path: 
     history = history_of([*slower, RunDirectory(copy)])
     assert history["regressed"] and [one["verdict"] for one in points(history)] == [None, "regression"]
     assert len(history["problems"]) == 1 and str(copy) in history["problems"][0]
-
-
-def test_kinds_of_device_of_one_run_are_machines_of_their_own(on_day: Any) -> None:
-    runs = [on_day("a", 1), on_day("b", 2, scale=1.3), on_day("c", 3, scale=1.3)]
-    on_gpu = dataclasses.replace(runs[0].trials()[0].read_trial(), device="cuda")
-    environment = {**ENVIRONMENT, "device_name": "Example GPU", "gpus": [{"name": "Example GPU"}]}
-    write_trial(runs[0], on_gpu, {0: step_rows([50.0] * 30, 16)}, environment=environment)
-    verdicts = {one["device"]: [point["verdict"] for point in one["points"]] for one in history_of(runs)["series"]}
-    assert verdicts == {"cuda": [None], "cpu": [None, "regression", "no change"]}

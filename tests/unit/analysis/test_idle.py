@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.timelines import timeline
 
-from analysis.metrics.time.idle import CAUSES, idle_causes, idle_gaps, largest_gaps
+from analysis.metrics.time.idle import CAUSES, idle_causes, idle_gaps
 from analysis.metrics.time.temporal import temporal_breakdown
 from analysis.timeline import Timeline
 
@@ -111,30 +111,6 @@ def test_two_gpus_have_gaps_of_their_own() -> None:
     assert idle_causes(trace, gaps)["window_share"].sum() == pytest.approx(0.6)
 
 
-def test_start_up_and_tear_down_are_no_causes_and_few_long_gaps_do_not_repeat() -> None:
-    """Kernels of 92 us, each launched 6 us into a gap of 8, from 1,008 us on; after the 50th of 100 900 us pass.
-
-    They end at 11,900 us of 12,000: 99 gaps of 8 us between them, 6 launch-bound, one of them 906.
-    """
-    begins = [(1000 + 100 * place + (900 if place >= 50 else 0)) * US for place in range(100)]
-    kernels = [("gemm", 7, begin + 8 * US, begin + 100 * US, place) for place, begin in enumerate(begins, 1)]
-    api = [(LAUNCH, begin + 1 * US, begin + 6 * US, place) for place, begin in enumerate(begins, 1)]
-    trace = timeline(steps=[(0, 0, 12_000 * US)], kernels=kernels, api=api)
-    gaps = idle_gaps(trace)
-    assert gaps is not None
-    table = idle_causes(trace, gaps).set_index("cause")
-    times = {name: round(1000 * value) for name, value in table["idle_ms"].items() if value}
-    assert times == {"start_up": 1008, "launch_bound": 99 * 6 + 900, "unknown": 99 * 2, "tear_down": 100}
-    assert table.loc["launch_bound", "long_ms"] == pytest.approx(0.906)
-    # Ten groups of 10 gaps, one of 9; the long one does not count.
-    assert table.loc["launch_bound", "repeating_ms"] == pytest.approx(98 * 0.006)
-    longest = largest_gaps(trace, gaps)
-    assert longest[["part", "length_ms", "step"]].to_numpy()[:2].tolist() == [
-        ["start_up", 1.008, 0],
-        ["steady", 0.908, 0],
-    ]
-
-
 def test_with_three_steps_or_more_what_the_median_step_has_repeats() -> None:
     """Four steps of 100 us, of which a kernel fills what its launch leaves, after 49, 50, 50 and 90 us."""
     late = [(100 * n, 100 * n + wait, n + 1) for n, wait in enumerate((50, 50, 50, 90))]
@@ -146,15 +122,6 @@ def test_with_three_steps_or_more_what_the_median_step_has_repeats() -> None:
     assert gaps is not None
     row = idle_causes(trace, gaps).set_index("cause").loc["launch_bound"]
     assert row[["idle_ms", "repeating_ms"]].tolist() == pytest.approx([0.049 + 0.05 + 0.05 + 0.09, 4 * 0.05])
-
-
-def test_the_largest_gap_names_the_shortest_call_that_covers_half_of_it() -> None:
-    host = [("checkpoint", 100, 190), ("futex", 100, 199, "other")]
-    trace = two_kernels(195, 197, ("cudaMalloc", 120, 180), ranges=[("step", 0, 300)], host=host)
-    gaps = idle_gaps(trace)
-    assert gaps is not None
-    row = largest_gaps(trace, gaps)[["call", "cause", "idle_time_share"]].to_numpy().tolist()
-    assert row == [["cudaMalloc", "allocator", 1.0]]
 
 
 # Two pieces of work that start together, launched by calls that begin together.

@@ -10,12 +10,10 @@ from support.timelines import timeline
 
 from analysis.metrics.kernels.tables import (
     copy_rows,
-    direction,
     kernel_rows,
     operators_over_ranks,
     over_ranks,
 )
-from analysis.metrics.time.phases import range_rows
 from analysis.readers.kineto.reader import read
 from analysis.timeline import is_communication, name_codes
 
@@ -67,22 +65,6 @@ def test_categories_and_missing_names_are_read() -> None:
     assert is_communication(pd.DataFrame({"name": names})).tolist() == [False, False, True, False]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("Memcpy HtoD (Pageable -> Device)", "HtoD"),
-        ("[CUDA memcpy DtoD]", "DtoD"),
-        ("CopyHostToDevice", "unknown"),
-        ("MEMORY_COPY HOST_TO_DEVICE", "unknown"),
-        ("Memcpy HostToDevice", "HtoD"),
-        ("Memset (Device)", "memset"),
-        ("Memcpy of kind 77", "unknown"),
-    ],
-)
-def test_the_name_of_a_copy_says_its_direction(name: str, expected: str) -> None:
-    assert direction(name) == expected
-
-
 def copied(sizes: list[int]):
     trace = timeline(
         2,
@@ -110,13 +92,6 @@ def test_bytes_bandwidth_and_overlap_by_hand() -> None:
     assert rows.loc["DtoH", "overlapped_share"] == 0 and rows["host_memory"].tolist() == ["pageable", "pinned", ""]
 
 
-def test_unknown_sizes_give_no_bandwidth() -> None:
-    rows = copy_rows(copied([])).set_index("direction")
-    assert rows["bytes"].isna().all() and rows["bandwidth_gb_s"].isna().all()
-    partly = copy_rows(copied([1000, 0, -1, 500, 10])).set_index("direction")
-    assert partly["bytes"].isna().to_dict() == {"HtoD": True, "DtoH": False, "memset": False}
-
-
 def test_own_time_adds_up_inside_the_steps_alone(tmp_path: Path) -> None:
     events = [
         event("ProfilerStep#3", 0, 1000, "user_annotation"),
@@ -134,14 +109,3 @@ def test_own_time_adds_up_inside_the_steps_alone(tmp_path: Path) -> None:
     assert found["self_time_share"].tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7])
     families = operators_over_ranks([read(tmp_path / "trace-rank0.json")], "family")
     assert families[["family", "calls"]].to_numpy().tolist() == [["GEMM", 3]]
-
-
-def test_ranges_are_counted_by_name_inside_the_steps() -> None:
-    one = timeline(0, steps=[(0, 0, 1000)], ranges=[("a", 0, 300_000), ("b", 10, 20_010), ("a", 2000, 3000)])
-    other = timeline(1, ranges=[("a", 0, 100_000)])
-    table = range_rows([one, other])
-    assert table[["name", "ranks", "count"]].to_numpy().tolist() == [["a", 2, 2], ["b", 1, 1]]
-    assert table["total_ms"].tolist() == pytest.approx([0.4, 0.02])
-    assert (table.loc[0, "min_ms"], table.loc[0, "max_ms"]) == pytest.approx((0.1, 0.3))
-    # In one's steps b (10..20,010) lies within a (0..300,000): a's own are 280,000 and other's 100,000.
-    assert table["self_ms"].tolist() == pytest.approx([0.38, 0.02])

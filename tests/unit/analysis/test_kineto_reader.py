@@ -17,7 +17,7 @@ from support.shared_files import OWN
 from analysis.readers import registry
 from analysis.readers.kineto import events as kineto_events
 from analysis.readers.kineto.reader import read, recognises
-from analysis.readers.registry import Head, read_all, read_head
+from analysis.readers.registry import read_all, read_head
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline, lost_kernels
 from common.errors import Code, InputError
 
@@ -181,16 +181,6 @@ def test_a_gpu_program_without_kernels_is_not_passed_off_as_a_cpu_run(tmp_path: 
     assert of_events(tmp_path, step, deviceProperties=device).problems == ()
 
 
-def test_host_rows_are_long_ones_and_modules(tmp_path: Path) -> None:
-    rows = [("a.py(1): f", 10), ("b.py(1): g", 9), ("nn.Module: Linear_0", 1)]
-    found = of_events(
-        tmp_path, *(event(name, 0, dur, "python_function") for name, dur in rows), event("Flush", 0, 20, "overhead")
-    )
-    assert sorted(zip(found.host["name"], found.host["thread"], strict=True)) == [
-        ("a.py(1): f", "1/1"), ("nn.Module: Linear_0", "1/1"), ("profiler: Flush", ""),
-    ]  # fmt: skip
-
-
 def test_what_operators_say_of_their_inputs_and_of_autograd(tmp_path: Path) -> None:
     inputs = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["c10::BFloat16", "c10::BFloat16"], "Sequence number": 7}
     backward = "autograd::engine::evaluate_function: MmBackward0"
@@ -228,22 +218,6 @@ def test_an_all_gather_counts_what_a_rank_receives(tmp_path: Path) -> None:
     ).collectives
     assert list(found["bytes"]) == [80, 40] and list(found["seq"]) == [5, 5]
     assert dict(found.dtypes.astype(str)) == COLLECTIVE_COLUMNS
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (trace(), True), (b'{"schema": "1.0", "nodes": []}', True), (b"a,b\n1,2\n", False), (b'{"other": 1}', False),
-        (json.dumps([event("a", 1, 1)]).encode(), True),
-    ],
-)  # fmt: skip
-def test_traces_are_recognised_by_their_content(tmp_path: Path, content: bytes, expected: bool) -> None:
-    assert recognises(Head(tmp_path / "x", content)) is expected
-
-
-def test_a_bare_list_of_events_is_read(tmp_path: Path) -> None:
-    found = of(tmp_path, json.dumps([event("a", 1, 1), event("k", 1, 1, "Kernel", args=GPU)]).encode())
-    assert len(found.operators) == 1 and len(found.kernels) == 1 and found.rank is None
 
 
 @pytest.mark.parametrize("pays", [1 << 40, 0])

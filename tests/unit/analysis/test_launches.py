@@ -47,15 +47,6 @@ def test_delays_and_depth_by_hand() -> None:
     assert row["empty_share"] == pytest.approx(95 / 230) and row["delay_median_us"] == pytest.approx(40)
 
 
-def test_work_that_starts_late_on_an_idle_gpu_found_it_waiting_and_copies_are_no_kernels() -> None:
-    """Each starts 12 us after its call's end. Nothing runs when the first and the third are launched."""
-    calls = [(LAUNCH, 0, 5_000, 1), (LAUNCH, 10_000, 15_000, 2), (LAUNCH, 90_000, 95_000, 3), ("x", 96_000, 97_000, 4)]
-    kernels = [("a", 7, 17_000, 60_000, 1), ("b", 7, 61_000, 70_000, 2), ("c", 7, 107_000, 120_000, 3),
-               ("Memcpy HtoD", 7, 120_000, 130_000, 4, "memcpy")]  # fmt: skip
-    row = queue(timeline(kernels=kernels, api=calls))
-    assert row["found_idle_share"] == pytest.approx(2 / 3) and row[["kernels", "matched"]].tolist() == [3, 3]
-
-
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(-5, 40)), min_size=1, max_size=12))
 def test_the_depth_agrees_with_counting_at_every_nanosecond(launches: list[tuple[int, int]]) -> None:
     row = queue(
@@ -91,14 +82,3 @@ def test_the_work_of_each_step_counts_once_where_the_gpu_runs_behind() -> None:
     rows = families[["calls", "mean_ms"]].T.to_dict("list")
     assert rows == {"GEMM": [30, 240], "communication": [3, 78]}
     assert iterations(trace)["kernels"].tolist() == [11, 11, 11]
-
-
-@pytest.mark.parametrize(("called", "counted"), [((30,), 4), ((0, 20, 30), 4)])
-def test_work_without_a_call_counts_where_it_begins(called: tuple[int, ...], counted: int) -> None:
-    """Kernels at 0, 10, 20 and 30 ms of a step of 40; of few the call is known, or of all but one in the middle."""
-    trace = timeline(
-        steps=[(0, 0, 40 * MS)],
-        kernels=[("sgemm", 7, n * 10 * MS, (n * 10 + 5) * MS, n + 1) for n in range(4)],
-        api=[(LAUNCH, at * MS, at * MS + 5000, at // 10 + 1) for at in called],
-    )
-    assert kernel_rows(trace)["calls"].tolist() == [counted]

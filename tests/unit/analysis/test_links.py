@@ -95,23 +95,6 @@ def test_a_cluster_played_event_by_event_is_projected_with_its_residuals(tmp_pat
     assert (last["base_world_size"], last["global_batch_size"], last["link_nodes"]) == (4, 128, 1)
 
 
-def test_buckets_of_another_size_are_a_configuration_with_their_own_buckets(tmp_path: Path) -> None:
-    measured_machine(tmp_path, Machine(gradients=(3 * MIB,) * 30), (1, 2))
-    Machine(gradients=(3 * MIB,) * 30, bucket_mib=5).write_steps(tmp_path, 2)
-    rows = {row["strategy_options"]: row["buckets"] for row in projected(tmp_path, 4) if row["world_size"] == 4}
-    assert rows == {"": 5, '{"bucket_mib":5}': 15}, "caps of 1 + 25 MiB, of 5 MiB"
-
-
-def test_the_line_of_several_nodes_is_used_where_there_is_one(tmp_path: Path) -> None:
-    machine = Machine()
-    measured_machine(tmp_path, machine, (1, 2))
-    inside = projected(tmp_path, 8)[-1]
-    write_collectives(tmp_path, 4, 40.0, 2.0, nodes=2)
-    across = projected(tmp_path, 8)[-1]
-    assert (inside["link_nodes"], across["link_nodes"]) == (1, 2)
-    assert across["all_reduce_ms"] > 5 * inside["all_reduce_ms"]
-
-
 def refused(run: Path, *sizes: int) -> str:
     (row,) = projected(run, *sizes)
     assert row["step_time_ms"] is None and row["samples_per_second"] is None

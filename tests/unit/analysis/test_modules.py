@@ -68,14 +68,6 @@ def test_each_kernel_is_of_the_innermost_module_and_backward_kernels_of_the_forw
     assert classes.loc["Linear", "own_share"] == pytest.approx(150 / 1776)
 
 
-def test_a_second_rank_halves_the_means_that_it_has_no_part_in(tmp_path: Path) -> None:
-    one = read(write(tmp_path / "one.json", step()))
-    other = read(write(tmp_path / "other.json", [module("Net_0", 0, 100), *launch(1, 50, 1000, 47)]))
-    rows = module_rows([one, other]).set_index("path")
-    assert rows.loc["Net_0", ["total_ms", "own_ms", "ranks"]].tolist() == pytest.approx([0.100, 0.0235, 2])
-    assert rows.loc["Graphed_0", ["total_ms", "ranks"]].tolist() == pytest.approx([0.75, 1])
-
-
 def test_sequence_numbers_count_per_thread(tmp_path: Path) -> None:
     """Two threads of the forward pass count alike: each evaluation finds the operator of its own."""
     events = [

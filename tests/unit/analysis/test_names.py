@@ -3,14 +3,10 @@
 from pathlib import Path
 
 import pytest
-from support import shared_files
 from support.kineto_events import event, write
-from support.timelines import timeline
 
-from analysis.diagnose import rules_time
 from analysis.metrics.kernels.operator_roofline import gemm_time_by_precision
 from analysis.names import COLLECTIVES, PRECISIONS, collective, family, precision
-from analysis.open import open_sources
 from analysis.readers.kineto import reader as kineto
 
 
@@ -173,22 +169,6 @@ def test_names_of_kernels_tell_the_types(name: str) -> None:
     assert precision(name) == NAMES[name] and precision(name) in PRECISIONS
 
 
-def test_copies_are_no_kernels() -> None:
-    """A copy of 59 of 100 us, GEMMs of 21, GELU of 20: of the kernels' 41 us GEMM takes 51.2 %, not 21 %."""
-    made = timeline(
-        kernels=[
-            ("Memcpy HtoD (Pinned -> Device)", 7, 0, 59, -1, "memcpy"),
-            ("cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16", 7, 59, 80),
-            ("gelu_kernel", 7, 80, 100),
-        ]
-    )
-    found = {one.name: one.table for one in rules_time.findings([made])}
-    assert found["kernel_families"]["family"].tolist() == ["GEMM", "activation"]
-    assert found["kernel_families"]["kernel_time_share"].tolist() == pytest.approx([21 / 41, 20 / 41])
-    assert found["top_kernels"]["kernel_time_share"].tolist() == pytest.approx([21 / 41, 20 / 41])
-    assert found["memory_copies"]["total_ms"].tolist() == [pytest.approx(59e-6)]
-
-
 def mm(tid: int, start: int, types: list[str] | None) -> dict[str, object]:
     args = {} if types is None else {"Input type": types, "Input Dims": [[8, 8], [8, 8]]}
     return event("aten::mm", start, 20, args=args, tid=tid)
@@ -207,12 +187,3 @@ def test_input_types_tell_what_a_kernel_s_name_does_not(tmp_path: Path) -> None:
     trace = kineto.read(write(tmp_path / "trace-rank0.json", events))
     assert trace.operators["precision"].astype(str).tolist() == ["fp32", "bf16"]
     assert gemm_time_by_precision([trace]) == {"bf16": 30_000, "": 10_000}
-
-
-@pytest.mark.public
-@pytest.mark.parametrize("gpu", ["h100", "mi300"])
-def test_public_bert_runs_in_bf16_are_not_told_to_use_it(gpu: str) -> None:
-    """TraceLens' inputs list c10::BFloat16 for every product; its kernel_summary.csv says the same."""
-    (path,) = (shared_files.TRACES / "kineto" / "tracelens").glob(f"{gpu}__*.json.gz")
-    made = open_sources(path).timelines
-    assert set(gemm_time_by_precision(made)) == {"bf16"} and set(made[0].operators["precision"]) <= {"", "bf16"}

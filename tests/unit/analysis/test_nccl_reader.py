@@ -77,12 +77,6 @@ def test_an_older_version_without_redop_and_root_is_read_with_its_name_from_the_
     assert list(found.table["busbw_gb_s"]) == [30.0, 30.0] and list(found.table["wrong"]) == [1, 0]
 
 
-def test_a_test_without_a_row_is_an_error_that_says_so(tmp_path: Path) -> None:
-    path = log(tmp_path, BEGIN + RANKS + HEADER + "node0: Test NCCL failure common.cu:958 'internal error'\n")
-    with refused("tool-failed", path, "nccl-tests"):
-        read(path)
-
-
 @pytest.mark.parametrize(
     ("collective", "ranks", "factor"),
     [
@@ -136,22 +130,4 @@ def test_a_line_of_others_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(LINES.read_text() + '{"header": {"n_ranks": 2}}\n')
     with refused("file-damaged", path):
-        open_sources(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "fact"),
-    [
-        (
-            b'[\n{"name": "Group API", "cat": "GROUP_API", "ph": "b", "id": 0, "pid": 1, "tid": 1, "ts": 3.5, '
-            b'"args": {"groupApiId": 0, "groupDepth":1}},\n{}]\n',
-            "NCCL Inspector",
-        ),
-        (b"\n\x0f\x18\x00\x50\x01\x40\x80\x80\x02\x32\x04\x0a\x02\x08\x06\n\x04\x18\x00\x50\x01", ".json"),
-    ],
-)
-def test_a_known_format_that_is_not_read_is_named_with_what_to_give(tmp_path: Path, content: bytes, fact: str) -> None:
-    path = tmp_path / "trace"
-    path.write_bytes(content)
-    with refused("file-format", path, fact):
         open_sources(path)

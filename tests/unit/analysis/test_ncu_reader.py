@@ -1,7 +1,6 @@
 """Reading the CSVs of Nsight Compute, small hand-made ones: forms, values and both pages."""
 
 import csv
-import gzip
 import math
 from pathlib import Path
 
@@ -11,15 +10,12 @@ from support.refusals import refused
 from support.shared_files import OWN, unpacked
 
 from analysis.counters import IDENTITY
-from analysis.readers.ncu import ranges_of, read, recognises
+from analysis.readers.ncu import ranges_of, read
 from analysis.readers.ncu_report import base_unit, number
-from analysis.readers.packed import UNENDED
-from analysis.readers.registry import read_head
 from common.errors import Code
 
 LONG = '"ID","Process ID","Kernel Name","Context","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name"'
 RAW = '"ID","Process ID","Kernel Name","gpc__cycles_elapsed.max","gpu__time_duration.sum","dram__bytes.sum"'
-PIPE = "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_elapsed"
 
 
 def table(tmp_path: Path, *lines: str, ending: str = "\n", name: str = "a.csv") -> Path:
@@ -54,21 +50,6 @@ def test_the_raw_page_is_read_with_its_units_row_and_its_device(tmp_path: Path) 
     assert list(found.kernels["dram__bytes.sum"]) == [2.5e6, 1e9] and found.units["dram__bytes.sum"] == "byte"
     assert (found.device_name, found.compute_capability) == ("NVIDIA H200", (9, 0)) and found.problems == ()
     assert not [name for name in found.metrics if name.startswith("device__")]
-
-
-def test_a_value_that_is_cut_inside_its_quotes_is_not_taken(tmp_path: Path) -> None:
-    path = table(tmp_path, LONG, long_row(0, "a__b.sum", "inst", "5"), long_row(0, "c__d.sum", "inst", "1234"))
-    path.write_bytes(path.read_bytes().rstrip()[:-3])
-    found = read(path)
-    assert "c__d.sum" not in found.metrics or found.kernels["c__d.sum"].isna().all()
-    assert UNENDED in found.problems and list(found.kernels["a__b.sum"]) == [5.0]
-
-
-def test_a_field_with_a_line_break_stays_in_its_row(tmp_path: Path) -> None:
-    rule = '"0","7","gemm","1","SpeedOfLight","","","","a rule that\nsays ""two"" lines"'
-    broken = long_row(1, PIPE, "%", "2", name="lambda\n[with T = int]")
-    found = read(table(tmp_path, LONG, long_row(0, PIPE, "%", "1"), rule, broken)).kernels
-    assert list(found[PIPE]) == [1.0, 2.0] and found["name"][1] == "lambda\n[with T = int]"
 
 
 # ---- values ----
@@ -113,14 +94,6 @@ def test_numbers(text: str, value: float) -> None:
 def test_units(unit: str, factor: float, base: str) -> None:
     found = base_unit(unit)
     assert found[0] == pytest.approx(factor) and found[1] == base
-
-
-def test_a_time_that_is_not_in_the_file_is_cycles_over_their_rate(tmp_path: Path) -> None:
-    rows = [long_row(0, "sm__cycles_elapsed.avg", "cycle", "3,000"),
-            long_row(0, "sm__cycles_elapsed.avg.per_second", "cycle/nsecond", "1.5")]  # fmt: skip
-    assert list(read(table(tmp_path, LONG, *rows)).kernels["duration_ns"]) == [pytest.approx(2000.0)]
-    rows.append(long_row(0, "gpu__time_duration.sum", "nsecond", "1,999"))
-    assert list(read(table(tmp_path, LONG, *rows)).kernels["duration_ns"]) == [1999.0]
 
 
 # ---- both pages ----
@@ -174,25 +147,6 @@ REAL = {
 }
 
 # ---- which files are ncu's ----
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (ncu_csv.details().encode(), True),
-        (gzip.compress(ncu_csv.raw().encode(), mtime=0), True),
-        (b"==ERROR== Option did not match\n", True),
-        (b'"Process ID","Kernel Name","Invocations","Metric Name"\n', True),
-        (b"NVR\x00\x01\x02", True),
-        (b"==PROF== Connected\n" + b"chatter\n" * 20_000 + ncu_csv.raw().encode(), True),
-        (b'{"traceEvents": [{"name": "Kernel Name", "ID": 1}]}', False),
-        (b"==1234== NVPROF is profiling process 1234\n", False),
-    ],
-)
-def test_a_file_is_known_by_its_content(tmp_path: Path, content: bytes, expected: bool) -> None:
-    path = tmp_path / "any.name"
-    path.write_bytes(content)
-    assert recognises(read_head(path)) is expected
 
 
 # ---- what is no table ----

@@ -10,7 +10,6 @@ from support.refusals import refused
 
 from analysis.counters import Summary
 from analysis.readers.nsys_csv import read
-from analysis.readers.packed import UNENDED
 from analysis.readers.registry import find_reader, read_head
 
 TRACES = shared_files.TRACES / "nsys"
@@ -41,7 +40,6 @@ Processing [run.sqlite] with [/opt/nvidia/nsight-systems/2024.6.2/host-linux-x64
 Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Range
 100.0,50,1,50.0,50.0,50,50,0.0,bertbench:forward
 """
-TRACE = "Start (ns),Duration (ns),Device,Strm,Name\n900,50,NVIDIA RTX 5000 Ada (0),7,saxpy\n"
 
 
 def tables(tmp_path: Path, text: str) -> list[Any]:
@@ -87,24 +85,6 @@ def test_categories_of_a_mixed_summary_become_tables_of_their_own(tmp_path: Path
     kernels, copies = tables(tmp_path, text)
     assert (kernels.what, list(kernels.table["name"])) == ("kernels", ["gemm"])
     assert (copies.what, list(copies.table["total_ns"])) == ("copies", [100])
-
-
-def test_rows_without_numbers_are_counted(tmp_path: Path) -> None:
-    (found,) = tables(tmp_path, KERNELS_2024 + "1.0,n/a,1,1,1,1,1,1,broken\n")
-    assert len(found.table) == 2 and [text.split()[0] for text in found.problems] == ["1"]
-
-
-def test_a_row_that_is_cut_short_is_left_out(tmp_path: Path) -> None:
-    whole, cut = (tables(tmp_path, KERNELS_2024 + end) for end in ("", "1.0,600,1"))
-    assert cut[0].table.equals(whole[0].table) and cut[0].problems == (UNENDED,)
-
-
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", KERNELS_2024.splitlines()[0], TRACE])
-def test_a_file_without_rows_is_refused_with_what_to_give(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text(text)
-    with refused("trace-without-work", "cuda_gpu_kern_sum"):
-        read(path)
 
 
 @pytest.mark.public

@@ -20,7 +20,6 @@ from support.nsys_export import (
     ours,
     tid,
 )
-from support.refusals import refused
 
 from analysis.metrics.time.temporal import compute_utilization
 from analysis.readers.nsys import read
@@ -71,21 +70,6 @@ def test_an_export_of_2022_with_domains_payloads_and_two_processes(tmp_path: Pat
     assert list(one.kernels["kind"]) == ["memcpy", "memset", "kernel"]
     assert list(one.kernels["name"]) == ["Memcpy HtoD", "Memset", "void gemm<float>(int)"]
     assert list(one.kernels["bytes"]) == [4096, 8, 0]
-
-
-def test_copies_name_the_memory_at_their_ends_where_both_are_known(tmp_path: Path) -> None:
-    export = Export(tmp_path / "a.sqlite")
-    ends = [(1, 0, 2), (1, 1, 2), (2, 2, 0), (8, 2, 2), (1, 7, 2), (1, 9, 2), (1, None, None)]
-    rows = [
-        {**kernel_place(10 * n, 10 * n + 5), "bytes": 8, "copyKind": kind, "srcKind": source, "dstKind": target}
-        for n, (kind, source, target) in enumerate(ends)
-    ]
-    export.table("CUPTI_ACTIVITY_KIND_MEMCPY", COPY, rows)
-    (found,) = read(export.done())
-    assert list(found.kernels["name"]) == [
-        "Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pinned -> Device)", "Memcpy DtoH (Device -> Pageable)",
-        "Memcpy DtoD (Device -> Device)", "Memcpy HtoD", "Memcpy HtoD", "Memcpy HtoD",
-    ]  # fmt: skip
 
 
 def test_an_export_of_2024_names_gpus_process_by_process(tmp_path: Path) -> None:
@@ -162,15 +146,6 @@ def test_iterations_of_others_are_known_by_their_names(tmp_path: Path, texts: tu
     assert len(found.ranges) == 2 - len(expected)
 
 
-def test_our_steps_win_over_others_and_one_thread_s_over_another_s(tmp_path: Path) -> None:
-    rows = [ours(), nvtx(100, 300, text="step 3", domainId=1, int64Value=3)]
-    rows += [nvtx(start, start + 40, text=f"iteration {start}") for start in (100, 150, 200)]
-    rows += [nvtx(110, 120, 40, 99, text="step 3", domainId=1)]
-    found = only(marked(tmp_path, rows))
-    assert steps(found) == [(3, 100, 300)] and list(found.steps["thread"]) == ["40/40"]
-    assert sorted(names(found)) == ["bertbench:step 3", "iteration 100", "iteration 150", "iteration 200"]
-
-
 def test_the_domain_is_known_by_the_capture_where_its_creation_was_not_recorded(tmp_path: Path) -> None:
     rows = [nvtx(50, 500, eventType=60, text="bertbench:capture", domainId=4, int64Value=2)]
     rows += [nvtx(60, 70, text="forward", domainId=4), nvtx(80, 90, text="foreign", domainId=5)]
@@ -190,12 +165,6 @@ def test_records_without_a_process_or_times(tmp_path: Path) -> None:
     assert found.kernels[["start", "end"]].values.tolist() == [[2, 4], [5, 5]]
     assert found.kernels["name"].tolist() == ["gemm", "gemm"]  # the second by its short name
     assert [problem.split()[0] for problem in found.problems if "without start or end" in problem] == ["2"]
-
-
-def test_an_export_without_ranges_or_work_is_refused(tmp_path: Path) -> None:
-    export = Export(tmp_path / "a.sqlite").table("TARGET_INFO_GPU", "id name", [])
-    with refused("trace-without-work", "a.sqlite", "nsys profile --trace=cuda,nvtx"):
-        read(export.done())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from support.refusals import refused
 
 from analysis.open import open_sources
 from analysis.readers.registry import find_reader, read_head
-from common.errors import Code, InputError, MissingToolError, StorageError
+from common.errors import Code, InputError, StorageError
 from common.nsys import exported
 
 REPORT = b"NVIDIA Tegra Profiler Report 1..\n" + bytes(range(256))
@@ -61,16 +61,6 @@ def test_a_failed_export_is_one_line_with_the_words_of_nsys(
     said = str(caught.value)
     assert isinstance(caught.value, kind) and "\n" not in said and "hf_abcdefghij" not in said
     assert list((tmp_path / "temporary").iterdir()) == []
-
-
-def test_without_nsys_the_message_names_the_remedy(
-    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    with pytest.raises(MissingToolError) as caught:
-        open_sources(report)
-    assert caught.value.code == "tool-missing" and str(report) in str(caught.value)
-    assert "nsys export --type=sqlite" in str(caught.value)
 
 
 def test_a_report_in_a_folder_is_read_unless_its_export_is_there(

@@ -1,6 +1,5 @@
 """Whatever a profiler left is opened: what it is stands in the content, not in the name."""
 
-import gzip
 import io
 import json
 import os
@@ -15,10 +14,6 @@ from analysis.open import open_sources
 from analysis.readers.registry import read_head
 from bench.cli.main import run
 from common.errors import Code
-
-COUNTERS = (
-    '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n"0","7","k","sm__x.avg","%","5"\n'
-)
 
 
 def trace(rank: int | None = None, name: str = "k") -> bytes:
@@ -39,14 +34,6 @@ def archive(path: Path, files: dict[str, bytes], mode: str = "w:gz") -> Path:
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     return path
-
-
-def test_a_name_says_nothing_about_the_kind(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(gzip.compress(trace(0)))
-    (tmp_path / "b.json").write_text(COUNTERS)
-    assert open_sources(tmp_path / "a.csv").kinds == ("kineto",)
-    found = open_sources(tmp_path / "b.json")
-    assert found.kinds == ("ncu",) and found.counter_files == (tmp_path / "b.json",)
 
 
 def test_folders_are_read_to_any_depth_and_files_of_equal_content_once(tmp_path: Path) -> None:
@@ -124,16 +111,6 @@ def test_a_file_that_cannot_be_read_is_one_message(tmp_path: Path, content: byte
     with refused(code, tmp_path / "file", fact) as caught:
         open_sources(tmp_path / "file")
     assert "letter" not in str(caught.value), "content is not repeated: it may hold a token"
-
-
-def test_what_is_not_there_or_no_file_is_one_message(tmp_path: Path) -> None:
-    with refused("path-missing", tmp_path / "absent"):
-        open_sources(tmp_path / "absent")
-    (tmp_path / "empty").mkdir()
-    with refused("file-empty", tmp_path / "empty"):
-        open_sources(tmp_path / "empty")
-    with refused("path-kind", "/dev/null"):
-        open_sources(Path("/dev/null"))
 
 
 def test_a_run_directory_stands_for_its_only_profile(tmp_path: Path) -> None:

@@ -25,12 +25,3 @@ def test_files_are_unpacked_alike_without_zlib_ng(
         reasons: list[str] = []
         unpacked.append((b"".join(packed.unpacked_blocks(path, reasons.append)), reasons))
     assert unpacked == [(DATA, []), (DATA + DATA, []), (DATA, [packed.ENDS_INSIDE])]
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_lines_have_no_ends_and_a_last_one_without_is_named(tmp_path: Path, encoding: str, pack: type[bytes]) -> None:
-    path = tmp_path / "a.log"
-    path.write_bytes(pack("ä\r\nb\rc\n\nlast".encode(encoding)))
-    notes: list[str] = []
-    assert list(packed.log_lines(path, notes.append)) == ["ä", "b", "c", "", "last"] and notes == [packed.UNENDED]

@@ -11,7 +11,6 @@ from support.timelines import timeline
 from analysis.counters import KernelCounters
 from analysis.metrics.kernels.core_utilization import core_use_by, core_use_by_family
 from analysis.metrics.kernels.roofline import roofline
-from analysis.metrics.time.window import windowed
 from analysis.readers.kineto import reader as kineto
 from analysis.readers.ncu import read
 from analysis.render import figure as charts
@@ -54,26 +53,6 @@ def test_the_step_of_median_length_is_shown_from_each_ranks_own_start() -> None:
     assert all("(40.00–60.00)" in lines[2] for lines in titles(iteration)["exposed communication"])  # noqa: RUF001
 
 
-def test_the_caption_names_the_window_that_was_chosen_and_long_times_have_no_exponent() -> None:
-    trace = timeline(0, kernels=[("sgemm", 7, 0, 20_000 * MS)])
-    _, whole = of_time(trace)
-    assert whole.caption.startswith("Over the whole trace;") and ranks(whole) == ["rank 0  (20,000 ms)"]
-    _, chosen = of_time(*windowed([trace], "1s..13.5s")[0])
-    assert chosen.caption.startswith("Over 1s..13.5s;") and ranks(chosen) == ["rank 0  (12,500 ms)"]
-
-
-@pytest.mark.parametrize(
-    "timelines",
-    [
-        [timeline(None, kernels=[("sgemm", 7, 0, 5 * MS)])],
-        [rank_timeline(0), timeline(1, steps=[(9, 0, 10 * MS)], kernels=[("sgemm", 7, 0, 5 * MS)])],
-    ],
-    ids=["no steps", "no common step"],
-)
-def test_without_a_step_that_all_have_the_whole_trace_is_shown(timelines: list[Timeline]) -> None:
-    assert "the whole trace" in of_time(*timelines)[0].title
-
-
 def test_many_ranks_are_cut_a_still_step_is_idle_and_a_cpu_trace_is_shown() -> None:
     for figure in of_time(*(rank_timeline(rank, steps=1) for rank in range(18))):
         assert len(ranks(figure)) == 16 and "first 16 of 18 ranks" in figure.caption
@@ -112,16 +91,6 @@ def texts(figure: Figure) -> set[str]:
     return {one.text or "" for one in svg_of(figure).iter(f"{SVG}text")}
 
 
-def test_bars_have_their_numbers_and_the_names_of_the_groups(tmp_path: Path) -> None:
-    use = core_use_by_family(example(tmp_path))
-    figure = core_utilization_figure(use)
-    shown = {lines[1]: value for lines, value in zip(titles(figure)["tensor cores"], values(figure, "tensor cores"),
-                                                     strict=True)}  # fmt: skip
-    assert {"GEMM", "elementwise"} <= set(shown)
-    assert shown["GEMM"] == pytest.approx(use["tensor_percent"]["GEMM"], rel=1e-3)
-    assert {"70", "60", "kind of work"} <= texts(figure)
-
-
 def test_a_pipe_that_is_not_in_the_file_is_named_and_has_no_bar(tmp_path: Path) -> None:
     frame = example(tmp_path).kernels.drop(columns=list(ncu_csv.METRICS[2:]))
     figure = core_utilization_figure(core_use_by_family(KernelCounters(frame, {}, None, None, ())))
@@ -137,16 +106,6 @@ def test_kernels_lie_where_their_work_and_bytes_put_them_under_labelled_ceilings
     assert values(figure, "GEMM", 1) == pytest.approx([row["dram_flop_per_byte"]], rel=0.01)
     assert "DRAM 4,800 GB/s" in texts(figure)
     assert any(text.startswith("tensor bf16 989 TFLOP/s") for text in texts(figure))
-
-
-def test_each_level_has_its_own_place_and_slope(tmp_path: Path) -> None:
-    base = counters(tmp_path)
-    more = {"lts__t_bytes.sum": 4e6, "lts__t_bytes.sum.peak_sustained": 5.0, "lts__cycles_elapsed.avg.per_second": 1e12}
-    lines = roofline(KernelCounters(base.kernels.assign(**more), {}, base.device_name, base.compute_capability, ()))
-    figure = roofline_figure(lines)
-    (l2, dram), places = (one[0] for one in titles(figure)["GEMM"]), values(figure, "GEMM", 1)
-    assert l2.endswith(", L2") and dram.endswith(", DRAM") and places[0] == pytest.approx(places[1] / 4, rel=0.02)
-    assert "L2 5,000 GB/s" in texts(figure) and "square" in figure.caption
 
 
 def test_what_cannot_be_placed_is_counted_in_the_caption(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from support.fake_run import ENVIRONMENT, SECOND, noisy_times, step_rows, write_
 from analysis.diagnose.answer import complete_answers, points
 from analysis.load import load_run, measurement
 from analysis.metrics.comparison.history import history_of
-from analysis.metrics.comparison.ratio import Ratio, ratio_interval, typical_time
+from analysis.metrics.comparison.ratio import ratio_interval
 from analysis.metrics.comparison.runs import compare_runs, ratios_of
 from analysis.metrics.scaling import efficiency
-from analysis.metrics.statistics import median_interval
 from records.files import write_record
 from records.run import RunDirectory
 from records.trial import Trial
@@ -42,12 +41,6 @@ def test_few_equal_processes_exclude_one_in_hardly_more_than_one_case_of_twenty(
         found = ratio_interval(a, b, resamples=100)
         excluded += not found.low <= 1 <= found.high
     assert excluded <= 10
-
-
-def test_one_process_against_several_is_taken_to_vary_as_they_do() -> None:
-    one, several = processes(100, 1, 1), [np.full(10, value) for value in (100.0, 110.0, 120.0)]
-    found = ratio_interval(one, several)
-    assert found.low < 0.8 and found.high > 1.4
 
 
 def test_three_rounds_decide_and_two_do_not_where_nothing_else_was_repeated(tmp_path: Path) -> None:
@@ -137,13 +130,6 @@ def test_a_median_beyond_the_threshold_does_not_decide_while_its_interval_reache
     assert row["time_ratio"] == pytest.approx(1.1, rel=0.02)
     assert row["verdict"] == "cannot decide" and "threshold of 2 %" in row["reason"]
     assert all(f"{100 * (row[end] - 1):+.1f}" in row["reason"] for end in ("time_ratio_low", "time_ratio_high"))
-
-
-def test_one_process_has_the_interval_that_the_table_of_trials_shows() -> None:
-    (times,) = processes(100, 1, 7, within=0.05)
-    found = typical_time([times])
-    assert (found.low, found.high) == median_interval(times) and found.value == np.median(times)
-    assert typical_time([np.array([3.0])]) == Ratio(3.0, 3.0, 3.0)
 
 
 def test_records_that_cannot_be_read_are_no_failure_of_what_they_are_of(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.charts import titles, values
 from support.fake_run import ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
 from support.kineto_events import event, write
 from support.page import report_page
@@ -15,7 +14,6 @@ from analysis.diagnose.answer import complete_answers, points
 from analysis.diagnose.run import cautions_of_run
 from analysis.load import load_run
 from analysis.metrics.comparison.runs import compare_runs, ratios_of
-from analysis.render.run_figures import run_figures
 from records.files import write_record
 from records.run import RunDirectory
 from records.schema import RESULT_COLUMNS
@@ -110,21 +108,6 @@ def test_a_profile_shows_its_operators_and_a_damaged_trace_is_named(tmp_path: Pa
     assert all(point.row["kind"] == "throughput" for point in points(load_run(run)))
 
 
-def test_other_data_and_padding_are_curves_of_their_own_and_padded_lengths_are_at_most(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    base = Trial(task="squad", preset="mini", seq_len=384, data="synthetic")
-    for batch in (8, 16):
-        for padding in ("longest", "fixed"):
-            trial = dataclasses.replace(base, micro_batch_size=batch, padding=padding)
-            write_trial(run, trial, {0: step_rows([50.0] * 12, batch)})
-    trials = load_run(run)
-    throughput, *_ = run_figures(points(trials), [])
-    curves = {name: values(throughput, name, 1) for name in titles(throughput)}
-    assert len(curves) == 2 and all(batches == [8, 16] for batches in curves.values())
-    assert sum("all pad" in name for name in curves) == 1, curves
-    assert "sequences of 384, at most 384" in text_of(run)
-
-
 @pytest.mark.parametrize(("ours", "rivals"), [(100.0, ["bertbench"]), (133.0, [])], ids=["close", "apart"])
 def test_what_is_too_close_to_call_has_no_fastest_in_its_headline(
     tmp_path: Path, ours: float, rivals: list[str]
@@ -196,16 +179,6 @@ def test_a_damaged_trial_costs_neither_the_report_nor_the_comparison(tmp_path: P
     assert ">1<" in table and ">2<" in table and ">0<" not in table, "rounds are counted from one"
     comparison = compare_runs(run, other)
     assert len(comparison["rows"]) == 4 and any(damaged.path.name in text for text in comparison["differences"])
-
-
-def test_a_report_removes_what_a_killed_one_left_and_leaves_no_lock(tmp_path: Path) -> None:
-    run = write_sweep(tmp_path, **SMALL)
-    report_page(run)
-    names = sorted(run.report.rglob("*"))
-    (run.report / ".results.csv.abcd1234.tmp").touch()
-    report_page(run)
-    assert sorted(run.report.rglob("*")) == names
-    assert not [path for path in names if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,6 @@ def test_compare_names_the_path_that_does_not_fit(tmp_path: Path) -> None:
             result("compare", *names)
 
 
-def test_runs_without_a_common_configuration_are_refused(tmp_path: Path) -> None:
-    runs = [write_sweep(tmp_path / name, implementations=(name,), **SMALL) for name in ("hf", "bertbench")]
-    with refused("run-mismatch"):
-        result("compare", runs[0].path, runs[1].path)
-
-
 Levels = dict[int, list[float]]
 """Micro batch -> step time in ms of each round: all steps of a round take the same, so the interval is the ratio."""
 
@@ -99,18 +93,6 @@ def test_what_fails_alike_in_both_runs_has_not_changed(tmp_path: Path, status: s
     for name in ("a", "b"):
         measure(tmp_path / name, {64: [0.0]}, status=status, reason="so it ended")
     assert result("compare", *names).code == code
-
-
-def test_two_reasons_of_one_verdict_name_their_configurations(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        measure(tmp_path / name, {4: [100.0], 8: [100.0]})
-        measure(tmp_path / name, {64: [0.0]}, status="refused", reason="not here")
-    found = compare_runs(RunDirectory(tmp_path / "a"), RunDirectory(tmp_path / "b"))
-    lines = [block for block in comparison_blocks(found) if isinstance(block, str)]
-    (rounds,) = [line for line in lines if "one round per side" in line]
-    (refused,) = [line for line in lines if "refused" in line]
-    assert "batch 4" in rounds and "batch 8" in rounds and "batch 64" not in rounds
-    assert "batch 64" in refused and "batch 4 " not in refused
 
 
 def test_report_prints_the_path_or_json(tmp_path: Path) -> None:

@@ -120,13 +120,6 @@ def test_operations_of_tensor_cores_are_read_as_rates_and_with_their_peak(end: s
     assert row["tensor_flops"] == pytest.approx(4e9) and found.ceilings["tensor_fp16"] == 64e9
 
 
-def test_launches_of_one_name_are_summed_and_the_longest_comes_first() -> None:
-    other = {**ONE, "name": "other", "duration_ns": 5000.0}
-    table = roofline(counters(ONE, other, ONE)).kernels
-    assert table["name"].tolist() == ["other", "k"] and table["launches"].tolist() == [1, 2]
-    assert table["flop"].tolist() == [10_000, 20_000] and table["time_share"].tolist() == pytest.approx([5 / 7, 2 / 7])
-
-
 def test_other_names_of_the_same_counts_give_the_same_sums() -> None:
     by_rate = {f"{name}.per_cycle_elapsed": value / 2000 for name, value in ops("f", 1000, 500, 4250, "smsp").items()}
     by_rate["smsp__cycles_elapsed.avg.per_second"] = 2e9  # 2000 cycles in 1 us
@@ -167,13 +160,6 @@ def test_instructions_tell_operations_on_volta_only() -> None:
     assert math.isnan(only(counters(work, cc=(8, 0)))["flop"])
 
 
-def test_packed_fp16_on_the_tensor_pipe_is_no_matrix_work() -> None:
-    work = {**ONE, **ops("h", 0, 0, 320)}
-    del work[TENSOR]
-    assert only(counters({**work, "sm__inst_executed_pipe_tensor.sum": 10.0}))["flop"] == 10_640
-    assert math.isnan(only(counters({**work, "sm__inst_executed_pipe_tensor.sum": 11.0}))["flop"])
-
-
 def test_what_is_not_in_the_file_is_unknown_with_a_reason_never_0() -> None:
     found = roofline(counters({"dram__bytes.sum": 5.0}))
     (row,) = found.kernels.to_dict("records")
@@ -206,13 +192,3 @@ def test_a_percentage_of_the_peak_implies_the_peak() -> None:
     assert ceilings(counters(kernel))[DRAM] == pytest.approx(8e9)  # 2 GB/s are 25 %
     tiny = {**ONE, "dram__throughput.avg.pct_of_peak_sustained_elapsed": 0.02}
     assert DRAM not in ceilings(counters(tiny))
-
-
-def test_an_unknown_device_has_no_ceiling() -> None:
-    assert ceilings(counters(ONE, device="NVIDIA Z9000")) == {} == ceilings(counters(ONE))
-    assert only(counters(ONE, device="NVIDIA Z9000"))["bound"] == UNKNOWN
-
-
-def test_a_kernel_without_operations_computes_nothing() -> None:
-    row = only(counters({**ONE, **ops("f", 0, 0, 0)}))
-    assert (row["flop"], row["flop_type"], row["compute_fraction"]) == (0, "", 0)

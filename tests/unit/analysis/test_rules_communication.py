@@ -78,12 +78,6 @@ def test_the_gain_is_the_exposed_share_and_little_is_not_advised_for() -> None:
     assert one.saves == pytest.approx(0.5)
 
 
-def test_bytes_are_decimal() -> None:
-    """100 MB in 25 ms with a bus factor of 1, of which 5 are transfer: 20 GB/s."""
-    sentence = rules(late(0), late(1))["collectives"].sentence
-    assert "100 MB" in sentence and "20 GB/s" in sentence
-
-
 def test_without_communication_there_is_a_reason_and_no_finding() -> None:
     trace = timeline(kernels=[("gemm", 0, 0, 10)])
     assert findings([trace]) == []

@@ -12,8 +12,6 @@ from analysis.diagnose import rules_time
 from analysis.diagnose.advice import Advice, Context, faster_gemms
 from analysis.diagnose.explain import explain
 from analysis.diagnose.finding import Finding
-from analysis.metrics.time.temporal import compute_utilization
-from analysis.metrics.time.window import windowed
 from analysis.open import open_sources
 from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline
@@ -91,22 +89,6 @@ def test_calls_that_hold_up_every_step_are_the_advice(call: str, cause: str) -> 
     assert one.cause == cause and one.saves == pytest.approx(0.45, rel=0.001)
 
 
-def test_pauses_of_the_host_are_no_reason_to_launch_less() -> None:
-    """Ten periods of 15 ms: 100 kernels of 100 us launched ahead, then 5 ms in a checkpoint: nine gaps of 4,995 us."""
-    begins = [15_000 * US * period for period in range(10)]
-    places = [(begin, place, 100 * n + place + 1) for n, begin in enumerate(begins) for place in range(100)]
-    found = rules(
-        timeline(
-            kernels=[("gemm", 7, at + (10 + 100 * k) * US, at + (110 + 100 * k) * US, i) for at, k, i in places],
-            api=[(LAUNCH, at + 10 * k * US, at + (10 * k + 5) * US, i) for at, k, i in places],
-            ranges=[("checkpoint", begin + 10_005 * US, begin + 15_000 * US) for begin in begins],
-        )
-    )
-    one = advice(found["idle_causes"])
-    assert one.cause == "host" and one.saves == pytest.approx(9 * 4.995 / 145) and "CUDA graphs" not in one.remedy
-    assert set(found["idle_gaps"].table["call"]) == {"checkpoint"}
-
-
 def test_exposed_copies_are_advised_against_but_for_those_before_the_first_kernel() -> None:
     load = ("Memcpy HtoD (Pageable -> Device)", 7, 0, 60 * US, -1, "memcpy")
     trace = timeline(kernels=[load, ("gelu_kernel", 7, 60 * US, 100 * US)])
@@ -124,20 +106,6 @@ def test_shares_are_means_over_ranks_and_steps_are_of_the_slowest() -> None:
     assert "25 ms" in found["steps"].sentence and "30 ms" in found["steps"].sentence
     assert found["temporal_breakdown"].table["compute_share"].tolist() == [0.5, 0.5]
     assert "launched_compute_ms" not in found["temporal_breakdown"].table
-
-
-def test_every_span_of_a_page_is_that_of_its_window() -> None:
-    """Steps 0..200 ms, work 50..260 ms: 200 ms with the steps, 210 with all work, everywhere alike."""
-    kernels = [("sgemm", 7, 50 * MS, 110 * MS, 1), ("sgemm", 7, 200 * MS, 260 * MS, 2)]
-    api = [(LAUNCH, 100 * n * MS, 100 * n * MS + 5, n + 1) for n in (0, 1)]
-    trace = timeline(steps=[(3, 0, 100 * MS), (4, 100 * MS, 200 * MS)], kernels=kernels, api=api)
-    ((whole,), _) = windowed([trace], "kernels")
-    for source, label, span in ((trace, "steps", 200), (whole, "work", 210)):
-        found = rules(source)
-        assert found["window"].table[["window", "span_ms"]].to_numpy().tolist() == [[label, span]]
-        assert found["temporal_breakdown"].table["span_ms"].tolist() == [span]
-        assert compute_utilization(source).window_ms == span
-    assert rules(trace)["temporal_breakdown"].table["launched_compute_ms"].tolist() == [120]
 
 
 @pytest.mark.parametrize(

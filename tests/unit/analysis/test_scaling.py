@@ -49,17 +49,6 @@ def test_rounds_are_combined_by_their_median_and_failed_trials_left_out() -> Non
     assert by_size(rows, "weak")[2]["efficiency"] == pytest.approx(1.0)
 
 
-def test_other_models_are_not_mixed_and_one_size_is_no_scaling() -> None:
-    assert efficiency([row(1, 100.0), row(2, 190.0, preset="large")]) == []
-
-
-def test_the_same_devices_on_more_nodes_are_no_scaling_but_stay_in_a_curve_that_is() -> None:
-    same = [row(8, 100.0, nodes=1), row(8, 90.0, nodes=2)]
-    assert efficiency(same) == []
-    found = [(one["world_size"], one["nodes"], one["efficiency"]) for one in efficiency([row(4, 60.0), *same])]
-    assert found == [(4, 1, 1.0), (8, 1, pytest.approx(5 / 6)), (8, 2, pytest.approx(0.75))]
-
-
 def test_one_device_that_recomputes_is_the_base_of_those_that_do_and_of_no_others() -> None:
     def recomputing(world: int, rate: float, strategy: str) -> dict[str, Any]:
         return row(world, rate, strategy=strategy, activation_checkpointing=True)

@@ -1,14 +1,12 @@
 """Columns of SQLite files: values, defaults, texts, and packed files."""
 
-import gzip
 import sqlite3
 from pathlib import Path
 
 import pytest
 from support.refusals import refused
 
-from analysis.readers.sqlite_database import open_database, unpacked
-from analysis.timeline import MISSING
+from analysis.readers.sqlite_database import open_database
 
 
 def write(path: Path, script: str) -> Path:
@@ -16,19 +14,6 @@ def write(path: Path, script: str) -> Path:
     connection.executescript(script)
     connection.close()
     return path
-
-
-def test_numbers_of_every_kind_are_whole_numbers(tmp_path: Path) -> None:
-    values = (1, -(2**63), 2**63 - 1, "NULL")
-    rows = ", ".join(f"({value}, {place}, {'NULL' if place else 3})" for place, value in enumerate(values))
-    path = write(tmp_path / "a.db", f"CREATE TABLE t (a, b INTEGER, c); INSERT INTO t VALUES {rows}")
-    with open_database(path) as database:
-        columns = {"a": ("a", -5), "b": ("b", 0), "c": ("c", -1), "none": ("lacking", MISSING)}
-        read = database.integers("t", columns)
-        assert read["a"].tolist() == [1, -(2**63), 2**63 - 1, -5] and read["b"].tolist() == list(range(4))
-        assert read["c"].tolist() == [3, *[-1] * 3] and read["none"].tolist() == [MISSING] * 4
-        assert [str(values.dtype) for values in read.values()] == ["int64", "int32", "int32", "int64"]
-        assert [len(values) for values in database.integers("other", {"a": ("a", 0)}).values()] == [0]
 
 
 @pytest.mark.parametrize("removed", ["0", "number = 70000", "number % 1000 < 999"])
@@ -59,18 +44,6 @@ def test_a_file_is_only_read(tmp_path: Path) -> None:
     assert path.read_bytes() == before and [*path.parent.iterdir()] == [path]
     path.write_bytes(before[:5000])
     with refused("file-truncated", path, "5,000"), open_database(path):
-        pass
-
-
-def test_a_packed_file_is_unpacked_for_a_while(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.db", "CREATE TABLE t (a); INSERT INTO t VALUES (1)")
-    packed = tmp_path / "a.db.gz"
-    packed.write_bytes(gzip.compress(path.read_bytes()))
-    with unpacked(packed) as plain, open_database(plain, packed) as database:
-        assert database.rows("t", "a") == [(1,)] and database.rows("u", "a") == []
-    assert not plain.exists()
-    packed.write_bytes(packed.read_bytes()[:-20])
-    with refused("file-truncated", packed), unpacked(packed):
         pass
 
 

@@ -16,7 +16,6 @@ from analysis.load import load_run
 from analysis.render.page import Section, Text, write_page
 from analysis.render.result_tables import results_blocks
 from analysis.render.tables import (
-    Block,
     Facts,
     Plain,
     Table,
@@ -31,7 +30,7 @@ from analysis.render.tables import (
     write_csv,
     write_frame,
 )
-from analysis.render.terminal import MOST_LINES, blocks_markdown, blocks_text, escaped, run_screen, screen_of
+from analysis.render.terminal import blocks_markdown, escaped, screen_of
 from analysis.views import of_findings
 from analysis.wording import FORMS, UNKNOWN, batch, inert, interval
 from bench.sweep.script import plan_script
@@ -168,14 +167,6 @@ def test_a_page_escapes_its_words_and_sets_commands_apart(tmp_path: Path) -> Non
     first = page[page.index('class="first"') :]
     command = '<code>bertbench doctor <span class="option">--has</span> nsys</code> on &lt;3&gt; ranks'
     assert "Do &lt;i&gt;this" in first and f"{command} for 21.4\N{NO-BREAK SPACE}%" in first
-
-
-def test_the_fastest_of_many_trials_is_on_the_screen() -> None:
-    rows = [{"name": f"trial{number:02}", "samples_per_second": float(number)} for number in range(30)]
-    rows.append({"name": "failed", "samples_per_second": None})
-    results: list[Block] = [Table("results", [plain("trial", "name")], rows)]
-    shown = blocks_text(run_screen([], results).blocks(100), 100)
-    assert "trial29" in shown and "failed" not in shown and len(shown.splitlines()) <= MOST_LINES
 
 
 def test_of_many_ranks_the_first_the_slowest_and_the_fastest_are_shown() -> None:

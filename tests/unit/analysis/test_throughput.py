@@ -7,7 +7,6 @@ import pytest
 from support.fake_run import ENVIRONMENT, START_NS, rank_record, step_rows
 from support.refusals import refused
 
-from analysis.diagnose.run import mixed
 from analysis.metrics.cautions import of_scaling
 from analysis.metrics.throughput import combine, per_rank, summarize
 from records.schema import MEASURED_COLUMNS
@@ -149,10 +148,6 @@ def reading(quantity: str, value: float) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_quiet_trial_has_none() -> None:
-    assert codes() == set()
-
-
 @pytest.mark.parametrize(
     ("code", "arguments"),
     [
@@ -181,16 +176,6 @@ def test_each_doubt_is_raised_by_its_cause_alone(code: str, arguments: dict[str,
     found = codes(**arguments)
     assert code in found
     assert found <= {code, "noisy", "interval_wide", "warmup_long"}
-
-
-def test_trials_of_several_machines_or_versions_are_named_with_their_values() -> None:
-    one = {"device_name": "H200", "libraries": {"torch": "2.13.0", "numpy": "1"}, "git_commit": "abc"}
-    assert mixed([one, {}, {**one, "libraries": {"torch": "2.13.0", "numpy": "2"}}, {"git_commit": None}]) == []
-    other = {"device_name": "A100", "libraries": {"torch": "2.14.0", "transformers": "5"}, "git_commit": "abc-dirty"}
-    (found,) = mixed([one, other, one])
-    for text in ("device (H200, A100)", "torch (2.13.0, 2.14.0)", "commit of this suite (abc, abc-dirty)"):
-        assert text in found.message
-    assert "transformers" not in found.message and "new --out" in found.remedy
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from support.timelines import timeline
 
 from analysis.readers import nsys
 from analysis.readers.kineto.reader import read
-from analysis.timeline import GpuWork, LostKernels, Timeline, clip_overlaps, kept, lost_kernels
+from analysis.timeline import Timeline, clip_overlaps, kept
 
 ROOT = Path(__file__).resolve().parents[3]
 GPU = {"device": 0, "stream": 7}
@@ -55,19 +55,6 @@ def test_a_timeline_is_the_same_on_the_other_side_of_a_pipe(tmp_path: Path, read
     assert_same(pickle.loads(pickle.dumps(found)), read(sample(tmp_path)))
 
 
-def test_arrays_hold_what_the_table_holds(tmp_path: Path) -> None:
-    found = read(sample(tmp_path))
-    work, kernels = found.work, found.kernels
-    assert len(work) == len(kernels) == 7 and list(kernels["name"]).count("7") == 2
-    for one in (work, GpuWork.of_frame(kernels)):
-        assert [one.names[code] for code in one.name.tolist()] == kernels["name"].tolist()
-        assert [one.kinds[code] for code in one.kind.tolist()] == kernels["kind"].tolist()
-        for column in ("device", "stream", "start", "end"):
-            np.testing.assert_array_equal(getattr(one, column), kernels[column])
-        assert one.is_kind("memcpy", "memset").tolist() == kernels["kind"].isin(["memcpy", "memset"]).tolist()
-    assert len(GpuWork.of_frame(pd.DataFrame())) == 0
-
-
 def test_sums_of_gpu_work_do_not_import_pandas(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
@@ -99,12 +86,6 @@ def test_what_is_kept_is_computed_once_for_each_timeline() -> None:
     one, other = timeline(steps=[(0, 0, 10)]), timeline()
     assert [steps_of(one), steps_of(one), steps_of(one, 3), steps_of(one, 3), steps_of(other)] == [1, 1, 3, 3, 0]
     assert asked == [1, 3, 1] and pickle.loads(pickle.dumps(one)).results == one.results
-
-
-def test_kernels_are_lost_where_a_reader_says_so_and_not_where_a_sentence_has_the_word() -> None:
-    said = timeline().replace(problems=("3 kernels have no name",))
-    lost = timeline().replace(problems=("a", LostKernels("no GPU work was recorded")))
-    assert lost_kernels([said]) == "" and lost_kernels([said, lost]) == "no GPU work was recorded"
 
 
 def test_work_of_a_stream_ends_where_the_next_begins() -> None:

@@ -10,7 +10,6 @@ from support import shared_files
 from support.refusals import refused
 from support.timelines import timeline
 
-from analysis.diagnose.explain import comparison_findings
 from analysis.metrics.comparison.traces import compare_traces, trace_diff
 from analysis.readers.kineto.reader import read
 from analysis.timeline import LostKernels, Timeline
@@ -44,14 +43,6 @@ def test_a_steps_time_is_the_slowest_ranks_and_the_largest_change_comes_first() 
     )
 
 
-def test_what_else_differs_is_told() -> None:
-    old, new = [rank(0, 10, 60)], [rank(0, 10, 60), rank(1, 10, 60)]
-    new[0] = dataclasses.replace(new[0], devices={0: "NVIDIA H100"})
-    found = compare_traces(old, new)
-    assert found.differences == ("devices: none -> NVIDIA H100", "ranks in the trace: 1 -> 2")
-    assert compare_traces(old, old).differences == ()
-
-
 def test_the_threshold_decides_and_works_both_ways() -> None:
     old, new = [rank(0, 10, 60)], [rank(0, 10, 63)]
     assert compare_traces(old, new, 0.06).verdict == "same"
@@ -59,13 +50,6 @@ def test_the_threshold_decides_and_works_both_ways() -> None:
     assert compare_traces(new, old, 0.04).verdict == "faster"
     with refused("option-value", "--threshold 0"):
         compare_traces(old, new, 0)
-
-
-def test_without_steps_the_whole_traces_are_compared() -> None:
-    old, new = (timeline(kernels=[("k", 7, 0, 10), ("k", 7, 90, end)]) for end in (100, 200))
-    found = compare_traces([old], [new])
-    assert (found.per, found.ratio) == ("trace", 2.0)
-    assert "per trace" in comparison_findings(found)[0].title.lower()
 
 
 def write(path: Path, gemm_us: int) -> Path:
@@ -161,12 +145,6 @@ def test_changes_are_per_step_and_the_largest_comes_first() -> None:
     ]
     assert rows.loc["gelu", ["calls_before", "calls_after", "ratio"]].tolist() == [4, 2, 0.5]
     assert rows["ratio"].isna().to_dict()["flash_fwd"] and rows.loc["old_kernel", "ratio"] == 0
-
-
-def test_families_add_up_their_kernels() -> None:
-    rows = trace_diff([steps_of(BEFORE, 1)], [steps_of(AFTER, 1)], by="family").set_index("family")
-    changes = {"GEMM": 12, "attention": 4, "other": -3, "activation": -2, "softmax and loss": 0}
-    assert rows["delta_ms"].to_dict() == changes and "name" not in rows.columns
 
 
 def test_cpu_traces_compare_operators_by_their_own_time() -> None:

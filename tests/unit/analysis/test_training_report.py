@@ -12,7 +12,6 @@ from support.page import report_page
 from support.refusals import refused
 
 from analysis.load import load_run
-from analysis.render import figure as charts
 from analysis.render.figure import Figure
 from analysis.render.page import Figures, Section, Text
 from analysis.render.tables import Table
@@ -125,11 +124,3 @@ def test_the_best_checkpoint_is_named(attempt: TrialDirectory) -> None:
     assert [row["applied_steps"] for row in table.rows] == [20, 30] and found.problems == []
     write_events(attempt, EVALUATED, saved)
     assert not any("best" in sentence for sentence in part(attempt).answer.sentences)
-
-
-def test_steps_are_counted_in_whole_numbers(attempt: TrialDirectory) -> None:
-    write_events(attempt, EVALUATED | {"applied_steps": 2}, EVALUATED | {"applied_steps": 3})
-    axes = {figure.name: charts.drawn(figure).axes[0] for figure in part(attempt).figures}
-    assert list(axes) == ["loss", "learning_rate", "evaluation"]
-    for one in axes.values():
-        assert one.get_xlabel() == "step" and all(float(tick).is_integer() for tick in one.get_xticks())

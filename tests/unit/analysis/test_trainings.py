@@ -33,7 +33,7 @@ from analysis.metrics.statistics import mean_interval
 from analysis.render import figure as charts
 from analysis.render.comparison_tables import trainings_table, variants_table
 from analysis.render.pages import trainings_in
-from analysis.render.training_figures import lines_figure, trainings_figure
+from analysis.render.training_figures import trainings_figure
 from records.files import write_record
 from records.schema import STEP_COLUMNS, TRAINING_COLUMNS
 from records.training import TrainRun, write_curve
@@ -147,29 +147,6 @@ def test_a_variant_is_faster_where_the_interval_of_its_ratio_over_the_seeds_says
     assert first["speedup"] == 1.0 and first["decided"] is None
     assert second["speedup"] == pytest.approx(10.0 / sorted(seconds)[len(seconds) // 2])
     assert second["speedup_low"] <= second["speedup"] <= second["speedup_high"] and second["decided"] == decided
-
-
-RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "decided", "ratio"),
-    [("", "-batch-8", "cannot decide", "0.90"), ("", "-batch-64", "yes", "1.95"),
-     ("-batch-8", "-batch-64", "yes", "2.17")],
-)  # fmt: skip
-def test_the_page_of_records_says_what_its_files_say(a: str, b: str, decided: str, ratio: str) -> None:
-    records = [json.loads((RESULTS / f"2026-11-26-speedrun{name}.json").read_text()) for name in (a, b)]
-    rows = [row | {"variant": name} for name, record in zip("ab", records, strict=True) for row in record["rows"]]
-    _, other = summaries(rows, 6.4)
-    assert other["decided"] == decided and f"{1 / other['speedup']:.2f}" == ratio
-    page = (RESULTS / "2026-11-26-speedrun.md").read_text(encoding="utf-8")
-    assert f"{ratio} x the time" in page
-    for record in records:
-        (whole,) = record["variants"]
-        mean, low, high = ends(whole, "step_seconds")
-        assert f"{mean:.1f} s" in page and f"{low:.1f} to {high:.1f}" in page
-        assert f"{whole['samples_per_second']:.1f}" in page and f"{whole['loop_seconds']:.1f} s" in page
-        assert f"{whole['total_seconds']:.1f} s" in page
 
 
 MS = 1_000_000
@@ -330,12 +307,6 @@ def test_the_figure_has_the_loss_and_the_score_of_each_training(steps: int) -> N
     assert losses.lines[0].get_ydata()[0] == pytest.approx(4.0, abs=0.05)
     assert [line.get_label() for line in losses.lines] == ["single", "ddp"]
     assert [line.get_label() for line in scores.lines] == ["single", "ddp", "target"]
-
-
-def test_no_two_of_many_lines_look_the_same() -> None:
-    lines = {str(number): ([0, 1], [0, 1]) for number in range(32)}
-    (axes,) = charts.drawn(lines_figure("many", "many", "", [("x", "y", lines, None)])).axes
-    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 32
 
 
 def test_a_folder_of_trainings_is_a_page_with_the_names_of_its_folders(tmp_path: Path) -> None:

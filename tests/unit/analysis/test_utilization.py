@@ -25,7 +25,7 @@ from analysis.metrics.time.temporal import (
 from analysis.open import open_sources
 from analysis.readers.kineto.reader import read
 from analysis.render.tables import write_csv
-from analysis.timeline import SAMPLE_COLUMNS, LostKernels, Timeline, typed
+from analysis.timeline import SAMPLE_COLUMNS, Timeline, typed
 
 STEPS = [event("ProfilerStep#3", 0, 500, "user_annotation"), event("ProfilerStep#4", 500, 500, "user_annotation")]
 
@@ -84,11 +84,6 @@ def test_a_trace_with_ranges_alone_is_unknown_with_a_reason_and_a_window() -> No
     found = compute_utilization(ranges_only())
     assert found.compute_utilization is found.busy_ms is None and found.window_ms == 5.0
     assert "--profiler torch" in found.reason
-
-
-def test_the_reason_is_the_reader_s_where_it_knows_why_kernels_are_missing() -> None:
-    found = compute_utilization(ranges_only(problems=("clock drifts", LostKernels("no GPU work: was CUDA traced?"))))
-    assert found.reason == "no GPU work: was CUDA traced?"
 
 
 def test_copies_alone_are_unknown_and_an_empty_trace_too(tmp_path: Path) -> None:
@@ -178,15 +173,6 @@ def test_utilization_is_the_mean_over_the_samples_of_each_step() -> None:
     assert table["part"].tolist() == [0, 1, 2, 3] and table["begin_ms"].tolist() == [0, 1, 2, 3]
     assert table["samples"].tolist() == [10] * 4 and table["sm_utilization"].tolist() == pytest.approx([0.48] * 4)
     assert table["tensor_utilization"].tolist() == pytest.approx([0.24, 0.3, 0.36, 0.42])
-
-
-def test_counters_without_a_value_and_events_of_unknown_phases_are_no_error(tmp_path: Path) -> None:
-    values = {"sm__cycles_active.avg.pct_of_peak_sustained_elapsed": None}
-    sample = {"ph": "C", "cat": "hardware_counters", "pid": "GPU 0 Counters", "name": "c", "ts": 12.5, "args": values}
-    odd = [{}, {"name": "m", "ts": 1}, {"ph": "r"}]
-    found = read(write(tmp_path / "a.json", [*STEPS, event("gemm", 0, 1, "kernel"), sample, *odd]))
-    assert len(found.kernels) == 1 and found.samples["start"].tolist() == [12_500]
-    assert found.samples["value"].isna().all()
 
 
 def test_without_steps_parts_are_equal_times_and_other_counters_do_not_count() -> None:

@@ -55,16 +55,6 @@ def test_the_input_is_held_against_the_training_on_the_same_data(tmp_path: Path)
     assert other["throughput_ratio"] is None and "was not measured here" in other["reason"]
 
 
-OTHERS: list[dict[str, Any]] = [{"data_fingerprint": "xyz"}, {"seed": 7}, {"threads_per_rank": 1}, TWIN]
-
-
-@pytest.mark.parametrize("other", OTHERS, ids=["data", "seed", "threads", "twin"])
-def test_the_input_of_other_data_or_settings_is_held_against_nothing(tmp_path: Path, other: dict[str, Any]) -> None:
-    run = write_sweep(tmp_path, **SMALL, **REAL)
-    write_input(run, **other)
-    assert [row["throughput_ratio"] for row in input_ratios(load_run(run))] == [None]
-
-
 def test_input_trials_are_in_no_number_of_training(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, rounds=3, **{**SMALL, "worlds": (1, 2), "implementations": ("bertbench", "hf")}, **REAL)
     before = load_run(run)
