@@ -22,7 +22,6 @@ from analysis.load import load_run
 from analysis.metrics.comparison.runs import ratios_of
 from analysis.open import Source
 from analysis.timeline import Timeline
-from records.files import write_record
 
 US = 1_000
 ROW: dict[str, Any] = {
@@ -98,14 +97,6 @@ def test_bf16_is_advised_for_fp32_and_never_for_a_bf16_trial(kind: str) -> None:
             parses(found["precision"].command)
 
 
-def test_operators_of_a_cpu_can_save_no_more_than_it_computes() -> None:
-    """It computes 40 % of the step, three quarters of that in copies."""
-    operators = [("aten::copy_", 0, 300 * US), ("aten::mm", 300 * US, 400 * US)]
-    source = Source(path=Path("trace"), timelines=(timeline(steps=[(0, 0, 1000 * US)], operators=operators),))
-    found = {advice.cause: advice for advice in to_do(source, explain(source))}
-    assert found["fusion"].saves == pytest.approx(0.3) and found["fusion"].of == "step time"
-
-
 def test_a_busy_machine_is_named_before_operators_are_to_be_made_faster() -> None:
     """Nothing but operators: what others took of the CPU is in their time."""
     source = Source(path=Path("trace"), timelines=(timeline(operators=[("aten::mm", 0, 500 * US)]),))
@@ -176,23 +167,6 @@ def test_a_speed_of_light_that_does_not_describe_the_step_is_not_used(
     assert said.numbers["of_floor"] == 0.5
 
 
-def test_a_disturbed_recording_says_nothing_about_the_measured_speed(tmp_path: Path) -> None:
-    """Its other advice is tested on the configuration as it was measured, not with the steps of the recording."""
-    trials = list(load_run(write_sweep(tmp_path, implementations=("bertbench",), batches=(8,), worlds=(1,), count=15)))
-    profile = dataclasses.replace(
-        trials[0].trial, kind="profile", profiler="torch", start_iteration=3, stop_iteration=6
-    )
-    trials.append(dataclasses.replace(trials[0], trial=profile, row={**trials[0].row, "samples_per_second": None}))
-    own = dataclasses.replace(advice("host", 0.4), command="bertbench throughput pretrain --start 3 --stop 6")
-    (said,) = complete_answers(
-        trials, points(trials), [], str(tmp_path), {profile.trial_id: [advice("machine", None), own]}
-    )
-    assert not said.badge and "machine" not in {one.cause for one in said.advice}
-    (host,) = [one for one in said.advice if one.cause == "host"]
-    assert "--batch-sizes 16" in host.command and "--start 3" not in host.command
-    parses(host.command)
-
-
 @pytest.mark.more
 @pytest.mark.usefixtures("pictures_of_one_pixel")
 def test_page_terminal_and_json_say_the_same_first(tmp_path: Path) -> None:
@@ -234,13 +208,3 @@ def test_one_round_is_no_caution_where_the_known_spread_makes_every_comparison_c
     ratios = ratios_of(more)
     assert [row["decided"] for row in ratios] == ["yes", "yes"] and min(row["rounds"] for row in ratios) == 1
     assert cautions_of_run(more, ratios, []) == []
-
-
-def test_a_run_says_how_many_trials_of_its_last_command_were_left_out(tmp_path: Path) -> None:
-    run = write_sweep(tmp_path / "run", batches=(8, 16), worlds=(1,), noise=0.002, rounds=3)
-    done = [directory.path.name for directory in run.trials()]
-    write_record(run.sweep_json, {"request": {}, "trials": done})
-    assert cautions_of_run(load_run(run), [], []) == []
-    write_record(run.sweep_json, {"request": {}, "trials": [*done, "pretrain-left-1", "pretrain-left-2"]})
-    (found,) = cautions_of_run(load_run(run), [], [])
-    assert found.code == "left_out" and f"2 of the {len(done) + 2} trials" in found.message

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from support import ncu_csv, shared_files
 
-from analysis.counters import KernelCounters, joined
+from analysis.counters import KernelCounters
 from analysis.diagnose.cores import by_batch, by_family
 from analysis.metrics.kernels.core_utilization import (
     FOUR,
@@ -163,11 +163,3 @@ def test_the_table_has_a_row_per_batch_size_with_units_and_reasons() -> None:
     assert many["tensor_in_window_percent"] == pytest.approx(29.0)
     assert math.isnan(few["tensor_percent"]) and "tensor: this GPU or version of ncu" in few["reason"]
     assert "fma=sm__inst_executed_pipe_fma" in few["metrics"] and "tensor=" not in few["metrics"]
-
-
-def test_joined_files_of_different_units_or_devices_say_so() -> None:
-    one = KernelCounters(counters({"cycles": 1, "m": 1}).kernels, {"m": "byte"}, "A", (8, 0), ())
-    two = KernelCounters(counters({"cycles": 1, "m": 2}).kernels, {"m": "inst"}, "B", (9, 0), ())
-    whole = joined([one, two])
-    assert whole.kernels["m"].tolist()[0] == 1 and whole.kernels["m"].isna().tolist() == [False, True]
-    assert (whole.device_name, whole.compute_capability) == (None, None) and "different units" in whole.problems[0]

@@ -11,7 +11,7 @@ from support.rings import Machine, ring_all_reduce_us, write_collectives
 
 from analysis.load import load_run
 from analysis.metrics.communication.collectives import Link, fitted_links, link_rows, ring
-from analysis.metrics.scaling import Backward, measured_efficiency, project
+from analysis.metrics.scaling import project
 from analysis.render.result_tables import projection_blocks
 from records.run import RunDirectory
 
@@ -131,24 +131,3 @@ def test_a_run_of_both_shows_links_scaling_and_a_projection(tmp_path: Path) -> N
     names = {path.name for path in report.rglob("*")}
     assert {"scaling.png", "collectives.csv", "links.csv", "projection.csv", "scaling.csv"} <= names
     assert ",comm," not in (report / "results.csv").read_text(), "collectives train nothing"
-
-
-def test_efficiency_has_an_interval_around_it(tmp_path: Path) -> None:
-    machine = Machine()
-    for number in range(3):
-        for ranks in (1, 4):
-            machine.write_steps(tmp_path, ranks, seed=10 * ranks + number, round_number=number)
-    base, row = measured_efficiency(load_run(RunDirectory(tmp_path)))
-    assert base["efficiency"] == 1.0 and base["efficiency_low"] is None
-    assert row["rounds"] == 3 and row["efficiency_low"] < row["efficiency"] < row["efficiency_high"]
-    assert row["efficiency_high"] - row["efficiency_low"] < 0.1
-
-
-def test_the_examples_of_the_page_about_scaling() -> None:
-    line = Link(dtype="fp32", device="cuda", nodes=1, points={}, alpha_us=12.0, bandwidth_gb_s=20.0)
-    backward = Backward(np.array([1, 25, 94]) * 2.0**20, np.array([2.0, 30.0, 60.0]), 60.0)
-    durations = np.array([line.time_us(size, 16) / 1e3 for size in backward.bucket_bytes])
-    assert durations == pytest.approx([0.46, 2.82, 9.60], abs=0.005)
-    assert backward.exposed_ms(durations) == pytest.approx(9.6, abs=0.01)
-    bandwidth = 67_108_864 / 0.0012 / 1e9
-    assert bandwidth == pytest.approx(55.9, abs=0.05)

@@ -12,7 +12,6 @@ from support.refusals import refused
 
 from analysis.open import open_sources
 from analysis.readers.registry import read_head
-from bench.cli.main import run
 from common.errors import Code
 
 
@@ -62,14 +61,6 @@ def test_what_a_tar_holds_before_it_is_cut_is_read_and_the_loss_told(tmp_path: P
     (tmp_path / "cut.tar").write_bytes(whole[:1600])
     found = open_sources(tmp_path / "cut.tar")
     assert len(found.timelines) == 1 and "cut" in found.problems[0]
-
-
-def test_what_is_said_of_a_member_names_the_tar(tmp_path: Path) -> None:
-    path = archive(tmp_path / "t.tar", {"x/numbers.json": b"[1, 2]"}, "w")
-    with refused("file-format", f"{path}: x/numbers.json"):
-        open_sources(path)
-    archive(path, {"x/numbers.json": b"[1, 2]", "x/a.json": trace(0)}, "w")
-    assert not any("bertbench-" in text for text in open_sources(path).problems)
 
 
 def test_a_damaged_file_among_others_is_told_and_the_rest_read(tmp_path: Path) -> None:
@@ -163,10 +154,3 @@ def test_a_report_that_only_its_tool_opens_names_the_export(tmp_path: Path) -> N
     (tmp_path / "report.sqlite").touch()
     with refused("file-format", tmp_path / "report.nsys-rep", tmp_path / "report.sqlite"):
         open_sources(tmp_path / "report.nsys-rep")
-
-
-def test_tables_that_cannot_be_written_are_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = str(sample("kineto", tmp_path / "t.json"))
-    (tmp_path / "csv" / "temporal_breakdown.csv").mkdir(parents=True)
-    assert run(["analyze", path, "--csv", str(tmp_path / "csv")]) == 2
-    assert "where the time goes" in capfd.readouterr().out.casefold()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from support.commands import result
-from support.profiles import sample
 from support.refusals import refused
 from support.shared_files import samples
 from support.timelines import timeline
@@ -104,15 +103,6 @@ def test_nanoseconds_are_exact_beside_large_times(tmp_path: Path) -> None:
     assert '"ts": 1000000000000.001,' in text and '"ts": 1000000000000.101,' in text
 
 
-def test_nothing_to_write_is_an_error_and_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
-    with refused("trace-without-work"):
-        write_perfetto([timeline()], tmp_path / "a.json")
-    (tmp_path / "file").write_text("")
-    with refused("write-failed", tmp_path / "file" / "a.json"):
-        write_perfetto([example()], tmp_path / "file" / "a.json")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
-
-
 def test_analyze_writes_the_file_beside_its_answer_and_never_into_the_input(tmp_path: Path) -> None:
     trace = tmp_path / "in" / "rank0.json"
     trace.parent.mkdir()
@@ -126,9 +116,3 @@ def test_analyze_writes_the_file_beside_its_answer_and_never_into_the_input(tmp_
         with refused("option-conflict", f"--perfetto {output}"):
             result("analyze", path, "--perfetto", output)
     assert trace.read_bytes() == before
-
-
-def test_a_file_without_single_events_is_refused_with_what_it_is(tmp_path: Path) -> None:
-    log = sample("nccl", tmp_path / "all_reduce.log")
-    with refused("trace-without-work", log, "nccl"):
-        result("analyze", log, "--perfetto", tmp_path / "out.json")

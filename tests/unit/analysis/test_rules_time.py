@@ -98,16 +98,6 @@ def test_exposed_copies_are_advised_against_but_for_those_before_the_first_kerne
     assert one.cause == "copies" and one.saves == pytest.approx(0.6) and "pin_memory" in one.remedy
 
 
-def test_shares_are_means_over_ranks_and_steps_are_of_the_slowest() -> None:
-    """Steps of 10, 20 ms on rank 0 and 30, 12 ms on rank 1: the run's take 30 and 20 ms, the median 25."""
-    first = timeline(0, steps=[(0, 0, 10 * MS), (1, 30 * MS, 50 * MS)], kernels=[("gemm", 7, 0, 25 * MS)])
-    second = timeline(1, steps=[(0, 0, 30 * MS), (1, 30 * MS, 42 * MS)], kernels=[("gemm", 7, 0, 21 * MS)])
-    found = rules(first, second)
-    assert "25 ms" in found["steps"].sentence and "30 ms" in found["steps"].sentence
-    assert found["temporal_breakdown"].table["compute_share"].tolist() == [0.5, 0.5]
-    assert "launched_compute_ms" not in found["temporal_breakdown"].table
-
-
 @pytest.mark.parametrize(
     ("name", "train", "tf32"),
     [

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.kineto_events import event, write
 from support.shared_files import OWN
-from support.timelines import timeline
 
 from analysis.diagnose.explain import explain
-from analysis.metrics.kernels.core_utilization import sampled_utilization
 from analysis.metrics.time.temporal import (
     CPU_OPERATORS,
     GPU_KERNELS,
@@ -25,7 +23,7 @@ from analysis.metrics.time.temporal import (
 from analysis.open import open_sources
 from analysis.readers.kineto.reader import read
 from analysis.render.tables import write_csv
-from analysis.timeline import SAMPLE_COLUMNS, Timeline, typed
+from analysis.timeline import Timeline
 
 STEPS = [event("ProfilerStep#3", 0, 500, "user_annotation"), event("ProfilerStep#4", 500, 500, "user_annotation")]
 
@@ -78,12 +76,6 @@ def ranges_only(**more: Any) -> Timeline:
     one = pd.DataFrame([{"name": "forward", "thread": "1/1", "start": 0, "end": 5_000_000}])
     steps = pd.DataFrame({"step": [], "start": [], "end": []})
     return Timeline(**{"rank": 0, "steps": steps, "operators": empty, "kernels": empty, "ranges": one, **more})
-
-
-def test_a_trace_with_ranges_alone_is_unknown_with_a_reason_and_a_window() -> None:
-    found = compute_utilization(ranges_only())
-    assert found.compute_utilization is found.busy_ms is None and found.window_ms == 5.0
-    assert "--profiler torch" in found.reason
 
 
 def test_copies_alone_are_unknown_and_an_empty_trace_too(tmp_path: Path) -> None:
@@ -173,16 +165,3 @@ def test_utilization_is_the_mean_over_the_samples_of_each_step() -> None:
     assert table["part"].tolist() == [0, 1, 2, 3] and table["begin_ms"].tolist() == [0, 1, 2, 3]
     assert table["samples"].tolist() == [10] * 4 and table["sm_utilization"].tolist() == pytest.approx([0.48] * 4)
     assert table["tensor_utilization"].tolist() == pytest.approx([0.24, 0.3, 0.36, 0.42])
-
-
-def test_without_steps_parts_are_equal_times_and_other_counters_do_not_count() -> None:
-    name = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
-    rows = [{"name": name, "device": 0, "start": 10 * n, "value": 5.0 * n} for n in range(20)]
-    rows.append({"name": "dram__bytes_read.sum", "device": 0, "start": 0, "value": 1e9})
-    made = timeline().replace(samples=typed(rows, SAMPLE_COLUMNS))
-    table = sampled_utilization(made)
-    assert len(table) == 20 and table["samples"].sum() == 20
-    assert table["tensor_utilization"].isna().all()
-    assert table["sm_utilization"].iloc[[0, -1]].tolist() == pytest.approx([0, 0.95])
-    assert not len(sampled_utilization(timeline()))
-    assert not len(sampled_utilization(made.replace(samples=made.samples[-1:])))
