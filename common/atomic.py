@@ -35,8 +35,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        temporary.touch(exist_ok=False)
         try:
+            temporary.touch(exist_ok=False)
             yield temporary
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())

@@ -10,7 +10,6 @@ import io
 import os
 import signal
 import sys
-import types
 
 from bench.cli.progress import terminal_text
 from common.errors import BertbenchError
@@ -46,6 +45,7 @@ class _Terminated(KeyboardInterrupt):
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     code = run(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # too late
     gc.freeze()  # the process ends: without this, Python would search everything for garbage again
     sys.exit(code)
 
@@ -86,7 +86,7 @@ def run(argv: list[str]) -> int:
     return 2
 
 
-def _terminate(number: int, frame: types.FrameType | None) -> None:
+def _terminate(number: int, frame: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a batch system may send it again, during the cleanup
     raise _Terminated
 

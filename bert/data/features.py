@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from bert.data.finished import Counts, fingerprint_of
 from bert.data.rows import Ragged
@@ -195,10 +195,8 @@ def left_out_notes(counts: Counts) -> list[str]:
 
 def write_columns(path: Path, columns: Columns, metadata: dict[str, str] | None = None) -> None:
     """Write columns to a file. Raises OSError."""
-    try:
-        save_file({name: np.ascontiguousarray(column) for name, column in columns.items()}, path, metadata)
-    except SafetensorError as error:  # of the disk: the columns are valid
-        raise OSError(str(error)) from error
+    # Not save_file, whose temporary file outlives a killed process and whose errors have no number.
+    path.write_bytes(save({name: np.ascontiguousarray(column) for name, column in columns.items()}, metadata))
 
 
 def _keep_vocabulary(place: Path, vocab: Path) -> None:

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Self, TypeVar
 
@@ -32,12 +32,16 @@ class Workers:
         # Not fork: the tokenizer's threads and a caller's torch do not survive it.
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker)
+        # Ctrl-C, which interrupts the main thread alone, must not find a process half started.
+        self._starter = ThreadPoolExecutor(1)
+        self._starter.submit(int)  # its thread is there
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End the processes; after an error, units at work are not waited for."""
+        self._starter.shutdown(cancel_futures=True)
         for process in list((self._pool._processes or {}).values()) if kind is not None else ():
             process.terminate()
         self._pool.shutdown(cancel_futures=True)
@@ -69,7 +73,7 @@ class Workers:
 
     def _submit(self, function: Callable[[Work], Result], unit: Work) -> Future[Result]:
         try:
-            return self._pool.submit(function, unit)
+            return self._starter.submit(self._pool.submit, function, unit).result()
         except (ValueError, OSError) as error:  # a worker died while another was started: its pipes are closed
             raise BrokenProcessPool(str(error)) from error
 
