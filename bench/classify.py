@@ -91,7 +91,7 @@ def check_trained_on(run: TrainRun, source: TextSource, warn: Callable[[str], No
     from bert.train.resume import find_weights
 
     trained = find_weights(run.checkpoints, DataIdentity(source=str(source.path)), warn, "it is tested")
-    before = trained.checkpoint.state.data.fingerprint if trained.checkpoint is not None else None
+    before = trained.state["data"]["fingerprint"] if trained.state is not None else None
     if before not in (None, rows_fingerprint(source, SPLITS[0])):
         raise InputError(
             "data-mismatch",
@@ -136,8 +136,7 @@ def _document(run: TrainRun, settings: "TrainSettings", source: TextSource, test
 
 
 def _write_model(folder: Path, opened: "Opened", source: TextSource, document: Mapping[str, Any]) -> None:
-    from bert.checkpoints.folder import new_folder
-    from bert.checkpoints.ours import save_model
+    from bert.checkpoints.files import new_folder, save_model
 
     shutil.rmtree(folder, ignore_errors=True)
     with new_folder(folder) as temporary:

@@ -7,15 +7,14 @@ from pathlib import Path
 from torch import nn
 
 from bert.checkpoints.model_config import read_config
-from bert.checkpoints.ours import CONFIG_FILE
+from bert.checkpoints.read import STATE_FILE, checkpoint_path, saved_steps
 from bert.model.config import ModelConfig
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataIdentity, Ready, Task
-from bert.train.checkpoint import STATE_FILE, TrainState, checkpoint_path, read, saved_steps
-from bert.train.resume import find_weights
+from bert.train.checkpoint import TrainState, read
+from bert.train.resume import find_weights, load_weights, unpadded
 from bert.train.settings import TrainSettings
-from bert.train.weights import load_initial, unpadded
 from common.errors import InputError
 
 
@@ -49,15 +48,14 @@ def open_model(checkpoint: Path, task: Task, data: DataIdentity, warn: Callable[
     Raises:
         InputError: there is none, it is damaged, lacks a head of the task, or is of another vocabulary than the data.
     """
-    initial = find_weights(checkpoint, data, warn, f"predictions need a model trained on {task.name}")
-    path = initial.weights / CONFIG_FILE if initial.found is None else initial.found.config
-    if path is None:
+    found = find_weights(checkpoint, data, warn, f"predictions need a model trained on {task.name}")
+    if found.config is None:
         raise InputError(
             "data-missing",
             f"no config.json or bert_config.json beside {checkpoint}: the weights alone do not give the number "
             "of attention heads; put it there",
         )
-    config = read_config(path)
+    config = read_config(found.config)
     if data.vocab_size is not None:
         config = unpadded(config, config.replace(vocab_size=data.vocab_size))
         if config.vocab_size != data.vocab_size:
@@ -67,14 +65,14 @@ def open_model(checkpoint: Path, task: Task, data: DataIdentity, warn: Callable[
                 f"prepared with {data.vocab_size}: use the vocabulary the model was trained with",
             )
     model = task.build_model(config)
-    missing = load_initial(initial, model, config, whole=False).missing
+    missing = load_weights(found, model, config, whole=False).missing
     if missing:
         raise InputError(
             "weights-mismatch",
             f"{checkpoint} lacks {len(missing)} weights of a model trained on {task.name}, {missing[0]} "
             f"first: train it with `bertbench train {task.name} --init {checkpoint}`",
         )
-    return Opened(model.eval(), config, initial.weights)
+    return Opened(model.eval(), config, found.path)
 
 
 def settings_of(checkpoint: Path) -> TrainSettings | None:

@@ -52,7 +52,7 @@ class TrainSpec:
     strategy: str = "ddp"
     """Parallelism: a name in bert.parallel."""
     strategy_options: str = ""
-    """Options of the strategy as one JSON object (bert.parallel.options); empty if it has none."""
+    """Options of the strategy as one JSON object (bert.parallel); empty if it has none."""
     seed: int = 42
     """Seed of weights, data order and dropout."""
 

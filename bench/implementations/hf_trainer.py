@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -21,24 +21,23 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from bench.implementations.hugging_face import GivenModel, HuggingFaceImplementation, HuggingFaceModel, preset_config
-from bert.checkpoints.folder import new_folder
+from bert.checkpoints.files import new_folder, save_model
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
-from bert.checkpoints.ours import save_model
+from bert.checkpoints.read import checkpoint_path
 from bert.data.batch import Batch, BatchCounts
 from bert.data.vocabulary import VOCABULARY_FILE
 from bert.model.config import model_config
 from bert.observer import Observer, StepResult
+from bert.parallel import read_options
 from bert.parallel.base import Options
-from bert.parallel.options import read_options
 from bert.tasks.base import Task
-from bert.train.agreement import any_rank, together
-from bert.train.base_run import BaseRun, RunRequest, make_optimizer
-from bert.train.checkpoint import checkpoint_path, seed_generators
+from bert.train.base_run import Run, RunRequest, make_optimizer
+from bert.train.checkpoint import seed_generators
 from bert.train.events import Best, RunOutcome, Saved, Warned
 from bert.train.feed import Feed
 from bert.train.loop import Training
+from bert.train.resume import load_weights
 from bert.train.settings import TrainSettings
-from bert.train.weights import load_initial
 from common.atomic import write_text
 from records.trial import Trial
 
@@ -182,8 +181,8 @@ def run_training(asked: RunRequest) -> RunOutcome:
     settings, strategy = asked.settings, asked.strategy
     HuggingFaceImplementation().check(Trial.of(settings, implementation="hf-trainer"))
     final = checkpoint_path(asked.folder, settings.steps)
-    if not any_rank(strategy, strategy.rank == 0 and final.is_dir()):
-        return _Run(asked).go()
+    if not strategy.any_rank(strategy.rank == 0 and final.is_dir()):
+        return _train(asked)
     if strategy.rank == 0:
         done = f"this run has finished its {settings.steps} updates"
         asked.report(Warned(message=f"{done}, so nothing was trained: give another --out to train again"))
@@ -194,66 +193,69 @@ def run_training(asked: RunRequest) -> RunOutcome:
     )  # fmt: skip
 
 
-class _Run(BaseRun):
-    """A run with Hugging Face's model and loop, which report one loss and save only at the end."""
+def _train(asked: RunRequest) -> RunOutcome:
+    run = Run(asked, tells_parts=False)
+    settings, strategy = run.settings, run.strategy
+    torch.manual_seed(settings.seed)
+    trained = strategy.together(lambda: GivenModel(settings, run.task)) if settings.model else _port(run)
+    model: Any = strategy.together(trained.module).to(strategy.device)
+    if names := trained.not_loaded:
+        run.warn(f"{len(names)} weights begin with random values: {', '.join(names)}")
+    batches = Feed(run.task.batches(run.spec), strategy.device.type == "cuda", trained.adapt)
+    training = run.training(model, make_optimizer(settings, model), trained.loss, batches)
+    seed_generators(settings.seed, strategy.rank, 0)
+    keeper = _Keeper(run, trained, model)
+    options = read_options(settings.strategy_options)
+    train_with_trainer(training, run.observer, partial(run.between_steps, keeper), options)
+    if not run.done:
+        run.warn("hf-trainer saves no intermediate checkpoints: if interrupted, this run starts again from step 1")
+    return replace(run.outcome(), best=keeper.best_saved())
 
-    tells_parts = saves_best = False
 
-    def build(self, observer: Observer) -> Training:
-        settings, strategy = self.settings, self.strategy
-        torch.manual_seed(settings.seed)
-        self.trained: HuggingFaceModel = (
-            together(strategy, lambda: GivenModel(settings, self.task)) if settings.model else self._port()
-        )
-        self.model: Any = together(strategy, self.trained.module).to(strategy.device)
-        if names := self.trained.not_loaded:
-            self.warn(f"{len(names)} weights begin with random values: {', '.join(names)}")
-        batches = Feed(self.task.batches(self.spec), strategy.device.type == "cuda", self.trained.adapt)
-        return self.make_training(self.model, make_optimizer(settings, self.model), self.trained.loss, batches)
+def _port(run: Run) -> "_Port":
+    settings, config = run.settings, model_config(run.settings)
+    ours = run.task.build_model(config)
+    if (initial := run.initial_weights()) is not None:
+        whole = not run.task.begins_from_encoder
+        run.strategy.together(lambda: load_weights(initial, ours, config, whole))
+    return _Port(settings, run.task, ours)
 
-    def _port(self) -> "_Port":
-        settings, config = self.settings, model_config(self.settings)
-        ours = self.task.build_model(config)
-        initial = self.initial()
-        if initial is not None:
-            whole = not self.task.begins_from_encoder
-            together(self.strategy, lambda: load_initial(initial, ours, config, whole=whole))
-        return _Port(settings, self.task, ours)
 
-    def go(self) -> RunOutcome:
-        seed_generators(self.settings.seed, self.strategy.rank, 0)
-        options = read_options(self.settings.strategy_options)
-        train_with_trainer(self.training, self.observer, self.between_steps, options)
-        if not self.done:
-            self.warn("hf-trainer saves no intermediate checkpoints: if interrupted, this run starts again from step 1")
-        return replace(self.outcome(), best=self._best_saved())
+class _Keeper:
+    """Saves the weights of Hugging Face's model, only at the end."""
 
-    def _best_saved(self) -> Best | None:
-        best = self.evaluations.best
-        return best if best is not None and self.done and best.applied_steps == self.counts.applied_steps else None
+    saves_best = False
+
+    def __init__(self, run: Run, trained: HuggingFaceModel, model: Any) -> None:
+        self._run, self._trained, self._model = run, trained, model
+
+    def best_saved(self) -> Best | None:
+        run, best = self._run, self._run.evaluations.best
+        return best if best is not None and run.done and best.applied_steps == run.counts.applied_steps else None
 
     def model_to_evaluate(self) -> torch.nn.Module:
-        return self.trained.scored(self.model).to(self.strategy.device)
+        return self._trained.scored(self._model).to(self._run.strategy.device)
 
     def due(self, done: bool, stop: bool) -> bool:
         return done
 
     def save(self, step: int) -> None:
-        began, applied = time.perf_counter(), self.counts.applied_steps
-        self.checkpoint = final = checkpoint_path(self.folder, applied)
+        run = self._run
+        began, applied = time.perf_counter(), run.counts.applied_steps
+        run.checkpoint = final = checkpoint_path(run.folder, applied)
 
         def write() -> int:
-            if self.strategy.rank != 0:
+            if run.strategy.rank != 0:
                 return 0
             with new_folder(final) as folder:
-                self.trained.write(self.model, folder)
-                if self.vocabulary is not None:
-                    write_text(folder / VOCABULARY_FILE, self.vocabulary)
+                self._trained.write(self._model, folder)
+                if run.vocabulary is not None:
+                    write_text(folder / VOCABULARY_FILE, run.vocabulary)
             return sum(path.stat().st_size for path in final.iterdir())
 
-        size = together(self.strategy, write)
-        seconds, best = time.perf_counter() - began, self._best_saved()
-        self.report(Saved(applied_steps=applied, path=final, seconds=seconds, size_bytes=size, best=best))
+        size = run.strategy.together(write)
+        seconds, best = time.perf_counter() - began, self.best_saved()
+        run.report(Saved(applied_steps=applied, path=final, seconds=seconds, size_bytes=size, best=best))
 
 
 class _Port(HuggingFaceModel):

@@ -12,13 +12,13 @@ from bench.implementations import TRAINER_STRATEGIES
 from bench.implementations.base import Built, Implementation
 from bench.implementations.model_folder import SAFETENSORS, load_config
 from bench.implementations.module_flops import NotTracedError, TrainingFlops, training_flops
+from bert.checkpoints.files import safetensors_errors
 from bert.checkpoints.model_config import hugging_face_fields
-from bert.checkpoints.tensor_files import safetensors_errors
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.model.heads import ClassificationOutput
 from bert.observer import Observer
-from bert.parallel.options import read_options
+from bert.parallel import read_options
 from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask

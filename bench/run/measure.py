@@ -26,7 +26,6 @@ from bert.optim.precision import Precision
 from bert.parallel.base import StepPlan, Strategy
 from bert.speed.registry import AUTO, levers_text, resolve_levers
 from bert.tasks import make_task, task_step
-from bert.train.agreement import same_on_all
 from bert.train.feed import Adapt, Feed, data_spec
 from bert.train.loop import Training, train
 from records.run import TrialDirectory
@@ -157,7 +156,7 @@ class _Measurement:
     def _prepared(self) -> tuple[Built, Training]:
         trial, strategy = self.trial, self.strategy
         built = self.build()
-        same_on_all(strategy, levers_text(built.levers), "optimizations")
+        strategy.check_same(levers_text(built.levers), "optimizations")
         batches = self._feed(self.task.batches(data_spec(trial, strategy, built.levers)))
         precision = Precision(trial.precision, trial.device)
         if built.loop is None:

@@ -18,14 +18,14 @@ from bench.loggers import Loggers
 from bench.run.clock import Row, StepClock
 from bench.run.recorder import LineWriter, RowWriter
 from bench.run.resources import used_memory
+from bert.checkpoints.read import checkpoint_path
 from bert.data.batch import BatchCounts
+from bert.memory import parameter_count
 from bert.model.config import model_config
-from bert.model.memory import parameter_count
 from bert.parallel.base import Strategy
 from bert.tasks import make_task, task_step
 from bert.tasks.base import Evaluation
 from bert.train.base_run import RunRequest
-from bert.train.checkpoint import checkpoint_path
 from bert.train.events import Best, Evaluated, Event, Optimized, Progress, Resumed, RunOutcome, Saved, Warned
 from bert.train.settings import TrainSettings
 from common.registry import load

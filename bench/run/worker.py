@@ -47,7 +47,7 @@ def run_rank(directory: TrialDirectory, trial: Trial) -> None:
     import torch._dynamo  # the first optimizer of a process loads it, which would otherwise look like our set-up
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-    from bert.parallel.options import make_strategy
+    from bert.parallel import make_strategy
 
     limit_memory(trial)
     torch.manual_seed(trial.seed)
@@ -69,8 +69,7 @@ def run_rank(directory: TrialDirectory, trial: Trial) -> None:
     if record is not None:
         about = {"threads": torch.get_num_threads(), "torch": torch_versions()}
         write_record(directory.rank_json(strategy.rank), {"rank": strategy.rank, **record, **about})
-    strategy.barrier()  # until every rank has written its records
-    strategy.teardown()
+    strategy.teardown()  # waits until every rank has written its records
 
 
 def _explain(error: Exception, memory_limit_bytes: int | None = None) -> tuple[str, str, Code]:

@@ -22,8 +22,8 @@ from bench.search.space import option_words
 from bench.sweep.options import AUTO
 from bench.sweep.sweep import Measure
 from bench.sweep.trials import Sweep, expand
-from bert.model.memory import predict_memory
-from bert.parallel.options import OPTIONS, ZERO_STAGES, options_text, read_options
+from bert.memory import predict_memory
+from bert.parallel import OPTIONS, ZERO_STAGES, options_text, read_options
 from bert.tasks import task_data
 from bert.tasks.options import read_options as read_task_options
 from records.run import RunDirectory

@@ -29,9 +29,8 @@ from bench.sweep.options import (
 )
 from bench.sweep.request import check_same_request, request_of
 from bench.sweep.starting_model import initial_weights, shape_of
-from bert.parallel import devices_per_rank
+from bert.parallel import devices_per_rank, options_text
 from bert.parallel.deepspeed_config import read_deepspeed_config, training_values
-from bert.parallel.options import options_text
 from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import DataSource
 from bert.train.settings import GIVEN, TrainSettings, resolve_settings, task_defaults

@@ -27,9 +27,8 @@ from bench.sweep.options import (
     resolve_strategy,
 )
 from bert.model.config import PRESETS
-from bert.parallel import devices_per_rank
+from bert.parallel import OPTIONS, devices_per_rank, options_text
 from bert.parallel.deepspeed_config import read_deepspeed_config
-from bert.parallel.options import OPTIONS, options_text
 from bert.speed.registry import check_levers, recorded_levers
 from bert.tasks import resolve_options, task_data
 from bert.train.settings import check_seed

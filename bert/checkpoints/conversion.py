@@ -1,6 +1,5 @@
 """Convert any checkpoint to a Hugging Face folder or a bertbench folder."""
 
-import contextlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,19 +9,15 @@ import msgspec
 import torch
 from torch import Tensor
 
-from bert.checkpoints.folder import check_new_folder, new_folder
+from bert.checkpoints.files import check_new_folder, new_folder, write_model, write_safetensors
 from bert.checkpoints.hugging_face import architecture_of, our_model, to_hugging_face
 from bert.checkpoints.model_config import read_config, to_hugging_face_json
-from bert.checkpoints.ours import write_model
 from bert.checkpoints.read import OURS, Found, find_checkpoint, read_weights
-from bert.checkpoints.tensor_files import write_safetensors
 from bert.checkpoints.weights import CLASSIFIER, POOLER, fit, part_of
 from bert.data.vocabulary import either_fingerprint, load_vocabulary
 from bert.model.config import ModelConfig
-from bert.train.checkpoint import STATE_FILE, latest, read, saved_steps
-from bert.train.resume import CHECKPOINTS_FOLDER
 from common.atomic import storage_errors, write_json
-from common.errors import InputError, StorageError, UsageError
+from common.errors import InputError, UsageError
 from common.reading import read_notes
 
 Target = Literal["hugging-face", "bertbench"]
@@ -93,7 +88,7 @@ def convert(
     """
     check_new_folder(destination)
     notes: list[str] = []
-    found = find_checkpoint(_newest_checkpoint(source, notes))
+    found = find_checkpoint(source, notes.append)
     if found.format == OURS and config_file is not None:
         raise UsageError("option-not-applicable", f"{found.path} already holds a configuration: leave out --config")
     weights = read_weights(found)
@@ -138,15 +133,6 @@ def convert(
     )
 
 
-def _newest_checkpoint(source: Path, warnings: list[str]) -> Path:
-    """The newest whole checkpoint where `source` is a training run or its folder of them, else `source` itself."""
-    for folder in (source, source / CHECKPOINTS_FOLDER):
-        with contextlib.suppress(StorageError):  # what cannot be looked into is named by find_checkpoint
-            if saved_steps(folder) and (checkpoint := latest(folder, warnings.append)):
-                return checkpoint.path
-    return source
-
-
 def _write(
     destination: Path,
     values: dict[str, Tensor],
@@ -177,18 +163,9 @@ def _write(
 
 
 def _fit_vocabulary(config: ModelConfig, found: Found, vocab: Path, notes: list[str]) -> ModelConfig:
-    """Remove vocabulary padding from a configuration that counts it as word pieces (NVIDIA's 30528).
-
-    Args:
-        config: the shape as it is written beside the weights.
-        found: the weights.
-        vocab: their vocabulary.
-        notes: takes what a user should know of it.
-    """
+    """Return the shape without padding that it counts as word pieces (NVIDIA's 30528); tell `notes` of it."""
     pieces = len(load_vocabulary(vocab, lower_case=True).pieces)
-    trained = None
-    if found.format == OURS and (found.path / STATE_FILE).is_file():
-        trained = read(found.path).state.data.vocabulary
+    trained = found.state and found.state["data"]["vocabulary"]
     if pieces > config.vocab_size or (trained is not None and trained not in either_fingerprint(vocab)):
         raise InputError(
             "vocabulary-mismatch",
@@ -205,10 +182,7 @@ def _fit_vocabulary(config: ModelConfig, found: Found, vocab: Path, notes: list[
 
 
 def _lower_case(vocab: Path) -> bool:
-    """Return whether text is lowercased before tokenization; transformers does so by default.
-
-    What a tokenizer_config.json beside them says, else whether they have no capital letters.
-    """
+    """Return what a tokenizer_config.json beside the vocabulary says, else whether it has no capital letters."""
     stated = read_notes(vocab.with_name("tokenizer_config.json")).get("do_lower_case")
     if isinstance(stated, bool):
         return stated

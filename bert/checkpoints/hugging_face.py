@@ -96,7 +96,7 @@ def from_hugging_face(
     Raises:
         InputError: two of them are the same weight and differ.
     """
-    given: dict[str, str] = {}  # canonical name -> the name in the file
+    given: dict[str, list[str]] = {}  # canonical name -> names in the file
     weights: dict[str, Tensor] = {}
     for name, value in state.items():
         original, canonical = (originals or {}).get(name, name), _canonical_name(name)
@@ -104,38 +104,43 @@ def from_hugging_face(
             skipped = (*skipped, original)
             continue
         if canonical in given:
-            raise InputError(
-                "weights-mismatch", f"{given[canonical]} and {original} of {where} are one weight: give one model"
-            )
-        given[canonical], weights[canonical] = original, value
-    second_names = []
+            _refuse(where, f"{given[canonical][0]} and {original} are one weight: give one model")
+        given[canonical], weights[canonical] = [original], value
     for second, first in _TIED.items():
         if second in weights:
             value = weights.pop(second)
-            if first in weights:
-                second_names.append(given[second])
             if not _equal(value, weights.setdefault(first, value)):
-                raise InputError(
-                    "weights-mismatch", f"{second} of {where} differs from {first}: leave {second} out to use {first}"
-                )
-            given.setdefault(first, given[second])
+                _refuse(where, f"{second} differs from {first}: leave {second} out to use {first}")
+            given[first] = [*given.get(first, []), *given[second]]
     parts: dict[str, list[str]] = {}
     for name in weights:
         parts.setdefault(_our_name(name), []).append(name)
     unexpected = parts.pop("", [])
     partial = [ours for ours, names in parts.items() if ".attention.qkv." in ours and len(names) < len(_QKV)]
     incomplete = [name for ours in partial for name in parts.pop(ours)]
-    tensors = {ours: _joined(ours, names, weights) for ours, names in parts.items()}
-    sources = {ours: [given[name] for name in names] for ours, names in parts.items()}
-    if second_names:
-        sources[PREDICTION_BIAS if PREDICTION_BIAS in sources else WORD] += second_names
+    for ours, names in parts.items():
+        if len({weights[name].shape for name in names}) > 1:
+            _refuse(where, f"query, key and value of {ours} have different shapes: give one model")
     return Weights(
-        tensors,
-        {ours: tuple(names) for ours, names in sources.items()},
-        unexpected=tuple(sorted(given[name] for name in unexpected)),
-        incomplete=tuple(sorted(given[name] for name in incomplete)),
+        {ours: _joined([weights[name] for name in sorted(names, key=_place)]) for ours, names in parts.items()},
+        {ours: tuple(source for name in names for source in given[name]) for ours, names in parts.items()},
+        unexpected=tuple(sorted(source for name in unexpected for source in given[name])),
+        incomplete=tuple(sorted(source for name in incomplete for source in given[name])),
         skipped=tuple(sorted(skipped)),
     )
+
+
+def _refuse(where: object, problem: str) -> None:
+    raise InputError("weights-mismatch", f"{where}: {problem}")
+
+
+def _place(name: str) -> int:
+    """Return where a matrix of theirs stands in the one that ours has of query, key and value."""
+    return next((place for place, one in enumerate(_QKV) if f".{one}." in name), 0)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def load_hugging_face_state(model: nn.Module, state_dict: Mapping[str, Tensor]) -> LoadReport:
@@ -152,12 +157,7 @@ def load_hugging_face_state(model: nn.Module, state_dict: Mapping[str, Tensor]) 
 
 
 def to_hugging_face_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the weights under the names of BertForPreTraining or, by its head, BertForQuestionAnswering or
-    BertForSequenceClassification; for a bare BertEncoder under those of BertModel.
-
-    Raises:
-        UsageError: the model has no BertEncoder.
-    """
+    """Return copies of a model's weights under the names of the class that has its head: BertModel for an encoder."""
     config, parameters = parameters_of(model)
     return to_hugging_face(parameters, config)
 
@@ -210,17 +210,6 @@ def _our_name(name: str) -> str:
     return ENCODER + name if name.startswith(("embeddings.", "encoder.")) else ""
 
 
-def _joined(ours: str, names: list[str], weights: Mapping[str, Tensor]) -> Tensor:
-    """Return a parameter of ours that is made of these of theirs: one, or query, key and value."""
-    if len(names) == 1:
-        return weights[names[0]]
-    parts = [weights[name] for one in _QKV for name in names if f".{one}." in name]
-    if len({part.shape for part in parts}) > 1:
-        shapes = ", ".join(str(list(part.shape)) for part in parts)
-        raise InputError("weights-mismatch", f"query, key and value of {ours} have the shapes {shapes}: give one model")
-    return torch.cat(parts)
-
-
 def _canonical_name(name: str) -> str:
     """Any of the accepted spellings -> BertModel's or, for heads, those of the model that has them."""
     # DistributedDataParallel and torch.compile put their own prefix in front.
@@ -270,10 +259,9 @@ class _WithoutInitialization(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = kwargs or {}
         if func is Tensor.normal_ or getattr(func, "__module__", "") == "torch.nn.init":
-            return given["tensor"] if "tensor" in given else args[0]
-        return func(*args, **given)
+            return [*args, *(kwargs or {}).values()][0]
+        return func(*args, **(kwargs or {}))
 
 
 def our_model(config: ModelConfig, weights: Weights) -> nn.Module:

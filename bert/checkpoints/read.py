@@ -1,28 +1,36 @@
-"""Find the checkpoint that a path names, and read its weights under our names, whatever its format."""
+"""Find the checkpoint that a path names, and read its weights under our names, whatever its format.
+
+The checkpoints of a training are folders step-0000123 (bert.train.checkpoint writes them); each has a state.json, which
+says how large its other files are.
+"""
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
+from bert.checkpoints.files import is_model_folder, load_model, read_tensors
 from bert.checkpoints.hugging_face import from_hugging_face
-from bert.checkpoints.ours import is_model_folder, load_model
-from bert.checkpoints.tensor_files import read_tensors
 from bert.checkpoints.tensorflow import hugging_face_name, index_file, is_weight, open_checkpoint
 from bert.checkpoints.weights import ENCODER, PADDING, Weights
-from common.errors import InputError
-from common.reading import read_errors
+from common.errors import InputError, SchemaError
+from common.reading import read_errors, read_json
 
 TENSORFLOW, HUGGING_FACE, OURS = "tensorflow", "hugging-face", "bertbench"
 
+CHECKPOINTS_FOLDER = "checkpoints"
+"""Name of the folder of checkpoints in a run's folder."""
+STATE_FILE, OPTIMIZER_FILE = "state.json", "optimizer.safetensors"
+FORMAT, SCHEMA_VERSION = "bertbench checkpoint", 3
+_NAME = re.compile(r"step-(\d{7,})")
+
 # In the order in which Hugging Face itself looks.
 _WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
 _OTHER_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _CONFIG_FILES = ("config.json", "bert_config.json")
 _VOCAB_FILE = "vocab.txt"
@@ -38,17 +46,78 @@ class Found:
     """The prefix of a TensorFlow checkpoint, the file of tensors or their index, or our folder."""
     config: Path | None
     vocab: Path | None
+    state: Mapping[str, Any] | None = None
+    """Content of the state.json of a training's checkpoint, whose files are whole; None for weights alone."""
 
 
-def find_checkpoint(source: Path) -> Found:
+def checkpoint_path(folder: Path, applied_steps: int) -> Path:
+    """Folder of the checkpoint after so many updates."""
+    return folder / f"step-{applied_steps:07d}"
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Updates after which there are checkpoints in `folder`, ascending, whole or not. Raises InputError."""
+    with read_errors(folder, "choose another folder"):
+        names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return the state.json of a training's checkpoint, whose files have their sizes.
+
+    Raises:
+        InputError: it is not a checkpoint, or damaged.
+        SchemaError: another version wrote it.
+    """
+    content = read_json(path / STATE_FILE)
+    version = content.get("schema_version")
+    if content.get("format") != FORMAT:
+        raise InputError("record-foreign", f"{path} is not a bertbench checkpoint: give another folder")
+    if version != SCHEMA_VERSION:
+        raise SchemaError(
+            "record-version",
+            f"{path} has schema {version}, but this bertbench reads {SCHEMA_VERSION}: use the version that wrote it",
+        )
+    for name, size in content["files"].items():
+        present = (path / name).stat().st_size if (path / name).is_file() else 0
+        if present != size:
+            raise InputError("file-damaged", f"the checkpoint {path} is damaged: {name} has {present} of {size} bytes")
+    return content
+
+
+def newest_whole(folder: Path, warn: Callable[[str], None]) -> Path | None:
+    """Return the newest undamaged checkpoint in `folder`; damaged newer ones are named to `warn`. None: there is none.
+
+    Raises:
+        InputError: all are damaged.
+        SchemaError: another version wrote it.
+    """
+    steps = saved_steps(folder)
+    for step in reversed(steps):
+        path = checkpoint_path(folder, step)
+        try:
+            read_state(path)
+            return path
+        except SchemaError:
+            raise
+        except InputError as error:
+            warn(f"{error}; the previous checkpoint is used")
+    if steps:
+        raise InputError("checkpoint-missing", f"all {len(steps)} checkpoints in {folder} are damaged: remove them")
+    return None
+
+
+def find_checkpoint(source: Path, warn: Callable[[str], None] = lambda message: None) -> Found:
     """Detect what `source` is: a folder, a file, or the prefix of a TensorFlow checkpoint.
+
+    A training's folder, or that of its checkpoints, stands for its newest whole one; `warn` hears of damaged ones.
 
     Raises:
         InputError: there is nothing there, nothing that is a checkpoint, or more than one.
     """
     with read_errors(source, "give a checkpoint that can be read"):
         if source.is_dir():
-            return _find_in_folder(source)
+            return _find_in_folder(_newest(source, warn))
         prefix = source.with_name(re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", source.name))
         if index_file(prefix).is_file():
             return _found(TENSORFLOW, prefix)
@@ -75,8 +144,8 @@ def read_weights(found: Found) -> Weights:
     checkpoint = open_checkpoint(found.path)
     translated: dict[str, Tensor] = {}
     originals: dict[str, str] = {}
-    kept = [name for name in checkpoint.entries if is_weight(name) and checkpoint.holds_numbers(name)]
-    for name in kept:
+    weights = [name for name in checkpoint.entries if is_weight(name) and checkpoint.holds_numbers(name)]
+    for name in weights:
         theirs, transposed = hugging_face_name(name)
         if theirs in translated:
             both = f"{name} and {originals[theirs]} of {found.path}"
@@ -84,7 +153,18 @@ def read_weights(found: Found) -> Weights:
         tensor = checkpoint.read(name)
         translated[theirs] = tensor.T if transposed and tensor.dim() == 2 else tensor
         originals[theirs] = name
-    return from_hugging_face(translated, originals, tuple(checkpoint.entries.keys() - set(kept)), found.path)
+    return from_hugging_face(translated, originals, tuple(checkpoint.entries.keys() - set(weights)), found.path)
+
+
+def _newest(source: Path, warn: Callable[[str], None]) -> Path:
+    """The newest whole checkpoint where `source` is a training or its folder of checkpoints, else `source` itself."""
+    for folder in (source, source / CHECKPOINTS_FOLDER):
+        if steps := saved_steps(folder):
+            last = checkpoint_path(folder, steps[-1])
+            if is_model_folder(last) and not any((last / name).exists() for name in (STATE_FILE, OPTIMIZER_FILE)):
+                return last  # of a training that saves weights alone
+            return newest_whole(folder, warn) or source
+    return source
 
 
 def _find_in_folder(folder: Path) -> Found:
@@ -111,4 +191,5 @@ def _found(format_: str, path: Path) -> Found:
     names = reversed(_CONFIG_FILES) if format_ == TENSORFLOW else _CONFIG_FILES
     config = next((folder / name for name in names if (folder / name).is_file()), None)
     vocab = folder / _VOCAB_FILE
-    return Found(format_, path, config, vocab if vocab.is_file() else None)
+    state = read_state(folder) if format_ == OURS and (folder / STATE_FILE).is_file() else None
+    return Found(format_, path, config, vocab if vocab.is_file() else None, state)

@@ -3,20 +3,32 @@
 PREFIX.index is a LevelDB table of tensor name -> data type, shape, file, place and CRC; PREFIX.data-00000-of-0000N hold
 the bytes. The messages are those of tensorflow/core/protobuf/tensor_bundle.proto. The names of variables are
 google-research/bert's; `hugging_face_name` translates them.
+
+A table is a row of blocks and a footer that says where the index block lies, whose entries say where the data blocks
+lie. Keys are sorted; each leaves out what it shares with the one before. Every block ends in its kind of compression
+and its masked CRC-32C. https://github.com/google/leveldb/blob/main/doc/table_format.md and
+https://protobuf.dev/programming-guides/encoding.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bert.checkpoints.tensorflow_index import entries, fields, masked
 from common.errors import InputError
 from common.reading import read_errors
+
+MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
+
+_FOOTER_BYTES = 48
+_TRAILER_BYTES = 5
+_MASK_DELTA = 0xA282EAD8
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 # Numbers of tensorflow/core/framework/types.proto. What is not here (text, resources) is not a weight.
 _TYPES: dict[int, torch.dtype] = {
@@ -33,9 +45,7 @@ _NO_WEIGHT = re.compile(
     r"(adam|lamb)_[mv]|global_step|(^|/)(adam\w*|lamb\w*|beta[12]_power|loss_scale|good_steps|learning_rate)(/|$)",
     re.IGNORECASE,
 )
-# Heads that Hugging Face has under another name (run_squad.py's).
-_HEADS = {"cls/squad/": "qa_outputs/"}
-# Those of run_classifier.py, which are in no scope.
+# Heads of run_classifier.py, which are in no scope.
 _CLASSIFIER = {"output_weights": "classifier.weight", "output_bias": "classifier.bias"}
 _WHOLE_PARTS = {
     "kernel": "weight",
@@ -52,13 +62,11 @@ class TensorEntry:
 
     shape: tuple[int, ...]
     type_number: int
-    """TensorFlow's number of its data type."""
     shard: int
     """Number of its data file, from 0."""
     offset: int
-    """Its first byte in that file."""
     size: int
-    """Its bytes."""
+    """In bytes."""
     crc: int
     """Masked CRC-32C of these bytes."""
     partitioned: bool
@@ -73,20 +81,15 @@ class TensorFlowCheckpoint:
     """What the names of its files begin with."""
     num_shards: int
     big_endian: bool
-    """Byte order of the tensors."""
     entries: Mapping[str, TensorEntry]
-    """Every tensor by its name, in the order of the names."""
+    """By the tensors' names, in their order."""
 
     def holds_numbers(self, name: str) -> bool:
         """Return whether a tensor is numeric; others (text, the object graph) cannot be read."""
         return self.entries[name].type_number in _TYPES
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor of numbers, its checksum verified.
-
-        Raises:
-            InputError: it is stored in slices, or its file is missing, too short or damaged.
-        """
+        """Return one tensor of numbers, its checksum verified. Raises InputError."""
         from google_crc32c import value
 
         entry = self.entries[name]
@@ -120,7 +123,7 @@ def open_checkpoint(prefix: Path) -> TensorFlowCheckpoint:
     with read_errors(path, "give the .index of a checkpoint"):
         table = path.read_bytes()
     try:
-        rows = dict(entries(table))
+        rows = dict(index_entries(table))
         header = dict(fields(rows.pop(b"")))
         # Keys that begin with a zero are the slices of partitioned variables.
         tensors = {key.decode(): _entry(value) for key, value in rows.items() if not key.startswith(b"\0")}
@@ -151,10 +154,7 @@ def hugging_face_name(name: str) -> tuple[str, bool]:
     name = name.removeprefix("module/")
     if name in _CLASSIFIER:
         return _CLASSIFIER[name], False
-    for theirs, published in _HEADS.items():
-        if name.startswith(theirs):
-            name = published + name.removeprefix(theirs)
-    parts = name.split("/")
+    parts = name.replace("cls/squad/", "qa_outputs/").split("/")  # run_squad.py's head
     last = parts[-1]
     transposed = last == "kernel"
     if last.endswith("_embeddings"):
@@ -162,3 +162,83 @@ def hugging_face_name(name: str) -> tuple[str, bool]:
     else:
         parts[-1] = _WHOLE_PARTS.get(last, last)
     return ".".join(re.sub(r"^layer_(\d+)$", r"layer.\1", part) for part in parts), transposed
+
+
+def masked(crc: int) -> int:
+    """Return a CRC-32C as LevelDB and TensorFlow store it, so that CRCs of CRCs stay good checks."""
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def index_entries(table: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield keys and values in the order of the keys. Raises ValueError, IndexError if the table is damaged."""
+    footer = table[-_FOOTER_BYTES:]
+    if not footer.endswith(MAGIC):
+        raise ValueError("it does not end as a table does")
+    _, position = _handle(footer, 0)  # of the metadata, of which TensorFlow keeps none
+    index, _ = _handle(footer, position)
+    for _, value in _block_entries(_block(table, *index)):
+        yield from _block_entries(_block(table, *_handle(value, 0)[0]))
+
+
+def _handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
+    """Return where a block starts and its size, and where the handle ends."""
+    start, position = _varint(data, position)
+    size, position = _varint(data, position)
+    return (start, size), position
+
+
+def _block(table: bytes, start: int, size: int) -> bytes:
+    """Return the content of a block, checked and decompressed: until 2018 TensorFlow wrote Snappy."""
+    import google_crc32c
+    from cramjam import snappy
+
+    end = start + size
+    expected = int.from_bytes(table[end + 1 : end + _TRAILER_BYTES], "little")
+    if masked(google_crc32c.value(table[start : end + 1])) != expected:
+        raise ValueError(f"the checksum of the block at byte {start} is wrong")
+    content, is_compressed = table[start:end], table[end] == 1
+    return bytes(snappy.decompress_raw(content)) if is_compressed else content
+
+
+def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of a block; the places to restart from, which follow the entries, are only for searching."""
+    end = len(block) - 4 * (int.from_bytes(block[-4:], "little") + 1)
+    position, key = 0, b""
+    while position < end:
+        shared, position = _varint(block, position)
+        added, position = _varint(block, position)
+        length, position = _varint(block, position)
+        key = key[:shared] + block[position : position + added]
+        position += added
+        yield key, block[position : position + length]
+        position += length
+
+
+def fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each field of a message: an unsigned integer, or bytes."""
+    position = 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        number, kind = tag >> 3, tag & 7
+        if kind == _VARINT:
+            value, position = _varint(data, position)
+            yield number, value
+            continue
+        if kind == _BYTES:
+            length, position = _varint(data, position)
+        else:
+            length = {_FIXED32: 4, _FIXED64: 8}[kind]
+        content = data[position : position + length]
+        position += length
+        yield number, content if kind == _BYTES else int.from_bytes(content, "little")
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the variable-length integer at `position` and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return value, position

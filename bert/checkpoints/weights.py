@@ -1,7 +1,7 @@
 """Weights under our names, whatever form they had on the disk, and how they fit into a model."""
 
 from collections.abc import Collection, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bert.model.config import ModelConfig
 from bert.model.encoder import BertEncoder
 from bert.model.heads import PADDING_BIAS
-from common.errors import InputError, UsageError
+from common.errors import InputError
 
 ENCODER = "encoder."
 POOLER = "pooler"
@@ -65,11 +65,11 @@ class Weights:
 class LoadReport:
     """Which weights were used, missing or left over."""
 
-    missing: tuple[str, ...]
+    missing: tuple[str, ...] = ()
     """Names of the model's parameters that the checkpoint lacks; they keep their values."""
-    unexpected: tuple[str, ...]
+    unexpected: tuple[str, ...] = ()
     """Names in the file that the model lacks."""
-    used: tuple[str, ...] = field(default=())
+    used: tuple[str, ...] = ()
     """Names in the file that were used."""
 
 
@@ -82,13 +82,12 @@ def part_of(name: str) -> str:
 
 
 def parameters_of(model: nn.Module) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Return a model's shape and parameters; those of a bare encoder as in a model. Raises UsageError for others."""
+    """Return the shape and parameters of a model with an encoder; those of a bare encoder are named as in a model."""
     if isinstance(model, BertEncoder):
         return model.config, {ENCODER + name: value for name, value in model.named_parameters()}
-    encoder = getattr(model, "encoder", None)
-    if isinstance(encoder, BertEncoder):
-        return encoder.config, dict(model.named_parameters())
-    raise UsageError("model-unsupported", f"{type(model).__name__} is not a BertEncoder and has none as its `encoder`")
+    encoder = model.encoder
+    assert isinstance(encoder, BertEncoder)
+    return encoder.config, dict(model.named_parameters())
 
 
 def fit(
@@ -124,8 +123,7 @@ def fit(
             "a model of this shape, or allow missing ones (--allow-missing)",
         )
     surplus = [name for name in weights.tensors if name not in parameters]
-    body = [source for name in surplus if _is_body(name) for source in weights.sources[name]]
-    if body:
+    if body := [source for name in surplus if _is_body(name) for source in weights.sources[name]]:
         raise InputError(
             "weights-mismatch",
             f"{where} holds {len(body)} encoder weights too many ({_some(body)}): use its model shape, by --config",

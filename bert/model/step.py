@@ -1,6 +1,6 @@
 """What a training step computes, described once from the shape of the model. Imports no torch.
 
-FLOPs and parameters (here), predicted memory (bert.model.memory) and the parts that `bertbench speed-of-light` times
+FLOPs and parameters (here), predicted memory (bert.memory) and the parts that `bertbench speed-of-light` times
 (bench.floor) all follow from this description. A task adds the GEMMs and passes of its heads (bert.tasks.base).
 
 FLOPs are what the mathematics needs, whatever the implementation does. A product of [m, k] and [k, n] takes 2 m k n of

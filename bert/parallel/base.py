@@ -1,17 +1,22 @@
-"""The base of parallel strategies: start ranks, wrap the model, step, and save state that ranks hold in parts."""
+"""The bases of parallel strategies: start ranks, wrap the model, step, agree, save state that ranks hold in parts."""
 
+import copy
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from bert.observer import Observer
 from bert.optim.adamw import AdamW
 from bert.optim.precision import Precision
-from common.errors import UsageError
+from bert.parallel import JOIN_TIMEOUT_VARIABLE
+from bert.private import process_groups
+from common.errors import BertbenchError, UsageError
 from common.train_spec import TrainSpec
 
 T = TypeVar("T")
@@ -21,8 +26,13 @@ Options = Mapping[str, Any]
 """Options of a strategy by name, plain JSON values."""
 NO_OPTIONS: Options = {}
 
-
+DEFAULT_JOIN_TIMEOUT_SECONDS = 300
 _ONE_STEP = TrainSpec(precision="fp32", micro_batch_size=1)
+
+# Process groups that this process has left, kept until it ends. The last one to drop a group, such as the reducer of a
+# model, waits for gloo's threads while it holds the interpreter's lock, and a thread that still has to free a tensor
+# waits for the lock: about one run of two ranks in twenty never ended.
+_LEFT: list[Any] = []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +48,8 @@ class StepPlan:
     optimizer_norm: float | None = None
     """Norm to which the optimizer itself clips, which then nothing else does."""
     learning_rate: float | None = None
-    """Highest learning rate of the run; None if only the code that makes the optimizer knows."""
+    """Highest learning rate of the run; it and the weight decay are None if only who makes the optimizer knows."""
     weight_decay: float | None = None
-    """Weight decay; None if only the code that makes the optimizer knows."""
     levers: frozenset[str] = frozenset()
     """Names in bert.speed.registry.LEVERS that are on."""
 
@@ -156,13 +165,9 @@ class Strategy:
     def load_moments(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, moments: Moments, steps: int | None
     ) -> None:
-        """Give the optimizer what `moments` gave, of any strategy.
+        """Give the optimizer what `moments` gave, of any strategy; its options, such as the weight decay, stay its own.
 
-        Args:
-            model: the model.
-            optimizer: over its parameters; its options, such as the weight decay, stay its own.
-            moments: of every parameter, on the CPU.
-            steps: what it counted for all parameters together, None where each has its own count.
+        `steps` is what it counted for all parameters together, None where each has its own count.
         """
         names = {parameter: name for name, parameter in model.named_parameters()}
         groups = optimizer.state_dict()["param_groups"]
@@ -201,3 +206,119 @@ class Strategy:
 
     def teardown(self) -> None:
         """Leave the process group."""
+
+    def any_rank(self, value: bool) -> bool:
+        """Whether the value is true on any rank."""
+        return bool(self.maximum(torch.tensor([float(value)], dtype=torch.float64)) > 0)
+
+    def check_same(self, text: str, what: str) -> None:
+        """Raise UsageError, on every rank, unless all ranks have the same text; every rank must call it."""
+        first, *others = self.gathered(text)
+        for rank, other in enumerate(others, 1):
+            if other != first:
+                raise UsageError("unsupported-combination", f"{what}: {other} on rank {rank}, but {first} on rank 0")
+
+    def together(self, action: Callable[[], T]) -> T:
+        """Run an action on every rank and return its local result; every rank must call it, at the same place.
+
+        Raises:
+            BertbenchError: it failed on a rank: the failure of the lowest such rank, of the same class and code on
+                every rank; what is no BertbenchError there is one with the code rank-failed on the others.
+        """
+        failure: Exception | None = None
+        try:
+            result = action()
+        except Exception as error:  # whatever it is, the other ranks would wait for this one forever
+            failure = error
+        if not self.any_rank(failure is not None):
+            return result
+        if isinstance(failure, BertbenchError | None):
+            known = failure
+        else:
+            known = BertbenchError("rank-failed", f"{type(failure).__name__}: {failure}")
+        rank, first = next((rank, each) for rank, each in enumerate(self.gathered(known)) if each is not None)
+        if rank == self.rank and failure is not None:
+            raise failure
+        raise type(first)(first.code, f"rank {rank}: {first}") from failure
+
+
+class ProcessGroupStrategy(Strategy):
+    """One process per device, in a group over NCCL (GPUs) or gloo (CPUs); the base of those that use it."""
+
+    def __init__(self, options: Options = NO_OPTIONS) -> None:
+        super().__init__(options)
+        self._cpu_group: Any = None
+
+    def setup(self, device_type: str) -> None:
+        """Join the process group that torchrun's environment describes."""
+        super().setup(device_type)
+        timeout = timedelta(seconds=join_timeout())
+        if device_type == "cuda":
+            dist.init_process_group("nccl", timeout=timeout, device_id=self.device)
+            # Small host-side values (step times) travel over gloo, so that agreeing on them never touches the GPU.
+            self._cpu_group = dist.new_group(backend="gloo", timeout=timeout)
+        else:
+            dist.init_process_group("gloo", timeout=timeout)
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        if self.device.type == "cuda":
+            dist.barrier(device_ids=[self.local_rank])
+        else:
+            dist.barrier()
+
+    def maximum(self, values: torch.Tensor) -> torch.Tensor:
+        """Element-wise maximum over ranks of a CPU float64 vector."""
+        result = values.clone()
+        dist.all_reduce(result, op=dist.ReduceOp.MAX, group=self._cpu_group)
+        return result
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """Element-wise sum over ranks of a CPU float64 vector."""
+        result = values.clone()
+        dist.all_reduce(result, op=dist.ReduceOp.SUM, group=self._cpu_group)
+        return result
+
+    def gathered(self, value: T) -> list[T]:
+        """What every rank gives, by rank."""
+        result: list[Any] = [None] * self.world_size
+        dist.all_gather_object(result, value, group=self._cpu_group)
+        return result
+
+    def teardown(self) -> None:
+        """Leave the process group when every rank has come to this: who goes first breaks the last calls of others."""
+        if dist.is_initialized():
+            self.barrier()
+            _LEFT.extend(process_groups())
+            dist.destroy_process_group()
+
+
+def join_timeout() -> int:
+    """Seconds after which a rank gives up waiting for the others."""
+    return int(os.environ.get(JOIN_TIMEOUT_VARIABLE, DEFAULT_JOIN_TIMEOUT_SECONDS))
+
+
+class WholeModel:
+    """A copy of a model that takes no memory until it is filled with weights; nothing observes it."""
+
+    def __init__(self, model: torch.nn.Module, observer: Observer) -> None:
+        """Copy `model`, which is whole still; `observer` is the one it was built with."""
+        # Observers hold open files: they are not copied with the model.
+        shared = {id(observer): Observer(), **{id(p): _on_no_device(p) for p in model.parameters()}}
+        self._blank = copy.deepcopy(model, shared)
+
+    @contextmanager
+    def filled(self, weights: Iterator[tuple[str, torch.Tensor]], device: torch.device) -> Iterator[torch.nn.Module]:
+        """Yield the model with these weights (a whole state dict) on `device`; they are let go of afterwards."""
+        self._blank.load_state_dict({name: value.detach().to(device) for name, value in weights}, assign=True)
+        try:
+            yield self._blank.to(device)
+        finally:
+            for module in self._blank.modules():
+                for name, parameter in module.named_parameters(recurse=False):
+                    setattr(module, name, _on_no_device(parameter))
+
+
+def _on_no_device(parameter: torch.Tensor) -> torch.nn.Parameter:
+    empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+    return torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)

@@ -9,8 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from bert.observer import Observer
-from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, StepPlan
-from bert.parallel.process_group import ProcessGroupStrategy
+from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, ProcessGroupStrategy, StepPlan
 
 
 class DdpStrategy(ProcessGroupStrategy):

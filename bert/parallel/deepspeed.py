@@ -19,9 +19,8 @@ from bert import private
 from bert.observer import Observer
 from bert.optim.lamb import Lamb
 from bert.optim.precision import Precision, outcome
-from bert.parallel.base import NO_OPTIONS, NO_PLAN, Moments, Options, StepPlan
+from bert.parallel.base import NO_OPTIONS, NO_PLAN, Moments, Options, ProcessGroupStrategy, StepPlan, WholeModel
 from bert.parallel.deepspeed_config import Resolved, resolve
-from bert.parallel.process_group import ProcessGroupStrategy, WholeModel
 from common.errors import MissingToolError, UsageError
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert.parallel.options import ZERO_STAGES
+from bert.parallel import ZERO_STAGES
 from common.errors import UsageError
 from common.reading import read_json
 

@@ -12,8 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bert.observer import Observer
 from bert.optim.precision import AUTOCAST_DTYPE
-from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, StepPlan
-from bert.parallel.process_group import ProcessGroupStrategy, WholeModel
+from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, ProcessGroupStrategy, StepPlan, WholeModel
 
 
 class FsdpStrategy(ProcessGroupStrategy):

@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 from bert.observer import Observer
 from bert.optim.precision import Precision
-from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, StepPlan
-from bert.parallel.process_group import ProcessGroupStrategy, join_timeout
+from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, ProcessGroupStrategy, StepPlan, join_timeout
 from common.errors import MissingToolError
 
 

@@ -1,13 +1,14 @@
-"""Common parts of every training run, for any model and loop: components, and the work between steps."""
+"""What every training run has, for any model and loop: its components, and the work between steps."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
+from bert.checkpoints.read import Found
 from bert.data.batch import Batch
 from bert.observer import Observer, Observers, StepResult
 from bert.optim.precision import Precision
@@ -15,14 +16,13 @@ from bert.optim.registry import OPTIMIZERS, SELF_CLIPPING
 from bert.parallel.base import StepPlan, Strategy
 from bert.tasks import make_task, task_data
 from bert.tasks.base import DataIdentity, Task
-from bert.train.agreement import any_rank, same_on_all, together
 from bert.train.checkpoint import vocabulary_text
 from bert.train.evaluate import Evaluations
 from bert.train.events import Event, Progress, Report, RunOutcome, Warned
 from bert.train.feed import data_spec
 from bert.train.loop import ComputeLoss, DivergenceWatch, Training
 from bert.train.loop import Progress as UpdateCounts
-from bert.train.resume import Initial, find_initial
+from bert.train.resume import find_weights
 from bert.train.settings import TrainSettings
 
 
@@ -44,13 +44,27 @@ class RunRequest:
     """Called with each event, on the first rank only."""
 
 
-class BaseRun(ABC):
-    """One rank of a run. Subclasses build model, optimizer and batches, train, and save."""
+class Keeper(Protocol):
+    """Evaluates and saves what a run trains."""
 
-    saves_best = True
+    saves_best: bool
     """Whether an evaluation that is the best so far is a reason to save."""
 
-    def __init__(self, asked: RunRequest) -> None:
+    def model_to_evaluate(self) -> torch.nn.Module:
+        """Return our model with the weights as they are now, on the device, without what is around it."""
+
+    def due(self, done: bool, stop: bool) -> bool:
+        """Whether to save, after the last step (`done`), when a stop was asked for, or in between."""
+
+    def save(self, step: int) -> None:
+        """Write the weights down before step number `step`."""
+
+
+class Run:
+    """One rank of a run, whoever makes its model and its steps."""
+
+    def __init__(self, asked: RunRequest, tells_parts: bool = True) -> None:
+        """`tells_parts` is whether the loss is that of `log`, which knows its parts."""
         self.settings = settings = asked.settings
         self.folder = asked.folder
         self.strategy = strategy = asked.strategy
@@ -60,36 +74,17 @@ class BaseRun(ABC):
         self.precision = Precision(settings.precision, strategy.device.type)
         self.counts = UpdateCounts()
         self.spec = data_spec(settings, strategy)
-        self.data: DataIdentity = together(strategy, lambda: self.task.identify(self.spec))
-        self.vocabulary = together(strategy, lambda: vocabulary_text(self.data))
+        self.data: DataIdentity = strategy.together(lambda: self.task.identify(self.spec))
+        self.vocabulary = strategy.together(lambda: vocabulary_text(self.data))
         self.evaluations = Evaluations(settings, self.task, strategy, self.warn)
         self.evaluations.open(self.spec, self.data)
         self.checkpoint: Path | None = None
-        self.log = LossLog(self.task if self.tells_parts else None, self.counts, settings, 0)
-        self.training = self.build(asked.observer)
+        self.log = LossLog(self.task if tells_parts else None, self.counts, settings)
+        self.model_observer = asked.observer
         self.observer = Observers([self.log, asked.observer])
-        self.evaluations.begin(self.counts.applied_steps)
+        self.divergence = DivergenceWatch(settings.log_every)
 
-    tells_parts = True
-    """Whether the loss is that of `log`, which knows its parts."""
-
-    @abstractmethod
-    def build(self, observer: Observer) -> Training:
-        """Make everything that steps are made with."""
-
-    @abstractmethod
-    def model_to_evaluate(self) -> torch.nn.Module:
-        """Return our model with the weights as they are now, on the device, without what is around it."""
-
-    @abstractmethod
-    def due(self, done: bool, stop: bool) -> bool:
-        """Whether to save, after the last step (`done`), when a stop was asked for, or in between."""
-
-    @abstractmethod
-    def save(self, step: int) -> None:
-        """Write the weights down before step number `step`."""
-
-    def make_training(
+    def training(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -109,44 +104,46 @@ class BaseRun(ABC):
             max_grad_norm=step_plan(self.settings).max_grad_norm,
             learning_rate=self.settings.learning_rates(),
             progress=self.counts,
-            divergence=DivergenceWatch(self.settings.log_every),
+            divergence=self.divergence,
         )
 
-    def initial(self) -> Initial | None:
-        """Return what `settings.init` names, the same on every rank; None if the run begins from scratch."""
-        if self.settings.init is None:
+    def initial_weights(self) -> Found | None:
+        """Find what `settings.init` names, the same on every rank; None if the run begins from scratch."""
+        settings = self.settings
+        if settings.init is None:
             return None
-        found = together(self.strategy, lambda: find_initial(self.settings, self.data, self.warn))
-        same_on_all(self.strategy, found.weights.name, "the initial weights")
+        init = Path(settings.init)
+        needed = f"this run needs a checkpoint of a {settings.preset} model with {settings.vocab_size} word pieces"
+        found = self.strategy.together(lambda: find_weights(init, self.data, self.warn, needed))
+        self.strategy.check_same(found.path.name, "the initial weights")
         return found
 
     def count_left_out(self) -> None:
         """Count the updates that a GPU has left out; every rank must call it. Raises DivergenceError."""
-        assert self.training.divergence is not None
-        self.training.divergence.check(self.strategy, self.counts)
+        self.divergence.check(self.strategy, self.counts)
 
     @property
     def done(self) -> bool:
         """Whether all updates were made."""
         return self.counts.applied_steps >= self.settings.steps
 
-    def between_steps(self, step: int) -> bool:
+    def between_steps(self, keeper: Keeper, step: int) -> bool:
         """Read, evaluate and save what is due; return whether another step is to be made. The same on every rank."""
-        if self.done or self.evaluations.due(self.counts.applied_steps, False) or self.due(False, False):
+        if self.done or self.evaluations.due(self.counts.applied_steps, False) or keeper.due(False, False):
             self.count_left_out()
         done, applied = self.done, self.counts.applied_steps
         if len(self.log) >= self.settings.log_every:
             self.read_losses()
-        stop = not done and any_rank(self.strategy, self.should_stop())
-        evaluating, saving = self.evaluations.due(applied, done), self.due(done, stop)
+        stop = not done and self.strategy.any_rank(self.should_stop())
+        evaluating, saving = self.evaluations.due(applied, done), keeper.due(done, stop)
         if done or stop or evaluating or saving:
             self.read_losses()
         if evaluating:
-            told = self.evaluations.make(self.model_to_evaluate(), self.precision, applied)
-            self.report(told)
-            saving = saving or (told.best and self.saves_best)
+            evaluated = self.evaluations.make(keeper.model_to_evaluate(), self.precision, applied)
+            self.report(evaluated)
+            saving = saving or (evaluated.best and keeper.saves_best)
         if saving:
-            self.save(step)
+            keeper.save(step)
         return not (done or stop)
 
     def outcome(self, resumed_from: Path | None = None) -> RunOutcome:
@@ -201,9 +198,9 @@ def make_optimizer(settings: TrainSettings, model: torch.nn.Module, fused: bool 
 class LossLog(Observer):
     """Keeps what each step did until `read`; nothing waits for a GPU before that."""
 
-    def __init__(self, task: Task | None, counts: UpdateCounts, settings: TrainSettings, samples_seen: int) -> None:
+    def __init__(self, task: Task | None, counts: UpdateCounts, settings: TrainSettings) -> None:
         """`task` tells the parts of its loss; None, where another's model is trained, has none."""
-        self.samples_seen = samples_seen
+        self.samples_seen = 0
         self._task = task
         self._counts = counts
         self._settings = settings

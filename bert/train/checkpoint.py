@@ -1,7 +1,7 @@
 """Checkpoints: folders that are created atomically; only the latest few are kept.
 
     step-0000123/
-        config.json model.safetensors   the model (bert.checkpoints.ours)
+        config.json model.safetensors   the model (bert.checkpoints.files)
         vocab.txt                       the vocabulary of the data, where it is beside them
         optimizer.safetensors           moments by parameter name
         rng-<rank>.safetensors          random number generators, written by each rank
@@ -14,7 +14,6 @@ its own name it is whole at every instant. In a run over several nodes all of th
 
 import math
 import platform
-import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -25,28 +24,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bert.checkpoints.folder import sync_folder
-from bert.checkpoints.ours import config_of, write_model
-from bert.checkpoints.tensor_files import read_tensors, write_safetensors
+from bert.checkpoints.files import config_of, read_tensors, sync_folder, write_model, write_safetensors
+from bert.checkpoints.read import (
+    FORMAT,
+    OPTIMIZER_FILE,
+    SCHEMA_VERSION,
+    STATE_FILE,
+    checkpoint_path,
+    read_state,
+    saved_steps,
+)
+from bert.checkpoints.weights import fit_vocabulary
 from bert.data.vocabulary import VOCABULARY_FILE, either_fingerprint
+from bert.model.config import ModelConfig
 from bert.optim.lamb import Lamb
-from bert.parallel.base import Strategy
+from bert.parallel.base import Moments, Strategy
 from bert.speed.fp8 import load_scales_state, scales_state
 from bert.tasks.base import DataIdentity, Evaluation
-from bert.train.agreement import together
 from bert.train.events import Best
 from bert.train.settings import TrainSettings
 from common.atomic import storage_errors, write_json, write_text
-from common.errors import InputError, SchemaError, StorageError
-from common.reading import read_errors, read_json
+from common.errors import InputError, StorageError
 
 T = TypeVar("T")
-
-STATE_FILE = "state.json"
-_NAME = re.compile(r"step-(\d{7,})")
-OPTIMIZER_FILE = "optimizer.safetensors"
-FORMAT = "bertbench checkpoint"
-SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,15 +90,7 @@ class TrainState:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "TrainState":
-        """Return what `to_json` wrote. Raises InputError for a damaged state, SchemaError for another version's."""
-        version = content.get("schema_version")
-        if content.get("format") != FORMAT:
-            raise InputError("record-foreign", "it is not a bertbench checkpoint")
-        if version != SCHEMA_VERSION:
-            raise SchemaError(
-                "record-version",
-                f"it has schema {version}, but this bertbench reads {SCHEMA_VERSION}: use the version that wrote it",
-            )
+        """Return what `to_json` wrote. Raises InputError."""
         try:
             values = {part.name: content[part.name] for part in fields(cls)}
             best, evaluation = values["best"], values["evaluation"]
@@ -149,16 +141,13 @@ class Checkpoint:
     """State of the run."""
 
 
-def checkpoint_path(folder: Path, applied_steps: int) -> Path:
-    """Folder of the checkpoint after so many updates."""
-    return folder / f"step-{applied_steps:07d}"
-
-
-def saved_steps(folder: Path) -> list[int]:
-    """Updates after which there are checkpoints in `folder`, ascending, whole or not. Raises InputError."""
-    with read_errors(folder, "choose another folder"):
-        names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+def read(path: Path) -> Checkpoint:
+    """Read the state of a whole checkpoint; raises as `read_state` does."""
+    content = read_state(path)
+    try:
+        return Checkpoint(path, TrainState.from_json(content))
+    except InputError as error:
+        raise InputError(error.code, f"the checkpoint {path} cannot be used: {error}") from error
 
 
 def save(
@@ -211,7 +200,7 @@ def save(
             with storage_errors(final):
                 return action()
 
-        return together(strategy, attempt)
+        return strategy.together(attempt)
 
     try:
         store(begin)
@@ -262,46 +251,6 @@ def remove_left_overs(folder: Path) -> None:
     """Remove what an interrupted process left half written or half removed; the folder's lock must be held."""
     for path in folder.glob(".step-*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """Return the newest undamaged checkpoint in `folder`; damaged newer ones are named to `warn`. None: there is none.
-
-    Raises:
-        InputError: all are damaged.
-        SchemaError: another version wrote it.
-    """
-    steps = saved_steps(folder)
-    for step in reversed(steps):
-        try:
-            return read(checkpoint_path(folder, step))
-        except SchemaError:
-            raise
-        except InputError as error:
-            warn(f"{error}; the previous checkpoint is used")
-    if steps:
-        raise InputError("checkpoint-missing", f"all {len(steps)} checkpoints in {folder} are damaged: remove them")
-    return None
-
-
-def read(path: Path) -> Checkpoint:
-    """Read a checkpoint's state and check the sizes of its files.
-
-    Raises:
-        InputError: it is not a checkpoint, or damaged; the message names what is wrong.
-        SchemaError: another version wrote it.
-    """
-    content = read_json(path / STATE_FILE)
-    try:
-        state = TrainState.from_json(content)
-    except InputError as error:
-        raise type(error)(error.code, f"the checkpoint {path} cannot be used: {error}") from error
-    for name, size in content["files"].items():
-        file = path / name
-        present = file.stat().st_size if file.is_file() else 0
-        if present != size:
-            raise InputError("file-damaged", f"the checkpoint {path} is damaged: {name} has {present} of {size} bytes")
-    return Checkpoint(path, state)
 
 
 def rng_file(rank: int) -> str:
@@ -358,3 +307,26 @@ def seed_generators(seed: int, rank: int, applied_steps: int) -> None:
     """Seed PyTorch's generators for a rank that begins after so many updates: ranks draw independently."""
     drawn = np.random.SeedSequence([seed, rank, applied_steps]).generate_state(1, np.uint64)
     torch.manual_seed(int(drawn[0]) >> 1)
+
+
+def load_moments(path: Path, shapes: Mapping[str, torch.Size], config: ModelConfig) -> Moments:
+    """Return the optimizer's state of a checkpoint's file by parameter and key, for a model of another padding, too.
+
+    Args:
+        path: the file, in which it is named `<parameter>.<key>`.
+        shapes: of the parameters of this run's model.
+        config: shape of the model.
+    """
+    moments: dict[str, dict[str, Tensor]] = {}
+    for full_name, value in read_tensors(path).items():
+        name, _, key = full_name.rpartition(".")
+        states = moments.setdefault(name, {})
+        states[key] = fit_vocabulary(name, value, shapes[name], config, padding=0.0) if name in shapes else value
+    differ = sorted(moments.keys() ^ shapes.keys())
+    if differ:
+        raise InputError(
+            "weights-mismatch",
+            f"{path} and the model of this run differ in {len(differ)} parameters, {differ[0]} first: use the "
+            "optimizer and preset it was saved with",
+        )
+    return moments

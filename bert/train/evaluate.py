@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
+from bert.checkpoints.read import checkpoint_path
 from bert.optim.precision import Precision
 from bert.parallel.base import Strategy
 from bert.tasks.base import DataIdentity, DataSpec, Evaluation, EvaluationSpec, Evaluator, Task, deciding
-from bert.train.agreement import any_rank, together
-from bert.train.checkpoint import TrainState, checkpoint_path
+from bert.train.checkpoint import TrainState
 from bert.train.events import Best, Evaluated
 from bert.train.settings import TrainSettings
 
@@ -32,11 +32,11 @@ def evaluate(model: torch.nn.Module, evaluator: Evaluator, strategy: Strategy, p
         whole.eval()
         try:
             with torch.inference_mode():
-                own = together(strategy, lambda: evaluator.measure(whole, strategy.device, precision))
+                own = strategy.together(lambda: evaluator.measure(whole, strategy.device, precision))
         finally:
             whole.train(before)
     total = strategy.total(own)
-    return together(strategy, lambda: evaluator.score(total))
+    return strategy.together(lambda: evaluator.score(total))
 
 
 class Evaluations:
@@ -57,7 +57,7 @@ class Evaluations:
         self._strategy = strategy
         self._warn = warn
         self._evaluator: Evaluator | None = None
-        self._evaluated = -1  # updates of the run when the latest one was made
+        self._evaluated = 0  # updates of the run when the latest one was made, or it began
 
     def open(self, spec: DataSpec, data: DataIdentity) -> None:
         """Open what to evaluate on, if the run is to be evaluated; every rank must call it.
@@ -70,7 +70,7 @@ class Evaluations:
         if data.fingerprint is None:
             self._warn("synthetic data has no test shards and no answers: the run is not evaluated")
             return
-        self._evaluator = together(self._strategy, lambda: self._task.evaluator(spec, self._wanted))
+        self._evaluator = self._strategy.together(lambda: self._task.evaluator(spec, self._wanted))
 
     def take_over(self, state: TrainState, folder: Path) -> None:
         """Resume from a checkpoint in `folder`, with its best evaluation if new ones can be compared with it."""
@@ -80,13 +80,7 @@ class Evaluations:
         made = before.eval_every > 0 and (applied >= before.steps or applied % before.eval_every == 0)
         # After the last update there is no next evaluation to choose the best by.
         none_follows = applied >= self._steps and state.best is not None and self.best is None
-        if self.latest is not None and made and not none_follows:
-            self._evaluated = applied
-
-    def begin(self, applied_steps: int) -> None:
-        """Set where the run begins or resumes: an evaluation due there is made if it never was."""
-        if applied_steps == 0:
-            self._evaluated = applied_steps
+        self._evaluated = applied if self.latest is not None and made and not none_follows else -1
 
     def due(self, applied_steps: int, done: bool) -> bool:
         """Whether the model is to be evaluated after this many updates, `done` after the last of them."""
@@ -114,7 +108,7 @@ class Evaluations:
         if best is None or self._evaluator is None:
             return best
         name = checkpoint_path(folder, best.applied_steps).name
-        if any_rank(self._strategy, not (folder / name).is_dir()):
+        if self._strategy.any_rank(not (folder / name).is_dir()):
             self._warn(f"{name}, the best checkpoint so far, is missing: the next evaluation counts as the best")
         elif best.score != self._score:
             by = f"by {best.score}, not by {self._score}"

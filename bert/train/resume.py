@@ -1,82 +1,69 @@
-"""What a run may start or resume from, and which settings may change.
+"""What a run may resume or begin from, and its weights on their way into the run's model.
 
-To resume in the same folder, `check_resumable`:
+To resume in the same folder, `check_resumable`: shape of the model, training data (by content, their folder may have
+moved), vocabulary and the settings that are `_FIXED` must be the same; to change them, begin a new run or phase in
+another folder with `init`. A global batch size that changes is no reason to lose data: the position counts samples, and
+the first one that was not trained on comes next. Schedule and intervals count updates of any size; the learning rate is
+not rescaled. Another division of the batch keeps the samples and their order (in shards binned by length the order in
+which bins take turns does not; synthetic batches are counted, in whole ones). A new rank seeds its generators from
+(seed, rank, updates made). With other evaluation data or another score the best checkpoint is chosen again.
 
-- the same: shape of the model, and what `_FIXED` names, training data (by content, its folder may have moved) and
-  vocabulary. To change one of them, start a new run or phase in another folder with `init`.
-- free, with a warning because the run is no longer the same: `_CHANGES_THE_RUN` (`steps` not below the updates made),
-  global batch size, and versions of Python, PyTorch and NumPy. The data position counts samples: the first sample that
-  was not trained on comes next. Schedule and intervals count updates of any size; the learning rate is not rescaled.
-- free, with a warning: `_CHANGES_THE_SPLIT`. The samples and their order stay the same (in shards binned by length the
-  order in which bins take turns does not; synthetic batches are counted, in whole ones); losses agree up to rounding,
-  and dropout draws other numbers. A new rank seeds its generators from (seed, rank, updates made).
-- free and silent: all else, such as intervals and evaluation. With other evaluation data or another score, the best
-  checkpoint is chosen again, with a note.
-
-Beginning a new run or phase from `init`, `find_initial`: weights are taken, and the optimizer's moments with the
-number of steps their bias correction has seen where the optimizer is the same; updates, schedule, data position, loss
-scaling and random numbers begin again. The shape and the vocabulary must be the same; the rest may differ. Weights
-alone may be in any form that `bertbench convert` reads.
+A new run or phase begins from `init`: weights are taken, and the optimizer's moments with the number of steps their
+bias correction has seen where the optimizer is the same; all else begins again. The encoder must be complete and of the
+run's shape. Missing heads keep their initial values, and so does a classifier if that of the checkpoint has another
+number of labels or no pooler.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bert.checkpoints.ours import is_model_folder
-from bert.checkpoints.read import Found, find_checkpoint
+from torch import nn
+
+from bert.checkpoints.model_config import read_config
+from bert.checkpoints.read import OURS, Found, find_checkpoint, read_weights
+from bert.checkpoints.weights import CLASSIFIER, POOLER, LoadReport, fit
 from bert.data.lengths import is_synthetic
 from bert.data.vocabulary import either_fingerprint
+from bert.model.config import ModelConfig
 from bert.tasks.base import DataIdentity
-from bert.train.checkpoint import (
-    OPTIMIZER_FILE,
-    STATE_FILE,
-    Checkpoint,
-    checkpoint_path,
-    latest,
-    read,
-    saved_steps,
-    versions,
-)
+from bert.train.checkpoint import Checkpoint, versions
 from bert.train.settings import TrainSettings
-from common.errors import InputError, UsageError
+from common.errors import Code, InputError, UsageError
 from common.flags import flag
 
-CHECKPOINTS_FOLDER = "checkpoints"
-"""Name of the folder of checkpoints in a run's folder; `init` finds them there."""
+_FIXED = "fixed"
+_OTHER_RUN = "it differs from the original run"
+_OTHER_SPLIT = "its losses agree up to rounding and dropout"
+# Settings -> what a change does to a run that resumes; all others may change silently.
+_CHANGES = {
+    **dict.fromkeys(("task", "task_options", "optimizer", "seed", "seq_len"), _FIXED),
+    **dict.fromkeys(("learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm"), _OTHER_RUN),
+    **dict.fromkeys(("dropout", "precision", "max_predictions", "global_batch_size"), _OTHER_RUN),
+    **dict.fromkeys(("micro_batch_size", "grad_accum_steps", "world_size", "strategy"), _OTHER_SPLIT),
+    **dict.fromkeys(("strategy_options", "padding", "levers"), _OTHER_SPLIT),
+}
+# What a model computes with besides its weights; the shape is the rest.
+_NOT_SHAPE = ("hidden_dropout", "attention_dropout", "initializer_range", "vocab_multiple")
 
-_FIXED = ("task", "task_options", "optimizer", "seed", "seq_len")
-_CHANGES_THE_RUN = (
-    "learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm", "dropout", "precision",
-    "max_predictions", "global_batch_size",
-)  # fmt: skip
-_CHANGES_THE_SPLIT = (
-    "micro_batch_size", "grad_accum_steps", "world_size", "strategy", "strategy_options", "padding", "levers",
-)  # fmt: skip
 
-
-@dataclass(frozen=True, slots=True)
-class Initial:
-    """Weights that a new run begins from."""
-
-    weights: Path
-    """Folder or file of the model's weights."""
-    checkpoint: Checkpoint | None
-    """The checkpoint they are part of; None if they are weights alone."""
-    found: Found | None = None
-    """What they are, where they are weights alone."""
+def changed_settings(settings: TrainSettings, checkpoint: Checkpoint) -> dict[str, tuple[Any, Any]]:
+    """Return what was (first) and is (second) of each setting that a run trains with and that has changed."""
+    pairs = {name: (getattr(checkpoint.state.settings, name), getattr(settings, name)) for name in _CHANGES}
+    return {name: (before, now) for name, (before, now) in pairs.items() if before != now}
 
 
 def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Checkpoint) -> list[str]:
-    """Return warnings about changes since a checkpoint that still allow resuming."""
-    state = checkpoint.state
-    for name, (before, now) in _changes(state.settings, settings, _FIXED).items():
-        raise UsageError(
-            "settings-changed",
-            f"{checkpoint.path} was saved with {flag(name)} {before}, but this run has {flag(name)} {now}: keep "
-            f"{before}, or train in another folder with --init {checkpoint.path}",
-        )
+    """Return warnings about changes since a checkpoint that still allow resuming. Raises UsageError, InputError."""
+    changed, state = changed_settings(settings, checkpoint), checkpoint.state
+    for name, (before, now) in changed.items():
+        if _CHANGES[name] == _FIXED:
+            raise UsageError(
+                "settings-changed",
+                f"{checkpoint.path} was saved with {flag(name)} {before}, but this run has {flag(name)} {now}: keep "
+                f"{before}, or train in another folder with --init {checkpoint.path}",
+            )
     made = state.applied_steps
     if settings.steps < made:
         raise UsageError(
@@ -84,78 +71,40 @@ def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Che
         )
     _check_data(data, checkpoint)
     now = versions()
-    other = {name: (was, now[name]) for name, was in state.versions.items() if was != now.get(name, was)}
-    run = _changes(state.settings, settings, _CHANGES_THE_RUN) | other
-    split = _changes(state.settings, settings, _CHANGES_THE_SPLIT)
-    effects = ((run, "it differs from the original run"), (split, "its losses agree up to rounding and dropout"))
-    warnings = [
-        f"from update {made} the run continues with "
-        + ", ".join(f"{name} {now} instead of {before}" for name, (before, now) in changes.items())
-        + f": {effect}"
-        for changes, effect in effects
-        if changes
-    ]
-    if "global_batch_size" in run:
-        left = (settings.steps - made) * settings.global_batch_size
-        warnings.append(
-            f"the data continues after the {state.samples_seen} samples seen so far with {left} samples; the learning "
-            "rate is not rescaled"
-        )
+    changed |= {name: (was, now[name]) for name, was in state.versions.items() if was != now.get(name, was)}
+    warnings = []
+    for effect in (_OTHER_RUN, _OTHER_SPLIT):
+        names = [name for name in changed if _CHANGES.get(name, _OTHER_RUN) == effect]
+        texts = ", ".join(f"{name} {changed[name][1]} instead of {changed[name][0]}" for name in names)
+        if names:
+            warnings.append(f"from update {made} the run continues with {texts}: {effect}")
     return warnings
-
-
-def changed_settings(settings: TrainSettings, checkpoint: Checkpoint) -> dict[str, tuple[Any, Any]]:
-    """Return what was (first) and is (second) of each setting that a run trains with and that has changed."""
-    return _changes(checkpoint.state.settings, settings, (*_CHANGES_THE_RUN, *_CHANGES_THE_SPLIT))
-
-
-def _changes(saved: TrainSettings, settings: TrainSettings, names: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
-    pairs = {name: (getattr(saved, name), getattr(settings, name)) for name in names}
-    return {name: (before, now) for name, (before, now) in pairs.items() if before != now}
 
 
 def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:
     saved = checkpoint.state.data
+    _check_vocabulary(data, {saved.vocabulary}, checkpoint.path)
     if is_synthetic(saved.source) or is_synthetic(data.source):
-        if saved.source == data.source:
-            return
+        same = saved.source == data.source
     else:
-        _check_vocabulary(data, checkpoint)
-        if saved.fingerprint == data.fingerprint:
-            return
-    missing = [name for name in saved.shards if name not in data.shards]
-    if missing and len(missing) < len(saved.shards):
+        same = saved.fingerprint == data.fingerprint
+    if not same:
         raise InputError(
-            "data-missing",
-            f"{data.source} lacks {len(missing)} of the {len(saved.shards)} shards that {checkpoint.path} was trained "
-            f"on, {missing[0]} first: restore them",
+            "data-mismatch",
+            f"{checkpoint.path} was trained on other data of {saved.source} than {data.source} has: give the same, or "
+            f"train in another folder with --init {checkpoint.path}",
         )
-    raise InputError(
-        "data-mismatch",
-        f"{checkpoint.path} was trained on other data of {saved.source} than {data.source} has: give the same, or "
-        f"train in another folder with --init {checkpoint.path}",
-    )
 
 
-def _check_vocabulary(data: DataIdentity, checkpoint: Checkpoint) -> None:
-    saved = checkpoint.state.data
-    if None in (saved.vocabulary, data.vocabulary) or saved.vocabulary == data.vocabulary:
-        return
-    raise InputError(
-        "vocabulary-mismatch",
-        f"{checkpoint.path} has the vocabulary of {saved.source} ({saved.vocab_size}), not of {data.source} "
-        f"({data.vocab_size}): prepare the data with the same vocabulary",
-    )
+def _check_vocabulary(data: DataIdentity, fingerprints: set[str | None], where: Path) -> None:
+    if data.vocabulary is not None and None not in fingerprints and data.vocabulary not in fingerprints:
+        raise InputError(
+            "vocabulary-mismatch",
+            f"{where} has another vocabulary than {data.source}: prepare the data with the same vocabulary",
+        )
 
 
-def find_initial(settings: TrainSettings, data: DataIdentity, warn: Callable[[str], None]) -> Initial:
-    """Find what `settings.init` names, which a run on `data` begins from, as find_weights does."""
-    assert settings.init is not None
-    needed = f"this run needs a checkpoint of a {settings.preset} model with {settings.vocab_size} word pieces"
-    return find_weights(Path(settings.init), data, warn, needed)
-
-
-def find_weights(path: Path, data: DataIdentity, warn: Callable[[str], None], needed: str) -> Initial:
+def find_weights(path: Path, data: DataIdentity, warn: Callable[[str], None], needed: str) -> Found:
     """Find the weights that a path names, which are to be used on some data.
 
     Args:
@@ -164,38 +113,65 @@ def find_weights(path: Path, data: DataIdentity, warn: Callable[[str], None], ne
         warn: called for each damaged checkpoint that is skipped.
         needed: what the message says where there is nothing of that kind.
     """
-    path = _weights_alone(path) or path
-    checkpoint = _own_checkpoint(path, warn)
-    if checkpoint is not None:
-        _check_vocabulary(data, checkpoint)
-        return Initial(checkpoint.path, checkpoint)
     try:
-        found = find_checkpoint(path)
+        found = find_checkpoint(path, warn)
     except InputError as error:
-        raise InputError(error.code, f"{error}; {needed}: a run, a folder step-..., or weights") from error
-    given = data.vocabulary
-    if found.vocab is not None and given is not None and given not in either_fingerprint(found.vocab):
+        raise type(error)(error.code, f"{error}; {needed}: a run, a folder step-..., or weights") from error
+    if found.state is not None:
+        _check_vocabulary(data, {found.state["data"]["vocabulary"]}, found.path)
+    elif found.vocab is not None:
+        _check_vocabulary(data, {*either_fingerprint(found.vocab)}, found.vocab)
+    return found
+
+
+def load_weights(found: Found, model: nn.Module, config: ModelConfig, whole: bool) -> LoadReport:
+    """Copy the weights of a checkpoint into a fresh model, which stays as it was where that fails.
+
+    Args:
+        found: where they are.
+        model: a model with an `encoder`, without what a strategy wraps around it.
+        config: its shape; the vocabulary may be padded otherwise.
+        whole: whether a checkpoint of ours has to hold all weights of the model and no others.
+
+    Returns:
+        What was not taken, on either side.
+
+    Raises:
+        InputError: a file is missing, damaged or holds no BERT, the encoder is not complete, or it has another shape or
+            vocabulary; both sides are named.
+    """
+    if found.config is not None:
+        saved = read_config(found.config)
+        check_same_shape(saved if found.format == OURS else unpadded(saved, config), config, found.path)
+    weights = read_weights(found)
+    classifier = getattr(model, CLASSIFIER, None)
+    if classifier is not None and (weights.labels != len(classifier.weight) or POOLER not in weights.parts):
+        weights = weights.without({CLASSIFIER})
+    values, report = fit(weights, model, found.path)
+    report = replace(report, unexpected=tuple(sorted([*report.unexpected, *weights.incomplete])))
+    names = [*report.missing, *report.unexpected]
+    if whole and found.format == OURS and names:
         raise InputError(
-            "vocabulary-mismatch",
-            f"{found.vocab} differs from the vocabulary of {data.source}: prepare the data with the former",
+            "weights-mismatch",
+            f"{found.path} and the model of this run differ in {len(names)} tensors, {names[0]} first: give a "
+            "pretraining checkpoint with all heads",
         )
-    return Initial(found.path, None, found)
+    model.load_state_dict(values, strict=False)
+    return report
 
 
-def _weights_alone(path: Path) -> Path | None:
-    """Return the newest folder of a run whose weights are all that it saves; None if there is no such."""
-    for folder in (path, path / CHECKPOINTS_FOLDER):
-        if steps := saved_steps(folder):
-            newest = checkpoint_path(folder, steps[-1])
-            whole = any((newest / name).exists() for name in (STATE_FILE, OPTIMIZER_FILE))
-            return newest if not whole and is_model_folder(newest) else None
-    return None
+def unpadded(saved: ModelConfig, wanted: ModelConfig) -> ModelConfig:
+    """Take the padding out of a shape that counts it as words (NVIDIA's 30528), where it is the `wanted` one's."""
+    if saved.vocab_size == wanted.replace(vocab_multiple=8).padded_vocab_size:
+        return saved.replace(vocab_size=wanted.vocab_size)
+    return saved
 
 
-def _own_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    if (path / STATE_FILE).is_file():
-        return read(path)
-    for folder in (path, path / CHECKPOINTS_FOLDER):
-        if saved_steps(folder):
-            return latest(folder, warn)
-    return None
+def check_same_shape(saved: ModelConfig, wanted: ModelConfig, where: Path) -> None:
+    """Raise InputError if a saved model is not of the shape of this run's."""
+    names = [name for name in ModelConfig.__dataclass_fields__ if name not in _NOT_SHAPE]
+    differing = [name for name in names if getattr(saved, name) != getattr(wanted, name)]
+    if differing:
+        theirs, ours = (", ".join(f"{name}={getattr(one, name)}" for name in differing) for one in (saved, wanted))
+        code: Code = "vocabulary-mismatch" if "vocab_size" in differing else "weights-mismatch"
+        raise InputError(code, f"{where} has {theirs}, this run {ours}: use the preset and vocabulary of the former")

@@ -7,19 +7,20 @@ bert.train.resume.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from bert.checkpoints.model_config import read_config
-from bert.checkpoints.ours import CONFIG_FILE
+from bert.checkpoints.read import OPTIMIZER_FILE, Found, find_checkpoint, newest_whole
+from bert.checkpoints.weights import LoadReport
 from bert.data.batch import Batch
 from bert.model.config import model_config
 from bert.model.encoder import recompute_activations
-from bert.observer import Observer
 from bert.parallel.base import Strategy
 from bert.speed.registry import (
     AUTO,
@@ -34,15 +35,14 @@ from bert.speed.registry import (
     use_levers,
     use_weight_copies,
 )
-from bert.train.agreement import any_rank, same_on_all, together
-from bert.train.base_run import BaseRun, RunRequest, make_optimizer, step_plan
+from bert.train.base_run import Run, RunRequest, make_optimizer, step_plan
 from bert.train.checkpoint import (
-    OPTIMIZER_FILE,
     Checkpoint,
     TrainState,
-    latest,
+    load_moments,
     load_rng,
     load_scales,
+    read,
     remove_left_overs,
     rng_file,
     scales_file,
@@ -54,10 +54,26 @@ from bert.train.checkpoint import save as write_checkpoint
 from bert.train.events import Optimized, Resumed, RunOutcome, Saved
 from bert.train.feed import Feed, data_spec
 from bert.train.loop import DivergenceError, Training, parameters_are_finite, train
-from bert.train.resume import Initial, changed_settings, check_resumable
-from bert.train.weights import NotTaken, check_same_shape, load_initial, load_moments, load_weights
+from bert.train.resume import changed_settings, check_resumable, load_weights
 from common.errors import UsageError
 from common.locks import locked
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What a run resumes, or begins, from."""
+
+    weights: Found | None = None
+    """None: from scratch."""
+    checkpoint: Checkpoint | None = None
+    """What they are part of; None if they are weights alone."""
+    resumes: bool = False
+    """Whether it is a checkpoint of this run."""
+
+    @property
+    def resumed(self) -> Checkpoint | None:
+        """The checkpoint of this run."""
+        return self.checkpoint if self.resumes else None
 
 
 def run_training(asked: RunRequest) -> RunOutcome:
@@ -71,11 +87,24 @@ def run_training(asked: RunRequest) -> RunOutcome:
             "option-conflict", f"the settings have world_size={settings.world_size}, but {given} devices were given"
         )
     with _locked_by_first(asked.folder, strategy):
-        run = _Run(asked)
+        run = Run(asked)
+        origin = _find_origin(run)
+        model, not_taken = _make_model(run, origin)
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        wrapped, levers = _wrap(run, origin, model)
+        optimizer = make_optimizer(settings, wrapped, fuses_optimizer(wrapped, levers, settings.strategy))
+        strategy.prepare(optimizer, run.precision)
+        if origin.weights is not None:
+            moments = _load_moments(run, origin, model, optimizer, shapes)
+            _report_origin(run, origin, moments, not_taken)
+        feed = strategy.together(lambda: _open_feed(run, origin.resumed, levers))
         try:
-            return run.go()
+            training = run.training(wrapped, optimizer, run.log.compute_loss, feed)
+            _begin_scales(run, origin.resumed, model)
+            _begin_random_numbers(run, origin.resumed)
+            return _train(run, training, _Keeper(run, model, optimizer, feed), origin.resumed)
         finally:
-            run.close()
+            feed.close()
 
 
 @contextmanager
@@ -88,207 +117,208 @@ def _locked_by_first(folder: Path, strategy: Strategy) -> Iterator[None]:
                 stack.enter_context(locked(folder, "another training run", remedy))
                 remove_left_overs(folder)
 
-        together(strategy, lock)
+        strategy.together(lock)
         yield
 
 
-class _Run(BaseRun):
-    """A run with our model and loop."""
+def _find_origin(run: Run) -> _Origin:
+    """Find the latest checkpoint of the run, and take its counts over; else what `init` names."""
+    strategy = run.strategy
+    path = strategy.together(lambda: newest_whole(run.folder, run.warn))
+    strategy.check_same(str(path and path.name), "the latest checkpoint")
+    if path is not None:
+        checkpoint = strategy.together(lambda: _resumable(run, path))
+        run.counts.load_state_dict(checkpoint.state.progress)
+        run.precision.load_state_dict(checkpoint.state.scaler)
+        run.evaluations.take_over(checkpoint.state, run.folder)
+        run.log.samples_seen = checkpoint.state.samples_seen
+        run.checkpoint = path
+        return _Origin(find_checkpoint(path), checkpoint, resumes=True)
+    found = run.initial_weights()
+    return _Origin(found, read(found.path) if found is not None and found.state is not None else None)
 
-    def build(self, observer: Observer) -> Training:
-        """Our model with its optimizations, in the state that the run resumes from or begins with."""
-        settings, strategy = self.settings, self.strategy
-        self.config = model_config(settings)
-        self.resumed_from, initial = self._origin()
-        torch.manual_seed(settings.seed)
-        self.model = self.task.build_model(self.config, observer)
-        left = None if initial is None else together(strategy, lambda: self._load_model(initial))
-        self._shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
-        levers = self._optimizations()
-        self.spec = data_spec(settings, strategy, levers)
-        use_levers(self.model, levers)
-        if settings.activation_checkpointing:
-            recompute_activations(self.model)
-        wrapped = strategy.wrap(self.model, observer, step_plan(settings, levers))
-        use_weight_copies(
-            wrapped, levers, precision=settings.precision, strategy=settings.strategy,
-            grad_accum_steps=settings.grad_accum_steps, optimizer=settings.optimizer,
-        )  # fmt: skip
-        self.optimizer = make_optimizer(settings, wrapped, fuses_optimizer(wrapped, levers, settings.strategy))
-        strategy.prepare(self.optimizer, self.precision)
-        if initial is not None and left is not None:
-            self._load_optimizer(initial, left)
-        self.feed = together(strategy, lambda: self._open_feed(levers))
-        if self.resumed_from is not None:
-            self.log.samples_seen = self.resumed_from.state.samples_seen
-            self.checkpoint = self.resumed_from.path
-        self._saved = self.counts.applied_steps
-        self._begin_scales()
-        training = self.make_training(wrapped, self.optimizer, self.log.compute_loss, self.feed)
-        self._begin_random_numbers()
-        return training
 
-    def _optimizations(self) -> frozenset[str]:
-        """Report the optimizations that are on, and why others are not; return those that are on.
+def _resumable(run: Run, path: Path) -> Checkpoint:
+    checkpoint = read(path)
+    for message in check_resumable(run.settings, run.data, checkpoint):
+        run.warn(message)
+    return checkpoint
 
-        What has no effect is refused, except in a run that was begun with it, before it was refused.
-        """
-        settings, begun = self.settings, self.resumed_from
-        setup = Setup.of(settings, self.strategy.device.type)
-        check_precision(settings.levers, settings.precision)
-        if begun is None or begun.state.settings.levers != settings.levers:
-            check_effect(settings.levers, setup)
-        levers, left_out = together(
-            self.strategy, lambda: effective(resolve_levers(settings.levers, setup.device), setup)
+
+def _make_model(run: Run, origin: _Origin) -> tuple[nn.Module, LoadReport]:
+    """Return our model with the weights it begins with, and what was not taken of those that were found."""
+    config = model_config(run.settings)
+    torch.manual_seed(run.settings.seed)
+    model = run.task.build_model(config, run.model_observer)
+    if (found := origin.weights) is None:
+        return model, LoadReport()
+    whole = origin.resumes or not run.task.begins_from_encoder
+    return model, run.strategy.together(lambda: load_weights(found, model, config, whole))
+
+
+def _wrap(run: Run, origin: _Origin, model: nn.Module) -> tuple[nn.Module, frozenset[str]]:
+    """Optimize a model and wrap it by the strategy; return it with the names of the optimizations."""
+    settings = run.settings
+    levers = _optimizations(run, origin.resumed)
+    use_levers(model, levers)
+    if settings.activation_checkpointing:
+        recompute_activations(model)
+    wrapped = run.strategy.wrap(model, run.model_observer, step_plan(settings, levers))
+    use_weight_copies(
+        wrapped, levers, precision=settings.precision, strategy=settings.strategy,
+        grad_accum_steps=settings.grad_accum_steps, optimizer=settings.optimizer,
+    )  # fmt: skip
+    return wrapped, levers
+
+
+def _optimizations(run: Run, begun: Checkpoint | None) -> frozenset[str]:
+    """Report the optimizations that are on, and why others are not; return those that are on.
+
+    What has no effect is refused, except in a run that was begun with it, before it was refused.
+    """
+    settings = run.settings
+    setup = Setup.of(settings, run.strategy.device.type)
+    check_precision(settings.levers, settings.precision)
+    if begun is None or begun.state.settings.levers != settings.levers:
+        check_effect(settings.levers, setup)
+    levers, left_out = run.strategy.together(lambda: effective(resolve_levers(settings.levers, setup.device), setup))
+    run.strategy.check_same(levers_text(levers), "optimizations")
+    if left_out and settings.levers != AUTO:
+        run.warn(f"--levers {settings.levers!r}: {left_out_text(left_out)}: the run continues without it")
+    run.report(Optimized(levers_text(levers), left_out))
+    return levers
+
+
+def _load_moments(
+    run: Run, origin: _Origin, model: nn.Module, optimizer: torch.optim.Optimizer, shapes: Mapping[str, torch.Size]
+) -> bool:
+    """Give the optimizer the moments of a checkpoint, unless they are another one's; return whether it has them."""
+    checkpoint, settings, strategy = origin.checkpoint, run.settings, run.strategy
+    if checkpoint is None or (run.task.begins_from_encoder and not origin.resumes):
+        return False
+    if checkpoint.state.settings.optimizer != settings.optimizer:
+        run.warn(
+            f"{checkpoint.path} was trained with {checkpoint.state.settings.optimizer}, but this run uses "
+            f"{settings.optimizer}: only its weights are used, not the optimizer state"
         )
-        same_on_all(self.strategy, levers_text(levers), "optimizations")
-        if left_out and settings.levers != AUTO:
-            self.warn(f"--levers {settings.levers!r}: {left_out_text(left_out)}: the run continues without it")
-        self.report(Optimized(levers_text(levers), left_out))
-        return levers
+        return False
+    path, steps = checkpoint.path / OPTIMIZER_FILE, checkpoint.state.optimizer_steps
+    moments = strategy.together(lambda: load_moments(path, shapes, model_config(settings)))
+    strategy.together(lambda: strategy.load_moments(model, optimizer, moments, steps))
+    return True
 
-    def _origin(self) -> tuple[Checkpoint | None, Initial | None]:
-        found = together(self.strategy, lambda: latest(self.folder, self.warn))
-        same_on_all(self.strategy, str(found and found.path.name), "the latest checkpoint")
-        if found is not None:
-            together(self.strategy, partial(self._take_state, found))
-            self.evaluations.take_over(found.state, self.folder)
-            return found, Initial(found.path, found)
-        return None, self.initial()
 
-    def _take_state(self, found: Checkpoint) -> None:
-        check_same_shape(read_config(found.path / CONFIG_FILE), self.config, found.path)
-        for message in check_resumable(self.settings, self.data, found):
-            self.warn(message)
-        self.counts.load_state_dict(found.state.progress)
-        self.precision.load_state_dict(found.state.scaler)
-
-    def _load_model(self, initial: Initial) -> NotTaken:
-        if self.resumed_from is None:
-            return load_initial(initial, self.model, self.config, whole=not self.task.begins_from_encoder)
-        load_weights(initial.weights, self.model, self.config)
-        return NotTaken()
-
-    def _load_optimizer(self, initial: Initial, left: NotTaken) -> None:
-        """Take the moments, unless they are another optimizer's or model's; say what the run begins from."""
-        checkpoint, settings = initial.checkpoint, self.settings
-        if self.resumed_from is None and self.task.begins_from_encoder:
-            checkpoint = None
-        same = checkpoint is not None and checkpoint.state.settings.optimizer == settings.optimizer
-        if checkpoint is not None and same:
-            path, steps = checkpoint.path / OPTIMIZER_FILE, checkpoint.state.optimizer_steps
-            moments = together(self.strategy, lambda: load_moments(path, self._shapes, self.config))
-            take = self.strategy.load_moments
-            together(self.strategy, lambda: take(self.model, self.optimizer, moments, steps))
-        elif checkpoint is not None:
-            self.warn(
-                f"{checkpoint.path} was trained with {checkpoint.state.settings.optimizer}, but this run uses "
-                f"{settings.optimizer}: only its weights are used, not the optimizer state"
-            )
-        self.report(
-            Resumed(
-                path=initial.weights,
-                applied_steps=self.counts.applied_steps,
-                new_phase=self.resumed_from is None,
-                moments=same,
-                changed={} if self.resumed_from is None else changed_settings(settings, self.resumed_from),
-                missing=left.missing,
-                unused=left.unused,
-            )
+def _report_origin(run: Run, origin: _Origin, moments: bool, not_taken: LoadReport) -> None:
+    assert origin.weights is not None
+    path, resumed = origin.weights.path, origin.resumed
+    run.report(
+        Resumed(
+            path=path,
+            applied_steps=run.counts.applied_steps,
+            new_phase=resumed is None,
+            moments=moments,
+            changed={} if resumed is None else changed_settings(run.settings, resumed),
+            missing=not_taken.missing,
+            unused=not_taken.unexpected,
         )
-        if left.missing and not self.task.begins_from_encoder:
-            self.warn(
-                f"{len(left.missing)} weights of the model are missing in {initial.weights}, {left.missing[0]} first: "
-                "they start from random values"
-            )
+    )
+    if not_taken.missing and not run.task.begins_from_encoder:
+        run.warn(
+            f"{len(not_taken.missing)} weights of the model are missing in {path}, {not_taken.missing[0]} first: they "
+            "start from random values"
+        )
 
-    def _open_feed(self, levers: frozenset[str]) -> Feed:
-        stream = self.task.batches(self.spec)
-        if self.resumed_from is not None:
-            state, saved = self.resumed_from.state, self.resumed_from.state.settings
-            position = state.position
-            per_micro_step = self.spec.micro_batch_size * self.spec.world_size
-            if self.data.fingerprint is None and per_micro_step != saved.micro_batch_size * saved.world_size:
-                # Synthetic batches are counted, not samples.
-                position = {**position, "step": state.samples_seen // per_micro_step}
-            stream.load_state_dict(position)
-        return Feed(
-            stream, self.strategy.device.type == "cuda", partial(Batch.laid_out, full="compile" in levers),
-            self.settings.grad_accum_steps,
-        )  # fmt: skip
 
-    def _begin_scales(self) -> None:
-        """Continue with saved scales of FP8; without them the first step measures its tensors."""
-        if self.resumed_from is not None:
-            path = self.resumed_from.path / scales_file(self.strategy.rank)
-            if not together(self.strategy, lambda: load_scales(path, self.model)) and path.exists():
-                self.warn(f"{path} has the scales of another model in FP8: the first step measures its tensors")
+def _open_feed(run: Run, resumed: Checkpoint | None, levers: frozenset[str]) -> Feed:
+    spec = data_spec(run.settings, run.strategy, levers)
+    stream = run.task.batches(spec)
+    if resumed is not None:
+        state, saved = resumed.state, resumed.state.settings
+        position = state.position
+        per_micro_step = spec.micro_batch_size * spec.world_size
+        if run.data.fingerprint is None and per_micro_step != saved.micro_batch_size * saved.world_size:
+            # Synthetic batches are counted, not samples.
+            position = {**position, "step": state.samples_seen // per_micro_step}
+        stream.load_state_dict(position)
+    adapt = partial(Batch.laid_out, full="compile" in levers)
+    return Feed(stream, run.strategy.device.type == "cuda", adapt, run.settings.grad_accum_steps)
 
-    def _begin_random_numbers(self) -> None:
-        """Continue with saved generators, or seed them: the last thing before the first step."""
-        rank, found = self.strategy.rank, self.resumed_from
-        if found is not None:
-            path = found.path / rng_file(rank)
-            if together(self.strategy, lambda: load_rng(path, self.strategy.device)):
-                return
-        seed_generators(self.settings.seed, rank, self.counts.applied_steps)
 
-    def go(self) -> RunOutcome:
-        """Train to the end, or until asked to stop."""
-        first = self.counts.applied_steps + self.counts.skipped_steps
-        try:
-            train(self.training, self.observer, self.between_steps, first)
-        except DivergenceError as error:
-            self.read_losses()
-            there = f"is {self.checkpoint}; run the same command again to resume from it"
-            last = there if self.checkpoint else "does not exist: the run saved none"
-            raise DivergenceError(
-                f"{error}. The last good checkpoint {last}", error.step, error.learning_rate
-            ) from error
-        resumed_from = None if self.resumed_from is None else self.resumed_from.path
-        return self.outcome(resumed_from)
+def _begin_random_numbers(run: Run, resumed: Checkpoint | None) -> None:
+    """Continue with saved generators, or seed them: the last thing before the first step."""
+    rank = run.strategy.rank
+    if resumed is not None:
+        path = resumed.path / rng_file(rank)
+        if run.strategy.together(lambda: load_rng(path, run.strategy.device)):
+            return
+    seed_generators(run.settings.seed, rank, run.counts.applied_steps)
 
-    def close(self) -> None:
-        """End the threads that read ahead."""
-        self.feed.close()
 
-    def model_to_evaluate(self) -> torch.nn.Module:
+def _begin_scales(run: Run, resumed: Checkpoint | None, model: nn.Module) -> None:
+    """Continue with saved scales of FP8; without them the first step measures its tensors."""
+    if resumed is not None:
+        path = resumed.path / scales_file(run.strategy.rank)
+        if not run.strategy.together(lambda: load_scales(path, model)) and path.exists():
+            run.warn(f"{path} has the scales of another model in FP8: the first step measures its tensors")
+
+
+def _train(run: Run, training: Training, keeper: "_Keeper", resumed: Checkpoint | None) -> RunOutcome:
+    """Train to the end, or until asked to stop."""
+    first = run.counts.applied_steps + run.counts.skipped_steps
+    try:
+        train(training, run.observer, partial(run.between_steps, keeper), first)
+    except DivergenceError as error:
+        run.read_losses()
+        there = f"is {run.checkpoint}; run the same command again to resume from it"
+        last = there if run.checkpoint else "does not exist: the run saved none"
+        raise DivergenceError(f"{error}. The last good checkpoint {last}", error.step, error.learning_rate) from error
+    return run.outcome(None if resumed is None else resumed.path)
+
+
+class _Keeper:
+    """Saves whole checkpoints of our model, from which a run resumes."""
+
+    saves_best = True
+
+    def __init__(self, run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, feed: Feed) -> None:
+        self._run, self._model, self._optimizer, self._feed = run, model, optimizer, feed
+        self._saved = run.counts.applied_steps
+
+    def model_to_evaluate(self) -> nn.Module:
         """The model that is trained."""
-        return self.model
+        return self._model
 
     def due(self, done: bool, stop: bool) -> bool:
         """At the end, before a stop, and every so many updates; once after each."""
-        applied = self.counts.applied_steps
-        return (done or stop or applied % self.settings.save_every == 0) and applied != self._saved
+        applied = self._run.counts.applied_steps
+        return (done or stop or applied % self._run.settings.save_every == 0) and applied != self._saved
 
     def save(self, step: int) -> None:
         """Save a checkpoint, but no parameters that are not numbers."""
-        began = time.perf_counter()
-        self.count_left_out()
-        if any_rank(self.strategy, not parameters_are_finite(self.strategy.held(self.model))):
-            rate = float(self.optimizer.param_groups[0]["lr"])
+        began, run, optimizer = time.perf_counter(), self._run, self._optimizer
+        run.count_left_out()
+        if run.strategy.any_rank(not parameters_are_finite(run.strategy.held(self._model))):
+            rate = float(optimizer.param_groups[0]["lr"])
             raise DivergenceError(
                 f"the parameters after step {step} are not finite (learning rate {rate:.6g}): lower the "
                 "learning rate or lengthen the warm-up",
                 step - 1,
                 rate,
             )
+        best = run.evaluations.best
         state = TrainState(
-            settings=self.settings,
-            data=self.data,
-            position=self.feed.position,
-            progress=self.counts.state_dict(),
-            samples_seen=self.log.samples_seen,
-            scaler=self.precision.state_dict(),
-            optimizer_steps=shared_steps(self.optimizer),
-            evaluation=self.evaluations.latest,
-            best=self.evaluations.best,
+            settings=run.settings,
+            data=run.data,
+            position=self._feed.position,
+            progress=run.counts.state_dict(),
+            samples_seen=run.log.samples_seen,
+            scaler=run.precision.state_dict(),
+            optimizer_steps=shared_steps(optimizer),
+            evaluation=run.evaluations.latest,
+            best=best,
             versions=versions(),
         )
-        self.checkpoint, size = write_checkpoint(
-            self.folder, self.model, self.optimizer, state, self.strategy, self.vocabulary
-        )
-        self._saved = self.counts.applied_steps
+        run.checkpoint, size = write_checkpoint(run.folder, self._model, optimizer, state, run.strategy, run.vocabulary)
+        self._saved = state.applied_steps
         seconds = time.perf_counter() - began
-        best = self.evaluations.best
-        self.report(Saved(applied_steps=self._saved, path=self.checkpoint, seconds=seconds, size_bytes=size, best=best))
+        run.report(Saved(applied_steps=self._saved, path=run.checkpoint, seconds=seconds, size_bytes=size, best=best))

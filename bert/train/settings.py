@@ -12,8 +12,7 @@ from bert.data.lengths import PADDINGS, check_distribution, default_max_predicti
 from bert.model.config import model_config
 from bert.optim.registry import DEFAULT_WEIGHT_DECAY, OPTIMIZERS
 from bert.optim.schedule import PHASES, SCHEDULES, Schedule
-from bert.parallel import STRATEGIES
-from bert.parallel.options import options_text, read_options
+from bert.parallel import STRATEGIES, options_text, read_options
 from bert.speed.registry import AUTO, check_levers
 from bert.tasks import check_task_options, task_data
 from common.errors import InputError, UsageError

@@ -112,6 +112,11 @@ VIOLATIONS = {
         {"analysis/readers/a.py": "def f():\n    from analysis.metrics import b\n"},
         "analysis/readers/a.py:2 uses analysis.metrics",
     ),
+    "a checkpoint imports a training": (
+        "arrow",
+        {"bert/checkpoints/a.py": "from bert.train.b import x\n"},
+        "bert/checkpoints/a.py:1 uses bert.train.b",
+    ),
     "analysis imports bench": ("arrow", {"analysis/a.py": "import bench\n"}, "analysis/a.py:1 uses bench"),
     "records imports analysis": (
         "arrow",

@@ -30,8 +30,8 @@ from bert.model.config import model_config  # noqa: E402
 from bert.observer import Observer  # noqa: E402
 from bert.optim.precision import Precision  # noqa: E402
 from bert.optim.registry import lamb  # noqa: E402
+from bert.parallel import make_strategy  # noqa: E402
 from bert.parallel.base import StepPlan  # noqa: E402
-from bert.parallel.options import make_strategy  # noqa: E402
 from bert.tasks import make_task  # noqa: E402
 from bert.train.feed import Feed, data_spec  # noqa: E402
 from bert.train.loop import Training, run_step  # noqa: E402

@@ -37,11 +37,11 @@ def train_theirs(wanted: Any, folder: Path, recorder: Recorder) -> Any:
 def test_losses_rates_and_scores_are_ours(
     data: Path, tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bert.train.base_run import BaseRun
+    from bert.train.base_run import Run
 
-    make = BaseRun.make_training
+    make = Run.training
     # Trainer takes the mean of the micro-batches' means: without weights ours does so, too.
-    monkeypatch.setattr(BaseRun, "make_training", lambda *given: dataclasses.replace(make(*given), weighted=False))
+    monkeypatch.setattr(Run, "training", lambda *given: dataclasses.replace(make(*given), weighted=False))
     wanted = settings(data, steps=4, dropout=0.0, eval_every=2, **changes)
     ours, theirs = Recorder(), Recorder()
     run(wanted, tmp_path / "ours", ours)
@@ -60,7 +60,7 @@ def test_losses_rates_and_scores_are_ours(
 
 @needs_accelerate
 def test_the_weights_are_saved_as_ours_at_the_end_only(data: Path, tmp_path: Path) -> None:
-    from bert.checkpoints.ours import load_model
+    from bert.checkpoints.files import load_model
 
     stopped = Recorder(stop_after=2)
     wanted = settings(data, steps=3, dropout=0.0)
@@ -95,7 +95,7 @@ def test_a_run_of_theirs_is_opened_by_its_folder_and_only_weights_that_are_there
     assert (outcome.best is None) == (best != 3) and outcome.best == recorder.of("Saved")[-1].best
     for place in (tmp_path / "run", tmp_path / "run/checkpoints", outcome.checkpoint):
         found = find_weights(place, DataIdentity(source="anything"), recorder, "a model is needed")
-        assert found.checkpoint is None and found.weights == outcome.checkpoint
+        assert found.state is None and found.path == outcome.checkpoint
 
 
 def test_without_accelerate_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_predictions_refuse_what_was_not_trained_on_squad(
     files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from bench.cli.main import run
-    from bert.checkpoints.ours import save_model
+    from bert.checkpoints.files import save_model
     from bert.model.config import PRESETS
     from bert.model.heads import BertForPretraining, BertForQuestionAnswering
     from bert.tasks.squad.features import open_features

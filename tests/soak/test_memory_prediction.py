@@ -6,7 +6,7 @@ import pytest
 from support.cli import Cli
 
 from analysis.load import load_run
-from bert.model.memory import predict_memory
+from bert.memory import predict_memory
 from records.run import RunDirectory
 
 # 34 trials lay between 0.89 and 1.12 (docs/results/2026-11-22-memory.md).

@@ -8,7 +8,7 @@ from support import training_runs
 from support.killed_runs import STEPS, finish, job, kill_after, losses
 from support.training_runs import read_log
 
-from bert.train.checkpoint import saved_steps
+from bert.checkpoints.read import saved_steps
 
 
 def test_another_batch_size_and_number_of_ranks_go_on_exactly_when_interrupted_again(

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert.checkpoints.tensorflow_index import MAGIC, masked
+from bert.checkpoints.tensorflow import MAGIC, masked
 
 KINDS = {torch.float32: 1, torch.float64: 2, torch.int32: 3, torch.int64: 9, torch.bfloat16: 14, torch.float16: 19}
 

@@ -157,7 +157,8 @@ def _saved_checkpoints(out: Path) -> dict[str, str]:
 
 
 def _read_training(out: Path) -> None:
-    from bert.train.checkpoint import read, saved_steps
+    from bert.checkpoints.read import saved_steps
+    from bert.train.checkpoint import read
     from records.training import TrainRun, read_events
 
     run = TrainRun(out)

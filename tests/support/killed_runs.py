@@ -8,7 +8,8 @@ from typing import Any
 from support.training_runs import read_log, settings, start
 from support.warm_processes import kill, wait
 
-from bert.train.checkpoint import read, saved_steps
+from bert.checkpoints.read import saved_steps
+from bert.train.checkpoint import read
 
 STEPS = 12
 

@@ -112,7 +112,7 @@ def be_rank(job: dict[str, Any]) -> int:
     import torch
 
     from bert.observer import Observer
-    from bert.parallel.options import make_strategy
+    from bert.parallel import make_strategy
     from bert.train.base_run import RunRequest
     from bert.train.run import run_training
     from bert.train.settings import TrainSettings

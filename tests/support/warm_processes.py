@@ -16,7 +16,7 @@ from typing import Any
 
 # The first optimizer of a process loads torch._dynamo; the program that started this one is imported as __mp_main__.
 IMPORTED = (
-    "pytest", "torch", "torch._dynamo", "torch.nn.parallel", "bert.train.run", "bert.parallel.options",
+    "pytest", "torch", "torch._dynamo", "torch.nn.parallel", "bert.train.run", "bert.parallel",
     "bert.parallel.ddp", "bert.parallel.fsdp", "bert.tasks.pretrain.task", "bert.tasks.squad.task",
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from support.commands import facts, result, text
 from support.refusals import refused
 
-from bert.checkpoints.ours import save_model
+from bert.checkpoints.files import save_model
 from bert.model.config import ModelConfig
 from bert.model.heads import BertForPretraining
 from common.errors import Code

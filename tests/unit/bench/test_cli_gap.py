@@ -12,7 +12,7 @@ from support.training_runs import Recorder, settings
 from support.training_runs import run as training_run
 
 from bench.cli.main import run
-from bert.checkpoints.ours import save_model
+from bert.checkpoints.files import save_model
 from bert.model.config import ModelConfig
 from bert.tasks import given_options, resolve_options, task_data
 

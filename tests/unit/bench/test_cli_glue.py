@@ -104,8 +104,7 @@ def test_answers_are_written_as_the_server_takes_them(tmp_path: Path) -> None:
 def saved_model(folder: Path, task: str) -> Path:
     import torch
 
-    from bert.checkpoints.folder import new_folder
-    from bert.checkpoints.ours import save_model
+    from bert.checkpoints.files import new_folder, save_model
     from bert.model.config import preset
     from bert.tasks.glue.task import GlueTask
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from support import training_runs
 
+from bert.checkpoints.read import saved_steps
 from bert.model.config import model_config
 from bert.model.heads import BertForPretraining
 from bert.optim.registry import lamb
 from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataIdentity
-from bert.train.agreement import any_rank, same_on_all, together
-from bert.train.checkpoint import TrainState, save, saved_steps, versions
+from bert.train.checkpoint import TrainState, save, versions
 from bert.train.settings import TrainSettings
 from common.errors import BertbenchError, InputError, LockedError, SchemaError, StorageError, UsageError
 
@@ -63,15 +63,14 @@ def on_all(action: Callable[[Threaded], Any]) -> list[Any]:
         return list(pool.map(attempt, range(RANKS)))
 
 
-@pytest.mark.parametrize("error", [StorageError, InputError, SchemaError, LockedError])
-@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize(("error", "failing"), [(StorageError, 0), (SchemaError, 1), (LockedError, 2)])
 def test_the_failure_of_one_rank_is_that_of_all(error: type[BertbenchError], failing: int) -> None:
     def action(strategy: Threaded) -> None:
         def work() -> None:
             if strategy.rank == failing:
                 raise error("nodes-disagree", f"Grüße: {'x' * 300}")
 
-        together(strategy, work)
+        strategy.together(work)
 
     results = on_all(action)
     assert [(type(result), result.code) for result in results] == [(error, "nodes-disagree")] * RANKS
@@ -87,7 +86,7 @@ def test_of_several_failures_the_lowest_ranks_is_told_and_a_bug_is_not_hidden() 
             if strategy.rank == 2:
                 raise InputError("file-damaged", "a file")
 
-        together(strategy, work)
+        strategy.together(work)
 
     first, second, third = on_all(action)
     assert type(first) is BertbenchError and "rank 1: ZeroDivisionError: a bug" in str(first)
@@ -95,19 +94,15 @@ def test_of_several_failures_the_lowest_ranks_is_told_and_a_bug_is_not_hidden() 
     assert type(third) is BertbenchError and (first.code, third.code) == ("rank-failed", "rank-failed")
 
 
-def test_results_stay_each_ranks_own_and_numbers_are_shared() -> None:
-    assert on_all(lambda strategy: together(strategy, lambda: strategy.rank * 10)) == [0, 10, 20]
-    assert on_all(lambda strategy: any_rank(strategy, strategy.rank == 2)) == [True, True, True]
-    assert on_all(lambda strategy: any_rank(strategy, False)) == [False, False, False]
-
-
-def test_a_text_that_differs_between_ranks_is_refused_on_all() -> None:
-    on_all(lambda strategy: same_on_all(strategy, "chunks+unpad", "optimizations"))
+def test_a_text_that_differs_between_ranks_is_refused_on_all_and_results_stay_each_ranks_own() -> None:
+    assert on_all(lambda strategy: strategy.together(lambda: strategy.rank * 10)) == [0, 10, 20]
+    assert on_all(lambda strategy: strategy.any_rank(strategy.rank == 2)) == [True, True, True]
+    on_all(lambda strategy: strategy.check_same("chunks+unpad", "optimizations"))
     found: list[BertbenchError] = []
 
     def differ(strategy: Threaded) -> None:
         with pytest.raises(UsageError) as raised:
-            same_on_all(strategy, "unpad" if strategy.rank else "fused-optimizer+unpad", "optimizations")
+            strategy.check_same("unpad" if strategy.rank else "fused-optimizer+unpad", "optimizations")
         found.append(raised.value)
 
     on_all(differ)

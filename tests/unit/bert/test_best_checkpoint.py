@@ -1,6 +1,5 @@
 """The best checkpoint: kept beside the latest, known to the ones after it, the same after every interruption."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ from support.examples import DRAWS_ALL
 from support.refusals import refused
 from support.training_runs import Recorder, run, settings
 
+from bert.checkpoints.read import saved_steps
 from bert.tasks import make_task
 from bert.tasks.base import Evaluation, deciding
 from bert.tasks.pretrain.evaluation import TestShards
-from bert.tasks.pretrain.task import PretrainTask
-from bert.train.checkpoint import SCHEMA_VERSION, STATE_FILE, read, saved_steps
+from bert.train.checkpoint import read
 from bert.train.settings import resolve_settings
 
 # Of the evaluations after 2, 4, ... 12 updates.
@@ -84,14 +83,6 @@ def test_a_crash_anywhere_leaves_the_same_checkpoints_and_the_same_best(
         assert recorder.losses.items() <= heard.losses.items()
 
 
-def test_higher_is_better_where_the_task_says_so(
-    data: Path, tmp_path: Path, scored: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PretrainTask, "higher_is_better", True)
-    outcome, _ = go(data, tmp_path, steps=10)
-    assert outcome.best.applied_steps == 2 and saved_steps(tmp_path) == [2, 10]
-
-
 def find(monkeypatch: pytest.MonkeyPatch, losses: tuple[float, ...], accuracies: tuple[float, ...]) -> None:
     """Let the next evaluations find these, whatever the model."""
     found = iter(zip(losses, accuracies, strict=True))
@@ -139,11 +130,6 @@ def test_a_threshold_says_not_which_model_is_better_and_the_scores_that_do_are_n
     assert deciding(task, "best_f1") == ("best_f1", True)
 
 
-def test_a_score_that_the_task_has_not_is_refused(data: Path, tmp_path: Path) -> None:
-    with refused("option-choice", "pretrain", "'f1'", "mlm_accuracy"):
-        go(data, tmp_path, best_by="f1")
-
-
 def test_a_best_that_is_gone_or_of_other_samples_is_looked_for_anew(data: Path, tmp_path: Path, scored: None) -> None:
     go(data, tmp_path / "run", steps=9)
     shutil.copytree(tmp_path / "run", tmp_path / "other")
@@ -175,24 +161,3 @@ def test_a_finished_run_is_evaluated_once_on_other_samples(
         assert [event.applied_steps for event in recorder.of("Evaluated")] == evaluations
         assert (outcome.best.applied_steps, outcome.best.value) == (4, 4.0)
     assert read(tmp_path / "step-0000004").state.best == outcome.best
-
-
-def test_states_of_another_version_are_refused(data: Path, tmp_path: Path) -> None:
-    run(settings(data, steps=1), tmp_path, Recorder())
-    path = tmp_path / "step-0000001" / STATE_FILE
-    whole = json.loads(path.read_text())
-    for version in (SCHEMA_VERSION - 1, SCHEMA_VERSION + 1):
-        path.write_text(json.dumps({**whole, "schema_version": version}))
-        with refused("record-version", "step-0000001", str(version)):
-            read(tmp_path / "step-0000001")
-
-
-def test_a_damaged_best_is_an_error_not_a_traceback(data: Path, tmp_path: Path) -> None:
-    run(settings(data, steps=1), tmp_path, Recorder())
-    path = tmp_path / "step-0000001" / STATE_FILE
-    whole = json.loads(path.read_text())
-    best = {"applied_steps": 1, "score": "mlm_loss", "value": 2.0, "data": "x"}
-    for wrong in (3, {**best, "odd": 1}):
-        path.write_text(json.dumps({**whole, "best": wrong}))
-        with refused("file-damaged", "step-0000001"):
-            read(tmp_path / "step-0000001")

@@ -10,13 +10,13 @@ import transformers
 from support.row_task import VOCAB, made_rows
 
 from bert.checkpoints.conversion import convert
+from bert.checkpoints.files import save_model
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
-from bert.checkpoints.ours import save_model
+from bert.checkpoints.read import find_checkpoint
 from bert.data.loading.batches import row_batch
 from bert.model.config import preset
 from bert.model.heads import BertForSequenceClassification
-from bert.train.resume import Initial
-from bert.train.weights import load_initial
+from bert.train.resume import load_weights
 
 SHAPE = preset("tiny").replace(vocab_size=VOCAB, hidden_size=32, num_heads=4, intermediate_size=48, max_positions=32)
 
@@ -105,16 +105,10 @@ def test_a_classifier_of_other_labels_stays_fresh_and_is_named(tmp_path: Path) -
         model = BertForSequenceClassification(SHAPE, 2)
         before = model.classifier.weight.clone()
         word = model.encoder.embeddings.word.weight.clone()
-        taken = load_initial(Initial(source, None, _found(source)), model, SHAPE, whole=False)
-        assert taken.unused == ("classifier.bias", "classifier.weight")
+        taken = load_weights(find_checkpoint(source), model, SHAPE, whole=False)
+        assert taken.unexpected == ("classifier.bias", "classifier.weight")
         assert torch.equal(model.classifier.weight, before)
         assert not torch.equal(model.encoder.embeddings.word.weight, word)
         same = BertForSequenceClassification(SHAPE, 3)
-        taken = load_initial(Initial(source, None, _found(source)), same, SHAPE, whole=False)
-        assert (taken.missing, taken.unused) == ((), ())
-
-
-def _found(source: Path) -> Any:
-    from bert.checkpoints.read import find_checkpoint
-
-    return find_checkpoint(source)
+        taken = load_weights(find_checkpoint(source), same, SHAPE, whole=False)
+        assert (taken.missing, taken.unexpected) == ((), ())

@@ -9,14 +9,14 @@ import pytest
 from support.bert_folders import loaded, saved, theirs
 
 from bert.checkpoints.conversion import convert
-from bert.checkpoints.folder import new_folder
+from bert.checkpoints.files import new_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 # A conversion that stands still with half its folder written.
 HALTED = """
 import sys, time
 from pathlib import Path
-from bert.checkpoints.folder import new_folder
+from bert.checkpoints.files import new_folder
 with new_folder(Path(sys.argv[1])) as folder:
     (folder / "model.safetensors").write_bytes(b"half")
     print(folder.name, flush=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from support.bert_folders import (
     IDS,
     MASK,
@@ -20,15 +19,14 @@ from support.bert_folders import (
     theirs,
 )
 from support.cli import ROOT
-from support.refusals import refused
 from torch import Tensor
 
 from bert.checkpoints.conversion import convert
-from bert.checkpoints.ours import load_model, save_model
+from bert.checkpoints.files import load_model, save_model
+from bert.checkpoints.read import find_checkpoint
 from bert.data.batch import Batch, BatchCounts
-from bert.model.heads import BertForPretraining, BertForQuestionAnswering
-from bert.train.resume import Initial
-from bert.train.weights import NotTaken, load_initial, load_weights
+from bert.model.heads import BertForQuestionAnswering
+from bert.train.resume import load_weights
 
 REAL = MASK.bool()
 POOLER = {"bert/pooler/dense/bias": torch.ones(16), "bert/pooler/dense/kernel": torch.ones(16, 16)}
@@ -82,7 +80,7 @@ def test_a_model_of_ours_answers_alike_in_transformers_and_comes_back_bit_by_bit
     done = convert(tmp_path / "hf", tmp_path / "back", target="bertbench")
     assert (done.architecture, done.missing, done.unexpected) == (kind, (), ())
     back = BertForQuestionAnswering(model.config)
-    load_weights(tmp_path / "back", back, back.config)
+    load_weights(find_checkpoint(tmp_path / "back"), back, back.config, True)
     assert all(torch.equal(value, back.state_dict()[name]) for name, value in model.state_dict().items())
     convert(tmp_path / "ours", tmp_path / "copy", target="bertbench")
     assert load_model(tmp_path / "copy")[1].keys() == model.state_dict().keys()
@@ -93,7 +91,7 @@ def test_a_model_of_transformers_answers_alike_here(tmp_path: Path, kind: str) -
     source = theirs(kind)
     done = convert(saved(tmp_path / "hf", source), tmp_path / "ours", target="bertbench")
     model = BertForQuestionAnswering(done.config).eval()
-    load_weights(tmp_path / "ours", model, model.config)
+    load_weights(find_checkpoint(tmp_path / "ours"), model, model.config, True)
     assert_close(results(model), their_results(source))
 
 
@@ -106,7 +104,6 @@ def test_a_tensorflow_checkpoint_of_run_squad_keeps_its_head_and_loses_its_poole
     assert (done.architecture, done.missing, done.unexpected) == ("BertForQuestionAnswering", (), tuple(sorted(POOLER)))
     assert done.skipped == tuple(sorted(slots)) and done.converted == done.tensors_read - 2
     if target == "bertbench":
-        load_weights(tmp_path / "dst", BertForQuestionAnswering(done.config), done.config)
         convert(tmp_path / "dst", tmp_path / "back")
     written = loaded(tmp_path / ("dst" if target == "hugging-face" else "back"))
     assert all(torch.equal(written.state_dict()[name], value) for name, value in source.state_dict().items())
@@ -116,54 +113,9 @@ def test_a_tensorflow_checkpoint_of_run_squad_keeps_its_head_and_loses_its_poole
 def test_a_run_begins_from_a_tensorflow_checkpoint_of_run_squad_with_its_head(tmp_path: Path) -> None:
     source, model = theirs("BertForQuestionAnswering"), ours()
     prefix = saved_by_tensorflow(tmp_path / "model.ckpt", source, POOLER)
-    assert load_initial(Initial(prefix, None), model, SHAPE, False) == NotTaken((), tuple(sorted(POOLER)))
+    taken = load_weights(find_checkpoint(prefix), model, SHAPE, False)
+    assert (taken.missing, taken.unexpected) == ((), tuple(sorted(POOLER)))
     assert_close(results(model), their_results(source))
-
-
-def test_old_names_of_nvidia_and_of_wrappers_are_taken(tmp_path: Path) -> None:
-    source = theirs("BertForQuestionAnswering")
-    state = {
-        f"module.{name.replace('intermediate.dense.', 'intermediate.dense_act.')}": value
-        for name, value in source.state_dict().items()
-    }
-    pooler = {f"module.bert.pooler.dense_act.{kind}": torch.ones(16) for kind in ("weight", "bias")}
-    folder = saved(tmp_path / "src", source)
-    (folder / "model.safetensors").unlink()
-    torch.save({"model": state | pooler}, folder / "pytorch_model.bin")
-    done = convert(folder, tmp_path / "dst")
-    assert (done.architecture, done.missing) == ("BertForQuestionAnswering", ())
-    assert done.unexpected == tuple(sorted(pooler))
-    assert_equal_outputs(loaded(tmp_path / "dst"), source)
-
-
-def test_half_a_head_is_converted_and_its_other_half_listed(tmp_path: Path) -> None:
-    source = saved(tmp_path / "src", theirs("BertForQuestionAnswering"))
-    state = load_file(source / "model.safetensors")
-    del state["qa_outputs.bias"]
-    save_file(state, source / "model.safetensors")
-    done = convert(source, tmp_path / "dst")
-    assert (done.architecture, done.missing) == ("BertForQuestionAnswering", ("answer_span.output.bias",))
-    state["qa_outputs.weight"] = torch.zeros(3, 16)
-    save_file(state, source / "model.safetensors")
-    with refused("weights-mismatch", "answer_span.output.weight", "[3, 16]", "[2, 16]"):
-        convert(source, tmp_path / "other")
-
-
-def test_beside_heads_of_pretraining_a_head_for_answers_is_listed_and_left_out(tmp_path: Path) -> None:
-    source = saved(tmp_path / "src", theirs())
-    state = load_file(source / "model.safetensors")
-    head = {"qa_outputs.bias": torch.ones(2), "qa_outputs.weight": torch.ones(2, 16)}
-    save_file(state | head, source / "model.safetensors")
-    done = convert(source, tmp_path / "dst")
-    assert (done.architecture, done.missing, done.unexpected) == ("BertForPreTraining", (), tuple(head))
-    assert_equal_outputs(loaded(tmp_path / "dst"), theirs())
-    model = BertForPretraining(SHAPE)
-    save_model(tmp_path / "ours", model)
-    weights = load_file(tmp_path / "ours" / "model.safetensors")
-    named = {"answer_span.output.bias": torch.ones(2), "answer_span.output.weight": torch.ones(2, 16)}
-    save_file(weights | named, tmp_path / "ours" / "model.safetensors")
-    done = convert(tmp_path / "ours", tmp_path / "again")
-    assert (done.architecture, done.missing, done.unexpected) == ("BertForPreTraining", (), tuple(named))
 
 
 def test_a_conversion_does_not_import_the_compiler(tmp_path: Path) -> None:

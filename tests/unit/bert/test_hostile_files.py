@@ -11,7 +11,7 @@ import torch
 from support.csv_files import colours_and_animals, prepared, write_rows
 from support.refusals import refused
 
-from bert.checkpoints.tensor_files import read_tensors, write_safetensors
+from bert.checkpoints.files import read_tensors, write_safetensors
 from bert.tasks.classify.store import opened
 from bert.tasks.glue import tables
 from bert.tasks.glue.scores import read_answers

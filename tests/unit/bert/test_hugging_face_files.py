@@ -10,19 +10,18 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from support import training_runs
-from support.bert_folders import IDS, MASK, PIECES, SHAPE, VOCAB, assert_equal_outputs, loaded, outputs, saved, theirs
+from support.bert_folders import PIECES, SHAPE, VOCAB, assert_equal_outputs, loaded, saved, theirs
 from support.minilm import minilm_folder
 from support.refusals import refused
 from support.shared_files import DATA, OWN, samples
 from torch import Tensor
 
 from bert.checkpoints.conversion import convert
+from bert.checkpoints.files import load_model, save_model
 from bert.checkpoints.hugging_face import load_hugging_face_state
-from bert.checkpoints.ours import load_model, save_model
 from bert.checkpoints.tensorflow import open_checkpoint
 from bert.model.encoder import BertEncoder
 from bert.model.heads import BertForPretraining
-from bert.train.weights import load_weights
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECKPOINTS = DATA / "checkpoints"
@@ -55,29 +54,6 @@ def test_every_kind_makes_the_way_there_and_back(tmp_path: Path, kind: str, targ
     assert (tmp_path / "dst" / "vocab.txt").read_text().split() == PIECES
 
 
-def test_encoders_of_other_tasks_are_taken_and_their_heads_listed(tmp_path: Path) -> None:
-    model = theirs("BertForTokenClassification")
-    done = convert(saved(tmp_path / "src", model), tmp_path / "dst")
-    assert (done.architecture, done.unexpected) == ("BertModel", ("classifier.bias", "classifier.weight"))
-    assert done.missing == ("encoder.pooler.bias", "encoder.pooler.weight")
-    assert done.converted == done.tensors_read - 2
-    back = loaded(tmp_path / "dst", strict=False)
-    with torch.no_grad():
-        expected, found = (part(input_ids=IDS).last_hidden_state for part in (model.bert, back))
-    torch.testing.assert_close(expected, found, atol=1e-5, rtol=0)
-
-
-def test_our_model_computes_what_theirs_does(tmp_path: Path) -> None:
-    model = theirs("BertModel")
-    convert(saved(tmp_path / "src", model), tmp_path / "dst", target="bertbench")
-    config, state = load_model(tmp_path / "dst")
-    ours = BertEncoder(config).eval()
-    ours.load_state_dict({name.removeprefix("encoder."): value for name, value in state.items()})
-    with torch.no_grad():
-        hidden = ours(IDS, MASK).hidden
-    torch.testing.assert_close(hidden[MASK.bool()], outputs(model)["last_hidden_state"][MASK.bool()], atol=1e-5, rtol=0)
-
-
 @pytest.mark.public
 @pytest.mark.parametrize("target", ["hugging-face", "bertbench"])
 def test_the_real_tensorflow_checkpoint_becomes_a_folder_without_missing_or_unexpected_keys(
@@ -88,7 +64,6 @@ def test_the_real_tensorflow_checkpoint_becomes_a_folder_without_missing_or_unex
     assert (done.source_format, done.architecture) == ("tensorflow", "BertForPreTraining")
     assert (done.tensors_read, done.converted, len(done.skipped), done.missing, done.unexpected) == (46, 46, 93, (), ())
     if target == "bertbench":
-        load_weights(tmp_path / "dst", BertForPretraining(done.config), done.config)
         convert(tmp_path / "dst", tmp_path / "back")
     back = loaded(tmp_path / ("dst" if target == "hugging-face" else "back"))
     checkpoint = open_checkpoint(source / "bert_model.ckpt")

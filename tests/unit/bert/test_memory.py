@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bert.memory import predict_memory
 from bert.model.config import PRESETS, shape_in_words
 from bert.model.heads import BertForPretraining
-from bert.model.memory import predict_memory
 from common.train_spec import TrainSpec
 
 SMALL = TrainSpec(

@@ -8,7 +8,7 @@ from support.training_runs import Recorder, run, settings
 from bert.model.config import PRESETS
 from bert.model.encoder import recompute_activations
 from bert.model.heads import BertForPretraining
-from bert.parallel.options import make_strategy
+from bert.parallel import make_strategy
 from bert.tasks.pretrain.task import PretrainTask
 
 

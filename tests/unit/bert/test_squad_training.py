@@ -13,6 +13,7 @@ from support.refusals import refused
 from support.squad_runs import squad_settings
 from support.training_runs import Recorder, run
 
+from bert.checkpoints.read import saved_steps
 from bert.model.config import model_config
 from bert.model.heads import BertForPretraining, BertForQuestionAnswering
 from bert.optim.precision import Precision
@@ -24,7 +25,6 @@ from bert.tasks.squad.features import open_features
 from bert.tasks.squad.prepare import prepare
 from bert.tasks.squad.task import SquadTask
 from bert.train.base_run import LossLog
-from bert.train.checkpoint import saved_steps
 from bert.train.evaluate import evaluate
 from bert.train.loop import DivergenceError
 
@@ -87,7 +87,7 @@ def test_a_stopped_fine_tuning_goes_on_with_identical_losses_and_scores(
 def test_fine_tuning_begins_from_a_pretraining_checkpoint_and_says_what_it_took(
     files: dict[str, dict[str, Path]], tmp_path: Path
 ) -> None:
-    from bert.checkpoints.ours import save_model
+    from bert.checkpoints.files import save_model
 
     wanted = squad_settings(files["1.1"], steps=1, eval_every=0, init=str(tmp_path / "weights"))
     pretrained = BertForPretraining(model_config(wanted))

@@ -16,13 +16,11 @@ from support.refusals import refused
 from bert.data.synthetic import SyntheticBatches
 from bert.model.config import ModelConfig
 from bert.observer import Observer
-from bert.parallel import STRATEGIES, devices_per_rank
-from bert.parallel.base import StepPlan
+from bert.parallel import STRATEGIES, devices_per_rank, make_strategy, options_text, read_options
+from bert.parallel.base import StepPlan, WholeModel
 from bert.parallel.deepspeed_config import read_deepspeed_config, resolve, training_values
 from bert.parallel.dp import joined, split_batch
 from bert.parallel.fsdp import layers
-from bert.parallel.options import make_strategy, options_text, read_options
-from bert.parallel.process_group import WholeModel
 from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.task import PretrainTask

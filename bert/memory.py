@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields
 
 from bert.model.config import ModelConfig, model_config
 from bert.model.step import FLOAT_BYTES, Step
-from bert.parallel.options import zero_stage
+from bert.parallel import zero_stage
 from bert.tasks import task_step
 from common.train_spec import TrainSpec
 
