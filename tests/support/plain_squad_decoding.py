@@ -14,7 +14,6 @@ from typing import Any
 from support.plain_tokenizer import PlainTokenizer
 
 from bert.tasks.squad.features import SquadFeatures
-from bert.tasks.squad.predictions import WindowLogits
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +36,12 @@ def best_positions(logits: list[float], most: int) -> list[int]:
     return ranked[:most]
 
 
-def spans_of_question(
-    features: SquadFeatures, logits: WindowLogits, question: int, most: int, longest: int
-) -> list[Span]:
+def spans_of_question(features: SquadFeatures, logits: Any, question: int, most: int, longest: int) -> list[Span]:
     """The candidates of a question, best first."""
     found = []
     for window in range(int(features.question_windows[question]), int(features.question_windows[question + 1])):
-        low, high = int(logits.offsets[window]), int(logits.offsets[window + 1])
-        starts, ends = logits.start[low:high].tolist(), logits.end[low:high].tolist()
+        low, high = features.input_ids.offsets[window : window + 2].tolist()
+        starts, ends = logits[:, low:high].tolist()
         word_of, greatest = token_maps(features, window)
         for start in best_positions(starts, most):
             for end in best_positions(ends, most):
@@ -95,7 +92,7 @@ def final_text(wanted: str, original: str, lower_case: bool) -> str:
 
 def predict(
     features: SquadFeatures,
-    logits: WindowLogits,
+    logits: Any,
     pieces: tuple[str, ...],
     most: int = 20,
     longest: int = 30,
@@ -112,10 +109,10 @@ def predict(
         had_spans = bool(ranked)
         null_score, null_start, null_end = 1000000.0, 0.0, 0.0
         for window in range(int(features.question_windows[question]), int(features.question_windows[question + 1])):
-            place = int(logits.offsets[window])
-            score = float(logits.start[place]) + float(logits.end[place])
+            place = int(features.input_ids.offsets[window])
+            score = float(logits[0, place]) + float(logits[1, place])
             if score < null_score:
-                null_score, null_start, null_end = score, float(logits.start[place]), float(logits.end[place])
+                null_score, null_start, null_end = score, float(logits[0, place]), float(logits[1, place])
         if with_null:
             ranked.append(None)
             ranked.sort(key=lambda span: -(null_start + null_end if span is None else span.score))

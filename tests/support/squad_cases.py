@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from support.plain_squad import place_windows
@@ -10,7 +11,6 @@ from support.plain_squad import place_windows
 from bert.data.rows import Ragged
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
 from bert.tasks.squad.features import Settings, SquadFeatures
-from bert.tasks.squad.predictions import WindowLogits
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 SIGNS = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~«»“”’–—…。、「」"  # noqa: RUF001
@@ -114,14 +114,13 @@ def features_of(
     )
 
 
-def random_logits(features: SquadFeatures, seed: int, *, steps: int = 0) -> WindowLogits:
+def random_logits(features: SquadFeatures, seed: int, *, steps: int = 0) -> Any:
     """Normally distributed logits; with `steps` rounded to so many per unit, which makes ties."""
     generator = np.random.default_rng(seed)
-    offsets = features.input_ids.offsets
-    drawn = 3 * generator.standard_normal((2, int(offsets[-1])), dtype=np.float32)
+    drawn = 3 * generator.standard_normal((2, int(features.lengths.sum())), dtype=np.float32)
     if steps:
         drawn = np.round(drawn * steps) / np.float32(steps)
-    return WindowLogits(drawn[0], drawn[1], offsets)
+    return drawn
 
 
 def _best_window(spans: list[tuple[int, int]], place: int) -> int:

@@ -11,7 +11,7 @@ from support.plain_squad import Example, Remembering
 from support.plain_tokenizer import PlainTokenizer
 
 from bert.tasks.squad.config import SquadConfig
-from bert.tasks.squad.features import FIRST_UNIQUE_ID, SquadFeatures, open_features
+from bert.tasks.squad.features import SquadFeatures, open_features
 from bert.tasks.squad.prepare import prepare
 
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789.,?!-'")
@@ -85,7 +85,7 @@ def compare(features: SquadFeatures, examples: Iterable[Example]) -> tuple[int, 
         token_words = features.token_words[features.tokens.offsets[context] : features.tokens.offsets[context + 1]]
         for row, window in zip(range(first, last), example.windows, strict=True):
             place = f"{example.id}, window {row - first}"
-            assert FIRST_UNIQUE_ID + row == window.unique_id, place
+            assert 1_000_000_000 + row == window.unique_id, place
             assert int(features.window_question[row]) == number, place
             ids = features.input_ids[row]
             assert ids.tolist() == window.input_ids, place

@@ -65,10 +65,9 @@ class Predict(TaskCommand):
         """Write the files of the official scripts."""
         from bert.data.features import made_of, vocabulary_of
         from bert.predict import open_model
-        from bert.tasks.squad.evaluation import window_logits
         from bert.tasks.squad.features import open_features
-        from bert.tasks.squad.predictions import WindowLogits, decode
-        from bert.tasks.squad.task import SquadTask
+        from bert.tasks.squad.predictions import decode
+        from bert.tasks.squad.task import SquadTask, window_logits
         from common.atomic import check_writable
 
         features = open_features(options.features, "evaluation")
@@ -78,8 +77,8 @@ class Predict(TaskCommand):
         check_positions(opened, int(features.lengths.max(initial=0)), options.features)
         check_writable(options.out)
         ready = host.ready(opened)
-        (start, end), seconds = timed(host, "windows", len(features), lambda told: window_logits(ready, features, told))
-        answers = decode(features, WindowLogits(start, end, features.input_ids.offsets), vocabulary, options)
+        logits, seconds = timed(host, "windows", len(features), lambda told: window_logits(ready, features, told))
+        answers = decode(features, logits, vocabulary, options)
         written = [str(path) for path in answers.write(options.out)]
         dataset = made_of(options.features, "squad-evaluation")
         document = {
@@ -102,12 +101,10 @@ class Predict(TaskCommand):
 
 def _predicted(document: dict[str, Any], answers: "Answers") -> list[tuple[str, object]]:
     empty = sum(not answer for answer in answers.predictions.values())
-    without = len(answers.without_windows) + len(answers.without_spans)
     return [
         ("checkpoint", document["checkpoint"]),
         ("questions", f"{document['questions']:,}, {empty:,} answered with nothing"),
         ("windows", rate(document["windows"], document["seconds"])),
-        *([("no span", f"{without:,} questions without any span that can be an answer")] if without else []),
         *(("wrote", path) for path in document["written"]),
     ]
 

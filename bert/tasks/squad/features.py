@@ -14,12 +14,14 @@ import numpy.typing as npt
 
 from bert.data.features import Columns, FeatureSettings, read_features
 from bert.data.rows import Int64, Ragged, TokenRows, join_offsets
+from bert.tasks.squad.reading import Golds
 from common.errors import InputError
 
 Int32 = npt.NDArray[np.int32]
 
-FIRST_UNIQUE_ID = 1_000_000_000
-"""Window i has the unique id FIRST_UNIQUE_ID + i, as in google-research/bert."""
+_NUMBERS = {"question_context": "contexts.offsets", "window_question": "question_context"}
+"""Columns of numbers, and the column that has an entry for each of the things they number."""
+_ENDS = ("question_answers", "question_windows")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,11 +129,6 @@ class SquadFeatures:
         )
 
 
-_NUMBERS = {"question_context": "contexts.offsets", "window_question": "question_context"}
-"""Columns of numbers, and the column that has an entry for each of the things they number."""
-_ENDS = ("question_answers", "question_windows")
-
-
 def joined(parts: Sequence[Columns]) -> Columns:
     """Return the columns of a file from those of its parts, in order; each part numbers its own things from 0."""
     found = {}
@@ -174,3 +171,11 @@ def open_features(path: Path, split: str, seq_len: int | None = None) -> SquadFe
         for field in fields(SquadFeatures)[2:]
     }
     return SquadFeatures(settings=settings, fingerprint=file.header.fingerprint, **columns)
+
+
+def golds_of(features: SquadFeatures, numbers: Sequence[int] | None = None) -> Golds:
+    """Return the gold answers kept beside the features of questions: of those with these numbers, or of all."""
+    ids, texts, bounds = features.question_ids.texts(), features.answers.texts(), features.question_answers.tolist()
+    chosen = range(len(ids)) if numbers is None else numbers
+    answers = [texts[bounds[number] : bounds[number + 1]] for number in chosen]
+    return Golds(features.settings.version, [ids[number] for number in chosen], answers)

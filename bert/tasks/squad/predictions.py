@@ -1,12 +1,16 @@
 """Answers, n-best lists and no-answer scores from the logits of all windows, and the files they are written to.
 
-google-research/bert run_squad.py (write_predictions) with the entries for hopeless questions of Hugging Face's version.
+google-research/bert run_squad.py (write_predictions, get_final_text) with the entries for hopeless questions of Hugging
+Face's version. Logits are those of all windows, real tokens only: [2, sum of lengths], that an answer begins at a
+token, and that it ends there.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,124 +21,24 @@ import numpy.typing as npt
 from bert.data.rows import Int64
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.squad.features import SquadFeatures
-from bert.tasks.squad.projection import Projector
 from common.atomic import atomic_path
 from common.errors import InputError, UsageError
 from common.flags import flag
 
 Float32 = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class WindowLogits:
-    """Logits of all windows of SquadFeatures, real tokens only, in the order of the windows."""
-
-    start: Float32
-    """That the answer begins at a token [sum of lengths]."""
-    end: Float32
-    """That it ends there [sum of lengths]."""
-    offsets: Int64
-    """Window i has start[offsets[i] : offsets[i + 1]]: [W + 1]."""
-
-    def check(self, features: SquadFeatures) -> None:
-        """Refuse logits that are NaN or infinite. Raises InputError that names the first question."""
-        for name, values in (("start", self.start), ("end", self.end)):
-            wrong = np.flatnonzero(~np.isfinite(values))
-            if len(wrong):
-                window = int(np.searchsorted(self.offsets, wrong[0], side="right")) - 1
-                question = features.question_ids.text(int(features.window_question[window]))
-                raise InputError(
-                    "logits-not-finite",
-                    f"the model outputs the {name} logit {values[wrong[0]]} for question {question!r}: its weights are "
-                    "damaged or the precision overflows; use other weights or --precision fp32",
-                )
-
-
-_PAIRS_AT_ONCE = 2**20
-"""Pairs of a start and an end looked at together, whole questions: bounds the memory."""
-
 Span = tuple[int, int, float, float]
 """Token numbers in the context of first and last, start logit, end logit."""
-
-
-def find_spans(
-    features: SquadFeatures, logits: WindowLogits, n_best_size: int, max_answer_length: int
-) -> Iterator[list[Span]]:
-    """Yield the spans of each question, best first.
-
-    Args:
-        features: W windows of Q questions.
-        logits: one start and one end logit per real token, all finite.
-        n_best_size: best starts, and best ends, of a window.
-        max_answer_length: word pieces of a span at most.
-    """
-    count = len(features.question_windows) - 1
-    most = min(n_best_size, max(1, int(features.lengths.max(initial=0))))
-    begin = 0
-    while begin < count:
-        full = int(features.question_windows[begin]) + max(1, _PAIRS_AT_ONCE // most**2)
-        end = max(begin + 1, int(np.searchsorted(features.question_windows, full, side="right")) - 1)
-        yield from _spans_of(features, logits, begin, end, most, max_answer_length)
-        begin = end
-
-
-def _spans_of(
-    features: SquadFeatures, logits: WindowLogits, begin: int, end: int, most: int, max_answer_length: int
-) -> Iterator[list[Span]]:
-    """Yield the spans of questions begin .. end - 1."""
-    low, high = int(features.question_windows[begin]), int(features.question_windows[end])
-    offsets, lengths = logits.offsets[low:high], np.diff(logits.offsets[low : high + 1])
-    starts = _best_positions(logits.start, offsets, lengths, most)
-    ends = _best_positions(logits.end, offsets, lengths, most)
-    document = features.document_starts[low:high, None]
-    tokens = features.window_tokens[low:high, None]
-    start_tokens, end_tokens = starts - document, ends - document
-    starts_fit = (start_tokens >= 0) & (start_tokens < tokens)
-    rows = features.max_context.offsets[low:high, None] + np.where(starts_fit, start_tokens, 0)
-    # A window without document tokens may have no row of its own: its index is not used, but must exist.
-    starts_fit &= np.append(features.max_context.values, 0)[rows] == 1
-    ends_fit = (end_tokens >= 0) & (end_tokens < tokens)
-    distance = ends[:, None, :] - starts[:, :, None]
-    fits = starts_fit[:, :, None] & ends_fit[:, None, :] & (distance >= 0) & (distance < max_answer_length)
-    window, start_rank, end_rank = np.nonzero(fits)
-    firsts, lasts = starts[window, start_rank], ends[window, end_rank]
-    start_logit = logits.start[offsets[window] + firsts]
-    end_logit = logits.end[offsets[window] + lasts]
-    question = features.window_question[low:high][window]
-    order = np.lexsort((-(start_logit.astype(np.float64) + end_logit), question))
-    shift = (features.window_first[low:high] - features.document_starts[low:high])[window]
-    columns = [column[order].tolist() for column in (firsts + shift, lasts + shift, start_logit, end_logit)]
-    for first, last in pairwise(np.searchsorted(question, np.arange(begin, end + 1)).tolist()):
-        yield list(zip(*(column[first:last] for column in columns), strict=True))
-
-
-def _best_positions(values: Float32, offsets: Int64, lengths: Int64, most: int) -> npt.NDArray[np.int64]:
-    """Return the positions [windows, most] of the greatest values of each window, best first; of equal values the
-    earlier one; -1 fills rows. Windows have the first of their `values` at `offsets`."""
-    columns = np.arange(max(most, int(lengths.max(initial=0))))
-    real = columns < lengths[:, None]
-    keys = np.where(real, _descending_keys(values[np.where(real, offsets[:, None] + columns, 0)], columns), _LAST)
-    best = np.sort(np.partition(keys, most - 1, axis=1)[:, :most], axis=1)
-    return np.where(best == _LAST, -1, (best & np.uint64(0xFFFFFFFF)).astype(np.int64))
-
-
-_LAST = np.uint64(2**64 - 1)
-
-
-def _descending_keys(values: Float32, columns: Int64) -> npt.NDArray[np.uint64]:
-    """Whole numbers that ascend where the values descend; of equal values the earlier column is smaller."""
-    # + 0.0 turns -0.0 into 0.0. The bits of floats are in the order of the floats, backwards where they are negative.
-    bits = (values + np.float32(0.0)).view(np.uint32)
-    ascending = np.where(bits >> 31, ~bits, bits | np.uint32(0x80000000))
-    keys: npt.NDArray[np.uint64] = (~ascending).astype(np.uint64) << np.uint64(32) | columns.astype(np.uint64)
-    return keys
-
+Entry = tuple[str, float, float]
+"""Answer, start logit, end logit."""
 
 PREDICTIONS_FILE = "predictions.json"
 N_BEST_FILE = "nbest_predictions.json"
 NULL_ODDS_FILE = "null_odds.json"
 NO_WINDOW_SCORE = 1_000_000.0
 """Score of no answer for a question without a window: where the published search for the smallest one begins."""
+_QUESTIONS_AT_ONCE = 500
+"""Bounds the memory that the pairs of starts and ends take."""
+_NOTHING: Entry = ("empty", 0.0, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,25 +69,19 @@ class NBestEntry(msgspec.Struct, frozen=True, gc=False):
     probability: float
     """Softmax over the summed logits of the list."""
     start_logit: float
-    """Logit of its first token as a start."""
     end_logit: float
-    """Logit of its last token as an end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
     """What is predicted for each question, by id, in the order of the file."""
 
-    predictions: dict[str, str]
+    predictions: dict[str, str] = field(default_factory=dict)
     """The answer; "" = none."""
-    n_best: dict[str, list[NBestEntry]]
+    n_best: dict[str, list[NBestEntry]] = field(default_factory=dict)
     """The best different answers, best first; empty if they were not asked for."""
-    null_odds: dict[str, float]
+    null_odds: dict[str, float] = field(default_factory=dict)
     """SQuAD 2.0: score of no answer less that of the best answer; empty for 1.1."""
-    without_windows: list[str]
-    """Ids of questions without a window (empty contexts); answered ""."""
-    without_spans: list[str]
-    """Ids of questions none of whose spans can be an answer; answered ""."""
 
     def write(self, folder: Path) -> list[Path]:
         """Write predictions.json and, where there are any, nbest_predictions.json and null_odds.json.
@@ -198,14 +96,9 @@ class Answers:
         return [folder / name for name, _ in written]
 
 
-Entry = tuple[str, float, float]
-"""Answer, start logit, end logit."""
-_NOTHING: Entry = ("empty", 0.0, 0.0)
-
-
 def decode(
     features: SquadFeatures,
-    logits: WindowLogits,
+    logits: Float32,
     vocabulary: Vocabulary,
     options: NBestOptions = NBestOptions(),
     *,
@@ -215,7 +108,7 @@ def decode(
 
     Args:
         features: W windows; the version of their settings decides whether "" can be an answer.
-        logits: of all W windows.
+        logits: of all W windows [2, sum of lengths].
         vocabulary: the one the features were made with.
         options: limits; the published ones by default.
         n_best: keep the n-best lists, too; the answers alone take a fraction of the time.
@@ -223,15 +116,14 @@ def decode(
     Raises:
         InputError: a logit is NaN or infinite.
     """
-    logits.check(features)
+    _check_finite(features, logits)
     project = Projector(features, vocabulary.pieces).text
-    answers = Answers({}, {}, {}, [], [])
+    answers = Answers()
     contexts, bounds = features.question_context.tolist(), features.question_windows.tolist()
-    at_cls = [column[logits.offsets[:-1]].tolist() for column in (logits.start, logits.end)]
+    at_cls = logits[:, features.input_ids.offsets[:-1]].T.tolist()
     for question, spans in enumerate(find_spans(features, logits, options.n_best_size, options.max_answer_length)):
         name = features.question_ids.text(question)
-        windows = slice(bounds[question], bounds[question + 1])
-        nulls = list(zip(at_cls[0][windows], at_cls[1][windows], strict=True))
+        nulls = at_cls[bounds[question] : bounds[question + 1]]
         null: Entry | None = None
         if features.settings.version == "2.0":
             null = ("", *min(nulls, key=sum, default=(0.0, 0.0)))
@@ -242,14 +134,81 @@ def decode(
             best = (project(contexts[question], *spans[0][:2]), *spans[0][2:])
         answers.predictions[name] = "" if best is None else best[0]
         if null is not None:
-            answers.null_odds[name] = _odds(null, best or _NOTHING) if nulls else NO_WINDOW_SCORE
+            _, start, end = best or _NOTHING
+            answers.null_odds[name] = null[1] + null[2] - start - end if nulls else NO_WINDOW_SCORE
             if answers.null_odds[name] > options.null_threshold:
                 answers.predictions[name] = ""
         if n_best:
             answers.n_best[name] = _with_probabilities(entries)
-        if not spans:
-            (answers.without_spans if nulls else answers.without_windows).append(name)
     return answers
+
+
+def _check_finite(features: SquadFeatures, logits: Float32) -> None:
+    wrong = np.argwhere(~np.isfinite(logits))
+    if len(wrong):
+        side, place = wrong[0].tolist()
+        window = int(np.searchsorted(features.input_ids.offsets, place, side="right")) - 1
+        question = features.question_ids.text(int(features.window_question[window]))
+        raise InputError(
+            "logits-not-finite",
+            f"the model outputs the {('start', 'end')[side]} logit {logits[side, place]} for question {question!r}: "
+            "use other weights, or --precision fp32",
+        )
+
+
+def find_spans(
+    features: SquadFeatures, logits: Float32, n_best_size: int, max_answer_length: int
+) -> Iterator[list[Span]]:
+    """Yield the spans of each question, best first.
+
+    Args:
+        features: W windows of Q questions.
+        logits: one start and one end logit per real token, all finite [2, sum of lengths].
+        n_best_size: best starts, and best ends, of a window.
+        max_answer_length: word pieces of a span at most.
+    """
+    count = len(features.question_ids)
+    most = min(n_best_size, max(1, int(features.lengths.max(initial=0))))
+    for begin in range(0, count, _QUESTIONS_AT_ONCE):
+        yield from _spans_of(features, logits, begin, min(count, begin + _QUESTIONS_AT_ONCE), most, max_answer_length)
+
+
+def _spans_of(
+    features: SquadFeatures, logits: Float32, begin: int, end: int, most: int, max_answer_length: int
+) -> Iterator[list[Span]]:
+    """Yield the spans of questions begin .. end - 1."""
+    low, high = int(features.question_windows[begin]), int(features.question_windows[end])
+    offsets, lengths = features.input_ids.offsets[low:high], features.lengths[low:high]
+    starts, ends = (_best_positions(side, offsets, lengths, most) for side in logits)
+    document = features.document_starts[low:high, None]
+    tokens = features.window_tokens[low:high, None]
+    start_tokens, end_tokens = starts - document, ends - document
+    starts_fit = (start_tokens >= 0) & (start_tokens < tokens)
+    rows = features.max_context.offsets[low:high, None] + np.where(starts_fit, start_tokens, 0)
+    # A window without document tokens may have no row of its own: its index is not used, but must exist.
+    starts_fit &= np.append(features.max_context.values, 0)[rows] == 1
+    ends_fit = (end_tokens >= 0) & (end_tokens < tokens)
+    distance = ends[:, None, :] - starts[:, :, None]
+    fits = starts_fit[:, :, None] & ends_fit[:, None, :] & (distance >= 0) & (distance < max_answer_length)
+    window, start_rank, end_rank = np.nonzero(fits)
+    firsts, lasts = starts[window, start_rank], ends[window, end_rank]
+    start_logit, end_logit = logits[0, offsets[window] + firsts], logits[1, offsets[window] + lasts]
+    question = features.window_question[low:high][window]
+    order = np.lexsort((-(start_logit.astype(np.float64) + end_logit), question))
+    shift = (features.window_first[low:high] - features.document_starts[low:high])[window]
+    columns = [column[order].tolist() for column in (firsts + shift, lasts + shift, start_logit, end_logit)]
+    for first, last in pairwise(np.searchsorted(question, np.arange(begin, end + 1)).tolist()):
+        yield list(zip(*(column[first:last] for column in columns), strict=True))
+
+
+def _best_positions(values: Float32, offsets: Int64, lengths: Int64, most: int) -> Int64:
+    """Return the positions [windows, most] of the greatest values of each window, best first; of equal values the
+    earlier one; -1 fills rows. Windows have the first of their `values` at `offsets`."""
+    columns = np.arange(max(most, int(lengths.max(initial=0))))
+    real = columns < lengths[:, None]
+    rows = np.where(real, -values[np.where(real, offsets[:, None] + columns, 0)], np.inf)
+    best = np.argsort(rows, axis=1, kind="stable")[:, :most]
+    return np.where(best < lengths[:, None], best, -1)
 
 
 def _gather(spans: list[Span], texts: Iterator[str], null: Entry | None, most: int) -> list[Entry]:
@@ -279,10 +238,6 @@ def _gather(spans: list[Span], texts: Iterator[str], null: Entry | None, most: i
     return entries
 
 
-def _odds(null: Entry, best: Entry) -> float:
-    return null[1] + null[2] - best[1] - best[2]
-
-
 def _with_probabilities(entries: list[Entry]) -> list[NBestEntry]:
     scores = [start + end for _, start, end in entries]
     highest = max(scores)
@@ -293,3 +248,92 @@ def _with_probabilities(entries: list[Entry]) -> list[NBestEntry]:
     return [
         NBestEntry(text, power / total, start, end) for (text, start, end), power in zip(entries, powers, strict=True)
     ]
+
+
+class Projector:
+    """From word pieces back to the text they were cut from; quick where consecutive calls ask about one context.
+
+    The published projection (get_final_text), prepared once per context: pieces are joined to text, looked for in the
+    normalized words of the span, and the first and the last character found are followed back into the original words
+    by counting characters other than spaces. Where that is impossible the answer is the original words, one space
+    between them.
+    """
+
+    def __init__(self, features: SquadFeatures, pieces: Sequence[str]) -> None:
+        """Take the pieces of the vocabulary by id."""
+        self._features = features
+        self._pieces = pieces
+        self._normal_words = NormalWords(features.settings.lower_case)
+        self._latest: tuple[int, Context] | None = None
+
+    def text(self, context: int, first: int, last: int) -> str:
+        """Return the original text of tokens `first` .. `last` of a context, both inclusive."""
+        if self._latest is None or context != self._latest[0]:
+            tokens = self._features.tokens
+            words = self._features.token_words[tokens.offsets[context] : tokens.offsets[context + 1]].tolist()
+            pieces = [self._pieces[piece] for piece in tokens[context].tolist()]
+            text = self._features.contexts.text(context)
+            self._latest = context, Context(text, pieces, words, self._normal_words)
+        return self._latest[1].text(first, last)
+
+
+class NormalWords(dict[str, str]):
+    """Words as the tokenizer sees them before it cuts pieces: normal case, accents off or kept, signs apart."""
+
+    def __init__(self, lower_case: bool) -> None:
+        from tokenizers import normalizers, pre_tokenizers
+
+        super().__init__()
+        self._lower_case = lower_case
+        self._normalizer: Any = normalizers.BertNormalizer(lowercase=lower_case)
+        self._splitter: Any = pre_tokenizers.BertPreTokenizer()
+
+    def __missing__(self, word: str) -> str:
+        """Return the parts of a word, a space between them; empty if nothing is left of it."""
+        if word.isascii() and word.isprintable():  # most words: the same result in a tenth of the time
+            parts = re.findall("[A-Za-z0-9]+|[^A-Za-z0-9]", word.lower() if self._lower_case else word)
+        else:
+            parts = [part for part, _ in self._splitter.pre_tokenize_str(self._normalizer.normalize_str(word))]
+        self[word] = " ".join(parts)
+        return self[word]
+
+
+class Context:
+    """One context, ready to give answers."""
+
+    def __init__(self, text: str, pieces: list[str], token_words: list[int], normal_words: NormalWords) -> None:
+        words = re.findall("[^ \t\r\n\u202f]+", text)
+        self._pieces = pieces
+        self._token_words = token_words
+        self._joined = " ".join(words)
+        """All words, one space between them: word i begins at _before[i] + i."""
+        self._before = [0, *accumulate(map(len, words))]
+        """Characters of the words before each word."""
+        normal = [normal_words[word] for word in words]
+        self._lengths_before = [0, *accumulate(len(part) - part.count(" ") for part in normal)]
+        """Characters other than spaces of the normal forms before each word."""
+        self._normal = " ".join(filter(None, normal))
+        """The normal forms of the words; some words have none."""
+        self._normal_begins = [0, *accumulate(len(part) + bool(part) for part in normal)]
+
+    def text(self, first: int, last: int) -> str:
+        """Return the original text of two tokens and all between them."""
+        wanted = " ".join(self._pieces[first : last + 1])
+        if "##" in wanted:
+            wanted = " ".join(wanted.replace(" ##", "").replace("##", "").split())
+        first_word, last_word = self._token_words[first], self._token_words[last]
+        before = self._before
+        begin, end = before[first_word], before[last_word + 1]
+        original = self._joined[begin + first_word : end + last_word]
+        normal_begin = self._normal_begins[first_word]
+        found = self._normal.find(wanted, normal_begin, max(0, self._normal_begins[last_word + 1] - 1))
+        if found < 0 or not wanted:
+            return original
+        if end - begin != self._lengths_before[last_word + 1] - self._lengths_before[first_word]:
+            return original  # the normal form has more or fewer characters: they cannot be paired
+        start = begin + found - normal_begin - self._normal.count(" ", normal_begin, found)
+        stop = start + len(wanted) - 1 - wanted.count(" ")
+        # Words are not empty, so the word of a character is found by the characters before each word.
+        start += bisect_right(before, start) - 1
+        stop += bisect_right(before, stop) - 1
+        return self._joined[start : stop + 1]

@@ -1,9 +1,7 @@
-"""`bertbench data squad`: a dataset to a file of features, by one process or several. Imports no torch."""
+"""A dataset to a file of features, by one process or several. Imports no torch."""
 
 import functools
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -20,19 +18,18 @@ from bert.data.features import (
 from bert.data.finished import Counts
 from bert.data.pool import Progress, Workers
 from bert.data.vocabulary import Vocabulary, load_vocabulary
-from bert.tasks.squad.columns import make_columns
 from bert.tasks.squad.config import SquadConfig, cpu_count
 from bert.tasks.squad.features import Settings, joined
 from bert.tasks.squad.reading import Dataset, Paragraph, read_dataset
-from common.atomic import storage_errors
-from common.errors import InputError
+from bert.tasks.squad.windows import make_columns
+from common.atomic import remove_left_overs, storage_errors
+from common.errors import Code, InputError
 
 UNIT_QUESTIONS = 2000
 """Questions, about, of the paragraphs that are one worker's work at a time."""
 SMALL_QUESTIONS = 35_000
 """Questions up to which one process is faster than several, whose start takes longer than their work."""
 DUPLICATES = "left out: duplicate ids"
-_PARTS = ".parts"
 
 
 def prepare(config: SquadConfig, progress: Progress) -> list[Summary]:
@@ -78,45 +75,39 @@ def _prepare(config: SquadConfig, path: Path, split: str, vocabulary: Vocabulary
 
 def worker_count(config: SquadConfig, dataset: Dataset) -> int:
     """Return how many processes make the features of a dataset."""
-    cpus = cpu_count()
-    if config.workers is not None:
-        return min(config.workers, cpus)
     questions = sum(len(paragraph.qas) for paragraph in dataset.paragraphs)
-    return 1 if questions <= SMALL_QUESTIONS else max(1, cpus - 1)
+    usual = 1 if questions <= SMALL_QUESTIONS else max(1, cpu_count() - 1)
+    return min(config.workers or usual, cpu_count())
 
 
 def _make(config: SquadConfig, dataset: Dataset, settings: Settings, progress: Progress) -> tuple[Columns, Counts]:
     """Return the columns of a dataset, and what was counted."""
     count = worker_count(config, dataset)
     counts = Counts()
-    drop_duplicates(dataset.paragraphs, counts)
-    units = list(cut(dataset.paragraphs))
+    _drop_duplicates(dataset.paragraphs, counts)
+    units = list(_cut(dataset.paragraphs))
     work = enumerate(map(msgspec.msgpack.encode, units) if count > 1 else units)
-    folder = config.output / _PARTS if config.mode == "spill" else None
+    folder = config.output if config.mode == "spill" else None
     make = functools.partial(_part, settings=settings, vocab=config.vocab, folder=folder)
     title = f"features of {dataset.path.name}"
     parts: list[Columns] = []
-    with _part_files(folder), Workers(count) as workers:
-        for done, (part, part_counts) in enumerate(workers.map(make, work)):
-            progress(title, done, len(units))
-            parts.append(load_file(part) if isinstance(part, Path) else part)
-            counts.merge(part_counts.to_json())
+    try:
+        with Workers(count) as workers:
+            for done, (part, part_counts) in enumerate(workers.map(make, work)):
+                progress(title, done, len(units))
+                parts.append(load_file(part) if isinstance(part, Path) else part)
+                counts.merge(part_counts.to_json())
+    finally:
+        remove_left_overs(config.output)
     progress(title, len(units), len(units))
-    if not counts.get("questions"):
-        reasons = "; ".join(left_out_notes(counts))
-        raise InputError(
-            "rows-invalid" if reasons else "file-empty",
-            f"no question of {dataset.path} is usable ({reasons or 'it holds none'}): give another --input or --split",
-        )
     if not counts.get("windows"):
-        raise InputError(
-            "rows-invalid",
-            f"no window of {dataset.path} holds its answer: give a larger --max-seq-length, or keep such windows",
-        )
+        reasons = "; ".join(left_out_notes(counts)) or "none has a window"
+        code: Code = "rows-invalid" if any(paragraph.qas for paragraph in dataset.paragraphs) else "file-empty"
+        raise InputError(code, f"no question of {dataset.path} is usable ({reasons}): give another --input or --split")
     return joined(parts), counts
 
 
-def drop_duplicates(paragraphs: Sequence[Paragraph], counts: Counts) -> None:
+def _drop_duplicates(paragraphs: Sequence[Paragraph], counts: Counts) -> None:
     """Leave out, and count, the questions that have the id of an earlier one."""
     seen: set[str] = set()
     for paragraph in paragraphs:
@@ -130,7 +121,7 @@ def drop_duplicates(paragraphs: Sequence[Paragraph], counts: Counts) -> None:
         paragraph.qas = kept
 
 
-def cut(paragraphs: Sequence[Paragraph]) -> Iterator[Sequence[Paragraph]]:
+def _cut(paragraphs: Sequence[Paragraph]) -> Iterator[Sequence[Paragraph]]:
     """Yield runs of paragraphs with about UNIT_QUESTIONS questions."""
     first = questions = 0
     for number, paragraph in enumerate(paragraphs, start=1):
@@ -140,25 +131,10 @@ def cut(paragraphs: Sequence[Paragraph]) -> Iterator[Sequence[Paragraph]]:
             first, questions = number, 0
 
 
-@contextmanager
-def _part_files(folder: Path | None) -> Iterator[None]:
-    """Have an empty folder of part files, if one is wanted, as long as it is needed."""
-    if folder is None:
-        yield
-        return
-    with storage_errors(folder):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-    try:
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _part(
     unit: tuple[int, Sequence[Paragraph] | bytes], settings: Settings, vocab: Path, folder: Path | None
 ) -> tuple[Columns | Path, Counts]:
-    """Make the columns of a unit; where there is a folder of part files, write them there."""
+    """Make the columns of a unit; where there is a folder, spill them to a temporary file there."""
     number, paragraphs = unit
     if isinstance(paragraphs, bytes):
         paragraphs = msgspec.msgpack.decode(paragraphs, type=list[Paragraph])
@@ -166,7 +142,7 @@ def _part(
     columns, counts = make_columns(paragraphs, settings, vocabulary)
     if folder is None:
         return columns, counts
-    path = folder / f"{number}.safetensors"
+    path = folder / f".part.{number:08}.tmp"  # a name of those that `remove_left_overs` removes
     with storage_errors(path):
         write_columns(path, columns)
     return path, counts

@@ -84,12 +84,9 @@ def score(
         UsageError: `null_odds` with a dataset of version 1.1, or `threshold` without `null_odds`.
     """
     if null_odds is None and threshold is not None:
-        raise UsageError("option-missing", "a threshold needs no-answer scores: also give --na-prob null_odds.json")
+        raise UsageError("option-missing", "--threshold needs no-answer scores: also give --na-prob null_odds.json")
     if null_odds is not None and golds.version == "1.1":
-        raise UsageError(
-            "option-not-applicable",
-            "--na-prob is for SQuAD 2.0, but every question of this dataset has an answer: leave it out",
-        )
+        raise UsageError("option-not-applicable", "--na-prob is for SQuAD 2.0, this dataset is 1.1: leave it out")
     known = dict.fromkeys(golds.ids)
     missing = tuple(name for name in known if name not in predictions)
     extra = tuple(name for name in predictions if name not in known)
@@ -124,21 +121,19 @@ def _score_2(
     for name, answers in zip(golds.ids, golds.answers, strict=True):
         answered[name] = bool(answers)
         if name in predictions:
-            kept = [answer for answer in answers if normalize(answer)] or [""]
-            raw[name] = _best(kept, predictions[name], empty_counts=True)
-    final: dict[str, tuple[float, float]] = dict.fromkeys(answered, (0, 0.0))
-    final |= raw
-    if null_odds is not None:
-        without = [name for name in raw if name not in null_odds]
-        if without:
-            raise InputError(
-                "answers-invalid",
-                f"{len(without):,} of the {len(raw):,} predicted questions lack a no-answer score, the first is "
-                f"{without[0][:60]!r}: give the file of the same prediction",
-            )
-        for name in raw:
-            if null_odds[name] > threshold:
-                final[name] = (float(not answered[name]),) * 2
+            worded = [answer for answer in answers if normalize(answer)] or [""]
+            raw[name] = _best(worded, predictions[name], empty_counts=True)
+    final: dict[str, tuple[float, float]] = {**dict.fromkeys(answered, (0, 0.0)), **raw}
+    without = [name for name in raw if name not in null_odds] if null_odds is not None else []
+    if without:
+        raise InputError(
+            "answers-invalid",
+            f"{len(without):,} of the {len(raw):,} predicted questions lack a no-answer score, the first is "
+            f"{without[0][:60]!r}: give the file of the same prediction",
+        )
+    for name in raw:
+        if null_odds is not None and null_odds[name] > threshold:
+            final[name] = (float(not answered[name]),) * 2
     values: dict[str, float] = {}
     for prefix, names in (
         ("", list(answered)),
@@ -154,22 +149,17 @@ def _score_2(
     ranked = sorted((name for name in null_odds if name in raw), key=null_odds.__getitem__)
     odds = [null_odds[name] for name in ranked]
     has_answer = [answered[name] for name in ranked]
-    rights = {
-        "exact": [float(raw[name][0]) for name in ranked],
-        "f1": [raw[name][1] for name in ranked],
-        "oracle": [float(has) for has in has_answer],
-    }
-    for measure in ("exact", "f1"):
-        gains = [
-            right if has else -1 if predictions[name] else 0
-            for name, has, right in zip(ranked, has_answer, rights[measure], strict=True)
-        ]
-        none_answered = sum(not has for has in has_answer)
-        values[f"best_{measure}"], values[f"best_{measure}_thresh"] = _best_threshold(
-            none_answered, gains, odds, len(answered)
-        )
+    none_answered = sum(not has for has in has_answer)
+    for place, measure in enumerate(("exact", "f1")):
+        gains = [raw[name][place] if answered[name] else -bool(predictions[name]) for name in ranked]
+        best, best_threshold = _best_threshold(none_answered, gains, odds)
+        values[f"best_{measure}"], values[f"best_{measure}_thresh"] = 100.0 * best / len(answered), best_threshold
     answerable = sum(answered.values())
-    curves = {name: _curve(odds, has_answer, right, answerable) for name, right in rights.items()} if answerable else {}
+    if not answerable:
+        return values, {}
+    exact, f1 = ([raw[name][place] for name in ranked] for place in (0, 1))
+    rights: dict[str, Sequence[float]] = {"exact": exact, "f1": f1, "oracle": has_answer}
+    curves = {name: _curve(odds, has_answer, right, answerable) for name, right in rights.items()}
     values |= {f"pr_{name}_ap": curve.average_precision for name, curve in curves.items()}
     return values, curves
 
@@ -206,16 +196,11 @@ def _f1(found: list[str], wanted: list[str], *, empty_counts: bool) -> float:
     return (2 * precision * recall) / (precision + recall)
 
 
-def _best_threshold(begin: float, gains: Sequence[float], odds: Sequence[float], total: int) -> tuple[float, float]:
-    """Return the best score in percent, and the no-answer score up to which questions are answered for it.
+def _best_threshold(begin: float, gains: Sequence[float], odds: Sequence[float]) -> tuple[float, float]:
+    """Return the best score, and the no-answer score up to which questions are answered for it.
 
     The best is looked for after every question, also between equal no-answer scores, as the official script does.
-
-    Args:
-        begin: the score when no question is answered.
-        gains: what answering each question adds, by ascending no-answer score.
-        odds: the no-answer scores.
-        total: questions of the dataset.
+    `begin` is the score when no question is answered, `gains` what answering each adds, by ascending no-answer score.
     """
     current = best = begin
     threshold = 0.0
@@ -223,7 +208,7 @@ def _best_threshold(begin: float, gains: Sequence[float], odds: Sequence[float],
         current += gain
         if current > best:
             best, threshold = current, score_here
-    return 100.0 * best / total, threshold
+    return best, threshold
 
 
 def _curve(odds: Sequence[float], has_answer: Sequence[bool], rights: Sequence[float], answerable: int) -> Curve:

@@ -3,12 +3,19 @@
 What computes imports torch when it is called: planning needs none.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
+from bert.data.features import find_features, vocabulary_of
 from bert.data.lengths import is_synthetic
-from bert.data.rows import TokenRows
+from bert.data.loading.batches import RowBatches
+from bert.data.loading.order import spread
+from bert.data.rows import Int64, TokenRows
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Pass, Step
 from bert.tasks.base import (
@@ -16,11 +23,14 @@ from bert.tasks.base import (
     BatchStream,
     DataIdentity,
     DataSpec,
+    Evaluation,
     EvaluationSpec,
     Heads,
+    Ready,
     Trained,
 )
 from bert.tasks.row_data import RowData
+from bert.tasks.squad.features import SquadFeatures, golds_of, open_features
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +38,7 @@ if TYPE_CHECKING:
 
     from bert.data.batch import Batch
     from bert.observer import Observer
-    from bert.tasks.squad.evaluation import Questions
+    from bert.optim.precision import Precision
 
 
 class SquadTask(RowData):
@@ -58,8 +68,6 @@ class SquadTask(RowData):
 
     def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
         """Read the windows of a features file. Raises InputError: there is none, or it is damaged."""
-        from bert.tasks.squad.features import open_features
-
         return open_features(source, split).rows
 
     def check_evaluation(self, source: str, seq_len: int, wanted: str | None) -> None:
@@ -70,10 +78,6 @@ class SquadTask(RowData):
             InputError: they are missing, longer than those that are trained on, without answers, or of another
                 vocabulary.
         """
-        from bert.data.features import vocabulary_of
-        from bert.tasks.squad.features import open_features
-        from bert.tasks.squad.reading import golds_of
-
         if is_synthetic(source):
             return
         if wanted is None:
@@ -92,8 +96,7 @@ class SquadTask(RowData):
         if features.settings.vocabulary != open_features(Path(source), "training").settings.vocabulary:
             raise InputError(
                 "vocabulary-mismatch",
-                f"the features in {wanted} and {source} were created with different vocabularies or casings: create "
-                "both with the same",
+                f"the features in {wanted} and {source} have different vocabularies or casings: create both with one",
             )
         golds_of(features)
         vocabulary_of(Path(wanted), features.settings)
@@ -104,8 +107,6 @@ class SquadTask(RowData):
 
     def next_command(self, trained: Trained) -> list[str] | None:
         """A prediction of what it was evaluated on, else of the windows to evaluate on beside the data."""
-        from bert.data.features import find_features
-
         if is_synthetic(trained.data):
             return None
         features = Path(trained.eval_data or trained.folder())
@@ -130,23 +131,16 @@ class SquadTask(RowData):
     def build_model(self, config: ModelConfig, observer: "Observer | None" = None) -> "torch.nn.Module":
         """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""
         from bert.model.heads import BertForQuestionAnswering
-        from bert.observer import Observer
 
-        return BertForQuestionAnswering(config, observer or Observer())
+        return BertForQuestionAnswering(config, observer)
 
     def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
         """Synthetic batches, or those of a features file. Raises InputError that names the file at fault."""
-        from bert.data.loading.batches import RowBatches
-        from bert.data.synthetic import QUESTIONS, SyntheticBatches
-
         if is_synthetic(spec.data):
+            from bert.data.synthetic import QUESTIONS, SyntheticBatches
+
             return SyntheticBatches(spec, QUESTIONS)
-        return RowBatches(spec, self._rows(spec, split))
-
-    def _rows(self, spec: DataSpec, split: str) -> TokenRows:
-        from bert.tasks.squad.features import open_features
-
-        return open_features(Path(spec.data), split, spec.seq_len).rows
+        return RowBatches(spec, open_features(Path(spec.data), split, spec.seq_len).rows)
 
     def loss(self, model: "torch.nn.Module", batch: "Batch") -> "torch.Tensor":
         """Mean of start and end loss, a scalar."""
@@ -162,11 +156,88 @@ class SquadTask(RowData):
         """Inspect the features of a run. Raises InputError if they are missing, damaged or do not fit `spec`."""
         if is_synthetic(spec.data):
             return DataIdentity(source=spec.data)
-        return DataIdentity.of(spec.data, self._rows(spec, split))
+        return DataIdentity.of(spec.data, open_features(Path(spec.data), split, spec.seq_len).rows)
 
     def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> "Questions":
         """Open the features to evaluate on; raises as `check_evaluation` does."""
-        from bert.tasks.squad.evaluation import Questions
-
         self.check_evaluation(spec.data, spec.seq_len, wanted.source)
         return Questions(spec, Path(str(wanted.source)), wanted.samples)
+
+
+class Questions:
+    """The questions of a features file, or `samples` of them, spread evenly; the windows are shared by the ranks."""
+
+    def __init__(self, spec: DataSpec, source: Path, samples: int = 0) -> None:
+        self.features = open_features(source, "evaluation")
+        self._vocabulary = vocabulary_of(source, self.features.settings)
+        self._spec = spec
+        self._questions = spread(len(self.features.question_ids), samples)
+        self._golds = golds_of(self.features, self._questions.tolist())
+        self.fingerprint = f"{self.features.fingerprint}/{len(self._questions)}"
+
+    def measure(self, model: "torch.nn.Module", device: "torch.device", precision: "Precision") -> "torch.Tensor":
+        """Return start and end logits [2 x sum of lengths] of this rank's windows, 0 for the others.
+
+        Raises:
+            UsageError: the model has no head for answers.
+        """
+        import torch
+
+        spec = self._spec
+        chosen = np.flatnonzero(np.isin(self.features.window_question, self._questions))
+        ready = Ready(model, device, precision, spec.micro_batch_size, spec.rank, spec.world_size, chosen)
+        return torch.from_numpy(window_logits(ready, self.features).astype(np.float64).reshape(-1))
+
+    def score(self, total: "torch.Tensor") -> Evaluation:
+        """Decode and score the logits of all windows. Raises InputError if one is not a finite number."""
+        from bert.tasks.squad.predictions import decode
+        from bert.tasks.squad.scores import score
+
+        logits = total.numpy().astype(np.float32).reshape(2, -1)
+        answers = decode(self.features, logits, self._vocabulary, n_best=False)
+        predictions = {name: answers.predictions[name] for name in self._golds.ids}
+        odds = {name: answers.null_odds[name] for name in self._golds.ids if name in answers.null_odds}
+        scores = score(self._golds, predictions, odds or None).values
+        # 1.1 has another name for the exact matches.
+        values = {name.replace("exact_match", "exact"): float(value) for name, value in scores.items()}
+        return Evaluation(
+            values={name: value for name, value in values.items() if name in SquadTask.scores},
+            samples=len(self._questions),
+            counts={name: int(value) for name, value in scores.items() if name.endswith("_total")},
+        )
+
+
+def window_logits(
+    ready: Ready, features: SquadFeatures, told: Callable[[int], None] | None = None
+) -> npt.NDArray[np.float32]:
+    """Return the logits [2, sum of lengths] of the windows that `ready` computes, starts and ends, 0 for the others.
+
+    Args:
+        ready: its model is a BertForQuestionAnswering.
+        features: the windows.
+        told: called with the number of windows done so far.
+    """
+    from bert.model.heads import BertForQuestionAnswering
+    from bert.tasks.evaluation import outputs
+
+    if not isinstance(ready.model, BertForQuestionAnswering):
+        raise UsageError(
+            "weights-mismatch",
+            f"{type(ready.model).__name__} has no question-answering head: give a model trained on squad",
+        )
+    flat = np.zeros((2, int(features.lengths.sum())), dtype=np.float32)
+    for numbers, output in outputs(ready, features.rows, told):
+        for row, logits in enumerate((output.start_logits, output.end_logits)):
+            put_values(features, numbers, logits.float().cpu().numpy(), flat[row])
+    return flat
+
+
+def put_values(features: SquadFeatures, numbers: Int64, values: npt.NDArray[Any], flat: npt.NDArray[Any]) -> None:
+    """Write values [B, S] of the tokens of windows `numbers` [B] to where these are in the features.
+
+    Padding is left out; `flat` has the real tokens of all windows, one after another [sum of lengths].
+    """
+    begins, lengths = features.input_ids.offsets[numbers, None], features.lengths[numbers, None]
+    column = np.arange(values.shape[1])
+    real = column < lengths
+    flat[(begins + column)[real]] = values[real]

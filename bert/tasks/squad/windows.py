@@ -1,24 +1,39 @@
-"""Windows over a context, and which of them shows a token with the most text around it. Imports no torch.
+"""Paragraphs to windows, the columns of a feature file (bert.tasks.squad.features). Imports no torch.
 
 Source: google-research/bert, run_squad.py (convert_examples_to_features, _check_is_max_context). A window begins every
-`doc_stride` tokens (or every window's length, where that is shorter), which is a step and not an overlap.
+`doc_stride` tokens (or every window's length, where that is shorter), which is a step and not an overlap. A token in
+several windows belongs to the one that shows most text around it.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.rows import Int64, Ragged
-from bert.tasks.squad.reading import Answer
-from bert.tasks.squad.words import Pieces, split_words, spread
+from bert.data.features import Columns
+from bert.data.finished import Counts
+from bert.data.rows import Int64, Ragged, offsets_of
+from bert.data.vocabulary import Vocabulary
+from bert.tasks.squad.features import Settings
+from bert.tasks.squad.reading import Paragraph, Question
+from bert.tasks.squad.words import Pieces, answer_tokens, encode_words, spread, unusable
 
 SPECIAL_TOKENS = 3
 """[CLS], and [SEP] after the question and at the end."""
+NO_PIECES = "left out: the answer has no word pieces"
 _LENGTH_WEIGHT = 0.01
 """Of a window's length in the score of a token's context."""
+
+
+class Asked(NamedTuple):
+    """A question that is kept."""
+
+    question: Question
+    context: int
+    """Number of its context."""
+    impossible: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +48,122 @@ class Windows:
     """Number of each window's first token in its context [W]."""
     tokens: Int64
     """Context tokens of each window [W]."""
-    sharing: int
-    """Windows that show the same token at most."""
 
     def only(self, kept: npt.NDArray[np.bool_]) -> "Windows":
         """Return some of the windows: those where `kept` [W] is true."""
         counts = np.bincount(self.question[kept], minlength=len(self.counts))
-        return Windows(counts, self.question[kept], self.first[kept], self.tokens[kept], self.sharing)
+        return Windows(counts, self.question[kept], self.first[kept], self.tokens[kept])
+
+
+def make_columns(paragraphs: Sequence[Paragraph], settings: Settings, vocabulary: Vocabulary) -> tuple[Columns, Counts]:
+    """Return the columns of some paragraphs, and what was counted in them."""
+    counts = Counts()
+    contexts = encode_words([paragraph.context for paragraph in paragraphs], vocabulary)
+    asked = list(_asked(paragraphs, settings, counts))
+    spans = np.full((2, len(asked)), -1, np.int64)
+    if settings.split == "training":
+        asked, spans = _with_answers(asked, contexts, vocabulary, counts)
+    golds = [[answer.text for answer in one.question.answers] for one in asked]
+    columns = {
+        **_texts("contexts", [paragraph.context for paragraph in paragraphs]),
+        "tokens.values": contexts.values,
+        "tokens.offsets": contexts.offsets,
+        "token_words": contexts.token_words,
+        **_texts("question_ids", [one.question.id for one in asked]),
+        **_texts("questions", [one.question.question for one in asked]),
+        **_texts("answers", [text for texts in golds for text in texts]),
+        "question_answers": offsets_of([len(texts) for texts in golds]),
+        "question_context": np.array([one.context for one in asked], np.int32),
+        "impossible": np.array([one.impossible for one in asked], np.bool_),
+    }
+    columns |= _window_columns(asked, contexts, spans, settings, vocabulary, counts)
+    numbers = {
+        "contexts": len(paragraphs),
+        "questions": len(asked),
+        "impossible questions": sum(one.impossible for one in asked),
+        "answers": sum(map(len, golds)),
+        "windows": len(columns["window_question"]),
+        "tokens": len(contexts.values),
+        "unknown tokens": int(np.count_nonzero(contexts.values == vocabulary.ids["[UNK]"])),
+        "window tokens": len(columns["input_ids.values"]),
+    }
+    for name, number in numbers.items():
+        counts.add(name, number)
+    return columns, counts
+
+
+def _texts(name: str, texts: Sequence[str]) -> Columns:
+    rows = Ragged.of_texts(texts)
+    return {f"{name}.values": rows.values, f"{name}.offsets": rows.offsets}
+
+
+def _asked(paragraphs: Sequence[Paragraph], settings: Settings, counts: Counts) -> Iterator[Asked]:
+    for number, paragraph in enumerate(paragraphs):
+        for question in paragraph.qas:
+            flag = question.is_impossible
+            impossible = settings.version == "2.0" and (not question.answers if flag is None else flag)
+            trained = settings.split == "training" and not impossible
+            why = unusable(paragraph.context, question.answers) if trained else None
+            if why is None:
+                yield Asked(question, number, impossible)
+            else:
+                counts.add(why, 1, question.id)
+
+
+def _with_answers(
+    asked: list[Asked], contexts: Pieces, vocabulary: Vocabulary, counts: Counts
+) -> tuple[list[Asked], Int64]:
+    """Return the questions whose answer has pieces, and the first and last token of each one's first answer [2, Q], -1
+    where it is impossible."""
+    possible = np.array([number for number, one in enumerate(asked) if not one.impossible], np.int64)
+    answers = [one.question.answers[0] for one in asked if not one.impossible]
+    context = np.array([one.context for one in asked], np.int64)[possible]
+    spans = np.full((2, len(asked)), -1, np.int64)
+    spans[:, possible] = answer_tokens(contexts, context, answers, vocabulary)
+    usable = spans[0] <= spans[1]
+    for number in np.flatnonzero(~usable).tolist():
+        counts.add(NO_PIECES, 1, asked[number].question.id)
+    return [one for one, keep in zip(asked, usable.tolist(), strict=True) if keep], spans[:, usable]
+
+
+def _window_columns(
+    asked: Sequence[Asked], contexts: Pieces, spans: Int64, settings: Settings, vocabulary: Vocabulary, counts: Counts
+) -> Columns:
+    queries = encode_words([one.question.question for one in asked], vocabulary)
+    query_tokens = np.minimum(np.diff(queries.offsets), settings.max_query_length)
+    counts.add("questions cut", int(np.count_nonzero(query_tokens < np.diff(queries.offsets))))
+    context = np.array([one.context for one in asked], np.int64)
+    context_tokens = np.diff(contexts.offsets)[context]
+    windows = place_windows(
+        context_tokens, settings.max_seq_length - SPECIAL_TOKENS - query_tokens, settings.doc_stride
+    )
+    greatest = greatest_context(windows, context_tokens)
+    targets = window_targets(windows, query_tokens + 2, *spans)
+    if settings.split == "training":
+        outside = (targets[0] == 0) & (spans[0][windows.question] >= 0)
+        counts.add("windows without the answer", int(outside.sum()))
+        if settings.drop_unanswerable_windows:
+            greatest = greatest[np.repeat(~outside, windows.tokens)]
+            windows, targets = windows.only(~outside), targets[:, ~outside]
+    heads = [
+        queries.values[begin : begin + size]
+        for begin, size in zip(queries.offsets.tolist(), query_tokens.tolist(), strict=False)
+    ]
+    marks = (vocabulary.cls_id, vocabulary.sep_id)
+    return {
+        "queries.values": np.concatenate([queries.values[:0], *heads]),
+        "queries.offsets": offsets_of(query_tokens),
+        "question_windows": offsets_of(windows.counts),
+        "window_question": windows.question.astype(np.int32),
+        "window_first": windows.first.astype(np.int32),
+        "window_tokens": windows.tokens.astype(np.int32),
+        "input_ids.values": _input_ids(heads, contexts, windows, context, marks),
+        "input_ids.offsets": offsets_of(query_tokens[windows.question] + windows.tokens + SPECIAL_TOKENS),
+        "max_context.values": greatest,
+        "max_context.offsets": offsets_of(windows.tokens),
+        "start_positions": targets[0].astype(np.int32),
+        "end_positions": targets[1].astype(np.int32),
+    }
 
 
 def place_windows(context_tokens: Int64, most_tokens: Int64, doc_stride: int) -> Windows:
@@ -55,7 +179,7 @@ def place_windows(context_tokens: Int64, most_tokens: Int64, doc_stride: int) ->
     question = np.repeat(np.arange(len(counts)), counts)
     first = spread(np.zeros_like(counts), counts) * step[question]
     tokens = np.minimum(most_tokens[question], context_tokens[question] - first)
-    return Windows(counts, question, first, tokens, int((-(-most_tokens // step)).max(initial=1)))
+    return Windows(counts, question, first, tokens)
 
 
 def greatest_context(windows: Windows, context_tokens: Int64) -> npt.NDArray[np.uint8]:
@@ -66,42 +190,44 @@ def greatest_context(windows: Windows, context_tokens: Int64) -> npt.NDArray[np.
     """
     found = np.ones(int(windows.tokens.sum()), np.uint8)
     several = windows.counts[windows.question] > 1
-    if not several.any():
-        return found
+    window = np.repeat(np.flatnonzero(several), windows.tokens[several])
+    left = spread(np.zeros_like(windows.tokens[several]), windows.tokens[several])
+    size = windows.tokens[window]
+    score = np.minimum(left, size - 1 - left) + _LENGTH_WEIGHT * size
     # Each token of a context that several windows share has one place in `best` and `winner`.
-    places = np.where(windows.counts > 1, context_tokens, 0)
-    starts = np.cumsum(places) - places
-    best = np.full(int(places.sum()), -np.inf)
-    winner = np.full(int(places.sum()), -1, np.int64)
-    rank = spread(np.zeros_like(windows.counts), windows.counts)
-    # Windows so many ranks apart show no token together: each place is met at most once per pass.
-    rank %= windows.sharing
-    for number in range(min(windows.sharing, int(windows.counts.max()))):
-        chosen = np.flatnonzero(several & (rank == number))
-        lengths = windows.tokens[chosen]
-        left = spread(np.zeros_like(lengths), lengths)
-        size = np.repeat(lengths, lengths)
-        score = np.minimum(left, size - 1 - left) + _LENGTH_WEIGHT * size
-        place = np.repeat(starts[windows.question[chosen]] + windows.first[chosen], lengths) + left
-        window = np.repeat(chosen, lengths)
-        better = (score > best[place]) | ((score == best[place]) & (window < winner[place]))
-        best[place[better]] = score[better]
-        winner[place[better]] = window[better]
-    all_starts = np.cumsum(windows.tokens) - windows.tokens
-    chosen = np.flatnonzero(several)
-    lengths = windows.tokens[chosen]
-    place = spread(starts[windows.question[chosen]] + windows.first[chosen], lengths)
-    found[spread(all_starts[chosen], lengths)] = winner[place] == np.repeat(chosen, lengths)
+    starts = offsets_of(np.where(windows.counts > 1, context_tokens, 0))
+    place = starts[windows.question[window]] + windows.first[window] + left
+    best = np.full(starts[-1], -np.inf)
+    np.maximum.at(best, place, score)
+    winner = np.full(starts[-1], len(windows.tokens))
+    equal = score == best[place]
+    np.minimum.at(winner, place[equal], window[equal])
+    found[np.repeat(several, windows.tokens)] = winner[place] == window
     return found
 
 
-def input_rows(
-    queries: Ragged, contexts: Pieces, windows: Windows, context: Int64, marks: tuple[int, int]
+def window_targets(windows: Windows, document_starts: Int64, firsts: Int64, lasts: Int64) -> Int64:
+    """Return the positions [2, W] in each window of its question's answer; 0 and 0 if it does not hold all of it.
+
+    Args:
+        windows: the windows.
+        document_starts: position of the first context token in the windows of each question [Q].
+        firsts: first token, in the context, of each question's answer; -1 where it has none [Q].
+        lasts: its last token [Q].
+    """
+    first, last = firsts[windows.question], lasts[windows.question]
+    inside = (first >= windows.first) & (last < windows.first + windows.tokens) & (first >= 0)
+    shift = document_starts[windows.question] - windows.first
+    return np.where(inside, np.stack([first + shift, last + shift]), 0)
+
+
+def _input_ids(
+    heads: Sequence[npt.NDArray[Any]], contexts: Pieces, windows: Windows, context: Int64, marks: tuple[int, int]
 ) -> npt.NDArray[Any]:
     """Return [CLS] question [SEP] document [SEP] of each window, one row after the other.
 
     Args:
-        queries: pieces of the questions [Q].
+        heads: pieces of each question, cut [Q].
         contexts: pieces of the contexts.
         windows: of the questions.
         context: number of each question's context [Q].
@@ -109,104 +235,9 @@ def input_rows(
     """
     values = contexts.values
     cls, sep = np.array(marks, values.dtype).reshape(2, 1)
-    heads = [queries.values[begin:end] for begin, end in pairwise(queries.offsets.tolist())]
     begins = contexts.offsets[context[windows.question]] + windows.first
     ends = begins + windows.tokens
     parts: list[npt.NDArray[Any]] = [values[:0]]
     for question, begin, end in zip(windows.question.tolist(), begins.tolist(), ends.tolist(), strict=True):
         parts += (cls, heads[question], sep, values[begin:end], sep)
     return np.concatenate(parts)
-
-
-NO_ANSWER = "left out: no answer"
-NO_START = "left out: the answer has no place in its context"
-NOT_FOUND = "left out: the answer is not found at its place"
-NO_PIECES = "left out: the answer has no word pieces"
-
-
-def unusable(context: str, answers: list[Answer] | None) -> str | None:
-    """Return why a question cannot be trained on with its first answer, None if it can.
-
-    The words of the context from the answer's first to its last character, with one space between them, have to contain
-    the answer's own words, with one space between them. The published code stops at an answer beyond the end of its
-    context and takes an empty one; here the question is left out.
-    """
-    if not answers or not answers[0].text:
-        return NO_ANSWER
-    text, start = answers[0].text, answers[0].answer_start
-    if start is None or start < 0:
-        return NO_START
-    cleaned = " ".join(text.split())
-    # Then the words contain the text as it stands: most answers need no more than this.
-    if cleaned == text and context.startswith(text, start):
-        return None
-    if start + len(text) > len(context):
-        return NOT_FOUND
-    words = split_words(context)
-    first, last = (len(split_words(context[: place + 1])) - 1 for place in (start, start + len(text) - 1))
-    return None if words and cleaned in " ".join(words[first : last + 1]) else NOT_FOUND
-
-
-def token_spans(pieces: Pieces, context: Int64, starts: Int64, lengths: Int64) -> tuple[Int64, Int64]:
-    """Return the first and the last token, in its context, of the words that hold each answer.
-
-    The last stands before the first where the words have no pieces.
-
-    Args:
-        pieces: of the contexts.
-        context: number of each answer's context [A].
-        starts: first character of each answer [A].
-        lengths: characters of each answer, at least 1 [A].
-    """
-    begin = pieces.character_offsets[context] + starts
-    first, last = pieces.begun[begin] - 1, pieces.begun[begin + lengths - 1] - 1
-    # In whitespace ahead of the first word the published code counts from the end: Python's index -1.
-    ahead = first < pieces.word_offsets[context]
-    first = np.where(ahead, pieces.word_offsets[context + 1] - 1, first)
-    shift = pieces.offsets[context]
-    return pieces.piece_offsets[first] - shift, pieces.piece_offsets[last + 1] - 1 - shift
-
-
-def improve(contexts: Pieces, answers: Pieces, context: Int64, firsts: Int64, lasts: Int64) -> tuple[Int64, Int64]:
-    """Return the spans narrowed to the first run of tokens that equals the answer's own, where there is one.
-
-    Args:
-        contexts: pieces of the contexts.
-        answers: pieces of each answer [A].
-        context: number of each answer's context [A].
-        firsts: first token of each span [A].
-        lasts: last token of each span [A].
-    """
-    size = contexts.values.itemsize
-    text, wanted = contexts.values.tobytes(), answers.values.tobytes()
-    begins = (contexts.offsets[context] + firsts) * size
-    ends = (contexts.offsets[context] + lasts + 1) * size
-    bounds = (answers.offsets * size).tolist()
-    starts = begins.copy()
-    stops = ends.copy()
-    spans = zip(begins.tolist(), ends.tolist(), bounds, bounds[1:], strict=False)
-    for number, (begin, end, low, high) in enumerate(spans):
-        if low == high or end - begin == high - low:
-            continue
-        answer = wanted[low:high]
-        place = text.find(answer, begin, end)
-        while place >= 0 and (place - begin) % size:
-            place = text.find(answer, place + 1, end)
-        if place >= 0:
-            starts[number], stops[number] = place, place + high - low
-    return firsts + (starts - begins) // size, lasts + (stops - ends) // size
-
-
-def window_targets(windows: Windows, document_starts: Int64, firsts: Int64, lasts: Int64) -> tuple[Int64, Int64]:
-    """Return the positions in each window of its question's answer; 0 and 0 if it does not hold all of it.
-
-    Args:
-        windows: the windows.
-        document_starts: position of each window's first context token [W].
-        firsts: first token, in the context, of each question's answer; -1 where it has none [Q].
-        lasts: its last token [Q].
-    """
-    first, last = firsts[windows.question], lasts[windows.question]
-    inside = (first >= windows.first) & (last < windows.first + windows.tokens) & (first >= 0)
-    shift = document_starts - windows.first
-    return np.where(inside, first + shift, 0), np.where(inside, last + shift, 0)

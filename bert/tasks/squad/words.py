@@ -1,8 +1,8 @@
-"""Text to words, split on whitespace as in SQuAD's published code, and words to word pieces. Imports no torch.
+"""Text to words and word pieces, and answers to the tokens that hold them. Imports no torch.
 
-The published code cuts a context into words first and each word into pieces by itself. So does this: the tokenizer gets
-words, so a token's word is known without its offsets. The result is that of the whole text, as none of BERT's rules
-looks across whitespace.
+SQuAD's published code (google-research/bert, run_squad.py) cuts a context into words first and each word into pieces by
+itself. So does this: the tokenizer gets words, so a token's word is known without its offsets. The result is that of
+the whole text, as none of BERT's rules looks across whitespace.
 """
 
 from collections.abc import Sequence
@@ -11,39 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.rows import Int64
+from bert.data.rows import Int64, offsets_of
 from bert.data.tokenizer import Ids
 from bert.data.vocabulary import Vocabulary
+from bert.tasks.squad.reading import Answer
 
 WHITE_SPACE = " \t\r\n\u202f"
-"""What separates words; the other whitespace of Unicode does not (google-research/bert, run_squad.py)."""
+"""What separates words; the other whitespace of Unicode does not."""
 _CODES = [ord(character) for character in WHITE_SPACE]
-
-
-def split_words(text: str) -> list[str]:
-    """Return the words of a text."""
-    for character in WHITE_SPACE[1:]:
-        if character in text:
-            text = text.replace(character, " ")
-    return list(filter(None, text.split(" ")))
-
-
-def word_numbers(texts: Sequence[str]) -> tuple[Int64, Int64]:
-    """Return the words begun in all texts up to each character, it included, and where the texts begin.
-
-    Returns:
-        [characters of all texts] how many words have begun; and [texts + 1] number of each text's first character.
-    """
-    codes = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
-    starts = np.concatenate([[0], np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))])
-    is_space = np.zeros(len(codes), np.bool_)
-    for code in _CODES:
-        is_space |= codes == code
-    begins = ~is_space
-    begins[1:] &= is_space[:-1]
-    firsts = starts[:-1][starts[:-1] < starts[1:]]
-    begins[firsts] = ~is_space[firsts]
-    return np.cumsum(begins, dtype=np.int64), starts
+NO_ANSWER = "left out: no answer"
+NOT_FOUND = "left out: the answer is not found at its place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +36,33 @@ class Pieces:
     piece_offsets: Int64
     """Where each word's pieces begin [words + 1]."""
     begun: Int64
-    """Words begun in all texts up to each character, it included."""
+    """Words begun in all texts up to each character, it included; a text has one character more, its end."""
     character_offsets: Int64
     """Where each text's characters begin [T + 1]."""
 
     @property
     def token_words(self) -> npt.NDArray[np.int32]:
         """Number of each piece's word in its text."""
-        words = np.arange(self.word_offsets[-1]) - np.repeat(self.word_offsets[:-1], np.diff(self.word_offsets))
+        words = spread(np.zeros_like(self.word_offsets[1:]), np.diff(self.word_offsets))
         return np.repeat(words, np.diff(self.piece_offsets)).astype(np.int32)
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text."""
+    for character in WHITE_SPACE[1:]:
+        if character in text:
+            text = text.replace(character, " ")
+    return list(filter(None, text.split(" ")))
 
 
 def encode_words(texts: Sequence[str], vocabulary: Vocabulary) -> Pieces:
     """Cut texts into words, and these into pieces, without special ones."""
-    words = split_words(" ".join(texts))
-    begun, characters = word_numbers(texts)
+    joined = "".join([f"{text}\n" for text in texts])
+    is_space = np.isin(np.frombuffer(f"\n{joined}".encode("utf-32-le"), "<u4"), _CODES)
+    begun = np.cumsum(is_space[:-1] & ~is_space[1:], dtype=np.int64)
+    characters = offsets_of([len(text) + 1 for text in texts])
     word_offsets = np.concatenate([[0], begun])[characters]
+    words = split_words(joined)
     assert word_offsets[-1] == len(words), "both ways of telling words give as many"
     pieces = vocabulary.tokenizer.encode("\n".join(words).encode().split(b"\n") if words else [])
     return Pieces(pieces.values, pieces.offsets[word_offsets], word_offsets, pieces.offsets, begun, characters)
@@ -82,6 +70,61 @@ def encode_words(texts: Sequence[str], vocabulary: Vocabulary) -> Pieces:
 
 def spread(starts: Int64, lengths: Int64) -> Int64:
     """Return starts[i], starts[i] + 1, ... for lengths[i] numbers, for each i."""
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) + np.repeat(starts - ends + lengths, lengths)
+    offsets = offsets_of(lengths)
+    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+
+
+def unusable(context: str, answers: list[Answer]) -> str | None:
+    """Return why a question cannot be trained on with its first answer, None if it can.
+
+    The words of the context from the answer's first to its last character, with one space between them, have to contain
+    the answer's own words, with one space between them. The published code stops at an answer beyond the end of its
+    context and takes an empty one; here the question is left out.
+    """
+    if not answers or not answers[0].text:
+        return NO_ANSWER
+    text, start = answers[0].text, answers[0].answer_start
+    if start is None or start < 0 or start + len(text) > len(context):
+        return NOT_FOUND
+    cleaned = " ".join(text.split())
+    # Then the words contain the text as it stands: most answers need no more than this.
+    if cleaned == text and context.startswith(text, start):
+        return None
+    words = split_words(context)
+    first, last = (len(split_words(context[: place + 1])) - 1 for place in (start, start + len(text) - 1))
+    return None if words and cleaned in " ".join(words[first : last + 1]) else NOT_FOUND
+
+
+def answer_tokens(
+    contexts: Pieces, context: Int64, answers: Sequence[Answer], vocabulary: Vocabulary
+) -> tuple[Int64, Int64]:
+    """Return the first and the last token of each answer in its context.
+
+    They are those of the words that hold the answer, narrowed to the first run of tokens that equals the answer's own,
+    where there is one. The last stands before the first where the words have no pieces.
+
+    Args:
+        contexts: pieces of the contexts.
+        context: number of each answer's context [A].
+        answers: usable answers [A].
+        vocabulary: cuts them into pieces.
+    """
+    begin = contexts.character_offsets[context] + np.array([answer.answer_start for answer in answers], np.int64)
+    end = begin + np.array([len(answer.text) for answer in answers], np.int64) - 1
+    # In whitespace ahead of the first word the published code counts from the end: Python's index -1.
+    first = contexts.begun[begin] - 1
+    first = np.where(first < contexts.word_offsets[context], contexts.word_offsets[context + 1] - 1, first)
+    begins, ends = contexts.piece_offsets[first], contexts.piece_offsets[contexts.begun[end]]
+    wanted = encode_words([answer.text for answer in answers], vocabulary)
+    text, bounds = contexts.values.tobytes(), wanted.offsets.tolist()
+    size = contexts.values.itemsize
+    for number, (low, high) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        answer = wanted.values[bounds[number] : bounds[number + 1]].tobytes()
+        if not answer or len(answer) == (high - low) * size:
+            continue
+        place = text.find(answer, low * size, high * size)
+        while place >= 0 and place % size:
+            place = text.find(answer, place + 1, high * size)
+        if place >= 0:
+            begins[number], ends[number] = place // size, (place + len(answer)) // size
+    return begins - contexts.offsets[context], ends - 1 - contexts.offsets[context]

@@ -19,8 +19,7 @@ from bert.data.batch import Batch
 from bert.data.loading.batches import RowBatches, check_rows, evaluation_rows, lengths_fingerprint, row_batch
 from bert.data.rows import Ragged, TokenRows
 from bert.tasks.base import DataSpec
-from bert.tasks.squad.evaluation import put_values
-from bert.tasks.squad.task import SquadTask
+from bert.tasks.squad.task import SquadTask, put_values
 
 FEATURES = squad_windows(50)
 WINDOWS = FEATURES.rows

@@ -1,32 +1,45 @@
-"""From logits to answers: spans, n-best lists, no-answer scores, files."""
+"""From logits to answers: spans, n-best lists, no-answer scores, the original text, files."""
 
 import itertools
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support import plain_squad_decoding as plain
+from support.examples import examples
 from support.refusals import refused
 from support.shared_files import samples, unpacked, vocabulary_beside
-from support.squad_cases import Context, Question, features_of, random_logits, small_vocabulary
+from support.squad_cases import (
+    LETTERS,
+    OTHERS,
+    SIGNS,
+    Context,
+    Question,
+    features_of,
+    random_logits,
+    small_vocabulary,
+)
 
 from bert.data.vocabulary import Vocabulary, load_vocabulary
-from bert.tasks.squad.features import SquadFeatures
+from bert.tasks.squad.features import SquadFeatures, golds_of
 from bert.tasks.squad.predictions import (
     NO_WINDOW_SCORE,
     Answers,
-    NBestEntry,
     NBestOptions,
-    WindowLogits,
+    NormalWords,
+    Projector,
     decode,
     find_spans,
 )
-from bert.tasks.squad.reading import golds_of
 from bert.tasks.squad.scores import score
 from common.errors import StorageError
 
-VOCABULARY = small_vocabulary()
+UNCASED, CASED = small_vocabulary(), small_vocabulary(lower_case=False)
 TEXTS = (
     "The Norman's people, “Steve Smith’s”\u202f in New York (émigré) 東京語 a\u00a0b ﬁne İstanbul x-y the-the U.S.A.",  # noqa: RUF001
     "",
@@ -41,7 +54,7 @@ def small_case(version: str = "1.1", questions: int = 3) -> SquadFeatures:
         Context(text, [Question(f"{n}-{k}", LONG_QUESTION[: 5 * k + 1], ["york"] * k) for k in range(questions)])
         for n, text in enumerate(TEXTS)
     ]
-    return features_of(contexts, VOCABULARY, version=version)
+    return features_of(contexts, UNCASED, version=version)
 
 
 def as_dicts(answers: Answers) -> dict[str, list[dict[str, object]]]:
@@ -55,67 +68,55 @@ def test_answers_lists_and_scores_equal_the_plain_reference(version: str, seed: 
     features = small_case(version)
     logits = random_logits(features, seed, steps=steps)
     options = NBestOptions(n_best_size=most, max_answer_length=6, null_threshold=float(seed - 2))
-    found = decode(features, logits, VOCABULARY, options)
-    predictions, lists, odds = plain.predict(features, logits, VOCABULARY.pieces, most, 6, options.null_threshold)
+    found = decode(features, logits, UNCASED, options)
+    predictions, lists, odds = plain.predict(features, logits, UNCASED.pieces, most, 6, options.null_threshold)
     assert found.predictions == predictions
     assert as_dicts(found) == lists
     assert found.null_odds == (odds if version == "2.0" else {})
-    quick = decode(features, logits, VOCABULARY, options, n_best=False)
+    quick = decode(features, logits, UNCASED, options, n_best=False)
     assert (quick.predictions, quick.null_odds, quick.n_best) == (predictions, found.null_odds, {})
 
 
-def every_span(features: SquadFeatures, logits: WindowLogits, question: int) -> dict[tuple[int, int], float]:
+def every_span(features: SquadFeatures, logits: Any, question: int) -> dict[tuple[int, int], float]:
     """Each span of a question's context with its sum, in the window that has the start's greatest context."""
     found = {}
-    for window in range(int(features.question_windows[question]), int(features.question_windows[question + 1])):
-        low = int(logits.offsets[window] + features.document_starts[window])
+    for window in range(*features.question_windows[question : question + 2].tolist()):
+        low = int(features.input_ids.offsets[window] + features.document_starts[window])
         count, first = int(features.window_tokens[window]), int(features.window_first[window])
         for start in range(count):
             if features.max_context[window][start]:
                 for end in range(start, count):
-                    total = float(logits.start[low + start]) + float(logits.end[low + end])
-                    found[first + start, first + end] = total
+                    found[first + start, first + end] = float(logits[0, low + start]) + float(logits[1, low + end])
     return found
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_without_limits_the_spans_are_all_spans_best_first(seed: int) -> None:
+@pytest.mark.parametrize("longest", [1, 2, 5, 1000])
+def test_without_other_limits_the_spans_are_all_short_enough_ones_best_first(longest: int) -> None:
     features = small_case()
-    logits = random_logits(features, seed)
-    found = list(find_spans(features, logits, 1000, 1000))
+    logits = random_logits(features, longest)
+    found = list(find_spans(features, logits, 1000, longest))
     assert len(found) == len(features.question_ids)
     for question, spans in enumerate(found):
         sums = {(first, last): start + end for first, last, start, end in spans}
-        assert sums == every_span(features, logits, question) and len(sums) == len(spans)
-        assert list(sums.values()) == sorted(sums.values(), reverse=True)
-
-
-@pytest.mark.parametrize("longest", [1, 2, 5, 1000])
-def test_the_best_span_is_the_best_of_all_that_are_short_enough(longest: int) -> None:
-    features = small_case()
-    logits = random_logits(features, 11)
-    for question, spans in enumerate(find_spans(features, logits, 1000, longest)):
         every = every_span(features, logits, question)
-        allowed = {pair: total for pair, total in every.items() if pair[1] - pair[0] < longest}
-        assert len(spans) == len(allowed)
-        if allowed:
-            assert spans[0][:2] == max(allowed, key=lambda pair: allowed[pair])
+        assert sums == {pair: total for pair, total in every.items() if pair[1] - pair[0] < longest}
+        assert list(sums.values()) == sorted(sums.values(), reverse=True) and len(sums) == len(spans)
 
 
 def test_blocks_of_questions_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     features = small_case("2.0", questions=5)
     logits = random_logits(features, 3, steps=2)
-    whole = decode(features, logits, VOCABULARY)
-    for pairs in (1, 1200, 2800):
-        monkeypatch.setattr("bert.tasks.squad.predictions._PAIRS_AT_ONCE", pairs)
-        assert decode(features, logits, VOCABULARY) == whole
+    whole = decode(features, logits, UNCASED)
+    for size in (1, 7):
+        monkeypatch.setattr("bert.tasks.squad.predictions._QUESTIONS_AT_ONCE", size)
+        assert decode(features, logits, UNCASED) == whole
 
 
 def test_zeros_of_either_sign_are_equal_and_the_earlier_token_comes_first() -> None:
-    features = features_of([Context("one two six", [Question("q")])], VOCABULARY, max_seq_length=100)
-    values = np.zeros(int(features.lengths.sum()), np.float32)
-    values[::2] = -0.0
-    (spans,) = find_spans(features, WindowLogits(values, values.copy(), features.input_ids.offsets), 20, 30)
+    features = features_of([Context("one two six", [Question("q")])], UNCASED, max_seq_length=100)
+    values = np.zeros((2, int(features.lengths.sum())), np.float32)
+    values[:, ::2] = -0.0
+    (spans,) = find_spans(features, values, 20, 30)
     pairs = [span[:2] for span in spans]
     assert pairs == sorted(pairs) and pairs[0] == (0, 0)
 
@@ -123,88 +124,65 @@ def test_zeros_of_either_sign_are_equal_and_the_earlier_token_comes_first() -> N
 def test_the_threshold_decides_between_answer_and_none_and_equal_is_an_answer() -> None:
     features = small_case("2.0")
     logits = random_logits(features, 6, steps=2)
-    odds = decode(features, logits, VOCABULARY).null_odds
+    odds = decode(features, logits, UNCASED).null_odds
     name = "0-1"
     for threshold, answered in ((odds[name], True), (odds[name] - 0.25, False), (odds[name] + 0.25, True)):
-        found = decode(features, logits, VOCABULARY, NBestOptions(null_threshold=threshold))
+        found = decode(features, logits, UNCASED, NBestOptions(null_threshold=threshold))
         assert bool(found.predictions[name]) is answered
         assert found.null_odds == odds
-        assert any(entry.text == "" for entry in found.n_best[name])
 
 
 def test_the_best_answer_counts_where_no_answer_is_likelier_than_all() -> None:
     features = small_case("2.0")
     logits = random_logits(features, 8)
-    logits.start[logits.offsets[:-1]] = 50
-    whole = decode(features, logits, VOCABULARY, NBestOptions(null_threshold=1000))
+    logits[0, features.input_ids.offsets[:-1]] = 50
+    whole = decode(features, logits, UNCASED, NBestOptions(null_threshold=1000))
     named = [name for name, text in whole.predictions.items() if text]
     assert len(named) == 9 and all(whole.n_best[name][0].text == "" for name in named)
     assert all(whole.n_best[name][1].text == whole.predictions[name] for name in named)
-    quick = decode(features, logits, VOCABULARY, NBestOptions(null_threshold=1000), n_best=False)
+    quick = decode(features, logits, UNCASED, NBestOptions(null_threshold=1000), n_best=False)
     assert (quick.predictions, quick.null_odds) == (whole.predictions, whole.null_odds)
 
 
 @pytest.mark.parametrize("version", ["1.1", "2.0"])
-def test_questions_without_windows_or_spans_are_answered_with_nothing_and_named(version: str) -> None:
+def test_questions_without_windows_or_spans_are_answered_with_nothing(version: str) -> None:
     features = small_case(version)
     logits = random_logits(features, 0)
+    offsets, document = features.input_ids.offsets, features.document_starts
     hopeless = int(features.question_windows[6])  # "2-0": one window; nothing but [CLS] and the question is likely
-    low, high = int(logits.offsets[hopeless]), int(logits.offsets[hopeless] + features.document_starts[hopeless])
-    logits.start[low:high] = 100
-    found = decode(features, logits, VOCABULARY, NBestOptions(n_best_size=high - low))
-    assert found.without_windows == ["1-0", "1-1", "1-2"] and found.without_spans == ["2-0"]
-    assert list(found.predictions) == [features.question_ids.text(n) for n in range(12)]
-    for name in (*found.without_windows, *found.without_spans):
+    low, high = int(offsets[hopeless]), int(offsets[hopeless] + document[hopeless])
+    logits[0, low:high] = 100
+    found = decode(features, logits, UNCASED, NBestOptions(n_best_size=high - low))
+    for name in ("1-0", "1-1", "1-2", "2-0"):
         assert found.predictions[name] == ""
         assert [entry.text for entry in found.n_best[name]] == (["empty"] if version == "1.1" else ["empty", ""])
         assert sum(entry.probability for entry in found.n_best[name]) == pytest.approx(1)
     if version == "2.0":
         assert found.null_odds["1-0"] == NO_WINDOW_SCORE
-        assert found.null_odds["2-0"] == float(logits.start[low]) + float(logits.end[low])
+        assert found.null_odds["2-0"] == float(logits[0, low]) + float(logits[1, low])
         assert score(golds_of(features), found.predictions, found.null_odds).missing == ()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("side", ["start", "end"])
-def test_a_logit_that_is_no_number_names_the_question(value: float, side: str) -> None:
+@pytest.mark.parametrize(("side", "value"), [(0, np.nan), (1, -np.inf)])
+def test_a_logit_that_is_no_number_names_the_question(side: int, value: float) -> None:
     features = small_case()
     logits = random_logits(features, 0)
     window = int(features.question_windows[4])
-    getattr(logits, side)[logits.offsets[window + 1] - 1] = value
-    question = features.question_ids.text(int(features.window_question[window]))
-    with refused("logits-not-finite", side, question, value):
-        decode(features, logits, VOCABULARY)
+    logits[side, features.input_ids.offsets[window + 1] - 1] = value
+    with refused("logits-not-finite", features.question_ids.text(int(features.window_question[window])), value):
+        decode(features, logits, UNCASED)
 
 
-def test_the_last_question_of_an_id_that_comes_twice_is_kept() -> None:
-    contexts = [Context("one two", [Question("q"), Question("q"), Question("r")])]
-    features = features_of(contexts, VOCABULARY)
-    logits = random_logits(features, 0)
-    first = features.document_starts + logits.offsets[:-1] + [0, 3, 0]  # "one", "two", "one": three pieces each
-    logits.start[first] = logits.end[first + 2] = 99
-    found = decode(features, logits, VOCABULARY)
-    assert list(found.predictions) == ["q", "r"]
-    assert found.predictions == {"q": "two", "r": "one"}
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"n_best_size": 0}, {"max_answer_length": 0}, {"null_threshold": float("nan")}], ids=str
-)
-def test_limits_without_meaning_are_refused(wrong: dict[str, float]) -> None:
-    with refused("option-value", *(f"--{name.replace('_', '-')} {value}" for name, value in wrong.items())):
-        NBestOptions(**wrong)  # type: ignore[arg-type]
-
-
-def test_no_question_at_all_gives_no_answer() -> None:
-    features = features_of([], VOCABULARY, version="2.0")
-    found = decode(features, random_logits(features, 0), VOCABULARY)
-    assert (found.predictions, found.null_odds) == ({}, {})
+def test_limits_without_meaning_are_refused() -> None:
+    for wrong in ({"n_best_size": 0}, {"max_answer_length": 0}, {"null_threshold": float("nan")}):
+        with refused("option-value", *(f"--{name.replace('_', '-')} {value}" for name, value in wrong.items())):
+            NBestOptions(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("version", ["1.1", "2.0"])
 def test_files_hold_what_was_decoded_and_are_whole(version: str, tmp_path: Path) -> None:
     features = small_case(version)
-    found = decode(features, random_logits(features, 1), VOCABULARY)
+    found = decode(features, random_logits(features, 1), UNCASED)
     names = ["nbest_predictions.json", *(["null_odds.json"] if version == "2.0" else []), "predictions.json"]
     assert [path.name for path in found.write(tmp_path / "out")] == names
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
@@ -212,13 +190,8 @@ def test_files_hold_what_was_decoded_and_are_whole(version: str, tmp_path: Path)
     assert contents["predictions.json"] == found.predictions
     assert contents["nbest_predictions.json"] == as_dicts(found)
     assert contents.get("null_odds.json", {}) == found.null_odds
-
-
-def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    answers = Answers({"q": "a"}, {"q": [NBestEntry("a", 1.0, 0.0, 0.0)]}, {}, [], [])
     with pytest.raises(StorageError):
-        answers.write(tmp_path / "file" / "out")
+        found.write(tmp_path / "out" / "predictions.json" / "out")
 
 
 def case_of(path: Path, contexts: int) -> tuple[SquadFeatures, Vocabulary]:
@@ -251,7 +224,7 @@ def test_questions_are_decoded_like_the_plain_reference(path: Path) -> None:
 def test_logits_that_know_the_answers_score_almost_everything(path: Path) -> None:
     features, vocabulary = case_of(path, contexts=60)
     offsets = features.input_ids.offsets
-    start, end = (np.full(int(offsets[-1]), -5, np.float32) for _ in range(2))
+    logits = np.full((2, int(offsets[-1])), -5, np.float32)
     for window in range(len(features)):
         question = int(features.window_question[window])
         answer = features.answers.text(int(features.question_answers[question]))
@@ -260,7 +233,78 @@ def test_logits_that_know_the_answers_score_almost_everything(path: Path) -> Non
         first = int(features.document_starts[window])
         for place in range(first, len(ids) - len(pieces)):
             if ids[place : place + len(pieces)] == pieces:
-                start[offsets[window] + place] = end[offsets[window] + place + len(pieces) - 1] = 5 - place / 1000
-    found = decode(features, WindowLogits(start, end, offsets), vocabulary, n_best=False)
+                logits[0, offsets[window] + place] = 5 - place / 1000
+                logits[1, offsets[window] + place + len(pieces) - 1] = 5 - place / 1000
+    found = decode(features, logits, vocabulary, n_best=False)
     values = score(golds_of(features), found.predictions).values
     assert values["exact_match"] > 98 and values["f1"] > 99
+
+
+def one_context(text: str, *, lower_case: bool) -> SquadFeatures:
+    contexts = [Context(text, [Question("q")])]
+    return features_of(contexts, UNCASED if lower_case else CASED, max_seq_length=400, doc_stride=128)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "expected", "lower_case"),
+    [
+        ("In Steve Smith's house", "steve smith", "Steve Smith", True),
+        ("was “Norman”, they", "norman", "Norman", True),
+        ("the Émigré, said", "emigre", "Émigré", True),
+        ("the  New\nYork\u202fhouse", "new york house", "New York house", True),
+        ("in 東京語 now", "京", "京", True),
+        ("x–y co-op", "co-op", "co-op", True),  # noqa: RUF001
+        ("about $5.3 million", "5.3", "5.3", True),
+        ("soft\u00adhyphen word", "softhyphen", "soft\u00adhyphen", True),  # lengths differ: the original word
+        ("İstanbul's", "istanbul", "İstanbul", True),
+        ("e\u0301mile's", "emile", "e\u0301mile's", True),  # a combining accent more than its normal form
+        ("(Émile", "É", "É", False),
+        ("NEW York's", "York", "York", False),
+        ("say ☃☃, then", "☃☃", "☃☃,", True),  # unknown pieces
+        ("(ΛΟΓΟΣ), said", "ΛΟΓΟΣ", "ΛΟΓΟΣ", True),  # as the tokenizer writes a final sigma, not Python
+        ("\u200b xx", "xx", "xx", True),  # after a word without a normal form
+    ],
+)
+def test_answers_are_the_original_text(text: str, answer: str, expected: str, lower_case: bool) -> None:
+    vocabulary = UNCASED if lower_case else CASED
+    features = one_context(text, lower_case=lower_case)
+    tokens = features.tokens[0].tolist()
+    (wanted,) = vocabulary.encode([answer])
+    first = next(n for n in range(len(tokens)) if tokens[n : n + len(wanted)] == wanted)
+    assert Projector(features, vocabulary.pieces).text(0, first, first + len(wanted) - 1) == expected
+
+
+# A final sigma and private characters are left out: there the tokenizer and Python's own rules differ.
+CHARACTERS = (
+    LETTERS + LETTERS.upper()[:26] + OTHERS.replace("ς", "") + "ÉÜÅÑÇİẞ가\u0301\u0308\u200b\u00ad\ufeff" + SIGNS
+)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(
+    text=st.text(st.sampled_from(CHARACTERS) | st.sampled_from(" \t\r\n\u202f\u00a0\u3000  "), max_size=40),
+    lower_case=st.booleans(),
+)
+def test_every_span_of_any_text_equals_the_plain_projection(text: str, lower_case: bool) -> None:
+    vocabulary = UNCASED if lower_case else CASED
+    features = one_context(text, lower_case=lower_case)
+    words = re.findall("[^ \t\r\n\u202f]+", text)
+    word_of = features.token_words.tolist()
+    pieces = [vocabulary.pieces[number] for number in features.tokens[0].tolist()]
+    projector = Projector(features, vocabulary.pieces)
+    for first in range(len(pieces)):
+        for last in range(first, min(len(pieces), first + 8)):
+            joined = " ".join(pieces[first : last + 1]).replace(" ##", "").replace("##", "")
+            original = " ".join(words[word_of[first] : word_of[last] + 1])
+            assert projector.text(0, first, last) == plain.final_text(" ".join(joined.split()), original, lower_case)
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_the_short_way_of_ascii_words_gives_the_tokenizers_parts(lower_case: bool) -> None:
+    words = NormalWords(lower_case)
+    generator = np.random.default_rng(5)
+    for _ in range(3000):
+        letters = map(chr, generator.integers(0, 128, generator.integers(1, 12)))
+        word = "".join(letter for letter in letters if letter not in " \t\r\n")
+        parts = words._splitter.pre_tokenize_str(words._normalizer.normalize_str(word))
+        assert words[word] == " ".join(part for part, _ in parts), repr(word)

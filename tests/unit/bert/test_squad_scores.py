@@ -12,7 +12,8 @@ from support import shared_files
 from support.refusals import refused
 from support.squad_cases import Context, Question, features_of, small_vocabulary
 
-from bert.tasks.squad.reading import Golds, golds_of, read_answers, read_dataset, read_golds
+from bert.tasks.squad.features import golds_of
+from bert.tasks.squad.reading import Golds, read_answers, read_dataset, read_golds
 from bert.tasks.squad.scores import normalize, score
 from common.errors import Code
 

@@ -20,10 +20,9 @@ from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataSpec, EvaluationSpec
 from bert.tasks.squad.config import SquadConfig
-from bert.tasks.squad.evaluation import Questions
 from bert.tasks.squad.features import open_features
 from bert.tasks.squad.prepare import prepare
-from bert.tasks.squad.task import SquadTask
+from bert.tasks.squad.task import Questions, SquadTask
 from bert.train.base_run import LossLog
 from bert.train.evaluate import evaluate
 from bert.train.loop import DivergenceError

@@ -1,20 +1,22 @@
-"""Words, tokens and their words: equal to the plain rules and to the tokenizer on the whole text with its offsets."""
+"""Words, tokens and windows: equal to the plain rules, and to the tokenizer on the whole text with its offsets."""
 
 import json
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import plain_squad
 from support.examples import examples
 from support.plain_squad import words_of
 from support.plain_tokenizer import PlainTokenizer
 from support.shared_files import DATA, samples, unpacked, vocabulary_beside
 
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary
-from bert.tasks.squad.words import Pieces, encode_words, split_words, word_numbers
+from bert.tasks.squad.windows import greatest_context, place_windows
+from bert.tasks.squad.words import Pieces, encode_words, split_words
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz\u00df\u00e9\u03c3\u03c2\u4e2d\u6587\u0130'.,-$"
 VOCABULARY = Vocabulary(
@@ -44,11 +46,11 @@ def ids_of(pieces: Pieces) -> list[list[int]]:
 def test_words_are_those_of_the_published_loop(texts: list[str]) -> None:
     expected = [words_of(text) for text in texts]
     assert [split_words(text) for text in texts] == [words for words, _ in expected]
-    numbers, starts = word_numbers(texts)
-    before = 0
-    for (words, word_of), (begin, end) in zip(expected, pairwise(starts.tolist()), strict=True):
-        assert (numbers[begin:end] - 1 - before).tolist() == word_of
-        before += len(words)
+    pieces = encode_words(texts, VOCABULARY)
+    assert pieces.word_offsets.tolist() == [0, *accumulate(len(words) for words, _ in expected)]
+    for number, (_, word_of) in enumerate(expected):
+        begin, end = pieces.character_offsets[number : number + 2].tolist()
+        assert (pieces.begun[begin : end - 1] - 1 - pieces.word_offsets[number]).tolist() == word_of
 
 
 @pytest.mark.parametrize("lower_case", [True, False])
@@ -98,8 +100,30 @@ def test_the_plain_tokenizer_agrees_on_odd_words() -> None:
 
 
 def test_no_texts_and_texts_without_words_have_no_pieces() -> None:
-
     for texts in ([], ["", " ", "\u202f\n"]):
         pieces = encode_words(texts, VOCABULARY)
         assert len(pieces.values) == 0 and pieces.offsets.tolist() == [0] * (len(texts) + 1)
         assert np.array_equal(pieces.token_words, [])
+
+
+QUESTIONS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=6)
+
+
+@given(QUESTIONS, st.integers(1, 25))
+@settings(max_examples=examples(400), deadline=None)
+def test_windows_and_greatest_context_are_those_of_the_published_loops(
+    questions: list[tuple[int, int]], doc_stride: int
+) -> None:
+    tokens, most = (np.array(column, np.int64) for column in zip(*questions, strict=True))
+    windows = place_windows(tokens, most, doc_stride)
+    expected = [plain_squad.place_windows(size, place, doc_stride) for size, place in questions]
+    assert windows.counts.tolist() == [len(spans) for spans in expected]
+    placed = zip(windows.first.tolist(), windows.tokens.tolist(), strict=True)
+    assert list(placed) == [span for spans in expected for span in spans]
+    greatest = [
+        plain_squad.is_max_context(spans, index, position)
+        for spans in expected
+        for index, (start, length) in enumerate(spans)
+        for position in range(start, start + length)
+    ]
+    assert greatest_context(windows, tokens).astype(bool).tolist() == greatest
