@@ -33,7 +33,7 @@ OPTIONS = {"data check DIR": CheckOptions}
 def run(options: CheckOptions) -> Result:
     """Check the data. Raises InputError where training refuses them."""
     from bert.data.features import SUFFIX, describe
-    from bert.tasks.pretrain.check import check_shards
+    from bert.tasks.pretrain.shards import check_shards
 
     files = [options.dir] if options.dir.is_file() else sorted(options.dir.glob(f"*{SUFFIX}"))
     if files:

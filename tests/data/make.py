@@ -24,7 +24,7 @@ from support import bert_folders, gap_files, glue_folders, ncu_csv, recordings  
 from support.recording_formats import write_kineto, write_ncu, write_nsys  # noqa: E402
 from support.shared_files import unpacked  # noqa: E402
 
-from bert.corpus.generated import documents  # noqa: E402
+from bert.corpus.texts import documents  # noqa: E402
 from bert.data.vocabulary import train_vocabulary  # noqa: E402
 
 SOURCES = DATA / "sources"

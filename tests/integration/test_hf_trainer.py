@@ -123,7 +123,7 @@ def test_a_given_model_is_trained_evaluated_and_saved_as_transformers_does(data:
     from transformers import AutoConfig, AutoModelForMaskedLM
 
     from bert.parallel.single import SingleStrategy
-    from bert.tasks.pretrain.evaluation import TestShards
+    from bert.tasks.pretrain.batches import TestShards
     from bert.tasks.pretrain.task import PretrainTask
     from bert.train.feed import data_spec
 

@@ -12,7 +12,7 @@ from support.faults import Workload, digests
 from support.squad_columns import dataset, paragraph, question, small_vocabulary
 from support.train_cli import SMALL
 
-from bert.corpus.generated import generate_corpus
+from bert.corpus.texts import generate_corpus
 
 _ONE_THREAD = ("--threads", "1")
 _PARAGRAPHS = 1500

@@ -92,8 +92,6 @@ def write_beside(folder: Path, sizes: Mapping[str, int], **changes: Any) -> None
             "whole_word_mask": False,
         },
         "shards": list(sizes),
-        "samples": dict(sizes),
-        "complete": True,
     }
     (folder / "metadata.json").write_text(json.dumps({**known, **changes}), encoding="utf-8")
 

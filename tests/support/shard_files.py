@@ -2,17 +2,13 @@
 
 from pathlib import Path
 
+from bert.tasks.pretrain.hdf5 import write_blocks
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shards import ShardHeader, write_blocks
+from bert.tasks.pretrain.shards import ShardHeader
 
 
-def write_shard(path: Path, instances: Instances, settings: str | None = None) -> None:
+def write_shard(path: Path, instances: Instances) -> None:
     """Write one shard."""
-    header = ShardHeader(
-        samples=len(instances),
-        seq_len=instances.input_ids.shape[1],
-        max_predictions=instances.masked_lm_ids.shape[1],
-        settings=settings,
-    )
     path.parent.mkdir(parents=True, exist_ok=True)
+    header = ShardHeader(len(instances), instances.input_ids.shape[1], instances.masked_lm_ids.shape[1])
     write_blocks(path, header, [instances])

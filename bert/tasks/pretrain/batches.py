@@ -1,122 +1,92 @@
-"""Batches of a folder of HDF5 shards, for each rank its own. Torch is imported only where batches are made."""
+"""Batches of HDF5 shards, for each rank its own: endless ones to train on, one pass over test shards to evaluate with.
 
-import time
+Torch is imported only where batches are made.
+"""
+
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from bert.data.loading.batches import Batches
+from bert.data.loading.order import spread
+from bert.tasks.base import DataSpec, Evaluation
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shards import ShardFolder, folder_info, read_shard
-from common.errors import InputError
+from bert.tasks.pretrain.shards import ShardFolder, check_length, folder_info, open_test_shards, read_shard
+from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    import torch
+
     from bert.data.batch import Batch
-    from bert.tasks.base import DataSpec
+    from bert.optim.precision import Precision
 
-
+Int64 = npt.NDArray[np.int64]
 _KEPT_BYTES = 64 * 2**20
-"""What was read is kept in memory up to this size, so that small data is read once."""
+"""Shards are kept in memory up to this size, so that small data is read once."""
 _FEWEST = 2
 """Shards that are kept however large they are: the one in use and the next."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What was read from compressed shards."""
-
-    samples: int = 0
-    seconds: float = 0.0
-    """Time in s, decompressing and checking included."""
-
-
-class Shards:
-    """Reads shards of a folder and keeps the latest: two, one in use and one next; more while all are below 64 MiB.
-
-    `get` is for one thread. Between `open` and `close` a second thread reads what `expect` names.
-    """
+class ShardReader:
+    """Reads shards of a folder on a thread of its own and keeps the latest: two, or all while they are below 64 MiB."""
 
     def __init__(self, folder: ShardFolder, vocab_size: int) -> None:
         self._folder = folder
         self._vocab_size = vocab_size
-        self._kept: OrderedDict[int, Instances] = OrderedDict()
-        self._coming: dict[int, Future[Instances]] = {}
-        self._reader: ThreadPoolExecutor | None = None
-        self._lock = Lock()
-        self.reading = Reading()
-
-    def open(self) -> None:
-        """Start to read ahead."""
-        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shards")
+        self._reads: OrderedDict[int, Future[Instances]] = OrderedDict()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shards")
+        # int32 ids, labels and positions; one byte for all else
+        self._sample_bytes = 6 * folder.seq_len + 8 * folder.max_predictions + 1
 
     def close(self) -> None:
-        """End the reading thread; a read in progress is waited for."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.shutdown(wait=True, cancel_futures=True)
-        self._coming.clear()
+        """End the thread; a read in progress is waited for."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
 
     def get(self, shard: int) -> Instances:
-        """Return the samples of a shard.
-
-        Raises:
-            InputError: the shard is damaged, has changed, or holds word pieces the model has not.
-        """
-        if shard not in self._kept:
-            coming = self._coming.pop(shard, None)
-            instances = self._read(shard) if coming is None else coming.result()
-            self._make_room()
-            self._kept[shard] = instances
-        self._kept.move_to_end(shard)
-        return self._kept[shard]
+        """Return the samples of a shard. Raises InputError as read_samples does."""
+        return self._read(shard).result()
 
     def expect(self, shards: Sequence[int]) -> None:
-        """Read these shards in the background; what else was expected is not."""
-        for stale in [shard for shard in self._coming if shard not in shards]:
-            self._coming.pop(stale).cancel()
+        """Read these shards in the background."""
         for shard in shards:
-            if self._reader is not None and shard not in self._kept and shard not in self._coming:
-                self._make_room()
-                self._coming[shard] = self._reader.submit(self._read, shard)
+            self._read(shard)
 
-    def _make_room(self) -> None:
-        """Drop the oldest shards where memory is short, so that one more can come."""
-        while self._kept and len(self._kept) + len(self._coming) >= _FEWEST:
-            if sum(map(_bytes, self._kept.values())) <= _KEPT_BYTES:
-                return
-            self._kept.popitem(last=False)
+    def _read(self, shard: int) -> "Future[Instances]":
+        if shard not in self._reads:
+            while len(self._reads) >= _FEWEST and self._bytes() > _KEPT_BYTES:
+                self._reads.popitem(last=False)[1].cancel()
+            self._reads[shard] = self._thread.submit(read_samples, self._folder, self._vocab_size, shard)
+        self._reads.move_to_end(shard)
+        return self._reads[shard]
 
-    def _read(self, shard: int) -> Instances:
-        began = time.perf_counter()
-        path = self._folder.paths[shard]
-        instances = read_shard(path)
-        if len(instances) != self._folder.counts[shard]:
-            raise InputError("file-changed", f"{path} changed while in use: start again")
-        largest = max(int(instances.input_ids.max()), int(instances.masked_lm_ids.max()))
-        if largest >= self._vocab_size:
-            raise InputError(
-                "vocabulary-mismatch",
-                f"{path} holds the word piece {largest}, the model {self._vocab_size}: use its vocabulary",
-            )
-        with self._lock:
-            seconds = self.reading.seconds + time.perf_counter() - began
-            self.reading = Reading(self.reading.samples + len(instances), seconds)
-        return instances
+    def _bytes(self) -> int:
+        return self._sample_bytes * sum(self._folder.counts[shard] for shard in self._reads)
 
 
-def _bytes(instances: Instances) -> int:
-    return sum(int(getattr(instances, field.name).nbytes) for field in fields(instances))
+def read_samples(folder: ShardFolder, vocab_size: int, shard: int) -> Instances:
+    """Return the samples of a shard.
 
-
-Int64 = npt.NDArray[np.int64]
-_BATCHES_AHEAD = 2
+    Raises:
+        InputError: the shard is damaged, has changed, or holds word pieces the model has not.
+    """
+    path = folder.paths[shard]
+    instances = read_shard(path)
+    if len(instances) != folder.counts[shard]:
+        raise InputError("file-changed", f"{path} changed while in use: start again")
+    largest = max(int(instances.input_ids.max()), int(instances.masked_lm_ids.max()))
+    if largest >= vocab_size:
+        raise InputError(
+            "vocabulary-mismatch",
+            f"{path} holds the word piece {largest}, the model {vocab_size}: use its vocabulary",
+        )
+    return instances
 
 
 class Hdf5Batches(Batches):
@@ -124,51 +94,31 @@ class Hdf5Batches(Batches):
 
     Sequences stay padded to the shards' length. The number of predictions is the shards', not `spec.max_predictions`.
 
-    One background thread prepares two batches ahead, another reads the next shard while the present one is in use: see
-    Shards for the memory this takes. Iterate over one iterator at a time.
+    A background thread reads the next shard while the present one is in use: see ShardReader for the memory this takes.
+    Iterate over one iterator at a time.
 
     Raises:
         InputError: as folder_info, or the shards have another sequence length or a larger vocabulary than `spec`.
     """
 
-    def __init__(self, spec: "DataSpec", split: str = "training") -> None:
+    def __init__(self, spec: DataSpec, split: str = "training") -> None:
         self.info = folder_info(Path(spec.data), split, spec.seq_len)
-        if self.info.seq_len != spec.seq_len:
-            raise InputError(
-                "data-mismatch",
-                f"{self.info.path} has {self.info.seq_len} tokens per sample: use it, or --seq-len {spec.seq_len}",
-            )
+        check_length(self.info, spec.seq_len)
         counts = np.array(self.info.counts, dtype=np.int64)[:, None]
         super().__init__(spec, counts, self.info.fingerprint, self.info.path)
-        self._shards = Shards(self.info, spec.vocab_size)
+        self._shards = ShardReader(self.info, spec.vocab_size)
         self._looked_at = 0, 0
-
-    @property
-    def reading(self) -> Reading:
-        """What was read from compressed shards so far, the reading ahead included."""
-        return self._shards.reading
 
     def __iter__(self) -> "Iterator[Batch]":
         """Yield micro-batches on the CPU, epoch after epoch."""
-        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
-        self._shards.open()
+        self._shards = ShardReader(self.info, self.spec.vocab_size)
         self._looked_at = 0, 0
-        ahead: list[Future[Batch]] = []
         try:
-            number = self._yielded
-            while True:
-                while len(ahead) <= _BATCHES_AHEAD:
-                    ahead.append(executor.submit(self._batch, number + len(ahead)))
-                batch = ahead.pop(0).result()
-                number += 1
-                self._yielded = number
-                yield batch
+            yield from super().__iter__()
         finally:
-            executor.shutdown(wait=True, cancel_futures=True)
             self._shards.close()
 
     def _batch(self, number: int) -> "Batch":
-        """Make this rank's part of a global batch; runs in the background."""
         which, start, parts = self._part(number)
         batch = to_batch([(self._shards.get(shard), rows) for shard, rows in parts])
         self._read_ahead(which, start + self._order.global_batch)
@@ -185,6 +135,88 @@ class Hdf5Batches(Batches):
             shard, begin, end = self._order.piece(which, start)
             self._looked_at = begin, end
             self._shards.expect([shard, self._order.piece(which, end)[0]])
+
+
+class TestShards:
+    """The test split of a folder, or `samples` of it, spread evenly; the same samples in the same order every time.
+
+    Raises:
+        InputError: there are no test shards, a damaged one, or samples of another length.
+    """
+
+    __test__ = False  # no test of pytest's
+
+    def __init__(self, spec: DataSpec, samples: int = 0) -> None:
+        self.info = open_test_shards(Path(spec.data), spec.seq_len)
+        self._spec = spec
+        chosen = spread(self.info.samples, samples)
+        self.fingerprint = f"{self.info.fingerprint}/{len(chosen)}"
+        ends = np.cumsum(self.info.counts)
+        rows_of = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
+        size = spec.micro_batch_size
+        self._chunks = [
+            (shard, rows[start : start + size] - (ends[shard] - self.info.counts[shard]))
+            for shard, rows in enumerate(rows_of)
+            for start in range(0, len(rows), size)
+        ]
+        """Shard and rows of each micro-batch."""
+
+    def batches(self) -> "Iterator[Batch]":
+        """Yield this rank's micro-batches, on the CPU; ranks have disjoint ones."""
+        rank, ranks = self._spec.rank, self._spec.world_size
+        read = lru_cache(maxsize=1)(read_samples)
+        for shard, rows in self._chunks[len(self._chunks) * rank // ranks : len(self._chunks) * (rank + 1) // ranks]:
+            yield to_batch([(read(self.info, self._spec.vocab_size, shard), rows)])
+
+    def measure(self, model: "torch.nn.Module", device: "torch.device", precision: "Precision") -> "torch.Tensor":
+        """Return this rank's sums [7]: MLM loss, right words, positions, NSP loss, right labels, samples with such a
+        label, samples.
+
+        Args:
+            model: its `predictions` returns the logits of the predicted positions [M, V] and those of the next
+                sentences [B, 2], None for a model without that head.
+            device: where it is.
+            precision: what to compute in.
+
+        Raises:
+            UsageError: the model has no masked-LM head.
+            InputError: a shard is damaged.
+        """
+        import torch
+
+        from bert.model.heads import lay_out
+
+        predictions = getattr(model, "predictions", None)
+        if predictions is None:
+            raise UsageError("weights-mismatch", f"{type(model).__name__} has no masked-LM head to evaluate")
+        total = torch.zeros(7, dtype=torch.float64, device=device)
+        for batch in self.batches():
+            moved = lay_out(model, batch).to(device)
+            with precision.autocast():
+                words, sentences = predictions(moved)
+            total[:3] += _loss_and_right(words, moved.tensors["masked_labels"])
+            if sentences is not None:
+                total[3:6] += _loss_and_right(sentences, moved.tensors["next_sentence_labels"])
+            total[6] += batch.counts.samples
+        return total.cpu()
+
+    def score(self, total: "torch.Tensor") -> Evaluation:
+        """Return losses in nats and accuracies: means over all predicted positions and all samples."""
+        mlm, mlm_right, positions, nsp, nsp_right, pairs, samples = total.tolist()
+        values = {"mlm_loss": mlm / max(positions, 1.0), "mlm_accuracy": mlm_right / max(positions, 1.0)}
+        if pairs:
+            values |= {"nsp_loss": nsp / pairs, "nsp_accuracy": nsp_right / pairs}
+        return Evaluation(values=values, samples=int(samples), counts={"predicted_positions": int(positions)})
+
+
+def _loss_and_right(logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
+    """Return the sum of the losses, the right answers and the answers, [3]."""
+    import torch
+    import torch.nn.functional as F
+
+    loss = F.cross_entropy(logits.float(), labels, reduction="sum").double()
+    right = (logits.argmax(-1) == labels).sum().double()
+    return torch.stack([loss, right, torch.full_like(right, len(labels))])
 
 
 def to_batch(parts: Sequence[tuple[Instances, Int64]]) -> "Batch":

@@ -4,7 +4,6 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bert.data.lengths import default_max_predictions
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE
@@ -13,50 +12,32 @@ from common.flags import flag
 
 SPECIAL_TOKENS = 3
 """[CLS] and two [SEP]."""
-SMALLEST_SEQ_LEN = SPECIAL_TOKENS + 2
-"""[CLS] a [SEP] b [SEP]."""
-
-
-def _check_ranges(options: Any, ranges: dict[str, tuple[float, float | None]]) -> None:
-    for name, (low, high) in ranges.items():
-        value = getattr(options, name)
-        if value is not None and not low <= value <= (math.inf if high is None else high):
-            allowed = f"{low} or more" if high is None else f"{low} to {high}"
-            raise UsageError("option-value", f"{flag(name)} {value} must be {allowed}")
+_RANGES = {
+    "seq_lens": (SPECIAL_TOKENS + 2, math.inf),
+    "max_predictions": (1, math.inf),
+    "dupe_factor": (1, math.inf),
+    "seed": (0, math.inf),
+    "shards": (1, math.inf),
+    "workers": (1, math.inf),
+    "masked_lm_prob": (0.0, 1.0),
+    "short_seq_prob": (0.0, 1.0),
+    "test_fraction": (0.0, 0.99),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceConfig:
-    """How instances are cut and masked."""
+    """How instances are cut and masked: PrepareConfig for one length."""
 
     seq_len: int
     """Tokens per instance, [CLS], two [SEP] and padding included."""
     max_predictions: int
-    """Masked positions per instance at most."""
     masked_lm_prob: float = 0.15
-    """Share of the tokens that is masked."""
     short_seq_prob: float = 0.1
     """Share of documents (in each duplicate) whose instances aim at a length drawn from 2 .. seq_len - 3."""
     dupe_factor: int = 5
-    """Times the corpus is gone through, each time with other cuts and masks."""
     whole_word_mask: bool = False
-    """Mask all pieces of a word or none."""
     seed: int = 12345
-    """Seed of every draw."""
-
-    def __post_init__(self) -> None:
-        """Refuse invalid values."""
-        _check_ranges(
-            self,
-            {
-                "seq_len": (SMALLEST_SEQ_LEN, None),
-                "max_predictions": (1, None),
-                "dupe_factor": (1, None),
-                "seed": (0, None),
-                "masked_lm_prob": (0.0, 1.0),
-                "short_seq_prob": (0.0, 1.0),
-            },
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,8 +85,12 @@ class PrepareConfig:
         """Refuse invalid options."""
         if (self.input is None) == (self.generate is None):
             raise UsageError("option-missing", "give either --input FOLDER or --generate BYTES")
-        ranges = {"shards": (1, None), "workers": (1, None), "generate": (1, None), "test_fraction": (0.0, 0.99)}
-        _check_ranges(self, ranges)
+        for name, (low, high) in _RANGES.items():
+            given = getattr(self, name)
+            for value in given if isinstance(given, tuple) else (given,):
+                if value is not None and not low <= value <= high:
+                    allowed = f"{low} or more" if high == math.inf else f"{low} to {high}"
+                    raise UsageError("option-value", f"{flag(name)} {value} must be {allowed}")
         if self.dataset is not None and not re.fullmatch(r"[^/.\s][^/\s]*", self.dataset):
             raise UsageError("option-value", f"--dataset {self.dataset!r} must be a plain name without `/` or spaces")
         if not self.seq_lens or len(set(self.seq_lens)) < len(self.seq_lens):
@@ -115,15 +100,13 @@ class PrepareConfig:
                 "option-conflict",
                 f"{len(self.max_predictions)} --max-predictions for {len(self.seq_lens)} --seq-lens: give one each",
             )
-        for seq_len in self.seq_lens:
-            self.instances(seq_len)
 
     def instances(self, seq_len: int) -> InstanceConfig:
-        """Return what concerns the instances of a length. Raises UsageError for values no instance can be made with."""
-        most = self.max_predictions[self.seq_lens.index(seq_len)] if self.max_predictions else None
+        """Return what concerns the instances of a length."""
+        given = dict(zip(self.seq_lens, self.max_predictions, strict=False))
         return InstanceConfig(
             seq_len=seq_len,
-            max_predictions=most if most is not None else default_max_predictions(seq_len),
+            max_predictions=given.get(seq_len) or default_max_predictions(seq_len),
             masked_lm_prob=self.masked_lm_prob,
             short_seq_prob=self.short_seq_prob,
             dupe_factor=self.dupe_factor,
@@ -154,7 +137,5 @@ class PrepareConfig:
 
     def sharded_folder(self, shards: int) -> Path:
         """Return the folder of the shards of sentences."""
-        name = (
-            f"sharded_training_shards_{shards}_test_shards_{self.test_shards(shards)}_fraction_{self.test_fraction:g}"
-        )
-        return self.output / name / self.dataset_name
+        name = f"sharded_training_shards_{shards}_test_shards_{self.test_shards(shards)}"
+        return self.output / f"{name}_fraction_{self.test_fraction:g}" / self.dataset_name

@@ -1,33 +1,40 @@
-"""The stage `hdf5`: shards of sentence text in, shards of pretraining instances out."""
+"""The stage `hdf5`: shards of sentence text in, HDF5 shards of pretraining instances out.
 
-import re
-from collections.abc import Iterator, Sequence
+They are gzip-compressed, as everybody's code reads them.
+"""
+
+import io
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bert.data.finished import Counts, Finished, Stage, make_file
 from bert.data.pool import Progress, Workers
-from bert.data.rows import Int64
-from bert.data.tokenizer import Ids, Tokenizer
+from bert.data.tokenizer import Tokenizer
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.pretrain.config import InstanceConfig
 from bert.tasks.pretrain.instances import Instances, TokenShard, plan_instances
 from bert.tasks.pretrain.masking import pieces_of
-from bert.tasks.pretrain.shards import ShardHeader, write_blocks
+from bert.tasks.pretrain.shards import COLUMNS, SHARD_NAME, SPLITS, ShardHeader
+from common.atomic import storage_errors
 from common.errors import InputError
 from common.reading import read_errors
 
 VERSION = 3
 """Raised when the code writes other bytes."""
-SPLITS = ("training", "test")
-"""In the names of shards; the place in this list goes into the seed."""
 REAL_TOKENS = "tokens in instances"
+CHUNK_ROWS = 1024
+"""Rows of one compressed chunk."""
+_SETTINGS_ATTRIBUTE = "bertbench_settings"
+_GZIP_LEVEL = 1
 _BLOCK = 4 * 2**20
 """Bytes tokenized at once."""
-_NAME = re.compile(r"(?P<dataset>.+)_(?P<split>training|test)_(?P<number>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +53,9 @@ class _Job:
     vocabulary: Vocabulary
 
 
-def shard_names(texts: Sequence[Path]) -> list[str]:
-    """Return the names of the shards of some text files."""
-    return [f"{path.stem}.hdf5" for path in texts]
+def shard_name(text: Path) -> str:
+    """Return the name of the shard of a text file."""
+    return f"{text.stem}.hdf5"
 
 
 def make_shards(
@@ -58,43 +65,36 @@ def make_shards(
 
     A file is tokenized once for all lengths; whole shards are kept, and the bytes do not depend on the workers.
     """
-    names = shard_names(texts)
     jobs = []
-    for path, name in zip(texts, names, strict=True):
-        missing = tuple(length for length in lengths if not length.stage.is_done(name))
+    for text in texts:
+        missing = tuple(length for length in lengths if not length.stage.is_done(shard_name(text)))
         if missing:
-            jobs.append(_Job(path, missing, vocabulary))
-    progress("hdf5", len(names) - len(jobs), len(names))
+            jobs.append(_Job(text, missing, vocabulary))
+    progress("hdf5", len(texts) - len(jobs), len(texts))
     for number, _ in enumerate(workers.map(_make, jobs), start=1):
-        progress("hdf5", len(names) - len(jobs) + number, len(names))
-    return [length.stage.finish(names) for length in lengths]
+        progress("hdf5", len(texts) - len(jobs) + number, len(texts))
+    return [length.stage.finish([shard_name(text) for text in texts]) for length in lengths]
 
 
 def _make(job: _Job) -> None:
-    match = _NAME.fullmatch(job.text.stem)
-    assert match is not None, job.text
     tokens = tokenize(job.text, job.vocabulary)
-    stream = SPLITS.index(match["split"]), int(match["number"])
     for length in job.lengths:
-        (name,) = shard_names([job.text])
-        make_file(length.stage.path / name, partial(_write, tokens, job.vocabulary, stream, length))
+        make_file(length.stage.path / shard_name(job.text), partial(_write, job, tokens, length))
 
 
-def _write(tokens: TokenShard, vocabulary: Vocabulary, stream: tuple[int, int], length: Length, path: Path) -> Counts:
-    plan = plan_instances(tokens, pieces_of(vocabulary), length.config, stream)
+def _write(job: _Job, tokens: TokenShard, length: Length, path: Path) -> Counts:
+    match = SHARD_NAME.fullmatch(shard_name(job.text))
+    assert match is not None, job.text
+    stream = SPLITS.index(match["split"]), int(match["number"])
+    plan = plan_instances(tokens, pieces_of(job.vocabulary), length.config, stream)
     if not len(plan):
-        raise InputError("data-too-small", f"{path.name} would be empty: use fewer --shards")
-    header = ShardHeader(
-        samples=len(plan),
-        seq_len=length.config.seq_len,
-        max_predictions=length.config.max_predictions,
-        settings=length.stage.fingerprint,
-    )
+        raise InputError("data-too-small", f"{job.text} is too small for a shard: use fewer --shards")
+    header = ShardHeader(len(plan), length.config.seq_len, length.config.max_predictions)
     counts = Counts()
-    write_blocks(path, header, _counted(plan.blocks(), SPLITS[stream[0]], counts))
+    write_blocks(path, header, _counted(plan.blocks(), match["split"], counts), length.stage.fingerprint)
     counts.add("tokens", len(tokens.ids))
-    counts.add("unknown tokens", int(np.count_nonzero(tokens.ids == vocabulary.ids["[UNK]"])))
-    counts.add(f"shards tokenized with {tokenizer_of(vocabulary).package}")
+    counts.add("unknown tokens", int(np.count_nonzero(tokens.ids == job.vocabulary.ids["[UNK]"])))
+    counts.add(f"shards tokenized with {tokenizer_of(job.vocabulary).package}")
     return counts
 
 
@@ -103,40 +103,8 @@ def _counted(blocks: Iterator[Instances], split: str, counts: Counts) -> Iterato
         counts.add(f"{split} instances", len(block))
         counts.add("pairs with a random second segment", int(block.next_sentence_labels.sum(dtype=np.int64)))
         counts.add(REAL_TOKENS, int(block.input_mask.sum(dtype=np.int64)))
-        counts.add("tokens in instances, padding included", block.input_mask.size)
         counts.add("masked tokens", int(np.count_nonzero(block.masked_lm_positions)))
         yield block
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A block of sentence text: T tokens in S sentences, none of them empty."""
-
-    ids: Ids
-    """[T] ids."""
-    sentence_ends: Int64
-    """[S] one past the last token of each sentence, ascending."""
-    document_ends: Int64
-    """Sentences before each empty line, ascending: the documents that end in this block, the empty ones too."""
-
-
-def encode(text: bytes, tokenizer: Tokenizer) -> Encoded:
-    """Return the word pieces of sentence text: "\\n" ends each sentence, an empty line each document.
-
-    Sentences without word pieces are left out. A document may begin in an earlier block and end in a later one.
-
-    Raises:
-        UnicodeDecodeError: the text is not UTF-8.
-    """
-    if not text.isascii():
-        text.decode()
-    lines = text.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    found = tokenizer.encode(lines)
-    has_pieces = found.lengths > 0
-    is_empty = np.fromiter(map(len, lines), np.int64, len(lines)) == 0
-    return Encoded(found.values, found.offsets[1:][has_pieces], np.cumsum(has_pieces)[is_empty])
 
 
 @lru_cache(maxsize=1)
@@ -146,25 +114,95 @@ def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def tokenize(path: Path, vocabulary: Vocabulary) -> TokenShard:
-    """Return the word pieces of a shard of sentence text. Raises InputError if it cannot be read or is not UTF-8."""
+    """Return the word pieces of sentence text: "\\n" ends each sentence, an empty line each document.
+
+    Sentences without word pieces are left out. Raises InputError if the file cannot be read or is not UTF-8.
+    """
     tokenizer = tokenizer_of(vocabulary)
-    ids, sentence_ends, document_ends = [np.empty(0, tokenizer.dtype)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    tokens = sentences = 0
+    ids, lengths, document_ends = [np.empty(0, tokenizer.dtype)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    sentences = 0
     for block in _blocks(path):
-        try:
-            encoded = encode(block, tokenizer)
-        except UnicodeDecodeError as error:
-            raise InputError("file-encoding", f"{path} is not UTF-8 text: remove it and run again") from error
-        ids.append(encoded.ids)
-        sentence_ends.append(encoded.sentence_ends + tokens)
-        document_ends.append(encoded.document_ends + sentences)
-        tokens += len(encoded.ids)
-        sentences += len(encoded.sentence_ends)
+        lines = block.removesuffix(b"\n").split(b"\n")
+        found = tokenizer.encode(lines)
+        has_pieces = found.lengths > 0
+        is_empty = np.fromiter(map(len, lines), np.int64, len(lines)) == 0
+        ids.append(found.values)
+        lengths.append(found.lengths[has_pieces])
+        document_ends.append(sentences + np.cumsum(has_pieces)[is_empty])
+        sentences += int(has_pieces.sum())
     documents = np.unique(np.concatenate([*document_ends, [sentences]]))
-    return TokenShard(np.concatenate(ids), np.concatenate(sentence_ends), documents[documents > 0])
+    return TokenShard(np.concatenate(ids), np.cumsum(np.concatenate(lengths)), documents[documents > 0])
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
     with read_errors(path, "remove it and run again"), path.open("rb") as text:
         while block := text.read(_BLOCK):
-            yield block + text.readline()
+            block += text.readline()
+            if not block.isascii():
+                block.decode()
+            yield block
+
+
+def write_blocks(path: Path, header: ShardHeader, blocks: Iterable[Instances], settings: str | None = None) -> None:
+    """Write a shard whose rows come in blocks; what is held in memory is one block and the file.
+
+    Args:
+        path: the file.
+        header: what it holds.
+        blocks: its rows; all but the last block hold a multiple of CHUNK_ROWS.
+        settings: fingerprint of the settings it is made with, an attribute of the file.
+    """
+    import h5py
+
+    # Not to the disk: the HDF5 library ends the process when a write fails while it closes a file (a full disk).
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
+        datasets = {
+            name: file.create_dataset(
+                name,
+                header.shape(row),
+                dtype,
+                track_times=False,
+                compression="gzip",
+                compression_opts=_GZIP_LEVEL,
+                shuffle=True,
+                chunks=(min(CHUNK_ROWS, header.samples), *header.shape(row)[1:]),
+            )
+            for name, (dtype, row) in COLUMNS.items()
+        }
+        if settings is not None:
+            file.attrs[_SETTINGS_ATTRIBUTE] = settings
+        start = 0
+        for block in blocks:
+            assert start % CHUNK_ROWS == 0, "only the last block may end inside a chunk"
+            # One chunk of each dataset after the other: the bytes do not depend on the size of the blocks.
+            for begin in range(0, len(block), CHUNK_ROWS):
+                for name, dataset in datasets.items():
+                    rows = np.ascontiguousarray(getattr(block, name)[begin : begin + CHUNK_ROWS], dataset.dtype)
+                    _write_chunk(dataset, start + begin, rows)
+            start += len(block)
+        assert start == header.samples, f"{start} rows instead of {header.samples}"
+    with storage_errors(path):
+        path.write_bytes(content.getbuffer())
+
+
+def _write_chunk(dataset: Any, start: int, rows: npt.NDArray[Any]) -> None:
+    missing = dataset.chunks[0] - len(rows)
+    if missing:  # chunks are stored whole
+        rows = np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])
+    # HDF5's shuffle filter: all first bytes of the numbers, then all second ones, ...
+    shuffled = rows.reshape(-1).view(np.uint8).reshape(-1, rows.itemsize).T.tobytes()
+    # Of masked word pieces little but runs of zeros repeats: looking for runs alone is faster, and no larger.
+    compressor = _compressobj()(_GZIP_LEVEL, strategy=zlib.Z_RLE)
+    origin = (start, *(0 for _ in rows.shape[1:]))
+    dataset.id.write_direct_chunk(origin, bytes(compressor.compress(shuffled) + compressor.flush()))
+
+
+@cache
+def _compressobj() -> Callable[..., Any]:
+    """Return the compressor of zlib-ng, else of zlib. By runs alone both write the same bytes, zlib-ng faster."""
+    try:
+        from zlib_ng import zlib_ng
+    except ImportError:
+        return zlib.compressobj
+    return zlib_ng.compressobj

@@ -3,17 +3,17 @@
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert.corpus.files import find_inputs, identify
-from bert.corpus.generated import generate_corpus
 from bert.corpus.sentences import segment, splitter_settings, versions
 from bert.corpus.sharding import VERSION as SHARDING
 from bert.corpus.sharding import ShardPlan, automatic_shards, check_documents, shard
-from bert.data.finished import Finished, Stage, fingerprint_of, recorded
+from bert.corpus.texts import generate_corpus
+from bert.data.finished import Finished, Stage, fingerprint_of
 from bert.data.pool import Progress, Workers
 from bert.data.vocabulary import (
     VOCABULARY_FILE,
@@ -31,7 +31,23 @@ from common.locks import locked
 
 VOCABULARY_BYTES = 64 * 2**20
 """A vocabulary is trained on at most this much text, taken evenly from the corpus."""
-_DIGESTS_FILE = ".inputs.json"
+MOST_UNKNOWN = 0.01
+"""Share of [UNK] above which a vocabulary does not fit the text."""
+# What was counted -> the sentence that says so; {count} and {names} are filled in.
+_SENTENCES = {
+    "truncated dumps": "{count} dump(s) are truncated; their complete pages were used: {names}",
+    "latin-1 files": "{count} file(s) are not UTF-8 and were read as latin-1: {names}",
+    "windows-1252 files": "{count} file(s) are not UTF-8 and were read as windows-1252: {names}",
+    "UTF-16 files": "{count} file(s) are UTF-16: {names}",
+    "UTF-32 files": "{count} file(s) are UTF-32: {names}",
+    "damaged UTF-8 files": "{count} file(s) are damaged UTF-8; some characters became U+FFFD: {names}",
+    "empty files": "{count} empty file(s) were skipped: {names}",
+    "Gutenberg frames": "the Project Gutenberg header and footer of {count} file(s) were removed",
+    "shards with one document": "{count} shard(s) hold a single document, so their random segments come from it too; "
+    "use fewer --shards",
+    "shards tokenized with tokenizers": "{count} shard(s) were tokenized with tokenizers: install nanotoken for the "
+    "same ids in less time",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,13 +90,9 @@ class PrepareSummary:
 
     dataset: str
     stages: tuple[StageSummary, ...]
-    """The stages of this call, in order."""
     lengths: tuple[LengthSummary, ...]
-    """The shards of each sequence length."""
     documents: int
-    """Documents of the corpus."""
     sentences: int
-    """Sentences of the corpus."""
     vocab_size: int
     """Word pieces."""
     vocab_path: Path
@@ -94,43 +106,6 @@ class PrepareSummary:
         return plain
 
 
-MOST_UNKNOWN = 0.01
-"""Share of [UNK] above which a vocabulary does not fit the text."""
-# What was counted -> the sentence that says so; {count} and {names} are filled in.
-_SENTENCES = {
-    "truncated dumps": "{count} dump(s) are truncated; their complete pages were used: {names}",
-    "latin-1 files": "{count} file(s) are not UTF-8 and were read as latin-1: {names}",
-    "windows-1252 files": "{count} file(s) are not UTF-8 and were read as windows-1252: {names}",
-    "UTF-16 files": "{count} file(s) are UTF-16: {names}",
-    "UTF-32 files": "{count} file(s) are UTF-32: {names}",
-    "damaged UTF-8 files": "{count} file(s) are damaged UTF-8; some characters became U+FFFD: {names}",
-    "empty files": "{count} empty file(s) were skipped: {names}",
-    "Gutenberg frames": "the Project Gutenberg header and footer of {count} file(s) were removed",
-    "shards with one document": "{count} shard(s) hold a single document, so their random segments come from it too; "
-    "use fewer --shards",
-    "shards tokenized with tokenizers": "{count} shard(s) were tokenized with tokenizers: install nanotoken for the "
-    "same ids in less time",
-}
-
-
-def _notes(stages: Sequence[StageSummary], vocabulary: Vocabulary) -> Iterator[str]:
-    casing = casing_note(vocabulary)
-    if casing is not None:
-        yield casing
-    for stage in stages:
-        for name, sentence in _SENTENCES.items():
-            count = stage.counts.get(name, 0)
-            if count:
-                examples = stage.examples.get(name, ())
-                names = ", ".join(examples) + (", ..." if len(examples) < count else "")
-                yield sentence.format(count=f"{count:,}", names=names)
-        unknown = stage.counts.get("unknown tokens", 0) / max(1, stage.counts.get("tokens", 0))
-        if unknown > MOST_UNKNOWN:
-            yield (
-                f"{100 * unknown:.1f} % of the tokens are [UNK]: check that the vocabulary fits the language and casing"
-            )
-
-
 def prepare(config: PrepareConfig, progress: Progress = lambda stage, done, total: None) -> PrepareSummary:
     """Run the stages of `config`; what is finished with equal settings and input is kept, the rest made.
 
@@ -142,24 +117,28 @@ def prepare(config: PrepareConfig, progress: Progress = lambda stage, done, tota
         LockedError: another preparation is writing to the output folder.
     """
     with locked(config.output, "another preparation", "wait for it, or give another --output"):
-        remove_left_overs(config.output)
-        with Workers(config.workers) as workers:
-            return _Preparation(config, workers, progress).run()
+        preparation = _Preparation(config, progress)
+        try:
+            with Workers(config.workers) as workers:
+                return preparation.run(workers)
+        finally:  # half-written files of this call's workers, and those of calls that were killed
+            for folder in preparation.folders:
+                remove_left_overs(folder)
 
 
 class _Preparation:
     """One call of the pipeline."""
 
-    def __init__(self, config: PrepareConfig, workers: Workers, progress: Progress) -> None:
+    def __init__(self, config: PrepareConfig, progress: Progress) -> None:
         self.config = config
-        self.workers = workers
         self.progress = progress
+        self.folders = [config.output, config.output / "vocabulary"]
         self.stages: list[StageSummary] = []
 
-    def run(self) -> PrepareSummary:
-        sharded = self._shards(self._sentences())
+    def run(self, workers: Workers) -> PrepareSummary:
+        sharded = self._shards(self._sentences(workers))
         vocabulary, path = self._vocabulary(sharded)
-        lengths = self._hdf5(sharded, vocabulary)
+        lengths = self._hdf5(sharded, vocabulary, workers)
         return PrepareSummary(
             dataset=self.config.dataset_name,
             stages=tuple(self.stages),
@@ -172,42 +151,41 @@ class _Preparation:
             notes=tuple(_notes(self.stages, vocabulary)),
         )
 
+    def _stage(self, path: Path, name: str, version: int, settings: dict[str, Any], source: str) -> Stage:
+        self.folders.append(path)
+        return Stage(path, name, version, settings, source)
+
     def _run(self, stage: Stage, make: Callable[[], Finished]) -> Finished:
         """Run a stage, or keep what it made before."""
-        began = time.perf_counter()
-        done = stage.finished()
-        finished = done or make()
-        self._add(stage.name, finished, began, kept=done is not None)
+        began, before = time.perf_counter(), stage.finished()
+        finished = before or make()
+        self._add(stage, finished, began, kept=before is not None)
         return finished
 
-    def _add(self, name: str, finished: Finished, began: float, *, kept: bool) -> None:
+    def _add(self, stage: Stage, finished: Finished, began: float, *, kept: bool) -> None:
         self.stages.append(
             StageSummary(
-                stage=name,
+                stage=stage.name,
                 folder=finished.folder,
                 files=len(finished.files),
                 kept=kept,
                 seconds=time.perf_counter() - began,
-                counts=dict(finished.counts.numbers),
-                examples=dict(finished.counts.names),
+                counts=finished.counts.numbers,
+                examples=finished.counts.names,
             )
         )
 
-    def _sentences(self) -> Finished:
+    def _sentences(self, workers: Workers) -> Finished:
         config = self.config
-        folder = config.input
-        if folder is None:
-            assert config.generate is not None
-            folder = config.output / "text"
+        folder = config.input or config.output / "text"
+        if config.generate is not None:
             generate_corpus(folder, config.seed, config.generate)
         found = find_inputs(folder)
-        dumps, texts = (identify(paths, folder, config.output / _DIGESTS_FILE) for paths in (found.dumps, found.texts))
+        dumps, texts = (identify(paths, folder, config.output / ".inputs.json") for paths in (found.dumps, found.texts))
         content = fingerprint_of([[source.name, source.digest] for source in (*dumps, *texts)])
-        path = config.output / "sentences" / config.dataset_name
-        stage = Stage(path, "sentences", 1, {**splitter_settings(), "versions": versions()}, content)
-        return self._run(
-            stage, lambda: segment(dumps, texts, stage, self.workers, self.progress, config.keep_truncated)
-        )
+        settings = {**splitter_settings(), "versions": versions()}
+        stage = self._stage(config.output / "sentences" / config.dataset_name, "sentences", 1, settings, content)
+        return self._run(stage, lambda: segment(dumps, texts, stage, workers, self.progress, config.keep_truncated))
 
     def _shards(self, segmented: Finished) -> Finished:
         config = self.config
@@ -217,81 +195,80 @@ class _Preparation:
         )
         check_documents(segmented.counts.get("documents"), plan)
         settings = {**dataclasses.asdict(plan), "dataset": config.dataset_name}
-        stage = Stage(config.sharded_folder(count), "shard", SHARDING, settings, segmented.fingerprint)
+        stage = self._stage(config.sharded_folder(count), "shard", SHARDING, settings, segmented.fingerprint)
         return self._run(stage, lambda: shard(segmented.files, stage, config.dataset_name, plan, self.progress))
 
     def _vocabulary(self, sharded: Finished) -> tuple[Vocabulary, Path]:
         """Return the given vocabulary, the one trained before on the same text, or a new one, and where it is."""
         config = self.config
-        if config.vocab is not None:
-            return load_vocabulary(config.vocab, config.lower_case), config.vocab
         key = fingerprint_of(sharded.fingerprint, config.vocab_size, config.lower_case)
-        path = config.output / "vocabulary" / f"{config.dataset_name}-{key[:12]}.vocab"
-        if not path.is_file():
+        path = config.vocab or config.output / "vocabulary" / f"{config.dataset_name}-{key[:12]}.vocab"
+        if config.vocab is None and not path.is_file():
             self.progress("training the vocabulary", 0, 1)
             lines = sample_lines(sharded.files, VOCABULARY_BYTES)
             train_vocabulary(lines, config.vocab_size, config.lower_case).save(path)
             self.progress("training the vocabulary", 1, 1)
         return load_vocabulary(path, config.lower_case), path
 
-    def _hdf5(self, sharded: Finished, vocabulary: Vocabulary) -> tuple[LengthSummary, ...]:
+    def _hdf5(self, sharded: Finished, vocabulary: Vocabulary, workers: Workers) -> tuple[LengthSummary, ...]:
         """Make the shards of all sequence lengths, with vocabulary and metadata beside them."""
         config, began = self.config, time.perf_counter()
-        names = hdf5.shard_names(sharded.files)
+        names = [hdf5.shard_name(text) for text in sharded.files]
         lengths, kept = [], []
         for seq_len in config.seq_lens:
-            instances = config.instances(seq_len)
-            settings = {**dataclasses.asdict(instances), "vocabulary": vocabulary.fingerprint}
-            stage = Stage(config.hdf5_folder(seq_len), "hdf5", hdf5.VERSION, settings, sharded.fingerprint)
-            kept.append(sum(map(stage.is_done, names)))
+            instances = dataclasses.asdict(config.instances(seq_len))
+            settings = {**instances, "vocabulary": vocabulary.fingerprint}
+            stage = self._stage(config.hdf5_folder(seq_len), "hdf5", hdf5.VERSION, settings, sharded.fingerprint)
+            metadata = {
+                "schema_version": 1,
+                "vocab_size": len(vocabulary.pieces),
+                "vocab": vocabulary.fingerprint,
+                "vocab_trained": config.vocab_size if config.vocab is None else None,
+                "lower_case": config.lower_case,
+                "instances": instances,
+                "test_fraction": config.test_fraction,
+                "settings": stage.fingerprint,
+                "shards": names,
+            }
             vocabulary.save(stage.path / VOCABULARY_FILE)
-            lengths.append(hdf5.Length(stage, instances))
-            if kept[-1] < len(names):
-                self._write_metadata(lengths[-1], vocabulary, names)
-        finished = hdf5.make_shards(sharded.files, vocabulary, lengths, self.workers, self.progress)
+            write_json(stage.path / METADATA_FILE, metadata)
+            lengths.append(hdf5.Length(stage, config.instances(seq_len)))
+            kept.append(sum(map(stage.is_done, names)))
+        finished = hdf5.make_shards(sharded.files, vocabulary, lengths, workers, self.progress)
         summaries = []
         for length, done, kept_here in zip(lengths, finished, kept, strict=True):
-            samples = {path.name: _instances(recorded(path)["numbers"]) for path in done.files}
-            self._write_metadata(length, vocabulary, names, samples)
-            self._add("hdf5", done, began, kept=kept_here == len(names))
-            summaries.append(_length_summary(length, done, kept_here))
+            self._add(length.stage, done, began, kept=kept_here == len(names))
+            summaries.append(_summary(length, done, kept_here))
         return tuple(summaries)
 
-    def _write_metadata(
-        self,
-        length: hdf5.Length,
-        vocabulary: Vocabulary,
-        names: Sequence[str],
-        samples: Mapping[str, int] | None = None,
-    ) -> None:
-        metadata = {
-            "schema_version": 1,
-            "vocab_size": len(vocabulary.pieces),
-            "vocab": vocabulary.fingerprint,
-            "vocab_trained": self.config.vocab_size if self.config.vocab is None else None,
-            "lower_case": self.config.lower_case,
-            "instances": dataclasses.asdict(length.config),
-            "test_fraction": self.config.test_fraction,
-            "settings": length.stage.fingerprint,
-            "shards": names,
-            "complete": samples is not None,
-        }
-        write_json(length.stage.path / METADATA_FILE, metadata if samples is None else {**metadata, "samples": samples})
 
-
-def _instances(numbers: Mapping[str, int]) -> int:
-    return sum(numbers.get(f"{split} instances", 0) for split in hdf5.SPLITS)
-
-
-def _length_summary(length: hdf5.Length, finished: Finished, kept: int) -> LengthSummary:
-    training, test = (finished.counts.get(f"{split} instances") for split in hdf5.SPLITS)
+def _summary(length: hdf5.Length, finished: Finished, kept: int) -> LengthSummary:
+    counts, seq_len = finished.counts, length.config.seq_len
+    training, test = counts.get("training instances"), counts.get("test instances")
     return LengthSummary(
-        seq_len=length.config.seq_len,
+        seq_len=seq_len,
         max_predictions=length.config.max_predictions,
         folder=finished.folder,
         training_instances=training,
         test_instances=test,
-        padding_efficiency=finished.counts.get(hdf5.REAL_TOKENS) / ((training + test) * length.config.seq_len),
+        padding_efficiency=counts.get(hdf5.REAL_TOKENS) / ((training + test) * seq_len),
         shards=len(finished.files),
         shards_kept=kept,
     )
+
+
+def _notes(stages: Sequence[StageSummary], vocabulary: Vocabulary) -> Iterator[str]:
+    casing = casing_note(vocabulary)
+    if casing is not None:
+        yield casing
+    for stage in stages:
+        for name, sentence in _SENTENCES.items():
+            count, examples = stage.counts.get(name, 0), stage.examples.get(name, ())
+            if count:
+                names = ", ".join(examples) + (", ..." if len(examples) < count else "")
+                yield sentence.format(count=f"{count:,}", names=names)
+        unknown = stage.counts.get("unknown tokens", 0) / max(1, stage.counts.get("tokens", 0))
+        if unknown > MOST_UNKNOWN:
+            yield (
+                f"{100 * unknown:.1f} % of the tokens are [UNK]: check that the vocabulary fits the language and casing"
+            )

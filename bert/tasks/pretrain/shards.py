@@ -1,35 +1,29 @@
-"""HDF5 shards of pretraining instances, written and read, and folders of them. Imports no torch.
-
-They are gzip-compressed, as everybody's code reads them.
-"""
+"""HDF5 shards of pretraining instances: one reader, the folders they are in, a description of a folder. No torch."""
 
 import hashlib
-import io
 import os
 import re
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bert.tasks.pretrain.instances import Instances
-from common.atomic import storage_errors
+from bert.data.pool import Progress
+from bert.data.vocabulary import VOCABULARY_FILE, load_vocabulary
+from bert.tasks.pretrain.instances import Instances, unmasked
 from common.errors import Code, InputError, read_code
 from common.reading import read_json
 
+Int64 = npt.NDArray[np.int64]
 SHARD_NAME = re.compile(r"(?P<dataset>.+)_(?P<split>training|test)_(?P<number>\d+)\.(?:hdf5|h5)")
+SPLITS = ("training", "test")
 PREPARATION_NAME = re.compile(r"hdf5_lower_case_.*seq_len_(?P<seq_len>\d+)_.*")
 """Of the folder above the shards of one sequence length."""
 METADATA_FILE = "metadata.json"
-
-
-SETTINGS_ATTRIBUTE = "bertbench_settings"
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "input_ids": ("int32", "L"),
     "input_mask": ("int8", "L"),
@@ -39,12 +33,9 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "next_sentence_labels": ("int8", ""),
 }
 """Dataset -> dtype, and whether it has one row per instance of L tokens, of P predictions, or a single value."""
-CHUNK_ROWS = 1024
-"""Rows of one compressed chunk."""
-_GZIP_LEVEL = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ShardHeader:
     """What is known of a shard before its rows are."""
 
@@ -54,130 +45,25 @@ class ShardHeader:
     """Tokens per instance, L."""
     max_predictions: int
     """Maximum masked positions per instance, P."""
-    settings: str | None = None
-    """Fingerprint of the settings that `data pretrain` made it with; None for a file from elsewhere."""
 
-
-def write_blocks(path: Path, header: ShardHeader, blocks: Iterable[Instances]) -> None:
-    """Write a shard whose rows come in blocks; what is held in memory is one block and the file.
-
-    Args:
-        path: the file.
-        header: what it holds.
-        blocks: its rows; all but the last block hold a multiple of CHUNK_ROWS.
-    """
-    import h5py
-
-    # Not to the disk: the HDF5 library ends the process when a write fails while it closes a file (a full disk).
-    content = io.BytesIO()
-    with h5py.File(content, "w") as file:
-        _fill(file, header, blocks)
-    with storage_errors(path):
-        path.write_bytes(content.getbuffer())
-
-
-def _fill(file: Any, header: ShardHeader, blocks: Iterable[Instances]) -> None:
-    datasets = _create(file, header)
-    start = 0
-    for block in blocks:
-        assert start % CHUNK_ROWS == 0, "only the last block may end inside a chunk"
-        # One chunk of each dataset after the other: the bytes do not depend on the size of the blocks.
-        for begin in range(0, len(block), CHUNK_ROWS):
-            for name, dataset in datasets.items():
-                rows = np.ascontiguousarray(getattr(block, name)[begin : begin + CHUNK_ROWS], dataset.dtype)
-                _write_chunk(dataset, start + begin, rows)
-        start += len(block)
-    assert start == header.samples, f"{start} rows instead of {header.samples}"
-
-
-def _create(file: Any, header: ShardHeader) -> dict[str, Any]:
-    widths = {"L": (header.seq_len,), "P": (header.max_predictions,), "": ()}
-    datasets = {}
-    for name, (dtype, row) in COLUMNS.items():
-        shape = (header.samples, *widths[row])
-        chunks = (min(CHUNK_ROWS, header.samples), *widths[row])
-        datasets[name] = file.create_dataset(
-            name,
-            shape,
-            dtype,
-            track_times=False,
-            compression="gzip",
-            compression_opts=_GZIP_LEVEL,
-            shuffle=True,
-            chunks=chunks,
-        )
-    if header.settings is not None:
-        file.attrs[SETTINGS_ATTRIBUTE] = header.settings
-    return datasets
-
-
-def _write_chunk(dataset: Any, start: int, rows: npt.NDArray[Any]) -> None:
-    missing = dataset.chunks[0] - len(rows)
-    if missing:  # chunks are stored whole
-        rows = np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])
-    origin = (start, *(0 for _ in rows.shape[1:]))
-    dataset.id.write_direct_chunk(origin, _compressed(_shuffled(rows)))
-
-
-def _shuffled(chunk: npt.NDArray[Any]) -> bytes:
-    """Return all first bytes of the numbers, then all second ones, ...: what HDF5's shuffle filter does."""
-    if chunk.itemsize == 1:
-        return chunk.tobytes()
-    return chunk.reshape(-1).view(np.uint8).reshape(-1, chunk.itemsize).T.tobytes()
-
-
-@cache
-def _compressobj() -> Callable[..., Any]:
-    """Return the compressor of zlib-ng, else of zlib. By runs alone both write the same bytes, zlib-ng faster."""
-    try:
-        from zlib_ng import zlib_ng
-    except ImportError:
-        return zlib.compressobj
-    return zlib_ng.compressobj
-
-
-def _compressed(data: bytes) -> bytes:
-    # Of masked word pieces little but runs of zeros repeats: looking for runs alone is faster, and no larger.
-    compressor = _compressobj()(_GZIP_LEVEL, strategy=zlib.Z_RLE)
-    return bytes(compressor.compress(data) + compressor.flush())
-
-
-assert list(COLUMNS) == [field.name for field in fields(Instances)]
-
-
-def check_shard(path: Path) -> ShardHeader:
-    """Read the header of a shard and check that it is whole and has the datasets of the format."""
-    with opened(path) as file:
-        return _check(path, file)
-
-
-def read_shard(path: Path, rows: slice = slice(None)) -> Instances:
-    """Read a shard, or some of its rows, into memory.
-
-    Raises:
-        InputError: as check_shard, and where the data cannot be decompressed or holds values no instance can have.
-    """
-    with opened(path) as file:
-        _check(path, file)
-        instances = Instances(**{name: file[name][rows] for name in COLUMNS})
-    check_values(path, instances)
-    return instances
+    def shape(self, row: str) -> tuple[int, ...]:
+        """Return the shape of a dataset with such rows: "L", "P" or ""."""
+        return (self.samples, *{"L": (self.seq_len,), "P": (self.max_predictions,), "": ()}[row])
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """Open a shard for reading.
+def opened(path: Path) -> Iterator[tuple[ShardHeader, Any]]:
+    """Open a shard: its header, and the file.
 
     Raises:
-        InputError: it cannot be opened, or a read inside the block meets damaged data; the message names the file.
+        InputError: it cannot be opened, a dataset is missing or of another shape or type, or a read inside the block
+            meets damaged data; the message names the file.
     """
     import h5py
 
     try:
         with h5py.File(path, "r") as file:
-            yield file
-    except FileNotFoundError as error:
-        raise InputError("path-missing", f"{path} does not exist: give a folder of HDF5 shards") from error
+            yield _header(path, file), file
     except (OSError, RuntimeError) as error:
         code: Code = "file-truncated" if "truncated" in str(error) else read_code(error)
         raise InputError(
@@ -185,43 +71,35 @@ def opened(path: Path) -> Iterator[Any]:
         ) from error
 
 
-def _check(path: Path, file: Any) -> ShardHeader:
-    import h5py
-
-    missing = [name for name in COLUMNS if not isinstance(file.get(name), h5py.Dataset)]
+def _header(path: Path, file: Any) -> ShardHeader:
+    missing = [name for name in COLUMNS if not hasattr(file.get(name), "shape")]
     if missing:
         raise InputError(
             "columns-missing", f"{path} lacks the dataset(s) {', '.join(missing)}: give shards of pretraining instances"
         )
-    shapes = {name: file[name].shape for name in COLUMNS}
-    rows, widths = shapes["input_ids"][:1], {"L": shapes["input_ids"][1:], "P": shapes["masked_lm_ids"][1:], "": ()}
-    fits = len(widths["L"]) == len(widths["P"]) == 1 and min(*rows, *widths["L"], *widths["P"]) > 0
-    is_whole = fits and all(
-        shapes[name] == (*rows, *widths[row]) and np.issubdtype(file[name].dtype, np.integer)
-        for name, (_, row) in COLUMNS.items()
-    )
-    if not is_whole:
-        described = ", ".join(f"{name} {file[name].dtype} {list(shapes[name])}" for name in COLUMNS)
+    columns = [file[name] for name in COLUMNS]
+    header = ShardHeader(len(file["input_ids"]), file["input_ids"].shape[-1], file["masked_lm_ids"].shape[-1])
+    shapes = [header.shape(row) for _, row in COLUMNS.values()]
+    is_whole = header.samples and all(np.issubdtype(column.dtype, np.integer) for column in columns)
+    if not is_whole or [column.shape for column in columns] != shapes:
+        described = ", ".join(f"{column.name[1:]} {column.dtype} {list(column.shape)}" for column in columns)
         raise InputError(
             "file-damaged", f"{path} needs integers [N, L], [N, P] and [N], but has {described}: create it again"
         )
-    settings = file.attrs.get(SETTINGS_ATTRIBUTE)
-    return ShardHeader(
-        samples=rows[0],
-        seq_len=widths["L"][0],
-        max_predictions=widths["P"][0],
-        settings=None if settings is None else str(settings),
-    )
+    return header
 
 
-def check_values(path: Path, instances: Instances) -> None:
-    """Raise InputError if rows hold values that no instance of so many tokens can have."""
-    most = {
-        "input_mask": 1,
-        "segment_ids": 1,
-        "masked_lm_positions": instances.input_ids.shape[1] - 1,
-        "next_sentence_labels": 1,
-    }
+def check_shard(path: Path) -> ShardHeader:
+    """Read the header of a shard. Raises InputError as `opened`."""
+    with opened(path) as (header, _):
+        return header
+
+
+def read_shard(path: Path, rows: slice = slice(None)) -> Instances:
+    """Read a shard, or some of its rows, into memory. Raises InputError as `opened`, and for values out of range."""
+    with opened(path) as (header, file):
+        instances = Instances(**{name: file[name][rows] for name in COLUMNS})
+    most = {"masked_lm_positions": header.seq_len - 1, "input_mask": 1, "segment_ids": 1, "next_sentence_labels": 1}
     for name in COLUMNS:
         values = getattr(instances, name)
         low, high = int(values.min()), int(values.max())
@@ -231,9 +109,9 @@ def check_values(path: Path, instances: Instances) -> None:
                 "rows-invalid", f"{path}: {name} holds {low} to {high}, allowed is {allowed}: create it again"
             )
     mask = instances.input_mask
-    bad = np.flatnonzero((mask[:, 0] != 1) | (np.diff(mask, axis=1) > 0).any(axis=1))
-    if len(bad):
-        raise InputError("rows-invalid", f"{path}: input_mask of instance {bad[0]} is not 1s, then 0s: create it again")
+    if not mask[:, 0].all() or (np.diff(mask, axis=1) > 0).any():
+        raise InputError("rows-invalid", f"{path}: input_mask must be 1s, then 0s, in each row: create it again")
+    return instances
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,158 +122,141 @@ class ShardFolder:
     """Deepest folder that holds all of them."""
     paths: tuple[Path, ...]
     """The files, in the order of dataset and number."""
+    counts: tuple[int, ...]
+    """Samples of each file."""
     seq_len: int
     """Tokens per sample."""
     max_predictions: int
     """Maximum masked positions per sample."""
     vocab_size: int | None
     """Word pieces, from the metadata beside the shards; None if there is none (shards from elsewhere)."""
-    samples: int
-    """Samples of all shards."""
+    vocabulary: str | None
+    """Hash of the vocabulary; None likewise."""
     fingerprint: str
     """Hash of names, sizes and sample counts."""
-    counts: tuple[int, ...]
-    """Samples of each file."""
+
+    @property
+    def samples(self) -> int:
+        """Samples of all shards."""
+        return sum(self.counts)
 
 
-def find_shards(folder: Path, split: str = "training", seq_len: int | None = None) -> list[Path]:
-    """Return the shards of a split: `<dataset>_<split>_<number>.hdf5` in `folder` or at any depth below it.
+def folder_info(folder: Path, split: str = "training", seq_len: int | None = None) -> ShardFolder:
+    """Find the shards of a split, `<dataset>_<split>_<number>.hdf5` at or below `folder`, and read their headers.
 
     Args:
         folder: the shards' own folder, or one above it (what `data pretrain --output` was given).
         split: "training" or "test".
-        seq_len: picks one of several preparations below `folder`.
-    """
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise InputError(
-            "path-kind" if folder.exists() else "path-missing",
-            f"{folder} {what}: give a folder of HDF5 shards, or `synthetic`",
-        )
-    groups: dict[Path, list[Path]] = {}
-    for path in folder.rglob("*.h*5"):
-        match = SHARD_NAME.fullmatch(path.name)
-        if match and match["split"] == split and path.is_file():
-            groups.setdefault(_preparation(path, folder), []).append(path)
-    if not groups:
-        raise _nothing_found(folder, split)
-    if len(groups) > 1:
-        groups = _choose(folder, groups, seq_len)
-    (paths,) = groups.values()
-    return sorted(paths, key=_order)
-
-
-def _order(path: Path) -> tuple[str, int]:
-    match = SHARD_NAME.fullmatch(path.name)
-    assert match is not None
-    return str(path.parent / match["dataset"]), int(match["number"])
-
-
-def _preparation(path: Path, folder: Path) -> Path:
-    """Return the `hdf5_lower_case_...` folder above a shard; without one, `folder` itself."""
-    return next((parent for parent in path.parents if PREPARATION_NAME.fullmatch(parent.name)), folder)
-
-
-def _choose(folder: Path, groups: dict[Path, list[Path]], seq_len: int | None) -> dict[Path, list[Path]]:
-    def length(preparation: Path) -> int:
-        match = PREPARATION_NAME.fullmatch(preparation.name)
-        return int(match["seq_len"]) if match else check_shard(groups[preparation][0]).seq_len
-
-    lengths = {preparation: length(preparation) for preparation in sorted(groups)}
-    fitting = [preparation for preparation in lengths if lengths[preparation] == seq_len]
-    if len(fitting) == 1:
-        return {fitting[0]: groups[fitting[0]]}
-    listed = "".join(f"\n  {preparation} (seq_len {lengths[preparation]})" for preparation in fitting or lengths)
-    wanted = "" if seq_len is None else f" and {len(fitting)} of them have seq_len {seq_len}"
-    code: Code = "data-mismatch" if seq_len is not None and not fitting else "data-ambiguous"
-    raise InputError(
-        code, f"{folder} holds {len(groups)} preparations{wanted}; give the folder of one of them:{listed}"
-    )
-
-
-def _nothing_found(folder: Path, split: str) -> InputError:
-    is_text = next(folder.rglob("*.txt"), None) is not None and next(folder.rglob("*.h*5"), None) is None
-    remedy = "it holds text: `bertbench data pretrain --input`" if is_text else "`bertbench data pretrain` makes some"
-    code: Code = "data-unprepared" if is_text else "data-missing"
-    return InputError(code, f"{folder} holds no HDF5 shard named <dataset>_{split}_<number>.hdf5: {remedy}")
-
-
-def folder_info(folder: Path, split: str = "training", seq_len: int | None = None) -> ShardFolder:
-    """Find the shards of a split and read their headers.
-
-    Args:
-        folder: as for find_shards.
-        split: "training" or "test".
         seq_len: picks one of several preparations; a single one is described whatever its length is.
+
+    Raises:
+        InputError: there are none, several preparations, a damaged or missing shard, or shards that do not belong
+            together.
     """
-    paths = find_shards(folder, split, seq_len)
-    infos = {path: check_shard(path) for path in paths}
-    first = infos[paths[0]]
-    for name in ("seq_len", "max_predictions"):
-        _must_agree(name, {path: getattr(info, name) for path, info in infos.items()})
-    vocab_sizes = {parent: _vocab_size(parent, paths, split) for parent in sorted({path.parent for path in paths})}
-    _must_agree("vocab_size", vocab_sizes)
-    common = Path(os.path.commonpath(vocab_sizes))
+    paths = _find(folder, split, seq_len)
+    headers = {path: check_shard(path) for path in paths}
+    metadata = {parent: _metadata(parent, paths, split) for parent in sorted({path.parent for path in paths})}
+    _must_agree("seq_len", {path: header.seq_len for path, header in headers.items()})
+    _must_agree("max_predictions", {path: header.max_predictions for path, header in headers.items()})
+    _must_agree("vocab_size", {parent: known.get("vocab_size") for parent, known in metadata.items()})
+    common, first = Path(os.path.commonpath(metadata)), headers[paths[0]]
+    known = next(iter(metadata.values()))
     digest = hashlib.blake2b(digest_size=16)
-    for path, info in infos.items():
-        digest.update(f"{path.relative_to(common).as_posix()} {path.stat().st_size} {info.samples}\n".encode())
+    for path, header in headers.items():
+        digest.update(f"{path.relative_to(common).as_posix()} {path.stat().st_size} {header.samples}\n".encode())
     return ShardFolder(
         path=common,
         paths=tuple(paths),
+        counts=tuple(header.samples for header in headers.values()),
         seq_len=first.seq_len,
         max_predictions=first.max_predictions,
-        vocab_size=next(iter(vocab_sizes.values())),
-        samples=sum(info.samples for info in infos.values()),
+        vocab_size=known.get("vocab_size"),
+        vocabulary=known.get("vocab"),
         fingerprint=digest.hexdigest(),
-        counts=tuple(info.samples for info in infos.values()),
     )
 
 
 def open_test_shards(folder: Path, seq_len: int) -> ShardFolder:
-    """Look at the test shards of a folder. Raises InputError: there are none, or a damaged one."""
+    """Look at the test shards of a folder. Raises InputError: there are none, they are damaged or of another length."""
     try:
-        return folder_info(folder, "test", seq_len)
+        info = folder_info(folder, "test", seq_len)
+        check_length(info, seq_len)
     except InputError as error:
         raise InputError(error.code, f"{error}; or train without evaluation (--eval-every 0)") from error
+    return info
 
 
-def _must_agree(name: str, values: dict[Path, Any]) -> None:
-    (first_path, first), *others = values.items()
-    for path, value in others:
-        if value != first:
-            raise InputError(
-                "data-mismatch",
-                f"{name} is {first} in {first_path}, but {value} in {path}: give the folder of one dataset",
-            )
-
-
-def _vocab_size(parent: Path, paths: Iterable[Path], split: str) -> int | None:
-    metadata = read_metadata(parent)
-    if metadata is None:
-        return None
-    names = {path.name for path in paths if path.parent == parent}
-    planned = (match for name in metadata["shards"] if (match := SHARD_NAME.fullmatch(name)))
-    missing = sorted({match[0] for match in planned if match["split"] == split} - names)
-    if missing:
+def check_length(info: ShardFolder, seq_len: int) -> None:
+    """Raise InputError if shards have another sequence length."""
+    if info.seq_len != seq_len:
         raise InputError(
-            "data-unprepared",
-            f"{parent} lacks {len(missing)} shard(s) ({missing[0]}): run `bertbench data pretrain` again",
+            "data-mismatch",
+            f"{info.path} has {info.seq_len} tokens per sample: use it with --seq-len {info.seq_len}, not {seq_len}",
         )
-    return int(metadata["vocab_size"])
 
 
-def read_metadata(folder: Path) -> dict[str, Any] | None:
-    """Return what metadata.json beside shards says; None if there is none. Raises InputError if it is not ours."""
+def _find(folder: Path, split: str, seq_len: int | None) -> list[Path]:
+    if not folder.is_dir():
+        code: Code = "path-kind" if folder.exists() else "path-missing"
+        raise InputError(code, f"{folder} is no folder: give a folder of HDF5 shards, or `synthetic`")
+    groups: dict[Path, list[Path]] = {}
+    numbers: dict[Path, tuple[str, int]] = {}
+    for path in folder.rglob("*.h*5"):
+        match = SHARD_NAME.fullmatch(path.name)
+        if match and match["split"] == split and path.is_file():
+            # Shards from elsewhere are in no folder named as ours: all of them are one preparation.
+            named = (parent for parent in path.parents if PREPARATION_NAME.fullmatch(parent.name))
+            groups.setdefault(next(named, folder), []).append(path)
+            numbers[path] = str(path.parent / match["dataset"]), int(match["number"])
+    if not groups:
+        raise InputError(
+            "data-missing",
+            f"{folder} holds no HDF5 shard named <dataset>_{split}_<number>.hdf5: "
+            "`bertbench data pretrain --input` makes some of text",
+        )
+    chosen = next(iter(groups)) if len(groups) == 1 else _choose(folder, groups, seq_len)
+    return sorted(groups[chosen], key=numbers.__getitem__)
+
+
+def _choose(folder: Path, groups: Mapping[Path, list[Path]], seq_len: int | None) -> Path:
+    lengths = {preparation: check_shard(groups[preparation][0]).seq_len for preparation in sorted(groups)}
+    fitting = [preparation for preparation in lengths if lengths[preparation] == seq_len]
+    if len(fitting) == 1:
+        return fitting[0]
+    code: Code = "data-ambiguous" if seq_len is None or fitting else "data-mismatch"
+    listed = ", ".join(f"{preparation} (seq_len {lengths[preparation]})" for preparation in fitting or lengths)
+    wanted = "" if seq_len is None else f", {len(fitting)} of seq_len {seq_len}"
+    raise InputError(code, f"{folder} holds {len(groups)} preparations{wanted}; give the folder of one: {listed}")
+
+
+def _must_agree(name: str, values: Mapping[Path, Any]) -> None:
+    first, *_ = values
+    other = next((path for path in values if values[path] != values[first]), None)
+    if other is not None:
+        raise InputError(
+            "data-mismatch",
+            f"{name} is {values[first]} in {first}, but {values[other]} in {other}: give the folder of one dataset",
+        )
+
+
+def _metadata(folder: Path, paths: list[Path], split: str) -> dict[str, Any]:
+    """Return what metadata.json beside shards says, nothing where there is none. Raises InputError: a shard lacks."""
     path = folder / METADATA_FILE
     if not path.exists():
-        return None
+        return {}
     metadata = read_json(path)
     if metadata.get("schema_version") != 1:
         raise InputError("record-foreign", f"{path} is not shard metadata of this version: create the shards again")
+    here = {path.name for path in paths if path.parent == folder}
+    planned = {name for name in metadata["shards"] if (match := SHARD_NAME.fullmatch(name)) and match["split"] == split}
+    missing = sorted(planned - here)
+    if missing:
+        raise InputError(
+            "data-unprepared",
+            f"{folder} lacks {len(missing)} shard(s) ({missing[0]}): run `bertbench data pretrain` again",
+        )
     return metadata
 
-
-Int64 = npt.NDArray[np.int64]
 
 _MOST_SAMPLES = 2**18
 """So many samples are looked at, in whole shards spread over the folder: every mask of a large one takes long."""
@@ -427,19 +288,104 @@ class SampleLengths:
 
 def folder_lengths(info: ShardFolder) -> SampleLengths:
     """Read the lengths of a folder's samples; the same folder gives the same ones."""
+    shards = len(info.paths)
+    wanted = max(1, min(shards, _MOST_SAMPLES * shards // info.samples))
     histogram = np.zeros(info.seq_len + 1, dtype=np.int64)
-    for shard in _looked_at(info):
-        histogram += np.bincount(_read_lengths(info.paths[shard]), minlength=info.seq_len + 1)
+    for number in range(wanted):
+        with opened(info.paths[number * shards // wanted]) as (_, file):
+            histogram += np.bincount(file["input_mask"][:].sum(axis=1, dtype=np.int64), minlength=info.seq_len + 1)
     return SampleLengths(info.samples, histogram)
 
 
-def _looked_at(info: ShardFolder) -> list[int]:
-    shards = len(info.paths)
-    wanted = max(1, min(shards, _MOST_SAMPLES * shards // info.samples))
-    return [number * shards // wanted for number in range(wanted)]
+_DECODED = 10
+_BLOCK_ROWS = 2**14
 
 
-def _read_lengths(path: Path) -> Int64:
-    with opened(path) as file:
-        lengths: Int64 = file["input_mask"][:].sum(axis=1, dtype=np.int64)
-    return lengths
+@dataclass(frozen=True, slots=True)
+class SplitCounts:
+    """Counts of one split."""
+
+    split: str
+    shards: int
+    instances: int
+    real_tokens: int
+    """Tokens without padding."""
+    masked_tokens: int
+    random_pairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRow:
+    """One instance as text."""
+
+    shard: str
+    row: int
+    tokens: list[str]
+    """Real tokens; a masked one is [shown:hidden]. Ids where there is no vocabulary."""
+    is_random: bool
+    """NSP label: segment B is random."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardCheck:
+    """What a folder of shards holds."""
+
+    folder: str
+    seq_len: int
+    max_predictions: int
+    vocab_size: int | None
+    datasets: dict[str, str]
+    """Type, shape and compression of each dataset in the first shard."""
+    splits: list[SplitCounts]
+    rows: list[DecodedRow]
+
+
+def check_shards(folder: Path, vocab: Path | None = None, progress: Progress = lambda *_: None) -> ShardCheck:
+    """Read every shard at or below a folder as training does. Raises InputError where training refuses it."""
+    splits = [split for split in SPLITS if any(folder.rglob(f"*_{split}_*.h*5"))] or ["training"]
+    infos = {split: folder_info(folder, split) for split in splits}
+    first = next(iter(infos.values()))
+    with opened(first.paths[0]) as (_, file):
+        columns = {name: file[name] for name in COLUMNS}
+        datasets = {
+            name: f"{column.dtype} {list(column.shape)} {column.compression or 'uncompressed'}"
+            for name, column in columns.items()
+        }
+    return ShardCheck(
+        folder=str(first.path),
+        seq_len=first.seq_len,
+        max_predictions=first.max_predictions,
+        vocab_size=first.vocab_size,
+        datasets=datasets,
+        splits=[_count(split, info, progress) for split, info in infos.items()],
+        rows=list(_decode(first, vocab)),
+    )
+
+
+def _count(split: str, info: ShardFolder, progress: Progress) -> SplitCounts:
+    totals = np.zeros(3, np.int64)
+    for number, (path, samples) in enumerate(zip(info.paths, info.counts, strict=True), start=1):
+        for begin in range(0, samples, _BLOCK_ROWS):
+            block = read_shard(path, slice(begin, begin + _BLOCK_ROWS))
+            counted = (block.input_mask, block.masked_lm_positions, block.next_sentence_labels)
+            totals += [np.count_nonzero(values) for values in counted]
+        progress(f"check {split}", number, len(info.paths))
+    return SplitCounts(split, len(info.paths), info.samples, *totals.tolist())
+
+
+def _decode(info: ShardFolder, vocab: Path | None) -> Iterator[DecodedRow]:
+    beside = info.paths[0].with_name(VOCABULARY_FILE)
+    path = vocab or (beside if beside.is_file() else None)
+    pieces = dict(enumerate(load_vocabulary(path, lower_case=True).pieces)) if path else {}
+    ends = np.cumsum(info.counts)
+    for number in sorted({part * info.samples // _DECODED for part in range(_DECODED)}):
+        shard = int(np.searchsorted(ends, number, side="right"))
+        row = number - int(ends[shard]) + info.counts[shard]
+        one = read_shard(info.paths[shard], slice(row, row + 1))
+        original, (length,), _ = unmasked(one)
+        shown, hidden = (
+            [pieces.get(id_, str(id_)) for id_ in ids[0, :length].tolist()] for ids in (one.input_ids, original)
+        )
+        for column in set(one.masked_lm_positions[0].tolist()) - {0}:
+            shown[column] = f"[{shown[column]}:{hidden[column]}]"
+        yield DecodedRow(info.paths[shard].name, row, shown, bool(one.next_sentence_labels[0]))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from bert.data.batch import Batch
     from bert.observer import Observer
-    from bert.tasks.pretrain.evaluation import TestShards
+    from bert.tasks.pretrain.batches import TestShards
 
 
 class PretrainTask(Task):
@@ -148,7 +148,7 @@ class PretrainTask(Task):
         """
         if is_synthetic(spec.data):
             return DataIdentity(source=spec.data)
-        from bert.tasks.pretrain.shards import folder_info, read_metadata
+        from bert.tasks.pretrain.shards import folder_info
 
         info = folder_info(Path(spec.data), split, spec.seq_len)
         if info.vocab_size is not None and info.vocab_size != spec.vocab_size:
@@ -156,18 +156,17 @@ class PretrainTask(Task):
                 "vocabulary-mismatch",
                 f"{info.path} has a vocabulary of {info.vocab_size}, the model {spec.vocab_size}: use the former",
             )
-        vocabulary = (read_metadata(info.paths[0].parent) or {}).get("vocab")
         return DataIdentity(
             source=spec.data,
             fingerprint=info.fingerprint,
             shards=[path.relative_to(info.path).as_posix() for path in info.paths],
             vocab_size=info.vocab_size,
-            vocabulary=vocabulary if isinstance(vocabulary, str) else None,
+            vocabulary=info.vocabulary,
         )
 
     def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> "TestShards":
         """Open the test shards beside the training shards. Raises InputError, UsageError if others are wanted."""
-        from bert.tasks.pretrain.evaluation import TestShards
+        from bert.tasks.pretrain.batches import TestShards
 
         self.check_evaluation(spec.data, spec.seq_len, wanted.source)
         return TestShards(spec, wanted.samples)

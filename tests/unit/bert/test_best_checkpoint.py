@@ -13,7 +13,7 @@ from support.training_runs import Recorder, run, settings
 from bert.checkpoints.read import saved_steps
 from bert.tasks import make_task
 from bert.tasks.base import Evaluation, deciding
-from bert.tasks.pretrain.evaluation import TestShards
+from bert.tasks.pretrain.batches import TestShards
 from bert.train.checkpoint import read
 from bert.train.settings import resolve_settings
 

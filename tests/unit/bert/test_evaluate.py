@@ -15,8 +15,7 @@ from bert.model.heads import BertForPretraining
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataSpec, Evaluation
-from bert.tasks.pretrain.batches import to_batch
-from bert.tasks.pretrain.evaluation import TestShards
+from bert.tasks.pretrain.batches import TestShards, to_batch
 from bert.tasks.pretrain.shards import read_shard
 from bert.train.evaluate import evaluate
 
@@ -89,7 +88,7 @@ def test_ranks_see_every_sample_once(data: Path) -> None:
 def test_some_samples_are_spread_evenly_and_no_more_than_there_are(data: Path, model: BertForPretraining) -> None:
     assert measured(model, data, samples=7).samples == 7
     assert measured(model, data, samples=1000).samples == TEST_SAMPLES
-    rows = [row for chunk in TestShards(spec(data), 5)._chunks for row in chunk.rows]
+    rows = [row for _, rows in TestShards(spec(data), 5)._chunks for row in rows]
     assert rows == [0, 4, 8, 12, 16]
 
 

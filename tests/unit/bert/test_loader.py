@@ -6,9 +6,9 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -158,18 +158,14 @@ def test_a_position_of_other_data_is_refused(folder: Path, tmp_path: Path) -> No
 
 
 def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("batches", "shards"))]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("shards")]
 
 
-def test_batches_are_made_in_the_background_and_the_threads_end_with_the_iterator(folder: Path) -> None:
+def test_the_thread_ends_with_the_iterator(folder: Path) -> None:
     stream = Hdf5Batches(spec(folder))
-    makers: set[str] = set()
-    original = stream._batch
-    stream._batch = lambda number: (makers.add(threading.current_thread().name), original(number))[1]  # type: ignore[method-assign]
     iterator = iter(stream)
     next(iterator)
-    assert all(name.startswith("batches") for name in makers) and makers
-    assert stream.state_dict()["samples"] == 4, "what is prepared ahead does not count as seen"
+    assert threads() and stream.state_dict()["samples"] == 4
     del iterator
     gc.collect()
     assert not threads()
@@ -182,15 +178,20 @@ def test_the_next_shard_is_read_before_it_is_needed_and_in_another_thread(
     readers: list[tuple[str, str]] = []
     original = pieces.read_shard
 
-    def noted(path: Path, *further: Any) -> Instances:
+    def noted(path: Path) -> Instances:
         readers.append((threading.current_thread().name.split("_")[0], path.name))
-        return original(path, *further)
+        return original(path)
 
     monkeypatch.setattr(pieces, "read_shard", noted)
-    numbers(Hdf5Batches(spec(folder, micro_batch_size=1)), 2 * SAMPLES)
-    assert [name for name, _ in readers] == ["batches"] + ["shards"] * (len(readers) - 1)
+    stream = iter(Hdf5Batches(spec(folder, micro_batch_size=1)))
+    next(stream)
+    deadline = time.monotonic() + 20
+    while len(readers) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    [*itertools.islice(stream, 2 * SAMPLES - 1)]
     # Each shard once per epoch, or still there where it ends one epoch and begins the next.
-    assert 7 <= len(readers) <= 11
+    assert {name for name, _ in readers} == {"shards"} and 7 <= len(readers) <= 11
 
 
 def test_only_the_shard_in_use_and_the_next_stay_in_memory_when_shards_are_large(
@@ -198,17 +199,16 @@ def test_only_the_shard_in_use_and_the_next_stay_in_memory_when_shards_are_large
 ) -> None:
     whole = numbers(Hdf5Batches(spec(folder)), 20)
     monkeypatch.setattr(pieces, "_KEPT_BYTES", 1)
-    stream = Hdf5Batches(spec(folder))
     held: list[int] = []
-    original = stream._shards.get
+    original = pieces.ShardReader.get
 
-    def counted(shard: int) -> Instances:
-        piece = original(shard)
-        held.append(len(stream._shards._kept) + len(stream._shards._coming))
-        return piece
+    def counted(reader: pieces.ShardReader, shard: int) -> Instances:
+        samples = original(reader, shard)
+        held.append(len(reader._reads))
+        return samples
 
-    monkeypatch.setattr(stream._shards, "get", counted)
-    assert numbers(stream, 20) == whole and max(held) == 2
+    monkeypatch.setattr(pieces.ShardReader, "get", counted)
+    assert numbers(Hdf5Batches(spec(folder)), 20) == whole and max(held) == 2
 
 
 def test_a_program_that_stops_in_the_middle_ends_at_once(folder: Path) -> None:

@@ -10,8 +10,7 @@ from support.shared_files import OWN
 
 from bert.corpus import texts
 from bert.corpus.files import Source, find_inputs, identify, is_dump
-from bert.corpus.generated import generate_corpus
-from bert.corpus.texts import text_units
+from bert.corpus.texts import generate_corpus, text_units
 from bert.data.finished import Counts
 from common.errors import Code
 

@@ -15,7 +15,6 @@ from support.shared_files import DATA, OWN
 from bert.data import tokenizer
 from bert.data.tokenizer import FAST, REFERENCE, Tokenizer
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary
-from bert.tasks.pretrain.hdf5 import Encoded, encode
 
 SMALL = (*SPECIAL_PIECES, "the", "The", "un", "##able", "##s", "a", "##a", "b", ",", "!", "'", "\u4e2d", "\u00e9", "e",
          "x" * 101, "x" * 100, "##x", "U", "\u0301", "3", "##3", "[", "]", "mask", "##\u00df", "ss")  # fmt: skip
@@ -47,12 +46,6 @@ def encoded_by_library(vocabulary: Vocabulary, texts: list[str]) -> list[list[in
 
 def rows_of(found: Any) -> list[list[int]]:
     return [found[row].tolist() for row in range(len(found))]
-
-
-def sentences_of(encoded: Encoded) -> list[list[int]]:
-    cut = np.split(encoded.ids, encoded.sentence_ends)
-    assert not len(cut.pop())
-    return [sentence.tolist() for sentence in cut]
 
 
 def slow(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> Tokenizer:
@@ -179,20 +172,6 @@ def test_half_of_a_surrogate_pair_is_an_error() -> None:
         Vocabulary(SMALL, True).tokenizer.encode(["a \ud800"])
 
 
-def test_empty_lines_end_documents_and_lines_without_pieces_do_not() -> None:
-    chosen = SMALLS[True].tokenizer
-    encoded = encode("a b\n\u200b\nthe\n\n \n\na\n\n\nb".encode(), chosen)
-    assert sentences_of(encoded) == [[10, 12], [5], [10], [12]]
-    assert encoded.document_ends.tolist() == [2, 2, 3, 3]
-    assert encode(b"\na\n", chosen).document_ends.tolist() == [0]
-    assert len(encode(b"", chosen).ids) == 0
-
-
-def test_text_that_is_not_utf_8_is_refused() -> None:
-    with pytest.raises(UnicodeDecodeError):
-        encode(b"a \xff\xfe b", SMALLS[True].tokenizer)
-
-
 TEXTS = [
     (OWN, "vocab/uncased.txt", 1),
     pytest.param(DATA, "vocab/bert-uncased.txt", 30, marks=pytest.mark.public),
@@ -208,8 +187,6 @@ def test_text_gives_the_ids_of_the_library(folder: Path, vocab: str, step: int) 
     found = vocabulary.tokenizer.encode(lines)
     assert vocabulary.tokenizer.package == FAST
     assert rows_of(found) == encoded_by_library(vocabulary, lines)
-    encoded = encode("\n".join(line.replace("\r", "") for line in lines).encode(), vocabulary.tokenizer)
-    assert sentences_of(encoded) == [ids for ids in rows_of(found) if ids]
 
 
 @pytest.mark.parametrize(("folder", "vocab", "step"), TEXTS)

@@ -112,7 +112,7 @@ def test_a_trained_vocabulary_spells_its_text_and_survives_the_file(tmp_path: Pa
 def test_training_gives_the_same_pieces_in_every_process() -> None:
     program = (
         "from pathlib import Path; from bert.data.vocabulary import train_vocabulary\n"
-        "from bert.corpus.generated import documents\n"
+        "from bert.corpus.texts import documents\n"
         "text = b''.join(documents(5, 60000)).decode().split('. ')\n"
         "print(train_vocabulary(text, 900, True).fingerprint)"
     )
