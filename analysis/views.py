@@ -21,7 +21,7 @@ from analysis.metrics.kernels.core_utilization import FOUR, core_use
 from analysis.metrics.kernels.ncu_metrics import metrics_of
 from analysis.open import Source, open_sources
 from analysis.render.tables import Block, Facts, Plain, Table, advice_lines, finding_blocks, of_frame, write_frame
-from analysis.render.terminal import MOST_LINES, Screen, blocks_markdown, screen_of
+from analysis.render.terminal import MOST_LINES, Screen, screen_of
 from common.errors import InputError
 from records.run import RunDirectory
 
@@ -65,10 +65,6 @@ class View:
     def shown(self, width: int, lines_after: int, rest: str) -> Sequence[Block]:
         """Return one screen less the lines that follow it; `rest` says where everything else is."""
         return self.blocks if self.screen is None else self.screen.blocks(width, MOST_LINES - lines_after, rest)
-
-    def markdown(self) -> str:
-        """Return all of it as Markdown."""
-        return blocks_markdown(self.blocks)
 
     def write_tables(self, folder: Path) -> list[Path]:
         """Write the tables in full precision; return the files. Raises StorageError."""

@@ -50,7 +50,7 @@ if [[ -z $baseline || ! -e $baseline ]]; then
     finish no-baseline "$measured"
 fi
 code=0
-keep_errors bertbench compare "$baseline" "$run" --threshold "${INPUT_THRESHOLD:-0.02}" --markdown "$summary" || code=$?
+keep_errors bertbench compare "$baseline" "$run" --threshold "${INPUT_THRESHOLD:-0.02}" --full --markdown "$summary" || code=$?
 case $code in
     0) finish no-regression "$measured" ;;
     1) finish regression 1 ;;

@@ -1,6 +1,6 @@
 """What a run says of other sizes: scaling efficiency, a projection to more devices, days and cost of pretraining.
 
-docs/explanation/scaling.md derives the first two. The projection is a model of data-parallel training: step(N) = work +
+docs/how-to/scaling.md derives the first two. The projection is a model of data-parallel training: step(N) = work +
 exposed(N), where work is the measured step on the most devices less its exposed communication, and exposed(N) is how
 long after the backward pass the last bucket of gradients has been reduced: buckets are ready at the measured moments,
 and their all-reduces take, one after another, what the alpha-beta line gives for N ranks.

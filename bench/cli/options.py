@@ -28,15 +28,22 @@ class Printed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tables(Printed):
+class Summarized(Printed):
+    """Options of commands whose answer can be pasted elsewhere."""
+
+    markdown: Path | None = None
+    """Append the answer to this file as Markdown of at most 60 lines, to paste into an issue; with --full every
+    table."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tables(Summarized):
     """Options of commands that print long tables."""
 
     full: bool = False
     """Print every table whole instead of one screen."""
     csv: Path | None = None
     """Also write every table to this folder as CSV in full precision; default no CSV files."""
-    markdown: Path | None = None
-    """Append every table to this file as Markdown, such as $GITHUB_STEP_SUMMARY; default no file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

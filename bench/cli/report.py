@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.options import Printed, run_folder
+from bench.cli.options import Summarized, run_folder
 from bench.cli.result import Result, of_view
 from common.errors import UsageError
 from common.flags import Positional
@@ -12,7 +12,7 @@ from records.run import is_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReportOptions(Printed):
+class ReportOptions(Summarized):
     """Write a self-contained report.html with its pictures and CSV tables. PATH is a run directory, a folder of several
     trainings, anything that `analyze` reads (a trace, a folder of ranks, a tar, a table of counters, a log), or a file
     that `train classify` wrote: *_train_test_stats.json, *_testset_predictions.csv, *_trained_model or *.sqlite.
@@ -48,4 +48,4 @@ def run(options: ReportOptions) -> Result:
         raise UsageError("option-not-applicable", problem)
     if out is not None and is_classification(path):
         out = run_folder(out)
-    return of_view(page(path, out, options.price_per_hour, options.project), options)
+    return of_view(page(path, out, options.price_per_hour, options.project), options, f"bertbench report {path}")

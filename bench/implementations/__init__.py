@@ -54,9 +54,7 @@ def make_implementation(name: str) -> "Implementation":
         _ = made.check, made.adapter, made.build
     except (Exception, SystemExit) as error:
         problem = f"implementation {name!r} cannot be made in {folder} ({type(error).__name__}: {error})"
-        raise UsageError(
-            "option-value", f"{problem}: give module:Class as in docs/how-to/own-implementation.md"
-        ) from error
+        raise UsageError("option-value", f"{problem}: give module:Class as in docs/how-to/measure.md") from error
     return cast("Implementation", made)
 
 

@@ -7,7 +7,7 @@ float32; those of the backward pass also accumulate in float32 registers. Transf
 
 With Triton one kernel casts, transposes and finds the magnitude: 4 bytes per element (bert.speed.kernels.quantize). On
 an H100 FP8 is 1.15 x as fast as bf16 at batch 128 (docs/results/2026-11-26-h100.md), and slower than it with PyTorch's
-functions (docs/results/2026-11-24-h100.md). The tests compare both with float32 on a CPU, where PyTorch has the same
+functions. The tests compare both with float32 on a CPU, where PyTorch has the same
 operator.
 
 Shapes: T rows, I input and O output features. The operator wants each a multiple of 16: rows are padded with zeros.

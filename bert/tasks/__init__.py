@@ -1,6 +1,6 @@
 """The tasks, by name. An entry is "module:class" of a bert.tasks.base.Task, imported when it is asked for.
 
-A package of your own adds a task by an entry point of the group `bertbench.tasks` (docs/how-to/add-a-task.md).
+A package of your own adds a task by an entry point of the group `bertbench.tasks` (docs/explanation/architecture.md).
 """
 
 import functools

@@ -7,6 +7,7 @@ from typing import Any, get_args
 from urllib.parse import unquote
 
 import pytest
+from support.commands import parses
 
 from analysis.metrics.throughput import summarize
 from common.errors import Code
@@ -15,6 +16,8 @@ from records.trial import Trial
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(\s*<?([^)>\s]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^ *```(?:bash|sh)?\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"(?:^|[\s;(])(bertbench [a-z-]+ [^#;]+?)(?:\s+#.*|;.*|\|\|.*|&&.*|\|.*)?$")
 
 
 def reference() -> str:
@@ -85,6 +88,19 @@ def test_every_script_is_documented() -> None:
 @pytest.mark.parametrize("page", [str(page.relative_to(ROOT)) for page in pages()])
 def test_links_of_a_page_lead_somewhere(page: str) -> None:
     assert list(broken_links(ROOT / page)) == []
+
+
+def commands(page: Path) -> list[str]:
+    """The commands of the suite in a page's code blocks."""
+    lines = "\n".join(BLOCK.findall(page.read_text(encoding="utf-8"))).replace("\\\n", " ").splitlines()
+    found = [match[1] for line in lines if (match := COMMAND.search(line))]
+    return [one for one in found if "my_bert:" not in one]  # a module that tests/contract/test_own_implementation makes
+
+
+@pytest.mark.parametrize("page", [str(page.relative_to(ROOT)) for page in pages() if page.parent.name != "reference"])
+def test_commands_of_a_page_parse(page: str) -> None:
+    for command in commands(ROOT / page):
+        parses(re.sub("<[^>]*>", "FOLDER", command))
 
 
 def test_every_page_is_reached_from_the_index() -> None:

@@ -1,4 +1,4 @@
-"""The one-way dependencies of docs/decisions, held by reading the imports."""
+"""The one-way dependencies of the packages, held by reading the imports."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""docs/how-to/own-implementation.md: its example is measured beside bertbench, and wrong names are refused."""
+"""docs/how-to/measure.md: its example is measured beside bertbench, and wrong names are refused."""
 
 import csv
 import os
@@ -15,7 +15,7 @@ from common.errors import Code
 from records.run import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/how-to/own-implementation.md"
+PAGE = ROOT / "docs/how-to/measure.md"
 NAME = "my_bert:MyImplementation"
 
 

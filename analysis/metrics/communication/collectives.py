@@ -1,6 +1,6 @@
 """Measured collectives by size, as nccl-tests counts, and the alpha-beta line of all-reduces.
 
-docs/explanation/scaling.md derives both. The line is Hockney's model for the ring that reduces and then gathers, with n
+docs/how-to/scaling.md derives both. The line is Hockney's model for the ring that reduces and then gathers, with n
 ranks T(n, bytes) = 2(n-1) x alpha + 2(n-1)/n x bytes / bandwidth.
 """
 

@@ -1,6 +1,7 @@
 """How a result is printed: what goes to which stream, in which form, and what the exit code is."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,7 @@ def test_findings_are_shown_on_one_screen_or_whole_and_written_whole(tmp_path: P
     assert found.written == [tmp_path / "kernels.csv"] and len(pd.read_csv(tmp_path / "kernels.csv")) == 16
     assert len(found.document["findings"]["kernels"]["rows"]) == 16 and found.document["path"] == "x"
     assert (found.code, found.problems) == (1, ["lost"])
-    assert (tmp_path / "all.md").read_text().startswith("### t\n") and "| p |" in (tmp_path / "all.md").read_text()
-    table, sentence = of_view(of_findings([finding], []), Tables(full=True)).blocks
+    assert "| j |" in (tmp_path / "all.md").read_text() and "| k |" not in (tmp_path / "all.md").read_text()
+    table, sentence = of_view(of_findings([finding], []), replace(options, full=True), "u").blocks
+    assert "### u\n" in (tmp_path / "all.md").read_text() and "| p |" in (tmp_path / "all.md").read_text()
     assert isinstance(table, Table) and len(table.rows) == 16 and sentence == "Sixteen."
