@@ -28,22 +28,15 @@ class Printed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Summarized(Printed):
-    """Options of commands whose answer can be pasted elsewhere."""
-
-    markdown: Path | None = None
-    """Append the answer to this file as Markdown of at most 60 lines, to paste into an issue; with --full every
-    table."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tables(Summarized):
+class Tables(Printed):
     """Options of commands that print long tables."""
 
     full: bool = False
     """Print every table whole instead of one screen."""
     csv: Path | None = None
     """Also write every table to this folder as CSV in full precision; default no CSV files."""
+    markdown: Path | None = None
+    """Append the answer to this file as Markdown of at most 60 lines; with --full every table; default no file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli.options import Summarized, run_folder
+from bench.cli.options import Printed, run_folder
 from bench.cli.result import Result, of_view
 from common.errors import UsageError
 from common.flags import Positional
@@ -12,7 +12,7 @@ from records.run import is_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReportOptions(Summarized):
+class ReportOptions(Printed):
     """Write a self-contained report.html with its pictures and CSV tables. PATH is a run directory, a folder of several
     trainings, anything that `analyze` reads (a trace, a folder of ranks, a tar, a table of counters, a log), or a file
     that `train classify` wrote: *_train_test_stats.json, *_testset_predictions.csv, *_trained_model or *.sqlite.
@@ -33,6 +33,8 @@ class ReportOptions(Summarized):
     project: tuple[int, ...] = ()
     """Numbers of devices to project a run to, by a model; the run needs comm trials and throughput on two numbers of
     devices; default no projection."""
+    markdown: Path | None = None
+    """Append the answer to this file as Markdown of at most 60 lines; default no file."""
 
 
 OPTIONS = {"report PATH": ReportOptions}

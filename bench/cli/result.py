@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.cli.options import Printed, Summarized, Tables
+from bench.cli.options import Printed, Tables
 from bench.cli.progress import note, terminal_text
 from common.atomic import storage_errors
 from common.errors import BertbenchError, StorageError
@@ -105,22 +105,20 @@ def of_view(
     from analysis.render.tables import Facts
     from analysis.render.terminal import blocks_markdown
 
-    tables = options if isinstance(options, Tables) else Tables()
-    summary = options.markdown if isinstance(options, Summarized) else None
+    tables = options if isinstance(options, Tables) else Tables(markdown=getattr(options, "markdown", None))
+    lines_after = min(len(view.problems), _MOST_PROBLEMS)
+    blocks = view.blocks if tables.full else view.shown(terminal_width(), lines_after, rest)
 
     def write() -> Sequence[Path]:
-        written = [] if tables.csv is None else view.write_tables(tables.csv)
-        if summary is not None:
-            blocks = view.blocks if tables.full else view.shown(_WIDTH_WITHOUT_TERMINAL, 0, "")
-            with storage_errors(summary), summary.open("a", encoding="utf-8") as file:
+        if tables.markdown is not None:
+            with storage_errors(tables.markdown), tables.markdown.open("a", encoding="utf-8") as file:
                 file.write(f"### {title}\n\n{blocks_markdown(blocks)}")
-        return written
+        return [] if tables.csv is None else view.write_tables(tables.csv)
 
     written, failure = when_writable(write)
-    shown = view.shown(terminal_width(), min(len(view.problems), _MOST_PROBLEMS), rest)
     return Result(
         document=view.document,
-        blocks=[*(view.blocks if tables.full else shown), *([Facts(facts)] if facts else [])],
+        blocks=[*blocks, *([Facts(facts)] if facts else [])],
         written=written,
         problems=view.problems,
         failure=failure,
