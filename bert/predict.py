@@ -12,7 +12,7 @@ from bert.model.config import ModelConfig
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataIdentity, Ready, Task
-from bert.train.checkpoint import TrainState, read
+from bert.train.checkpoint import read
 from bert.train.resume import find_weights, load_weights, unpadded
 from bert.train.settings import TrainSettings
 from common.errors import InputError
@@ -77,14 +77,6 @@ def open_model(checkpoint: Path, task: Task, data: DataIdentity, warn: Callable[
 
 def settings_of(checkpoint: Path) -> TrainSettings | None:
     """Return how a bertbench checkpoint, or the latest of a folder of them, was trained; None if it does not say."""
-    state = state_of(checkpoint)
-    return None if state is None else state.settings
-
-
-def state_of(checkpoint: Path) -> TrainState | None:
-    """Return the state of a bertbench checkpoint, or of the latest of a folder of them; None if it has none."""
     steps = [] if (checkpoint / STATE_FILE).is_file() or not checkpoint.is_dir() else saved_steps(checkpoint)
-    checkpoint = checkpoint_path(checkpoint, steps[-1]) if steps else checkpoint
-    if not (checkpoint / STATE_FILE).is_file():
-        return None
-    return read(checkpoint).state
+    place = checkpoint_path(checkpoint, steps[-1]) if steps else checkpoint
+    return read(place).state.settings if (place / STATE_FILE).is_file() else None

@@ -12,7 +12,7 @@ class TrainSpec:
     task: str = "pretrain"
     """Name in bert.tasks."""
     task_options: str = ""
-    """Options of the task as one JSON object (bert.tasks.options); empty if it has none."""
+    """Options of the task as one JSON object (bert.tasks.base); empty if it has none."""
     preset: str = "base"
     """Model shape: a name in bert.model.config.PRESETS; any name where `shape` is given."""
     shape: str = ""

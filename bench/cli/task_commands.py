@@ -138,17 +138,6 @@ class _Terminal:
     def checkpoint(self, path: Path) -> Path:
         return (TrainRun(path).best_checkpoint() or TrainRun(path).checkpoints) if is_train_run(path) else path
 
-    def trained_on(self, checkpoint: Path) -> tuple[str, str, str | None] | None:
-        from bert.predict import state_of
-
-        if (state := state_of(checkpoint)) is not None:
-            return state.settings.task, state.settings.data, state.data.fingerprint
-        runs = [TrainRun(folder) for folder in (checkpoint.parent, checkpoint.parent.parent) if is_train_run(folder)]
-        if not runs or not (attempts := runs[0].attempts()):
-            return None
-        trial = attempts[-1].read_trial()  # hf-trainer's weights do not say it
-        return trial.task, trial.data, trial.data_fingerprint or None
-
     def ready(self, opened: "Opened") -> Ready:
         assert self.computing is not None
         devices = find_devices(self.computing.device)

@@ -21,7 +21,7 @@ from bench.run.inside import Leader, follow
 from bench.run.processes import StopRequest
 from bench.sweep.training import Plan, TrainOptions, check_continues, plan_training
 from bert.data.lengths import is_synthetic
-from bert.tasks import check_task_options, known_tasks, task_data
+from bert.tasks import known_tasks, make_task, task_data
 from bert.tasks.base import Trained
 from common import locks
 from common.errors import BertbenchError
@@ -99,7 +99,7 @@ def next_command(words: list[str], run: TrainRun, plan: Plan, finished: bool) ->
     checkpoint = run.read_state().checkpoint
     latest = run.checkpoints / checkpoint if checkpoint else run.checkpoints
     source = (run.best_checkpoint() or latest) if plan.phase is None else latest
-    known = check_task_options(settings.task, settings.task_options)
+    known = make_task(settings.task, settings.task_options).values
     trained = Trained(source, run.path, settings.data, settings.eval_data, known)
     # No command predicts with models of other architectures.
     following = None if settings.model else task_data(settings.task).next_command(trained)

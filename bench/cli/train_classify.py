@@ -13,7 +13,7 @@ from bench.cli.train_progress import append_log
 from bench.sweep.training import TrainOptions
 from bert.data.lengths import is_synthetic
 from bert.data.vocabulary import VOCABULARY_FILE
-from bert.tasks.classify.config import CsvConfig, CsvTexts
+from bert.tasks.classify.prepare import CsvConfig, CsvTexts
 from common.errors import UsageError
 
 

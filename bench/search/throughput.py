@@ -25,7 +25,7 @@ from bench.sweep.trials import Sweep, expand
 from bert.memory import predict_memory
 from bert.parallel import OPTIONS, ZERO_STAGES, options_text, read_options
 from bert.tasks import task_data
-from bert.tasks.options import read_options as read_task_options
+from bert.tasks.base import read_options as read_task_options
 from records.run import RunDirectory
 from records.trial import Trial
 

@@ -12,8 +12,7 @@ from bench.machine.environment import native_bf16
 from bert.model.config import PRESETS
 from bert.parallel import STRATEGIES
 from bert.tasks import given_options, known_tasks, task_data
-from bert.tasks.base import Task
-from bert.tasks.options import TaskOption
+from bert.tasks.base import Task, TaskOption
 from common.errors import UsageError
 from common.flags import flag
 from common.registry import lookup

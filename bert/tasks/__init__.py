@@ -7,7 +7,6 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bert.tasks.options import check_options, options_text, read_options, with_defaults
 from common.registry import load
 
 if TYPE_CHECKING:
@@ -37,10 +36,14 @@ def known_tasks() -> Mapping[str, str]:
     return {**_installed(), **TASKS}
 
 
+def _make(name: str, options: Mapping[str, Any]) -> "Task":
+    task: Task = load(TASKS if name in TASKS else known_tasks(), name, "task")(**options)
+    return task
+
+
 def task_data(name: str) -> "Task":
     """Return a task with the defaults of its options, for plans. Raises UsageError for an unknown task."""
-    task: Task = load(TASKS if name in TASKS else known_tasks(), name, "task")()
-    return task
+    return _make(name, {})
 
 
 def make_task(name: str, task_options: str = "") -> "Task":
@@ -50,14 +53,9 @@ def make_task(name: str, task_options: str = "") -> "Task":
         UsageError: no such task, or an option it does not have.
         InputError: `task_options` is damaged.
     """
-    data = task_data(name)
-    options = check_options(name, data.options, read_options(task_options))
-    return type(data)(**options)
+    from bert.tasks.base import read_options
 
-
-def check_task_options(name: str, task_options: str) -> dict[str, Any]:
-    """Return the options in a text that `resolve_options` gave; raises as `make_task` does."""
-    return check_options(name, task_data(name).options, read_options(task_options))
+    return _make(name, read_options(task_options))
 
 
 def task_step(name: str, task_options: str, config: "ModelConfig") -> "Step":
@@ -65,23 +63,18 @@ def task_step(name: str, task_options: str, config: "ModelConfig") -> "Step":
     return make_task(name, task_options).step(config)
 
 
-def given_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+def given_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options that a user gave, None being not given, with the task's defaults. Raises UsageError."""
-    known = task_data(name).options
-    return with_defaults(known, check_options(name, known, options))
+    return _make(name, options).values
 
 
-def resolve_options(name: str, given: dict[str, Any], source: "DataSource") -> str:
-    """Return the options of a task on some data as one canonical text, "" where it has none.
-
-    Args:
-        name: of the task.
-        given: what `given_options` returned.
-        source: what the task returned when it inspected the data with these options.
+def resolve_options(name: str, given: Mapping[str, Any], source: "DataSource") -> str:
+    """Return the options `given` of a task on data that it inspected with them, as one canonical text.
 
     Raises:
         UsageError: options that the data cannot be used with.
         InputError: the data cannot be read.
     """
-    task = type(task_data(name))(**given)
-    return options_text(check_options(name, task.options, task.resolve(source)))
+    from bert.tasks.base import options_text
+
+    return options_text(_make(name, given).resolve(source))

@@ -1,6 +1,8 @@
-"""The Task protocol: what a workload is to plans and trainings, and the values that pass between them."""
+"""What a workload is to plans and trainings: the class Task, its options, and the values that pass between them."""
 
-from collections.abc import Iterator, Mapping
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from bert.data.lengths import PADDINGS
 from bert.model.config import ModelConfig
 from bert.model.step import Step
-from bert.tasks.options import TaskOption
+from common.errors import InputError, UsageError
 from common.registry import lookup
 from common.train_spec import TrainSpec
 
@@ -42,6 +44,65 @@ FINE_TUNING: Mapping[str, Any] = MappingProxyType(
 )
 """What a task is fine-tuned with by default (Devlin et al. 2018, section 4.1: batch 32, 3 epochs, rates
 from 5e-5 to 2e-5); a task may have other values."""
+
+
+Value = str | int | bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskOption:
+    """One option of a task, which the class that trains takes under this name."""
+
+    name: str
+    """Such as head."""
+    kind: type[str] | type[int] | type[bool]
+    default: Value | None = None
+    """None if it follows from the data, or nothing holds by default."""
+    choices: tuple[str, ...] = ()
+    """Of a word; empty if any will do."""
+    least: int = 1
+    """Of a number."""
+    from_data: bool = False
+    """Whether it follows from the data alone, so that nobody is asked for it."""
+    says: str = ""
+    """What it is, for the help of the commands."""
+
+    def check(self, value: object) -> None:
+        """Refuse an invalid value. Raises UsageError."""
+        if self.choices and value not in self.choices:
+            raise UsageError("option-choice", f"{self.name}={value!r}: choose one of {', '.join(self.choices)}")
+        low = isinstance(value, int) and self.kind is int and value < self.least
+        if type(value) is not self.kind or low:
+            wanted = {str: "a word", int: f"a whole number of at least {self.least}", bool: "true or false"}[self.kind]
+            raise UsageError("option-value", f"{self.name}={value!r} must be {wanted}")
+
+
+def check_options(task: str, known: Sequence[TaskOption], given: Mapping[str, Any]) -> dict[str, Value]:
+    """Return options with the defaults of those that are not given or None. Raises UsageError."""
+    by_name = {option.name: option for option in known}
+    values: dict[str, Value] = {option.name: option.default for option in known if option.default is not None}
+    for name, value in given.items():
+        if value is not None:
+            if name not in by_name:
+                raise UsageError(
+                    "option-not-applicable", f"task {task} has no option {name}, it has {', '.join(by_name) or 'none'}"
+                )
+            by_name[name].check(value)
+            values[name] = value
+    return values
+
+
+def options_text(options: Mapping[str, Value]) -> str:
+    """Return options as one canonical text, "" where there are none."""
+    return json.dumps(options, sort_keys=True, separators=(",", ":"), allow_nan=False) if options else ""
+
+
+def read_options(text: str) -> dict[str, Any]:
+    """Return the options that `options_text` wrote. Raises InputError if the text is no JSON object."""
+    try:
+        return dict(json.loads(text or "{}"))
+    except (ValueError, TypeError) as error:
+        raise InputError("option-value", f"the task options {text[:80]!r} are not a JSON object") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +260,7 @@ class BatchStream(Protocol):
         """Continue at a saved position."""
 
 
-class Task(Protocol):
+class Task(ABC):
     """One workload. Instances are stateless but for the values of their options, which the constructor takes by name.
 
     What a plan asks needs no torch: modules of tasks import it in the methods that train.
@@ -225,7 +286,7 @@ class Task(Protocol):
     updates follows from, and `evaluates`, whether it is evaluated after each epoch without being asked. Empty if the
     phases of pretraining say it."""
     parts: tuple[str, ...] = ()
-    """Names of the parts of the loss that are reported beside their sum."""
+    """Names of the parts of the loss that are reported beside their sum: fields of the model's output."""
     scores: tuple[str, ...]
     """Names of what an evaluation finds; common.scores knows how each is shown."""
     deciding_score: str
@@ -236,19 +297,22 @@ class Task(Protocol):
     """Whether a run usually begins from the encoder of another task's model: heads that are absent there are then
     nothing to warn of, and the state of its optimizer is not taken. Else bertbench checkpoints must have all heads."""
 
+    def __init__(self, **options: Any) -> None:
+        self.values = check_options(self.name, self.options, options)
+
+    @abstractmethod
     def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
         """Inspect data, real or synthetic, with these options. Raises InputError, UsageError."""
 
     def resolve(self, source: DataSource) -> Mapping[str, Any]:
         """Return the options with those that follow from the data, such as the number of labels. Raises InputError."""
+        return self.values
 
+    @abstractmethod
     def check_evaluation(self, source: str, seq_len: int, wanted: str | None) -> None:
-        """Inspect the evaluation data of a run before it begins.
+        """Inspect the evaluation data of a run of `seq_len` tokens on `source` before it begins.
 
-        Args:
-            source: the data it trains on, as `inspect` returned them.
-            seq_len: tokens per sequence of the run.
-            wanted: other data to evaluate on; None is what is beside the training data.
+        `wanted` are other data to evaluate on; None is what is beside the training data.
 
         Raises:
             UsageError: the task does not accept such data, or they must be given.
@@ -257,34 +321,47 @@ class Task(Protocol):
 
     def max_predictions(self, seq_len: int) -> int:
         """Predicted positions per sequence where the data do not say."""
+        return 0
 
+    @abstractmethod
     def prepare_command(self, seq_len: int) -> str:
         """The command that prepares data of this length."""
 
     def next_command(self, trained: Trained) -> list[str] | None:
         """Return the words of the command that comes after a training, to run as it is; None if there is none."""
+        return trained.conversion()
 
+    @abstractmethod
     def loss_label(self) -> str:
         """What the training loss is made of, such as "MLM + NSP"; a sum is one of losses of an evaluation, too."""
 
+    @abstractmethod
     def step(self, config: ModelConfig) -> Step:
         """Return what a training step of the model computes: FLOPs, parameters and predicted memory follow from it."""
 
+    @abstractmethod
     def build_model(self, config: ModelConfig, observer: "Observer | None" = None) -> "torch.nn.Module":
         """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""
 
+    @abstractmethod
     def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
         """Batches of `spec.data`. Raises InputError that names the file at fault."""
 
     def loss(self, model: "torch.nn.Module", batch: "Batch") -> "torch.Tensor":
         """Mean training loss of one micro-batch, a scalar."""
+        loss: torch.Tensor = model(batch).loss
+        return loss
 
     def loss_parts(self, model: "torch.nn.Module", batch: "Batch") -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
         """Mean training loss of one micro-batch, a scalar, and its parts by the names in `parts`, detached scalars."""
+        output = model(batch)
+        return output.loss, {name: getattr(output, name).detach() for name in self.parts}
 
+    @abstractmethod
     def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
         """Inspect the data of a run. Raises InputError if they are missing, damaged or of another vocabulary."""
 
+    @abstractmethod
     def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> Evaluator:
         """Open what a model is evaluated on while it is trained on `spec`; raises as `check_evaluation` does."""
 

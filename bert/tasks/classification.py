@@ -1,4 +1,4 @@
-"""Tasks that label whole rows or predict a value for them (Devlin et al. 2018, section 4.1).
+"""Tasks on rows of word pieces, and those of them that label whole rows (Devlin et al. 2018, section 4.1).
 
 Imports torch where a task trains.
 """
@@ -15,25 +15,76 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.lengths import Lengths, is_synthetic
-from bert.data.loading.batches import RowBatches, check_rows
+from bert.data.lengths import (
+    PADDINGS,
+    SYNTHETIC,
+    Lengths,
+    check_distribution,
+    is_synthetic,
+    lengths_folder,
+)
+from bert.data.loading.batches import RowBatches, check_rows, lengths_fingerprint
 from bert.data.loading.order import spread
 from bert.data.rows import Labels, TokenRows
-from bert.model.config import ModelConfig
+from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.model.step import Pass, Step, classifier, pooler
-from bert.tasks.base import BatchStream, DataIdentity, DataSpec, Evaluation, EvaluationSpec, Heads, Trained
-from bert.tasks.row_data import EVALUATION, TRAINING, RowData
+from bert.tasks.base import (
+    FINE_TUNING,
+    NO_OPTIONS,
+    BatchStream,
+    DataIdentity,
+    DataSource,
+    DataSpec,
+    Evaluation,
+    EvaluationSpec,
+    Heads,
+    Task,
+)
 from common.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
-    from bert.data.batch import Batch
     from bert.data.synthetic import Slots
     from bert.observer import Observer
     from bert.tasks.evaluation import Float32, LabelledRows
 
+TRAINING, EVALUATION = "training", "evaluation"
 _LARGEST_POOL = 256
+
+
+class RowData(Task):
+    """Rows of word pieces, real or synthetic, of a task that masks none."""
+
+    paddings = PADDINGS
+    defaults = FINE_TUNING
+    begins_from_encoder = True
+
+    @abstractmethod
+    def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
+        """Read rows of a file or folder. Raises InputError: there are none, or damaged ones.
+
+        `split` is TRAINING, EVALUATION, or another that the task knows, such as one to predict. `seq_len` is for data
+        that are cut when they are read.
+        """
+
+    def training_rows(self, source: Path, seq_len: int | None) -> TokenRows:
+        """Return rows to train on. Raises InputError: there are none, or damaged ones."""
+        return self.rows(source, TRAINING, seq_len)
+
+    def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
+        """Inspect rows to train on with these options."""
+        modelled = lengths_folder(data)
+        if modelled is None and is_synthetic(data):
+            check_distribution(data, seq_len, self.name)
+            return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
+        path = (modelled or Path(data)).resolve()
+        rows = type(self)(**options).training_rows(path, seq_len)
+        longest = rows.max_seq_length
+        if modelled is None:
+            return DataSource(str(path), rows.fingerprint, longest, None, rows.vocab_size, len(rows), rows.vocabulary)
+        fingerprint = lengths_fingerprint(longest, rows.lengths)
+        return DataSource(f"{SYNTHETIC}:{path}", fingerprint, longest, None, rows.vocab_size)
 
 
 def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows, source: str) -> None:
@@ -62,8 +113,8 @@ class ClassificationTask(RowData):
     )
     seq_len = 128
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**values)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._opened: tuple[tuple[str, str, int], TokenRows] | None = None
 
     @property
@@ -108,10 +159,6 @@ class ClassificationTask(RowData):
         check_judging(rows, wanted or source, seq_len, training, source)
         return rows
 
-    def next_command(self, trained: Trained) -> list[str] | None:
-        """Return the command that converts the checkpoint; tasks with a prediction command return that."""
-        return trained.conversion()
-
     def loss_label(self) -> str:
         """Label of the loss for classes or for values."""
         return "mean squared error" if self.regression else "cross-entropy"
@@ -145,15 +192,6 @@ class ClassificationTask(RowData):
         """Draw further columns of synthetic batches, [B, ...] for rows of these lengths [B]: none here."""
         return {}
 
-    def loss(self, model: "torch.nn.Module", batch: "Batch") -> "torch.Tensor":
-        """Mean cross-entropy, or mean squared error of a regression; a scalar."""
-        loss: torch.Tensor = model(batch).loss
-        return loss
-
-    def loss_parts(self, model: "torch.nn.Module", batch: "Batch") -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """The loss, which has no parts."""
-        return self.loss(model, batch), {}
-
     def identify(self, spec: DataSpec, split: str = TRAINING) -> DataIdentity:
         """Inspect the rows of a run. Raises InputError if they are missing, damaged or do not fit the task."""
         if is_synthetic(spec.data):
@@ -185,18 +223,16 @@ class ClassificationTask(RowData):
 
     def check_labels(self, rows: TokenRows, source: str) -> None:
         """Refuse labels that the task does not have. Raises InputError."""
-        labels = rows.labels
+        labels, high = rows.labels, self.labels - 1
         if not len(labels):
             return
-        if np.issubdtype(labels.dtype, np.integer) == self.regression:
-            wanted = "values (float32)" if self.regression else "classes (int64)"
-            raise InputError("labels-invalid", f"{source} has labels of {labels.dtype}, {self.name} needs {wanted}")
-        low, high = (-np.inf, np.inf) if self.regression else (0, self.labels - 1)
-        if not np.isfinite(labels).all() or not low <= labels.min() <= labels.max() <= high:
+        valid = np.isfinite(labels).all() if self.regression else 0 <= labels.min() <= labels.max() <= high
+        if not valid or np.issubdtype(labels.dtype, np.integer) == self.regression:
+            wanted = "finite values (float32)" if self.regression else f"classes 0 to {high} (int64)"
             raise InputError(
                 "labels-invalid",
-                f"the labels in {source} range from {labels.min()} to {labels.max()}, but task {self.name} has {low} "
-                f"to {high}: prepare the data again, or start a new run",
+                f"the labels in {source} are {labels.dtype} from {labels.min()} to {labels.max()}, but {self.name} "
+                f"needs {wanted}: prepare the data again, or start a new run",
             )
 
     def _lengths_like(self, path: Path, spec: DataSpec, pool_size: int) -> "Slots":

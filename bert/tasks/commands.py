@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.tasks.base import DataIdentity, Ready
-from bert.tasks.row_data import EVALUATION
+from bert.tasks.classification import EVALUATION, ClassificationTask
+from common.atomic import atomic_path, check_writable
 from common.errors import InputError
 from common.scores import in_words
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from bert.data.features import Summary
     from bert.data.rows import TokenRows
     from bert.predict import Opened
-    from bert.tasks.classification import ClassificationTask
 
 T = TypeVar("T")
 PREDICTIONS_FILE = "predictions.tsv"
@@ -72,11 +72,6 @@ class Host(Protocol):
     def checkpoint(self, path: Path) -> Path:
         """Return the best checkpoint of a run that knows one, else its latest; a path that is no run as it is."""
 
-    def trained_on(self, checkpoint: Path) -> tuple[str, str, str | None] | None:
-        """Return the task, the data and their fingerprint that a checkpoint was trained on, as it or the run it is in
-        says; else None. Raises InputError: what it says is damaged.
-        """
-
     def ready(self, opened: "Opened") -> Ready:
         """Put a model on the device that was asked for. Raises UsageError: no such device or precision."""
 
@@ -97,6 +92,40 @@ class TaskCommand(ABC):
         """Do it. Raises BertbenchError."""
 
 
+class PrepareCommand(TaskCommand):
+    """The `data` command of a task whose data become feature files (bert.data.features)."""
+
+    prepare = ".prepare"
+    """Module beside that of the command whose function `prepare` makes them."""
+
+    def shown(self, summaries: "Sequence[Any]") -> list[Shown]:
+        """Return the facts about each file: what was counted, the time, the name."""
+        return [
+            [
+                ("input", f"{summary.input}, for {summary.settings.split}"),
+                *((name, f"{count:,}") for name, count in summary.counts.numbers.items()),
+                ("time", "finished before" if summary.kept else f"{summary.seconds:.1f} s"),
+                ("features", summary.features),
+            ]
+            for summary in summaries
+        ]
+
+    def following(self, summaries: "Sequence[Any]") -> list[str] | None:
+        """Return the words of the next command."""
+        return None
+
+    def run(self, options: Any, host: Host) -> Outcome:
+        """Prepare, and sum up."""
+        module = import_module(self.prepare, type(self).__module__.rpartition(".")[0])
+        summaries: Sequence[Summary] = module.prepare(options, host.progress)
+        return Outcome(
+            document=[summary.to_json() for summary in summaries],
+            shown=self.shown(summaries),
+            notes=[note for summary in summaries for note in summary.notes],
+            following=self.following(summaries),
+        )
+
+
 def some_of(names: Sequence[object]) -> str:
     """Return the first few of some names, for a message."""
     shown = ", ".join(str(name)[:60] for name in names[:_MOST_NAMED])
@@ -108,49 +137,16 @@ def plain_scores(scores: Mapping[str, float]) -> dict[str, float | None]:
     return {name: float(value) if math.isfinite(value) else None for name, value in scores.items()}
 
 
-class PrepareCommand(TaskCommand):
-    """The `data` command of a task whose data become feature files (bert.data.features): `prepare` in prepare.py,
-    beside the module of the command, makes them."""
-
-    def facts(self, summary: Any) -> list[tuple[str, object]]:
-        """Return the facts about one of them: what was counted, the time, the file."""
-        return [
-            ("input", f"{summary.input}, for {summary.settings.split}"),
-            *((name, f"{count:,}") for name, count in summary.counts.numbers.items()),
-            ("time", "finished before" if summary.kept else f"{summary.seconds:.1f} s"),
-            ("features", summary.features),
-        ]
-
-    def shown(self, summaries: "Sequence[Any]") -> list[Shown]:
-        """Return the facts about all of them."""
-        return [self.facts(summary) for summary in summaries]
-
-    def following(self, options: Any, summaries: "Sequence[Any]") -> list[str] | None:
-        """Return the words of the next command."""
-        return None
-
-    def run(self, options: Any, host: Host) -> Outcome:
-        """Prepare, and sum up."""
-        beside = import_module(".prepare", type(self).__module__.rpartition(".")[0])
-        summaries: Sequence[Summary] = beside.prepare(options, host.progress)
-        return Outcome(
-            document=[summary.to_json() for summary in summaries],
-            shown=self.shown(summaries),
-            notes=[note for summary in summaries for note in summary.notes],
-            following=self.following(options, summaries),
-        )
+def rate(count: int, seconds: float) -> str:
+    """Return how many there were, and how fast."""
+    return f"{count:,} in {seconds:.1f} s, {count / seconds:,.1f} per second"
 
 
 def timed(host: Host, what: str, count: int, compute: Callable[[Callable[[int], None]], T]) -> tuple[T, float]:
     """Return what `compute` returns, and its seconds; it takes a function that shows how many of `count` are done."""
     began = time.monotonic()
-    found = compute(lambda done: host.progress(what, done, count))
-    return found, time.monotonic() - began
-
-
-def rate(count: int, seconds: float) -> str:
-    """Return how many there were, and how fast."""
-    return f"{count:,} in {seconds:.1f} s, {count / seconds:,.1f} per second"
+    result = compute(lambda done: host.progress(what, done, count))
+    return result, time.monotonic() - began
 
 
 def timed_logits(
@@ -159,7 +155,7 @@ def timed_logits(
     """Return the logits [N, K] of rows, and the seconds they took. Raises InputError: one is not a finite number."""
     from bert.tasks.evaluation import check_logits, row_logits
 
-    logits, seconds = timed(host, what, len(rows), lambda told: row_logits(ready, rows, classes, told))
+    logits, seconds = timed(host, what, len(rows), lambda show: row_logits(ready, rows, classes, show))
     check_logits(logits)
     return logits, seconds
 
@@ -173,6 +169,33 @@ def check_positions(opened: "Opened", longest: int, data: object) -> None:
             f"the rows in {data} have up to {longest} tokens, but the model in {opened.source} has {positions} "
             f"positions: prepare them with --max-seq-length {positions}",
         )
+
+
+def trained_task(name: str, checkpoint: Path) -> ClassificationTask:
+    """Return the task that a checkpoint was trained on, with its options. Raises InputError: it is another one."""
+    from bert.predict import settings_of
+    from bert.tasks import make_task
+
+    settings = settings_of(checkpoint)
+    if settings is None or settings.task != name:
+        is_of = "does not name its task" if settings is None else f"was trained on {settings.task}"
+        raise InputError(
+            "weights-mismatch", f"{checkpoint} {is_of}: give a run of `bertbench train {name}`, or a checkpoint of one"
+        )
+    task = make_task(name, settings.task_options)
+    assert isinstance(task, ClassificationTask)
+    return task
+
+
+def open_trained(checkpoint: Path, task: ClassificationTask, rows: "TokenRows", data: Path, host: Host) -> "Opened":
+    """Open a model that is to predict rows. Raises InputError: there are none, or they do not fit it."""
+    from bert.predict import open_model
+
+    if not len(rows):
+        raise InputError("file-empty", f"{data} holds no rows: prepare it from other data")
+    opened = open_model(checkpoint, task, DataIdentity.of(data, rows), host.note)
+    check_positions(opened, int(rows.lengths.max()), data)
+    return opened
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,22 +225,26 @@ class RowPredict(TaskCommand):
 
     def run(self, options: RowPredictOptions, host: Host) -> Outcome:
         """Write the predictions."""
-        from common.atomic import check_writable
-
         checkpoint = host.checkpoint(options.checkpoint)
         task = trained_task(self.task, checkpoint)
         rows = task.rows(options.data, options.split)
         opened = open_trained(checkpoint, task, rows, options.data, host)
         check_writable(options.out)
-        ready = host.ready(opened)
-        logits, seconds = timed_logits(ready, rows, task.labels, host)
+        logits, seconds = timed_logits(host.ready(opened), rows, task.labels, host)
         path = options.out / PREDICTIONS_FILE
-        _write(path, logits, task.regression)
-        facts: list[tuple[str, object]] = [("checkpoint", opened.source), ("rows", rate(len(rows), seconds))]
-        scores = None
-        if rows.has_labels:
-            scores = plain_scores(task.score(logits, rows.labels))
-            facts.append(("scores", ", ".join(in_words(name, value) for name, value in scores.items())))
+        answers = logits[:, 0] if task.regression else logits.argmax(1)
+        with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+            writer.writerow(["index", "prediction", *(f"logit_{number}" for number in range(logits.shape[1]))])
+            pairs = zip(answers.tolist(), logits.tolist(), strict=True)
+            writer.writerows([index, answer, *row] for index, (answer, row) in enumerate(pairs))
+        scores = plain_scores(task.score(logits, rows.labels)) if rows.has_labels else {}
+        facts = [
+            ("checkpoint", opened.source),
+            ("rows", rate(len(rows), seconds)),
+            ("scores", ", ".join(in_words(name, value) for name, value in scores.items()) or "no labels"),
+            ("wrote", path),
+        ]
         document = {
             "task": self.task,
             "checkpoint": str(opened.source),
@@ -226,46 +253,7 @@ class RowPredict(TaskCommand):
             "rows": len(rows),
             "seconds": seconds,
             "rows_per_second": len(rows) / seconds,
-            "scores": scores,
+            "scores": scores or None,
             "written": str(path),
         }
-        return Outcome(document=document, shown=[[*facts, ("wrote", path)]])
-
-
-def trained_task(name: str, checkpoint: Path) -> "ClassificationTask":
-    """Return the task that a checkpoint was trained on, with its options. Raises InputError: it is another one."""
-    from bert.predict import settings_of
-    from bert.tasks import make_task
-    from bert.tasks.classification import ClassificationTask
-
-    settings = settings_of(checkpoint)
-    if settings is None or settings.task != name:
-        is_of = "does not name its task" if settings is None else f"was trained on {settings.task}"
-        raise InputError(
-            "weights-mismatch", f"{checkpoint} {is_of}: give a run of `bertbench train {name}`, or a checkpoint of one"
-        )
-    task = make_task(name, settings.task_options)
-    assert isinstance(task, ClassificationTask)
-    return task
-
-
-def open_trained(checkpoint: Path, task: "ClassificationTask", rows: "TokenRows", data: Path, host: Host) -> "Opened":
-    """Open a model that is to predict rows. Raises InputError: there are none, or they do not fit it."""
-    from bert.predict import open_model
-
-    if not len(rows):
-        raise InputError("file-empty", f"{data} holds no rows: prepare it from other data")
-    opened = open_model(checkpoint, task, DataIdentity.of(data, rows), host.note)
-    check_positions(opened, int(rows.lengths.max()), data)
-    return opened
-
-
-def _write(path: Path, logits: npt.NDArray[np.float32], regression: bool) -> None:
-    from common.atomic import atomic_path
-
-    answers = logits[:, 0] if regression else logits.argmax(1)
-    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(["index", "prediction", *(f"logit_{number}" for number in range(logits.shape[1]))])
-        for index, (answer, row) in enumerate(zip(answers.tolist(), logits.tolist(), strict=True)):
-            writer.writerow([index, answer, *row])
+        return Outcome(document=document, shown=[facts])

@@ -14,7 +14,7 @@ from bert.optim.registry import DEFAULT_WEIGHT_DECAY, OPTIMIZERS
 from bert.optim.schedule import PHASES, SCHEDULES, Schedule
 from bert.parallel import STRATEGIES, options_text, read_options
 from bert.speed.registry import AUTO, check_levers
-from bert.tasks import check_task_options, task_data
+from bert.tasks import make_task, task_data
 from common.errors import InputError, UsageError
 from common.flags import flag
 from common.registry import lookup
@@ -74,7 +74,7 @@ class TrainSettings(TrainSpec):
 
     def __post_init__(self) -> None:
         """Refuse invalid settings."""
-        check_task_options(self.task, self.task_options)
+        make_task(self.task, self.task_options)
         lookup(dict.fromkeys(PADDINGS), self.padding, "padding")
         lookup(OPTIMIZERS, self.optimizer, "optimizer")
         lookup(SCHEDULES, self.schedule, "schedule")

@@ -77,8 +77,7 @@ def gap(folder: Path) -> Case:
 
 
 def glue(folder: Path) -> Case:
-    from bert.tasks.glue.config import GlueConfig
-    from bert.tasks.glue.prepare import prepare
+    from bert.tasks.glue.features import GlueConfig, prepare
 
     tables = glue_folders.make_glue(folder / "glue", ["rte"])
     for split in ("dev", "test"):

@@ -24,7 +24,7 @@ from bert.data.rows import Ragged, TokenRows
 from bert.tasks.classification import ClassificationTask
 from bert.tasks.commands import Outcome
 from bert.tasks.base import FINE_TUNING
-from bert.tasks.options import TaskOption
+from bert.tasks.base import TaskOption
 from common.errors import InputError
 
 CLS, SEP, FIRST = 1, 2, 3

@@ -131,7 +131,7 @@ def test_what_cannot_be_is_refused_without_a_traceback(trained: Path, tmp_path: 
     check_refusal(said, "columns-missing", "'x'")
     words = ("--checkpoint", tmp_path, "--data", trained / "things.csv", "--text", "what")
     said = called("predict", "classify", *words, code=2).stderr
-    check_refusal(said, "checkpoint-missing", tmp_path, "*_trained_model")
+    check_refusal(said, "path-missing", tmp_path, "*_trained_model")
 
 
 def test_predictions_that_are_there_stay_where_no_text_can_be_used(trained: Path, tmp_path: Path) -> None:

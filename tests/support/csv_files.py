@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert.data.vocabulary import SPECIAL_PIECES
-from bert.tasks.classify.config import CsvConfig, CsvForm
-from bert.tasks.classify.prepare import CsvSummary, prepare
-from bert.tasks.classify.reading import FoundForm, Row, find_form, read_rows
+from bert.tasks.classify.prepare import CsvConfig, CsvSummary, prepare
+from bert.tasks.classify.reading import CsvForm, FoundForm, Row, find_form, read_rows
 
 WORDS = ("red", "green", "blue", "cat", "dog", "bird", "one", "two", "three")
 LETTERS = string.ascii_lowercase + string.digits

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from bert.tasks.glue.features import GlueConfig, prepare
+
 # Task -> (folder, header of train and dev, of test, one row with LABEL where the label stands, labels).
 FORMS = {
     "cola": ("CoLA", "", "index\tsentence", "gj04\tLABEL\t*\tA sentence {n}.", "{n}\tA test {n}.", "0 1"),
@@ -74,3 +76,9 @@ def write_vocabulary(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{piece}\n" for piece in VOCABULARY), encoding="utf-8")
     return path
+
+
+def prepared(glue: Path | None, output: Path, **options: object) -> dict[tuple[str, str], Path]:
+    """Make features with that vocabulary, and return the files by task and split."""
+    config = GlueConfig(input=glue, output=output, vocab=write_vocabulary(output.parent / "vocab.txt"), **options)  # type: ignore[arg-type]
+    return {(one.settings.task, one.settings.split): one.features for one in prepare(config, lambda *_: None)}  # type: ignore[union-attr, misc]

@@ -11,10 +11,8 @@ import numpy.typing as npt
 
 from bert.data.lengths import is_synthetic, lengths_folder
 from bert.data.rows import Labels, Ragged, TokenRows
-from bert.tasks.base import FINE_TUNING, DataSource
-from bert.tasks.classification import ClassificationTask
-from bert.tasks.options import TaskOption
-from bert.tasks.row_data import EVALUATION
+from bert.tasks.base import FINE_TUNING, DataSource, TaskOption
+from bert.tasks.classification import EVALUATION, ClassificationTask
 from common.errors import InputError
 
 NAME = "rows"

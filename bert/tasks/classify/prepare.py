@@ -16,8 +16,7 @@ import numpy as np
 from bert.data.finished import Counts, fingerprint_of
 from bert.data.pool import Progress
 from bert.data.vocabulary import Vocabulary, load_vocabulary
-from bert.tasks.classify.config import SPECIAL_TOKENS, CsvConfig
-from bert.tasks.classify.reading import BROKEN, FEWER, MORE, NO_PIECES, FoundForm, Row, find_form, read_rows
+from bert.tasks.classify.reading import BROKEN, FEWER, MORE, NO_PIECES, CsvForm, FoundForm, Row, find_form, read_rows
 from bert.tasks.classify.store import (
     APPLICATION_ID,
     SCHEMA_VERSION,
@@ -32,18 +31,66 @@ from bert.tasks.classify.store import (
     token_type,
 )
 from common.atomic import atomic_path
-from common.errors import InputError
+from common.errors import InputError, UsageError
 from common.locks import locked
 from common.reading import read_errors
 
+SPECIAL_TOKENS = 2
+"""[CLS] and [SEP] of a row."""
 LEFT_OUT = "left out: "
 """Begin of the names of counts of unusable rows."""
-FEW_TEXTS, MOST_LABELS = 20, 0.9
-"""Labels per text from which on the column cannot be one of labels, and texts up to which nobody can tell."""
 _MOST_LOST = 0.01
 """Up to this share of rows that do not fit the columns, they are only listed."""
 _BATCH_TEXTS = 2000
 _BATCH_CHARACTERS = 2_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CsvTexts(CsvForm):
+    """A CSV of texts with labels, and how it is split."""
+
+    lower_case: bool = True
+    """Text is lower-cased, as for uncased models; --no-lower-case keeps case, for a cased vocabulary."""
+    validation: float = 0.1
+    """Fraction of the texts for evaluation during training."""
+    test: float = 0.1
+    """Fraction of the texts for the final test."""
+
+    def __post_init__(self) -> None:
+        """Refuse invalid options."""
+        CsvForm.__post_init__(self)
+        if not (self.validation >= 0 and self.test >= 0 and self.validation + self.test < 1):
+            raise UsageError(
+                "option-value",
+                f"--validation {self.validation} and --test {self.test} must be at least 0 and below 1 together",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CsvConfig(CsvTexts):
+    """A CSV in, a SQLite file out; a call with the same options keeps what is finished."""
+
+    input: Path
+    """CSV file with a text and a label in each row."""
+    vocab: Path
+    """BERT vocab.txt."""
+    output: Path | None = None
+    """SQLite file; default beside the CSV, with the suffix .sqlite."""
+    max_seq_length: int = 128
+    """Maximum tokens of a row, [CLS] and [SEP] included; a longer text becomes several rows."""
+    seed: int = 42
+    """Seed of the split."""
+
+    def __post_init__(self) -> None:
+        """Refuse invalid options."""
+        CsvTexts.__post_init__(self)
+        if self.max_seq_length <= SPECIAL_TOKENS:
+            raise UsageError("option-value", f"--max-seq-length {self.max_seq_length} must be above {SPECIAL_TOKENS}")
+
+    @property
+    def database(self) -> Path:
+        """The SQLite file."""
+        return self.output or self.input.with_suffix(".sqlite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +102,8 @@ class CsvSummary:
     """Texts and rows of each split."""
     kept: bool
     """Whether an earlier call had finished it."""
-    seconds: float = 0.0
-    tokenized: str | None = None
+    seconds: float
+    tokenized: str | None
     """Why this call did not use the fastest tokenizer; None if it did, or tokenized nothing."""
 
     def to_json(self) -> dict[str, Any]:
@@ -79,13 +126,9 @@ class CsvSummary:
         """Return notes on suspicious data."""
         counts = self.source.counts
         notes = [] if self.tokenized is None else [self.tokenized]
-        lost = sum(counts.get(f"{LEFT_OUT}{reason}") for reason in (FEWER, MORE, BROKEN))
-        if lost > _MOST_LOST * counts.get("rows"):
-            share = f"{100 * lost / counts.get('rows'):.0f} %"
-            notes.append(f"{share} of the rows do not fit the columns: try --delimiter, or --no-quoting")
-        for split, option in (("validate", "validation"), ("test", "test")):
-            if not self.sizes[split]["texts"] and self.source.settings[option]:
-                notes.append(f"no text for {split}: give a larger --{option}, or more texts")
+        lost = sum(counts.get(f"{LEFT_OUT}{reason}") for reason in (FEWER, MORE, BROKEN)) / counts.get("rows")
+        if lost > _MOST_LOST:
+            notes.append(f"{100 * lost:.0f} % of the rows do not fit the columns: try --delimiter, or --no-quoting")
         return notes
 
 
@@ -110,17 +153,14 @@ def prepare(config: CsvConfig, progress: Progress) -> CsvSummary:
     vocabulary = load_vocabulary(config.vocab, config.lower_case)
     form = find_form(config.input, config)
     origin = _origin(config, vocabulary)
-    source = _finished(path, origin)
-    kept = source is not None
-    if source is None:
-        with locked(path.parent, "another preparation", "wait for it", wait=True, name=lock_name(path)):
-            source = _finished(path, origin)
-            kept = source is not None
-            if source is None:
-                for left_over in path.parent.glob(f".{glob.escape(path.name)}.*.tmp*"):
-                    left_over.unlink(missing_ok=True)  # of one that was killed: nobody else writes here now
-                _build(config, form, origin, vocabulary, progress)
-                source = open_source(path)
+    with locked(path.parent, "another preparation", "wait for it", wait=True, name=lock_name(path)):
+        source = _finished(path, origin)
+        kept = source is not None
+        if source is None:
+            for left_over in path.parent.glob(f".{glob.escape(path.name)}.*.tmp*"):
+                left_over.unlink(missing_ok=True)  # of one that was killed: nobody else writes here now
+            _build(config, form, origin, vocabulary, progress)
+            source = open_source(path)
     note = None if kept else vocabulary.tokenizer.note
     return CsvSummary(source, split_sizes(path), kept, time.monotonic() - began, note)
 
@@ -132,9 +172,7 @@ def lock_name(path: Path) -> str:
 
 def _origin(config: CsvConfig, vocabulary: Vocabulary) -> dict[str, Any]:
     """Return what a database is made of: the name and the hash of the CSV, and all options."""
-    options = asdict(config)
-    for name in ("input", "vocab", "output"):
-        del options[name]
+    options = {name: value for name, value in asdict(config).items() if name not in ("input", "vocab", "output")}
     with read_errors(config.input, "give a CSV file"), config.input.open("rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     options["vocabulary"] = vocabulary.fingerprint
@@ -177,7 +215,13 @@ def _build(
         for rows in batches(read_rows(config.input, form)):
             _add(connection, rows, config, vocabulary, labels, counts)
             progress("rows", counts.get("rows"), None)
-        _check_labels(config, labels, counts)
+        if len(labels) < 2:
+            reasons = [f"{count:,} {name}" for name, count in counts.numbers.items() if name.startswith(LEFT_OUT)]
+            raise InputError(
+                "labels-invalid" if labels else "rows-invalid",
+                f"{config.input} has {counts.get('texts'):,} usable rows with {len(labels)} label(s) in column "
+                f"{config.label!r} ({'; '.join(reasons)}): give texts of two labels, another --label, or --delimiter",
+            )
         connection.executemany("INSERT INTO labels VALUES (?, ?, 0)", enumerate(labels))
         connection.execute("UPDATE labels SET texts = (SELECT count(*) FROM texts WHERE label = code)")
         divide(connection, config.validation, config.test)
@@ -218,8 +262,7 @@ def _add(
     counts: Counts,
 ) -> None:
     """Write rows as texts and samples, or as left out; add their labels and counts."""
-    usable = [row.text for row in rows if row.left_out is None]
-    encoded = iter(vocabulary.encode(usable))
+    encoded = iter(vocabulary.encode([row.text for row in rows if row.left_out is None]))
     texts, samples, lost = [], [], []
     kind = token_type(len(vocabulary.pieces))
     for row in rows:
@@ -227,11 +270,11 @@ def _add(
         pieces = next(encoded) if row.left_out is None else []
         if not pieces:
             reason = row.left_out or NO_PIECES
-            counts.add(f"{LEFT_OUT}{reason}", example=row.place)
+            counts.add(f"{LEFT_OUT}{reason}", example=f"line {row.line}")
             lost.append((row.line, reason))
             continue
         for odd in row.odd:
-            counts.add(odd, example=row.place)
+            counts.add(odd, example=f"line {row.line}")
         number, code = counts.get("texts"), labels.setdefault(str(row.label), len(labels))
         texts.append((number, row.line, code, text_key(pieces, config.seed), SPLITS[0]))
         folds = list(fold(pieces, config.max_seq_length, vocabulary.cls_id, vocabulary.sep_id))
@@ -243,21 +286,3 @@ def _add(
     connection.executemany("INSERT INTO texts VALUES (?, ?, ?, ?, ?)", texts)
     connection.executemany("INSERT INTO samples (text, label, length, token_ids) VALUES (?, ?, ?, ?)", samples)
     connection.executemany("INSERT INTO left_out VALUES (?, ?)", lost)
-
-
-def _check_labels(config: CsvConfig, labels: Mapping[str, int], counts: Counts) -> None:
-    """Refuse data that nothing can be learned from. Raises InputError."""
-    texts, shown = counts.get("texts"), ", ".join(repr(label[:40]) for label in list(labels)[:3])
-    reasons = [
-        f"; {count:,} {name} ({', '.join(counts.names[name])})"
-        for name, count in counts.numbers.items()
-        if name.startswith(LEFT_OUT)
-    ]
-    if not texts:
-        raise InputError("rows-invalid", f"{config.input} has no usable row{''.join(reasons)}: give texts and labels")
-    if len(labels) < 2 or (texts > FEW_TEXTS and len(labels) > MOST_LABELS * texts):
-        raise InputError(
-            "labels-invalid",
-            f"column {config.label!r} of {config.input} has {len(labels):,} label(s) for {texts:,} texts, {shown}"
-            f"{''.join(reasons)}: give another --label, or --delimiter",
-        )

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bert.corpus.files import find_encoding, refuse_other_files
-from bert.tasks.classify.config import CsvForm
-from common.errors import InputError, read_code
+from common.errors import InputError, UsageError, read_code
 from common.reading import read_errors
 
 DELIMITERS = "\t|;,"
@@ -24,7 +23,6 @@ _MOST_SAMPLED_BYTES = 2**26
 _WESTERN = ["cp1252", "latin_1"]
 _WESTERN_CHAOS = 0.5
 """Chaos up to which text is Western: accents and typographic signs in a row look odd, other alphabets exceed it."""
-_INVALID_BYTE = "\ufffd"
 
 # Reasons why a row is unusable.
 EMPTY_TEXT, EMPTY_LABEL, BLANK = "empty text", "empty label", "blank line"
@@ -33,7 +31,40 @@ BROKEN, NO_PIECES = "text after a closing quote, or a quote that is not closed",
 
 # Oddities of rows that are used.
 INVALID, NAMELESS = "invalid bytes, read as U+FFFD", "text in columns without a name, not read"
-SEVERAL_LINES = "line ends within a field"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CsvForm:
+    """How a CSV is to be read."""
+
+    text: str = "text"
+    """Column of the texts."""
+    label: str = "label"
+    """Column of the labels."""
+    encoding: str | None = None
+    """Encoding of the file, such as utf-8, cp1252, utf-16; default detected and reported."""
+    delimiter: str | None = None
+    """Field delimiter: one character, or tab; default detected and reported."""
+    quoting: bool = True
+    """Quoted fields may contain delimiters and line breaks; --no-quoting treats quotes as plain text."""
+
+    def __post_init__(self) -> None:
+        """Refuse invalid options."""
+        try:
+            "".encode(self.encoding or "utf-8")
+        except LookupError as error:
+            raise UsageError(
+                "option-value", f"--encoding {self.encoding!r}: {error}; give one such as utf-8"
+            ) from error
+        if self.separator is not None and (len(self.separator) != 1 or self.separator in '"\r\n'):
+            raise UsageError("option-value", f"--delimiter {self.delimiter!r} must be one character, or the word tab")
+        if self.text == self.label:
+            raise UsageError("option-conflict", f"--text and --label are the same column {self.text!r}: give another")
+
+    @property
+    def separator(self) -> str | None:
+        """The delimiter itself; None if it is to be detected."""
+        return "\t" if self.delimiter in ("tab", "\\t") else self.delimiter
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +88,6 @@ class Row:
 
     line: int
     """Where it begins, from 1."""
-    lines: int
     text: str = ""
     """As it is in the file."""
     label: str | None = None
@@ -65,11 +95,6 @@ class Row:
     odd: tuple[str, ...] = ()
     left_out: str | None = None
     """Why it is unusable; None if it is usable."""
-
-    @property
-    def place(self) -> str:
-        """Where it is, in words."""
-        return f"line {self.line}" if self.lines == 1 else f"lines {self.line} to {self.line + self.lines - 1}"
 
 
 def find_form(path: Path, given: CsvForm, needs_label: bool = True) -> FoundForm:
@@ -86,33 +111,35 @@ def find_form(path: Path, given: CsvForm, needs_label: bool = True) -> FoundForm
     encoding = given.encoding or _find_encoding(path)
     with _opened(path, encoding) as file:
         lines = file.read(_SAMPLE_CHARACTERS).splitlines(keepends=True)
-    headers: dict[str, list[str]] = {
-        delimiter: next((row for row in _reader(lines, delimiter, given.quoting) if any(map(str.strip, row))), [])
+    headers = {
+        delimiter: next(
+            filter(any, (tuple(map(str.strip, row)) for row in _reader(lines, delimiter, given.quoting))), ()
+        )
         for delimiter in (given.separator or DELIMITERS)
     }
-    delimiter = next((one for one in headers if _column(headers[one], given.text) is not None), given.separator or ",")
-    header = tuple(map(str.strip, headers[delimiter]))
+    delimiter = next((one for one in headers if given.text in headers[one]), given.separator or ",")
+    header = headers[delimiter]
     if not header:
         raise InputError("file-empty", f"{path} holds no rows: give a CSV with a header and rows below it")
-    text, label = (_column(header, name) for name in (given.text, given.label))
-    if text is None or (label is None and needs_label):
-        option, name = ("text", given.text) if text is None else ("label", given.label)
-        raise InputError(
-            "columns-missing",
-            f"{path} has no column {name!r} but {', '.join(map(repr, header))}: give --{option} or --delimiter",
-        )
-    return FoundForm(encoding, delimiter, given.quoting, header, text, label)
+    for option, name in (("text", given.text), *([("label", given.label)] if needs_label else [])):
+        if name not in header:
+            raise InputError(
+                "columns-missing",
+                f"{path} has no column {name!r} but {', '.join(map(repr, header))}: give --{option} or --delimiter",
+            )
+    label = header.index(given.label) if given.label in header else None
+    return FoundForm(encoding, delimiter, given.quoting, header, header.index(given.text), label)
 
 
 def _find_encoding(path: Path) -> str:
     """Return that of a byte order mark, or UTF-8, or what charset-normalizer takes the lines that are not ASCII for."""
     with read_errors(path, "give a CSV file"), path.open("rb") as file:
         encoding, _ = find_encoding(path, file.read(_MOST_SAMPLED_BYTES))
-    if encoding not in ("cp1252", "latin-1"):
-        return encoding
-    from charset_normalizer import from_bytes
+        if encoding not in ("cp1252", "latin-1"):
+            return encoding
+        from charset_normalizer import from_bytes
 
-    with path.open("rb") as file:
+        file.seek(0)
         sample = b"".join(islice((line for line in file if not line.isascii()), _SAMPLE_LINES))
     if from_bytes(sample, cp_isolation=_WESTERN, threshold=_WESTERN_CHAOS).best() is not None:
         return encoding
@@ -123,13 +150,6 @@ def _find_encoding(path: Path) -> str:
 def _reader(lines: Iterable[str], delimiter: str, quoting: bool, strict: bool = False) -> Any:
     style = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
     return csv.reader(lines, delimiter=delimiter, quoting=style, strict=strict)  # type: ignore[arg-type]
-
-
-def _column(header: Iterable[str], name: str) -> int | None:
-    """Return the number of a column by its name, else by its name in any letter case."""
-    names = [one.strip() for one in header]
-    folded = [one.casefold() for one in names]
-    return names.index(name) if name in names else folded.index(name.casefold()) if name.casefold() in folded else None
 
 
 @contextmanager
@@ -154,23 +174,23 @@ def read_rows(path: Path, form: FoundForm, needs_label: bool = True) -> Iterator
         while True:
             line = reader.line_num + 1
             try:
-                fields = next(reader)
-                row = _row(fields, line, reader.line_num - line + 1, form, needs_label)
+                row = _row(next(reader), line, form, needs_label)
             except StopIteration:
                 return
             except csv.Error as error:  # the next row begins at the next line
-                row = Row(line=line, lines=reader.line_num - line + 1, left_out=BROKEN)
-                if row.lines > MOST_LINES:
+                if reader.line_num - line >= MOST_LINES:
                     raise InputError(
-                        "file-damaged", f"{path} {row.place}: {error}: correct the quotes, or give --no-quoting"
+                        "file-damaged",
+                        f"{path} lines {line} to {reader.line_num}: {error}: correct the quotes, or give --no-quoting",
                     ) from error
+                row = Row(line=line, left_out=BROKEN)
             if seen_header or row.left_out == BLANK:
                 yield row
             else:
                 seen_header = True
 
 
-def _row(fields: list[str], line: int, lines: int, form: FoundForm, needs_label: bool) -> Row:
+def _row(fields: list[str], line: int, form: FoundForm, needs_label: bool) -> Row:
     cells = dict(enumerate(fields))
     text, label = cells.get(form.text, ""), None if form.label is None else cells.get(form.label, "").strip()
     spilled = [cell for number, cell in cells.items() if cell.strip() and not "".join(form.header[number : number + 1])]
@@ -185,6 +205,5 @@ def _row(fields: list[str], line: int, lines: int, form: FoundForm, needs_label:
         reason = EMPTY_TEXT
     elif needs_label and not label:
         reason = EMPTY_LABEL
-    odd = {INVALID: _INVALID_BYTE in text + (label or ""), NAMELESS: spilled, SEVERAL_LINES: lines > 1}
-    found = tuple(name for name, holds in odd.items() if holds)
-    return Row(line=line, lines=lines, text=text, label=label, odd=found, left_out=reason)
+    odd = (*([INVALID] if "\ufffd" in text + (label or "") else []), *([NAMELESS] if spilled else []))
+    return Row(line=line, text=text, label=label, odd=odd, left_out=reason)

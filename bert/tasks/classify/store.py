@@ -21,7 +21,6 @@ from common.errors import BertbenchError, Code, InputError, LockedError, SchemaE
 SCHEMA_VERSION = 6
 """Raised when tables change or hold other values for the same CSV and settings; no other version is read."""
 APPLICATION_ID = 0x62627463
-"""Tells these files from those of other programs."""
 SPLITS = ("train", "validate", "test")
 TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -176,8 +175,6 @@ def open_source(path: Path) -> TextSource:
     with opened(path) as connection:
         meta = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM meta")}
         labels = connection.execute("SELECT label, texts FROM labels ORDER BY code").fetchall()
-        counts = Counts()
-        counts.merge(meta["counts"])
         return TextSource(
             path=path,
             fingerprint=meta["fingerprint"],
@@ -185,7 +182,7 @@ def open_source(path: Path) -> TextSource:
             label_texts=tuple(count for _, count in labels),
             settings=meta["settings"],
             origin=meta["origin"],
-            counts=counts,
+            counts=Counts(**meta["counts"]),
             vocabulary=Vocabulary(tuple(meta["vocabulary"]), meta["settings"]["lower_case"]),
         )
 
@@ -214,8 +211,6 @@ def read_split(source: TextSource, split: str) -> tuple[TokenRows, Int64]:
         lengths, labels, texts = np.array(numbers, dtype=np.int64).reshape(-1, 3).T
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         values = np.frombuffer(ids, dtype=token_type(len(source.vocabulary.pieces)))
-        if len(values) != offsets[-1]:
-            raise ValueError("rows have other lengths than their token ids")
     rows = TokenRows(
         ids=Ragged(values, offsets),
         second=lengths,

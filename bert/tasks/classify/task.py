@@ -11,11 +11,9 @@ import numpy.typing as npt
 from bert.data.lengths import is_synthetic
 from bert.data.loading.order import spread
 from bert.data.rows import Int64, Labels, TokenRows
-from bert.tasks.base import DataSource, DataSpec, Evaluation, EvaluationSpec, Trained
-from bert.tasks.classification import ClassificationTask
+from bert.tasks.base import DataSource, DataSpec, Evaluation, EvaluationSpec, TaskOption, Trained
+from bert.tasks.classification import EVALUATION, TRAINING, ClassificationTask
 from bert.tasks.classify.store import TextSource, open_source, read_split
-from bert.tasks.options import TaskOption
-from bert.tasks.row_data import EVALUATION, TRAINING
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -85,10 +83,6 @@ class ClassifyTask(ClassificationTask):
     def next_command(self, trained: Trained) -> list[str] | None:
         """What the results say, which the training leaves in the database of its texts."""
         return None if is_synthetic(trained.data) else ["bertbench", "report", trained.data]
-
-    def score(self, logits: "Float32", labels: Labels) -> Mapping[str, float]:
-        """Return the scores of rows that are texts of their own."""
-        return class_scores(probabilities(logits), labels)
 
     def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> "LabelledRows":
         """Open the texts of the validation split, or `wanted.samples` of them; raises as `evaluation_rows`."""

@@ -19,14 +19,12 @@ from bert.data.loading.order import spread
 from bert.data.rows import Int64, Labels, Ragged, TokenRows, join_offsets
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Step, classifier, pooler
-from bert.tasks.base import FINE_TUNING, Trained
-from bert.tasks.classification import ClassificationTask, check_judging
+from bert.tasks.base import FINE_TUNING, TaskOption, Trained
+from bert.tasks.classification import EVALUATION, ClassificationTask, check_judging
 from bert.tasks.gap.config import DEFAULT_LENGTH, MENTIONS
 from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, GapFeatures, open_features
 from bert.tasks.gap.reading import LABELS
 from bert.tasks.gap.scores import DECISIONS, OVERALL, score
-from bert.tasks.options import TaskOption
-from bert.tasks.row_data import EVALUATION
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:

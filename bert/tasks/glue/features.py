@@ -1,25 +1,73 @@
-"""The feature file of a GLUE table: [CLS] sentence [SEP] or [CLS] first [SEP] second [SEP]. Imports no torch."""
+"""Features of GLUE's tables, a file for each split: [CLS] sentence [SEP] or [CLS] first [SEP] second [SEP].
+
+Imports no torch.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.features import SUFFIX, Columns, FeatureSettings, features_in, find_features, read_features
+from bert.data.features import (
+    SUFFIX,
+    Columns,
+    FeatureSettings,
+    Summary,
+    features_in,
+    find_features,
+    prepare_features,
+    read_features,
+    vocabulary_settings,
+)
 from bert.data.finished import Counts
+from bert.data.pool import Progress
 from bert.data.rows import Int64, TokenRows, offsets_of
-from bert.data.vocabulary import Vocabulary
-from bert.tasks.glue.tables import GlueRow, GlueTable
-from bert.tasks.glue.tasks import TASKS, TRAIN, GlueSpec
-from common.errors import InputError
+from bert.data.vocabulary import Vocabulary, load_vocabulary
+from bert.tasks.glue.tables import TASKS, TRAIN, GlueRow, GlueSpec, GlueTable, find_table, read_hub, read_table, task_of
+from common.errors import InputError, UsageError
 
-SPECIAL_TOKENS = 3
+_SPECIAL_TOKENS = 3
 """[CLS] and two [SEP]; one of them is not needed where there is one sentence."""
 CUT = "rows cut to the sequence length"
 _BATCH = 20_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GlueConfig:
+    """GLUE's tables in, features out, a file for each split; a call with the same options keeps what is finished."""
+
+    tasks: tuple[str, ...] = ()
+    """Tasks of GLUE: cola sst2 mrpc qqp stsb mnli qnli rte wnli; default all whose tables exist, with --dataset all."""
+    input: Path | None = None
+    """Folder of the GLUE archive (CoLA, SST-2, ...), or of one task (train.tsv, dev.tsv, test.tsv)."""
+    dataset: str | None = None
+    """Instead of --input: data set for datasets.load_dataset, nyu-mll/glue or a local folder in that format."""
+    vocab: Path
+    """BERT vocab.txt."""
+    output: Path = Path("runs/glue-data")
+    """Folder for the features."""
+    lower_case: bool = True
+    """Text is lower-cased, as for uncased models; --no-lower-case keeps case, for a cased vocabulary."""
+    max_seq_length: int = 128
+    """Maximum tokens of a row: [CLS] first [SEP] second [SEP]; longer rows are truncated."""
+
+    def __post_init__(self) -> None:
+        """Refuse options no features can be made with."""
+        for name in self.tasks:
+            task_of(name)
+        if (self.input is None) == (self.dataset is None):
+            raise UsageError(
+                "option-missing" if self.input is None else "option-conflict",
+                "give either --input FOLDER with GLUE's tables, or --dataset nyu-mll/glue",
+            )
+        if self.max_seq_length < _SPECIAL_TOKENS + 2:
+            raise UsageError(
+                "option-value", f"--max-seq-length {self.max_seq_length}: give {_SPECIAL_TOKENS + 2} or more"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +75,7 @@ class Settings(FeatureSettings):
     """Settings of GLUE features."""
 
     task: str
-    """A name in bert.tasks.glue.tasks.TASKS."""
+    """A name in bert.tasks.glue.tables.TASKS."""
 
     @property
     def kind(self) -> str:
@@ -52,12 +100,62 @@ class GlueFeatures:
     """Number of each row in its table [N]."""
 
 
-def make_columns(table: GlueTable, settings: Settings, vocabulary: Vocabulary, counts: Counts) -> Columns:
-    """Return the columns of the feature file of a table.
+def prepare(config: GlueConfig, progress: Progress) -> list[Summary]:
+    """Make the features of each table; finished ones are kept.
+
+    Raises:
+        InputError: a table or the vocabulary is not as it must be, or there is none.
+        MissingToolError: `datasets` is not installed.
+        StorageError: the output cannot be written.
+    """
+    vocabulary = load_vocabulary(config.vocab, config.lower_case)
+    about = {**vocabulary_settings(vocabulary), "max_seq_length": config.max_seq_length}
+    done: list[Summary] = []
+    specs = _with_tables(config)
+    for number, spec in enumerate(specs):
+        progress("tasks of GLUE", number, len(specs))
+        for split, table in _tables(config, spec):
+            settings = Settings(task=spec.name, split=split, **about)
+            make = partial(make_columns, table, settings, vocabulary)
+            done.append(
+                prepare_features(
+                    config.output, settings, table.source, table.fingerprint, config.vocab, vocabulary, make
+                )
+            )
+    progress("tasks of GLUE", len(specs), len(specs))
+    return done
+
+
+def _with_tables(config: GlueConfig) -> list[GlueSpec]:
+    """Return the tasks that are wanted, of a folder those that it has tables of. Raises InputError: it lacks one."""
+    specs, folder = [TASKS[name] for name in config.tasks or TASKS], config.input
+    if folder is None:
+        return specs
+    present = [spec for spec in specs if any(find_table(folder, spec, split) for split in spec.splits)]
+    missing = [spec for spec in specs if spec not in present]
+    if missing and (config.tasks or not present):
+        needed = ", ".join(f"{spec.folder}/{spec.splits[0]}.tsv" for spec in missing)
+        raise InputError("data-missing", f"{folder} does not hold {needed}: give a folder with GLUE's tables")
+    return present
+
+
+def _tables(config: GlueConfig, spec: GlueSpec) -> Iterator[tuple[str, GlueTable]]:
+    if config.input is None:
+        yield from read_hub(str(config.dataset), spec).items()
+        return
+    for split in spec.splits:
+        if path := find_table(config.input, spec, split):
+            yield split, read_table(path, spec, split)
+
+
+def make_columns(table: GlueTable, settings: Settings, vocabulary: Vocabulary) -> tuple[Columns, Counts]:
+    """Return the columns of the feature file of a table, and the table's counts with tokens and rows that were cut.
 
     Where two sentences are too long together, the longer loses its last piece until they fit, the second one on a tie
-    (google-research/bert, run_classifier.py). `counts` takes the tokens, and the rows that were cut.
+    (google-research/bert, run_classifier.py).
     """
+    counts = Counts()
+    counts.merge(table.counts.to_json())
     kind = np.dtype(np.uint16 if len(vocabulary.pieces) <= 2**16 else np.int32)
     pairs = len(settings.spec.texts) > 1
     ids: list[npt.NDArray[Any]] = []
@@ -76,13 +174,14 @@ def make_columns(table: GlueTable, settings: Settings, vocabulary: Vocabulary, c
         ids.append(np.array(flat, dtype=kind))
     counts.add("tokens", sum(lengths))
     labels = [row.label for row in table.rows if row.label is not None]
-    return {
+    columns = {
         "ids.values": np.concatenate(ids),
         "ids.offsets": offsets_of(lengths),
         "second": np.array(second, dtype=np.int64),
         "labels": np.array(labels, dtype=np.float32 if settings.spec.is_regression else np.int64),
         "index": np.array([row.index for row in table.rows], dtype=np.int64),
     }
+    return columns, counts
 
 
 def _encoded(rows: Sequence[GlueRow], vocabulary: Vocabulary) -> Iterator[tuple[list[int], list[int]]]:
@@ -138,10 +237,3 @@ def to_predict(folder: Path, task: str | None = None) -> list[Path]:
             f"`bertbench data glue --tasks {task or 'TASK'}`",
         )
     return files
-
-
-def training_splits(split: str, task: str | None = None) -> tuple[str, ...]:
-    """Return the splits that serve for 'training' or 'evaluation', of a task or of any."""
-    if split == "training":
-        return (TRAIN,)
-    return TASKS[task].evaluations if task is not None else ("dev", "dev_matched", "dev_mismatched")

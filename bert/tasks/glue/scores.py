@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.tasks.commands import some_of
-from bert.tasks.glue.tables import GlueTable, label_of, read_lines, row_number
-from bert.tasks.glue.tasks import REGRESSION_RANGE, GlueSpec, is_test
+from bert.tasks.glue.tables import REGRESSION_RANGE, GlueSpec, GlueTable, is_test, label_of, read_lines, row_number
 from common.atomic import write_text
 from common.errors import InputError
 from common.tools import need
@@ -45,12 +44,11 @@ def scores(spec: GlueSpec, predictions: npt.NDArray[np.generic], labels: npt.NDA
     """
     check_packages(spec)
     given, right = (one.astype(np.float64 if spec.is_regression else np.int64) for one in (predictions, labels))
-    mean = "_".join(spec.metrics)
+    names = score_names(spec)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constant inputs have no correlation
-        names = [name for name in score_names(spec) if name != mean or len(spec.metrics) == 1]
-        values = {name: _metric(name, given, right) for name in names}
-    return values if mean in values else {**values, mean: float(np.mean([values[name] for name in spec.metrics]))}
+        values = {name: _metric(name, given, right) for name in names[: 2 if len(spec.metrics) > 1 else None]}
+    return values | {name: float(np.mean([values[one] for one in spec.metrics])) for name in names[len(values) :]}
 
 
 def _metric(name: str, predictions: Values, labels: Values) -> float:
@@ -119,6 +117,5 @@ def pair(table: GlueTable, answers: Mapping[int, float], source: Path) -> tuple[
             f"{source} has no answer for {len(missing):,} of the {len(table.rows):,} rows of {table.source} (index "
             f"{some_of(missing)}): GLUE's scores need every one; predict the same table",
         )
-    rows = [(answers[row.index], row.label) for row in table.rows]
-    predictions, labels = np.array(rows, dtype=np.float64).T
+    predictions, labels = np.array([(answers[row.index], row.label) for row in table.rows], dtype=np.float64).T
     return predictions, labels

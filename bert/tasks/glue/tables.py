@@ -1,4 +1,8 @@
-"""Rows of a GLUE table, from tab-separated text in which quotes mean nothing or from `datasets`. Imports no torch."""
+"""What the nine tasks of GLUE are (Wang et al. 2018, arXiv 1804.07461, table 1), and the rows of their tables.
+
+Tables are tab-separated text in which quotes mean nothing, or data sets of `datasets`. Classes are in the order of the
+published one (nyu-mll/glue). Imports no torch.
+"""
 
 import hashlib
 import math
@@ -9,25 +13,115 @@ from pathlib import Path
 from typing import Any
 
 from bert.data.finished import Counts
-from bert.tasks.glue.tasks import DIAGNOSTIC, REGRESSION_RANGE, TRAIN, GlueSpec, is_test
 from common.errors import InputError, MissingToolError
 from common.reading import decoded, read_content
+from common.registry import lookup
 
-MOST_UNUSABLE = 0.1
-"""Share of lines that cannot be used from which on a table is taken for something else."""
-_LEAST_UNUSABLE = 5
+TRAIN = "train"
+REGRESSION_RANGE = (0.0, 5.0)
+"""Range of the labels of STS-B."""
+DIAGNOSTIC = "test_diagnostic"
+"""The benchmark's diagnostic set, answered by a model of MNLI; only the server has its labels."""
 LEFT_OUT = "left out: "
 """Begin of the names of counts of unusable rows."""
-EMPTY = "empty sentences"
-"""Name of the count of rows with an empty text, which are kept."""
 MOST_BYTES = 2**30
 """Size, unpacked, beyond which a file is taken for something else (GLUE's largest has 71 MB)."""
-_ENDINGS = (".tsv", ".tsv.gz")
+_BINARY = ("0", "1")
+_ENTAILMENT = ("entailment", "not_entailment")
+_SERVER_FILES = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", DIAGNOSTIC: "AX"}
+_EMPTY = "empty sentences"
+_MOST_UNUSABLE, _LEAST_UNUSABLE = 0.1, 5
+"""A table with more unusable rows than this share, and this number, is taken for something else."""
 _OLDEST = 4
 """Release of `datasets` since which a dataset is data alone: before it came with programs, which were run."""
 
 Raw = tuple[str, str, list[str], str]
 """A row as it is written: its place in words, its number, its texts (none where it does not fit the header), label."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GlueSpec:
+    """One task."""
+
+    name: str
+    folder: str
+    """In the published archive."""
+    texts: tuple[str, ...] = ("sentence1", "sentence2")
+    """Columns of its one or two sentences."""
+    hub_texts: tuple[str, ...] = ()
+    """The same in `datasets`; empty where they are the same."""
+    label: str = "label"
+    classes: tuple[str, ...] = ()
+    """Labels as the tables have them: class i is classes[i]. None: the label is a number (a regression)."""
+    metrics: tuple[str, ...] = ("accuracy",)
+    """What the benchmark reports, by the names of bert.tasks.glue.scores; its own score of a task is their mean."""
+    index: str = "index"
+    """Column that numbers the rows, where a table has it; else rows are numbered from 0."""
+    headless: tuple[str, ...] = ()
+    """Columns of the tables with labels, where these have no header."""
+    splits: tuple[str, ...] = (TRAIN, "dev", "test")
+    """Its tables: training, evaluation, test."""
+
+    @property
+    def labels(self) -> int:
+        """Outputs of the model: classes, or 1 for a number."""
+        return len(self.classes) or 1
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the label is a number."""
+        return not self.classes
+
+    @property
+    def headline(self) -> str:
+        """The score that decides which checkpoint is the best."""
+        return "_".join(self.metrics) if self.is_regression else self.metrics[0]
+
+    @property
+    def evaluations(self) -> tuple[str, ...]:
+        """Splits with labels that nothing is trained on, the one that training is evaluated on first."""
+        return tuple(split for split in self.splits if split.startswith("dev"))
+
+    def answer_file(self, split: str) -> str:
+        """Return the name of the file of a split's answers; that of a test split is the one GLUE's server knows."""
+        return f"{_SERVER_FILES.get(split, self.folder if is_test(split) else f'{self.folder}-{split}')}.tsv"
+
+
+def is_test(split: str) -> bool:
+    """Whether only the benchmark has the labels of a split."""
+    return split.startswith("test")
+
+
+_ALL = (
+    GlueSpec(
+        name="cola", folder="CoLA", texts=("sentence",), classes=_BINARY, metrics=("matthews",),
+        headless=("source", "label", "original_label", "sentence"),
+    ),
+    GlueSpec(name="sst2", folder="SST-2", texts=("sentence",), classes=_BINARY),
+    GlueSpec(
+        name="mrpc", folder="MRPC", texts=("#1 String", "#2 String"), hub_texts=("sentence1", "sentence2"),
+        label="Quality", classes=_BINARY, metrics=("f1_score", "accuracy"),
+    ),
+    GlueSpec(
+        name="qqp", folder="QQP", texts=("question1", "question2"), label="is_duplicate", classes=_BINARY,
+        metrics=("f1_score", "accuracy"), index="id",
+    ),
+    GlueSpec(name="stsb", folder="STS-B", label="score", metrics=("pearson", "spearman")),
+    GlueSpec(
+        name="mnli", folder="MNLI", hub_texts=("premise", "hypothesis"), label="gold_label",
+        classes=("entailment", "neutral", "contradiction"),
+        splits=(TRAIN, "dev_matched", "dev_mismatched", "test_matched", "test_mismatched", DIAGNOSTIC),
+    ),
+    GlueSpec(name="qnli", folder="QNLI", texts=("question", "sentence"), classes=_ENTAILMENT),
+    GlueSpec(name="rte", folder="RTE", classes=_ENTAILMENT),
+    GlueSpec(name="wnli", folder="WNLI", classes=_BINARY),
+)  # fmt: skip
+TASKS = {spec.name: spec for spec in _ALL}
+
+
+def task_of(name: str) -> GlueSpec:
+    """Return a task by its name. Raises UsageError that lists the names."""
+    return lookup(TASKS, name, "task of GLUE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +131,19 @@ class GlueRow:
     index: int
     """Its number in the table, which answers are handed in with."""
     first: str
-    """Its sentence, or the first of two."""
     second: str | None
-    """The second one; None if the task has none."""
+    """None if the task has one sentence."""
     label: float | None
     """Number of the class, or the number that is to be found; None in a test table."""
 
 
 @dataclass(frozen=True, slots=True)
 class GlueTable:
-    """What a table holds."""
+    """The rows of a file, or of what stands for it, that can be used, and counts of those that cannot."""
 
     source: Path
-    """The file, or what stands for it."""
     rows: tuple[GlueRow, ...]
-    """Those that can be used, in order."""
     counts: Counts
-    """What was met: 'rows', and what was left out with the first places."""
 
     @property
     def fingerprint(self) -> str:
@@ -68,10 +158,10 @@ class GlueTable:
 
 
 def find_table(folder: Path, spec: GlueSpec, split: str) -> Path | None:
-    """Return the table of a split by its published name, plain or gzip, in GLUE's archive or the folder of the task."""
+    """Return the table of a split by its published name, in GLUE's archive or the folder of the task."""
     place, name = ("diagnostic", "diagnostic") if split == DIAGNOSTIC else (spec.folder, split)
-    home = folder if folder.resolve().name == place else folder / place
-    return next((path for ending in _ENDINGS if (path := home / f"{name}{ending}").is_file()), None)
+    path = (folder if folder.resolve().name == place else folder / place) / f"{name}.tsv"
+    return path if path.is_file() else None
 
 
 def read_lines(path: Path) -> list[str]:
@@ -92,24 +182,24 @@ def read_table(path: Path, spec: GlueSpec, split: str) -> GlueTable:
 
 def _lines(path: Path, spec: GlueSpec, split: str) -> Iterator[Raw]:
     lines = read_lines(path)
-    headless = spec.headless if not is_test(split) else ()
+    headless = () if is_test(split) else spec.headless
     names = [name.strip() for name in headless or lines[0].split("\t")]
     needed = [*spec.texts, *([] if is_test(split) else [spec.label])]
     if not set(needed) <= set(names):
         raise InputError(
             "columns-missing",
-            f"{path}, line 1: {', '.join(names)[:200]!r} has not the columns of {spec.name}'s {split} table, "
+            f"{path}, line 1: {', '.join(names)[:200]!r} lacks columns of {spec.name}'s {split} table, "
             f"{', '.join(needed)}: give that table",
         )
     # Nothing is handed in for rows that are trained on: their numbers need not be unique.
     has_index = spec.index in names and split != TRAIN
+    first = 1 if headless else 2
     for number, line in enumerate(lines if headless else lines[1:]):
         if line.strip():
             fields = line.split("\t")
             row = dict(zip(names, fields, strict=False)) if len(fields) == len(names) else {}
             index = row.get(spec.index, "") if has_index else str(number)
-            place = f"line {number + (1 if headless else 2)}"
-            yield place, index, [row[name] for name in spec.texts if row], row.get(spec.label, "")
+            yield f"line {number + first}", index, [row[name] for name in spec.texts if row], row.get(spec.label, "")
 
 
 def read_hub(name: str, spec: GlueSpec) -> dict[str, GlueTable]:
@@ -138,14 +228,13 @@ def read_hub(name: str, spec: GlueSpec) -> dict[str, GlueTable]:
             "download-failed",
             f"datasets.load_dataset({name!r}, {spec.name!r}) failed ({error}): give another --dataset, or --input",
         ) from error
-    tables = {
-        split: _table(Path(f"{name}/{spec.name}/{hub_split(split)}"), spec, split, _examples(spec, split, data))
-        for split in spec.splits
-        if (data := loaded.get(hub_split(split))) is not None
-    }
-    if not tables:
+    places = {split: hub_split(split) for split in spec.splits if hub_split(split) in loaded}
+    if not places:
         raise InputError("data-missing", f"the dataset {name} has no split of GLUE's {spec.name}, only {[*loaded]}")
-    return tables
+    return {
+        split: _table(Path(f"{name}/{spec.name}/{place}"), spec, split, _examples(spec, split, loaded[place]))
+        for split, place in places.items()
+    }
 
 
 def hub_split(split: str) -> str:
@@ -176,31 +265,30 @@ def _examples(spec: GlueSpec, split: str, data: Any) -> Iterator[Raw]:
 def _table(source: Path, spec: GlueSpec, split: str, raw: Iterable[Raw]) -> GlueTable:
     """Return the rows that can be used, and counts of the others. Raises InputError if these are too many."""
     rows: list[GlueRow] = []
-    counts, seen, total = Counts({"rows": 0}), set[int](), 0
+    counts, seen, unusable = Counts({"rows": 0}), set[int](), 0
     for place, index, texts, label in raw:
-        total += 1
         number, value = row_number(index), None if is_test(split) else label_of(spec, label.strip())
-        reason = None
         if not texts:
             reason = "another number of fields than the header"
         elif number is None or number in seen:
             reason = "no number in the index" if number is None else "index used before"
         elif value is None and not is_test(split):
             reason = "no label" if label.strip() in ("", "-") else "unknown label"
-        if reason is not None or number is None:
-            counts.add(f"{LEFT_OUT}{reason}", example=place)
+        else:
+            seen.add(number)
+            counts.add("rows")
+            if not all(text.strip() for text in texts):
+                counts.add(_EMPTY, example=place)
+            rows.append(GlueRow(number, texts[0], texts[1] if len(texts) > 1 else None, value))
             continue
-        seen.add(number)
-        counts.add("rows")
-        if not all(text.strip() for text in texts):
-            counts.add(EMPTY, example=place)
-        rows.append(GlueRow(number, texts[0], texts[1] if len(texts) > 1 else None, value))
-    unusable = total - len(rows)
-    reasons = "; ".join(f"{name}: {', '.join(places)}" for name, places in counts.names.items() if name != EMPTY)
-    if not rows or unusable > max(_LEAST_UNUSABLE, MOST_UNUSABLE * total):
+        unusable += 1
+        counts.add(f"{LEFT_OUT}{reason}", example=place)
+    if not rows or unusable > max(_LEAST_UNUSABLE, _MOST_UNUSABLE * (unusable + len(rows))):
+        reasons = "; ".join(f"{name}: {', '.join(places)}" for name, places in counts.names.items() if name != _EMPTY)
         raise InputError(
             "rows-invalid" if unusable else "file-empty",
-            f"{unusable:,} of the {total:,} rows of {source} are not usable ({reasons}): download it again",
+            f"{unusable:,} of the {unusable + len(rows):,} rows of {source} are not usable ({reasons}): download it "
+            "again",
         )
     return GlueTable(source, tuple(rows), counts)
 

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from bert.data.lengths import is_synthetic
 from bert.data.rows import Labels, TokenRows
-from bert.tasks.base import DataSource, Trained
-from bert.tasks.classification import ClassificationTask
-from bert.tasks.glue.features import open_features, to_predict, training_splits
+from bert.tasks.base import DataSource, TaskOption, Trained
+from bert.tasks.classification import EVALUATION, TRAINING, ClassificationTask
+from bert.tasks.glue.features import open_features
 from bert.tasks.glue.scores import check_packages, decided, score_names, scores
-from bert.tasks.glue.tasks import TASKS, GlueSpec
-from bert.tasks.options import TaskOption
-from bert.tasks.row_data import EVALUATION, TRAINING
-from common.errors import InputError, UsageError
+from bert.tasks.glue.tables import TASKS, TRAIN, GlueSpec
+from common.errors import UsageError
 
 if TYPE_CHECKING:
     from bert.tasks.evaluation import Float32
@@ -26,11 +24,8 @@ class GlueTask(ClassificationTask):
     name = "glue"
     commands = MappingProxyType(
         {
-            "data": ("bert.tasks.glue.commands:Prepare", "GLUE's tables -> features, or plain text"),
-            "predict": (
-                "bert.tasks.glue.commands:Predict",
-                "predictions for a GLUE task, in the format of its server",
-            ),
+            "data": ("bert.tasks.glue.commands:Prepare", "GLUE's tables -> features"),
+            "predict": ("bert.tasks.glue.commands:Predict", "predictions for a GLUE task, in the format of its server"),
             "eval": ("bert.tasks.glue.commands:Eval", "official scores of predictions for a GLUE task"),
         }
     )
@@ -60,11 +55,10 @@ class GlueTask(ClassificationTask):
         return self.spec.is_regression
 
     def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
-        """Read features; `split` is training, evaluation, or one of the task's own."""
+        """Read features, of any task where none was named; `split` is training, evaluation, or one of the table's."""
         task = self.values.get("task")
-        group = None if task is None else str(task)
-        splits = training_splits(split, group) if split in (TRAINING, EVALUATION) else (split,)
-        return open_features(source, *splits, task=group).rows
+        splits = self.spec.evaluations if split == EVALUATION else (TRAIN if split == TRAINING else split,)
+        return open_features(source, *splits, task=None if task is None else str(task)).rows
 
     def resolve(self, source: DataSource) -> Mapping[str, Any]:
         """The task that the features are of, where none was named; cola for synthetic data."""
@@ -72,7 +66,7 @@ class GlueTask(ClassificationTask):
             return self.values
         if is_synthetic(source.source):
             return {"task": "cola"}
-        return {"task": open_features(Path(source.source), *training_splits(TRAINING)).settings.task}
+        return {"task": open_features(Path(source.source), TRAIN).settings.task}
 
     def evaluation_rows(self, source: str, seq_len: int, wanted: str | None, training: TokenRows) -> TokenRows:
         """As the other tasks do; by default, the dev rows beside the training rows."""
@@ -85,17 +79,11 @@ class GlueTask(ClassificationTask):
         return f"bertbench data glue --input FOLDER --vocab VOCAB.txt --max-seq-length {seq_len}"
 
     def next_command(self, trained: Trained) -> list[str] | None:
-        """Answers to all tables of the task beside the one it was trained on, or to those it was evaluated on."""
+        """Answers to the tables it was evaluated on, else to all beside the one it was trained on."""
         if is_synthetic(trained.data):
             return None
-        task = str(trained.options["task"])
-        features = Path(trained.eval_data or trained.folder())
-        try:
-            if features.is_dir():
-                to_predict(features, task)
-        except InputError:
-            return None
-        return trained.prediction(self.name, "--task", task, "--features", str(features))
+        features = trained.eval_data or str(trained.folder())
+        return trained.prediction(self.name, "--task", str(trained.options["task"]), "--features", features)
 
     def score(self, logits: "Float32", labels: Labels) -> Mapping[str, float]:
         """Return the benchmark's scores, fractions, of logits [N, K] and labels [N]."""

@@ -17,14 +17,12 @@ from bert.tasks.base import (
     EvaluationSpec,
     Heads,
     Task,
-    Trained,
 )
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     import torch
 
-    from bert.data.batch import Batch
     from bert.observer import Observer
     from bert.tasks.pretrain.batches import TestShards
 
@@ -62,10 +60,6 @@ class PretrainTask(Task):
         samples = None if modelled is not None else info.samples
         return DataSource(source, fingerprint, info.seq_len, info.max_predictions, vocab_size, samples)
 
-    def resolve(self, source: DataSource) -> Mapping[str, Any]:
-        """Return no options: the task has none."""
-        return NO_OPTIONS
-
     def check_evaluation(self, source: str, seq_len: int, wanted: str | None) -> None:
         """Inspect the test shards. Raises InputError: there are none; UsageError if others are wanted."""
         if wanted is not None:
@@ -84,10 +78,6 @@ class PretrainTask(Task):
     def prepare_command(self, seq_len: int) -> str:
         """The command that makes shards."""
         return f"bertbench data pretrain --seq-len {seq_len}"
-
-    def next_command(self, trained: Trained) -> list[str] | None:
-        """A conversion, so that fine-tuning anywhere can begin from it."""
-        return trained.conversion()
 
     def loss_label(self) -> str:
         """Masked words and next sentences."""
@@ -129,16 +119,6 @@ class PretrainTask(Task):
         from bert.tasks.pretrain.batches import Hdf5Batches
 
         return SyntheticBatches(spec) if is_synthetic(spec.data) else Hdf5Batches(spec, split)
-
-    def loss(self, model: "torch.nn.Module", batch: "Batch") -> "torch.Tensor":
-        """Mean MLM loss plus mean NSP loss, a scalar."""
-        loss: torch.Tensor = model(batch).loss
-        return loss
-
-    def loss_parts(self, model: "torch.nn.Module", batch: "Batch") -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """Mean MLM loss plus mean NSP loss, a scalar, and the two."""
-        output = model(batch)
-        return output.loss, {"mlm_loss": output.mlm_loss.detach(), "nsp_loss": output.nsp_loss.detach()}
 
     def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
         """Inspect the shards of a run.

@@ -29,14 +29,13 @@ from bert.tasks.base import (
     Ready,
     Trained,
 )
-from bert.tasks.row_data import RowData
+from bert.tasks.classification import RowData
 from bert.tasks.squad.features import SquadFeatures, golds_of, open_features
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     import torch
 
-    from bert.data.batch import Batch
     from bert.observer import Observer
     from bert.optim.precision import Precision
 
@@ -141,16 +140,6 @@ class SquadTask(RowData):
 
             return SyntheticBatches(spec, QUESTIONS)
         return RowBatches(spec, open_features(Path(spec.data), split, spec.seq_len).rows)
-
-    def loss(self, model: "torch.nn.Module", batch: "Batch") -> "torch.Tensor":
-        """Mean of start and end loss, a scalar."""
-        loss: torch.Tensor = model(batch).loss
-        return loss
-
-    def loss_parts(self, model: "torch.nn.Module", batch: "Batch") -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-        """Mean of start and end loss, a scalar, and the two."""
-        output = model(batch)
-        return output.loss, {"start_loss": output.start_loss.detach(), "end_loss": output.end_loss.detach()}
 
     def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
         """Inspect the features of a run. Raises InputError if they are missing, damaged or do not fit `spec`."""

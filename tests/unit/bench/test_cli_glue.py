@@ -1,18 +1,17 @@
-"""`data glue` and `eval glue` on the command line: what they print, write and refuse."""
+"""`data glue`, `predict glue` and `eval glue` on the command line: what they print, write and refuse."""
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import document, result, text
-from support.glue_folders import VOCABULARY, make_glue, write_vocabulary
+from support.commands import document
+from support.glue_folders import VOCABULARY, make_glue, prepared, write_vocabulary
 from support.refusals import check_refusal, refused
 
 from bench.cli.main import run
 from bert.tasks.glue.scores import read_answers, write_answers
-from bert.tasks.glue.tasks import TASKS, is_test
+from bert.tasks.glue.tables import TASKS, is_test
 from common.errors import Code
 
 
@@ -28,37 +27,38 @@ def test_data_glue_prints_a_line_for_each_table_and_what_comes_next(
     (glue / "CoLA" / "dev.tsv").open("a").write("gj04\t1\t\n")
     words = ["data", "glue", "--input", str(glue), "--vocab", str(vocab), "--output", str(tmp_path / "out")]
     assert run([*words, "--task", "cola"]) == 0
-    told = capsys.readouterr()
-    rows = [line.split()[:4] for line in told.out.splitlines() if line.lstrip().startswith("cola ")]
+    shown = capsys.readouterr()
+    rows = [line.split()[:4] for line in shown.out.splitlines() if line.lstrip().startswith("cola ")]
     assert rows == [["cola", "train", "12", "0"], ["cola", "dev", "12", "1"], ["cola", "test", "12", "0"]]
-    assert "1 row(s) left out: another number of fields than the header: line 13" in told.err
-    assert "next: bertbench train glue --task cola" in told.out
-    found = document(*words, "--tasks", "cola", "stsb")
-    assert [(one["task"], one["kept"]) for one in found] == [("cola", True)] * 3 + [("stsb", False)] * 3
+    assert "1 left out: another number of fields than the header, such as line 13" in shown.err
+    assert "next: bertbench train glue --task cola" in shown.out
+    made = document(*words, "--tasks", "cola", "stsb")
+    assert [(one["settings"]["task"], one["kept"]) for one in made] == [("cola", True)] * 3 + [("stsb", False)] * 3
 
 
-def write_dev(path: Path, task: str, answers: list[str]) -> Path:
+def write_dev(path: Path, answers: list[str]) -> Path:
     path.write_text("index\tprediction\n" + "".join(f"{n}\t{text}\n" for n, text in enumerate(answers)))
     return path
 
 
-def test_eval_glue_prints_the_scores_of_the_benchmark(glue: Path, tmp_path: Path) -> None:
+def test_eval_glue_has_the_scores_of_the_benchmark(glue: Path, tmp_path: Path) -> None:
     words = ["eval", "glue", "--predictions", str(tmp_path / "answers.tsv")]
-    write_dev(tmp_path / "answers.tsv", "cola", ["0", "1"] * 5 + ["1", "0", "1"])
+    write_dev(tmp_path / "answers.tsv", ["0", "1"] * 5 + ["1", "0", "1"])
     found = document(*words, "--task", "cola", "--labels", str(glue / "CoLA" / "dev.tsv"))
     assert found["scores"] == {"matthews": pytest.approx(2 / 3), "accuracy": pytest.approx(10 / 12)}
-    assert found["confusion"] == [[5, 1], [1, 5]] and found["extra"] == [12]
-    write_dev(tmp_path / "answers.tsv", "mnli", ["entailment", "neutral", "contradiction"] * 4)
-    told = text(result(*words, "--task", "mnli", "--labels", str(glue / "MNLI" / "dev_mismatched.tsv")).blocks)
-    assert "100.000" in told and "contradiction" in told
-    write_dev(tmp_path / "answers.tsv", "stsb", ["1.0"] * 12)
-    assert "undefined" in text(result(*words, "--task", "stsb", "--labels", str(glue / "STS-B" / "dev.tsv")).blocks)
+    assert (found["rows"], found["headline"], found["extra"]) == (12, "matthews", [12])
+    write_dev(tmp_path / "answers.tsv", ["entailment", "neutral", "contradiction"] * 4)
+    found = document(*words, "--task", "mnli", "--labels", str(glue / "MNLI" / "dev_mismatched.tsv"))
+    assert found["scores"] == {"accuracy": 1.0}
+    write_dev(tmp_path / "answers.tsv", ["1.0"] * 12)
+    found = document(*words, "--task", "stsb", "--labels", str(glue / "STS-B" / "dev.tsv"))
+    assert found["scores"] == {"pearson": None, "spearman": None, "pearson_spearman": None}
 
 
 @pytest.mark.parametrize(
     ("content", "code", "facts"),
     [
-        ("index,prediction\n0,1\n", "file-format", ["line 1", "'index,prediction'"]),
+        ("index,prediction\n0,1\n", "file-format", ["line 1"]),
         ("index\tprediction\n0\t1\n0\t1\n", "answers-invalid", ["line 3", "cola"]),
         ("index\tprediction\n0\t2\n", "answers-invalid", ["line 2", "cola", "0, 1"]),
         ("index\tprediction\n0 1\n", "answers-invalid", ["line 2", "'0 1'"]),
@@ -71,9 +71,8 @@ def test_answers_that_cannot_be_scored_are_refused_with_their_line(
 ) -> None:
     path = tmp_path / "answers.tsv"
     path.write_text(content)
-    labels = str(glue / "CoLA" / "dev.tsv")
     with refused(code, path.name, *facts):
-        result("eval", "glue", "--task", "cola", "--labels", labels, "--predictions", str(path))
+        document("eval", "glue", "--task", "cola", "--labels", glue / "CoLA" / "dev.tsv", "--predictions", path)
 
 
 def test_answers_are_written_as_the_server_takes_them(tmp_path: Path) -> None:
@@ -86,19 +85,15 @@ def test_answers_are_written_as_the_server_takes_them(tmp_path: Path) -> None:
     assert written("rte", "test", 1, 0, 1) == "index\tprediction\n0\tentailment\n1\tnot_entailment\n2\tnot_entailment\n"
     assert written("stsb", "test", 5.25, -0.5, 1.23456789) == "index\tprediction\n0\t0\n1\t1.234568\n2\t5\n"
     assert "2\t5.25\n" in written("stsb", "dev", 5.25, -0.5, 1.25)
-    tests = [(spec, split) for spec in TASKS.values() for split in spec.splits if is_test(split)]
-    names = {spec.answer_file(split) for spec, split in tests}
+    names = {spec.answer_file(split) for spec in TASKS.values() for split in spec.splits if is_test(split)}
     assert names == {
         "CoLA.tsv", "SST-2.tsv", "MRPC.tsv", "QQP.tsv", "STS-B.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "QNLI.tsv", "RTE.tsv",
         "WNLI.tsv", "AX.tsv",
     }  # fmt: skip
     for spec in TASKS.values():
         values = np.array([0, 1, 0]) if spec.classes else np.array([0.0, 2.5, 5.0])
-        write_answers(tmp_path / f"{spec.name}.tsv", spec, "test", index, values)
-        found = read_answers(tmp_path / f"{spec.name}.tsv", spec)
-        assert found == dict(zip(index.tolist(), values.tolist(), strict=True))
-    with refused("path-missing", tmp_path / "missing.tsv"):
-        read_answers(tmp_path / "missing.tsv", TASKS["cola"])
+        write_answers(tmp_path / "b.tsv", spec, "test", index, values)
+        assert read_answers(tmp_path / "b.tsv", spec) == dict(zip(index.tolist(), values.tolist(), strict=True))
 
 
 def saved_model(folder: Path, task: str) -> Path:
@@ -115,41 +110,36 @@ def saved_model(folder: Path, task: str) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("task", "names"),
+    [
+        ("mnli", ["MNLI-dev_matched.tsv", "MNLI-dev_mismatched.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"]),
+        ("stsb", ["STS-B-dev.tsv", "STS-B.tsv"]),
+    ],
+)
 def test_predict_glue_answers_every_table_and_eval_glue_finds_the_same_scores(
-    glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    glue: Path, tmp_path: Path, task: str, names: list[str]
 ) -> None:
-    data, out = tmp_path / "data", tmp_path / "answers"
+    out, spec = tmp_path / "answers", TASKS[task]
     (glue / "diagnostic").mkdir()
     shutil.copy(glue / "MNLI" / "test_matched.tsv", glue / "diagnostic" / "diagnostic.tsv")
-    vocab = str(write_vocabulary(tmp_path / "vocab.txt"))
-    assert run(["data", "glue", "--input", str(glue), "--vocab", vocab, "--output", str(data)]) == 0
-    words = ["predict", "glue", "--features", str(data), "--out", str(out), "--device", "cpu", "--precision", "fp32"]
-    for task, names in (("mnli", ["MNLI-dev_matched.tsv", "MNLI-dev_mismatched.tsv", "MNLI-m.tsv", "MNLI-mm.tsv",
-                                  "AX.tsv"]),
-                        ("stsb", ["STS-B-dev.tsv", "STS-B.tsv"])):  # fmt: skip
-        model = saved_model(tmp_path / f"model-{task}", task)
-        capsys.readouterr()
-        assert run([*words, "--checkpoint", str(model), "--task", task, "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert [Path(table["written"]).name for table in found["tables"]] == names
-        assert all(len((out / name).read_text().splitlines()) == 13 for name in names)
-        labels = str(next((glue / TASKS[task].folder).glob("dev*.tsv")).with_name(f"{TASKS[task].evaluations[0]}.tsv"))
-        judged = ["eval", "glue", "--task", task, "--labels", labels, "--predictions", str(out / names[0]), "--json"]
-        assert run(judged) == 0
-        scores = json.loads(capsys.readouterr().out)["scores"]
-        for name, value in found["tables"][0]["scores"].items():
-            assert scores[name] == pytest.approx(value, abs=1e-5)  # numbers have 7 digits in the file
+    prepared(glue, tmp_path / "data")
+    words = ("--features", tmp_path / "data", "--out", out, "--device", "cpu", "--precision", "fp32", "--task", task)
+    made = document("predict", "glue", *words, "--checkpoint", saved_model(tmp_path / "model", task))
+    assert [Path(table["written"]).name for table in made["tables"]] == names
+    assert all(len((out / name).read_text().splitlines()) == 13 for name in names)
+    labels = glue / spec.folder / f"{spec.evaluations[0]}.tsv"
+    found = document("eval", "glue", "--task", task, "--labels", labels, "--predictions", out / names[0])["scores"]
+    assert found == pytest.approx(made["tables"][0]["scores"], abs=1e-5)  # numbers have 7 digits in the file
 
 
 def test_predictions_that_cannot_be_made_are_refused(
     glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
-    vocab = str(write_vocabulary(tmp_path / "vocab.txt"))
-    assert run(["data", "glue", "--input", str(glue), "--vocab", vocab, "--output", str(data)]) == 0
+    cola = str(prepared(glue, data)["cola", "dev"])
     model = str(saved_model(tmp_path / "model", "cola"))
     words = ["predict", "glue", "--checkpoint", model, "--out", str(tmp_path / "out"), "--features"]
-    cola = str(next(data.glob("glue-cola-dev-*.safetensors")))
     for more, code, facts in (
         ([str(data)], "data-ambiguous", ["cola, mnli, stsb", "--task"]),
         ([str(data), "--task", "rte"], "data-unprepared", [data, "--tasks rte"]),

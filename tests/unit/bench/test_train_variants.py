@@ -24,7 +24,7 @@ from bench.sweep.trainings import (
     plan_trainings,
     variant_name,
 )
-from bert.tasks import check_task_options
+from bert.tasks import make_task
 from common.errors import Code
 from records.files import write_record
 from records.training import Trainings, TrainRun
@@ -118,7 +118,7 @@ def test_heads_are_an_option_like_others(tmp_path: Path) -> None:
     words = ("--vary", "head=mul,concat", "--preset", "tiny", "--data", features, "--sample-limit", 9)
     plan = planned(tmp_path / "out", *words, task="gap")
     assert [one.variant for one in plan.trainings] == ["mul", "concat"]
-    first, second = (check_task_options("gap", one.plan.settings.task_options) for one in plan.trainings)
+    first, second = (make_task("gap", one.plan.settings.task_options).values for one in plan.trainings)
     assert (first["head"], second["head"], first["sample_limit"]) == ("mul", "concat", 9)
     document, _ = plan.write()
     assert document["varied"] == {"head": ["mul", "concat"]} and document["data"]["samples"]

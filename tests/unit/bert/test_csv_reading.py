@@ -19,7 +19,6 @@ from support.examples import examples
 from support.refusals import refused
 from support.shared_files import DATA, OWN
 
-from bert.tasks.classify.config import CsvForm
 from bert.tasks.classify.reading import (
     BLANK,
     BROKEN,
@@ -29,7 +28,7 @@ from bert.tasks.classify.reading import (
     INVALID,
     MORE,
     NAMELESS,
-    SEVERAL_LINES,
+    CsvForm,
     find_form,
     read_rows,
 )
@@ -63,12 +62,7 @@ def test_the_encoding_of_a_file_is_found_out(tmp_path: Path, encoding: str) -> N
     assert (pairs(rows), out) == (expected, [])
 
 
-@pytest.mark.parametrize(
-    ("encoding", "mark"),
-    [("utf-8", codecs.BOM_UTF8), ("utf-16-le", codecs.BOM_UTF16_LE), ("utf-16-be", codecs.BOM_UTF16_BE),
-     ("iso8859-15", b"")],
-    ids=["utf-8", "utf-16-le", "utf-16-be", "iso8859-15"],
-)  # fmt: skip
+@pytest.mark.parametrize(("encoding", "mark"), [("utf-8", codecs.BOM_UTF8), ("utf-16-le", codecs.BOM_UTF16_LE)])
 def test_an_encoding_that_is_given_holds_with_and_without_a_byte_order_mark(
     tmp_path: Path, encoding: str, mark: bytes
 ) -> None:
@@ -104,56 +98,42 @@ def test_rows_that_cannot_be_used_are_named_by_line_and_reason(tmp_path: Path) -
         '"two\nlines",b\n   ,b\n"broken" quotes,a\nlast,a\n'
     )
     path = write(tmp_path / "a.csv", content)
-    _, rows, out = read(path)
+    _, rows, _ = read(path)
     assert [(row.line, row.text) for row in rows] == [(3, "good"), (9, "fine"), (10, "two\nlines"), (14, "last")]
-    reasons = [
+    summary = prepared(path)
+    assert left_out(summary.source.path) == [
         (1, BLANK), (4, EMPTY_TEXT), (5, EMPTY_LABEL), (6, FEWER), (7, MORE), (8, BLANK), (12, EMPTY_TEXT),
         (13, BROKEN),
     ]  # fmt: skip
-    assert [(row.line, row.left_out) for row in out] == reasons
-    summary = prepared(path)
-    assert left_out(summary.source.path) == reasons
-    assert summary.source.counts.names[SEVERAL_LINES] == ["lines 10 to 11"]
     assert any("--no-quoting" in note for note in summary.notes())
 
 
-def test_columns_are_named_in_any_letter_case(tmp_path: Path) -> None:
+def test_columns_are_taken_by_their_names(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "v1,V2,,,\nham,hello there,,,\nspam,buy,now,,\nham,short\n")
-    expected = [("hello there", "ham"), ("buy", "spam"), ("short", "ham")]
-    for text, label in (("V2", "v1"), ("v2", "V1")):
-        _, rows, out = read(path, text=text, label=label)
-        assert (pairs(rows), out) == (expected, [])
+    _, rows, out = read(path, text="V2", label="v1")
+    assert (pairs(rows), out) == ([("hello there", "ham"), ("buy", "spam"), ("short", "ham")], [])
     assert [row.odd for row in rows] == [(), (NAMELESS,), ()]
     with refused("columns-missing", "'text'", "--text", "'v1', 'V2'"):
         read(path)
     with refused("columns-missing", "'6'", "--label"):
-        read(path, text="v2", label="6")
+        read(path, text="V2", label="6")
     with refused("option-conflict", "--text", "--label", "'v2'"):
         read(path, text="v2", label="v2")
-    assert pairs(read(write(path, "text,Text,label\na,b,c\n"), text="Text")[1]) == [("b", "c")]
-
-
-def test_a_row_needs_both_columns_and_no_more_than_the_header(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "text,label,note,\none,a,x,y\ntwo,b,\nthree\nfour,a,x,y,z\nfive,a,,\n")
-    _, rows, out = read(path)
-    assert pairs(rows) == [("one", "a"), ("two", "b"), ("five", "a")]
-    assert [(row.line, row.left_out) for row in out] == [(4, FEWER), (5, MORE)]
 
 
 def test_rows_without_a_label_are_read_where_none_is_needed(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "text,label\none,\ntwo\nthree,a\n")
-    found = list(read_rows(path, find_form(path, CsvForm(), needs_label=False), needs_label=False))
-    assert pairs(found) == [
-        ("one", ""), ("two", ""), ("three", "a")
-    ]  # fmt: skip
-    path = write(tmp_path / "b.csv", "what\n" + "red, green, blue\n" * 30)
-    found = list(read_rows(path, find_form(path, CsvForm(text="what"), needs_label=False), needs_label=False))
-    assert pairs(found) == [("red, green, blue", None)] * 30
+    for content, expected in (
+        ("text,label\none,\ntwo\nthree,a\n", [("one", ""), ("two", ""), ("three", "a")]),
+        ("text\n" + "red, green, blue\n" * 30, [("red, green, blue", None)] * 30),
+    ):
+        path = write(tmp_path / "a.csv", content)
+        form = find_form(path, CsvForm(), needs_label=False)
+        assert pairs(list(read_rows(path, form, needs_label=False))) == expected
 
 
 def test_quotes_are_text_where_that_is_given(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 'text\tlabel\nfine\ta\n"Never closed\tb\nthird\ta\n')
-    assert [(row.place, row.left_out) for row in read(path)[2]] == [("lines 3 to 4", BROKEN)]
+    assert [(row.line, row.left_out) for row in read(path)[2]] == [(3, BROKEN)]
     assert pairs(read(path, quoting=False)[1])[1] == ('"Never closed', "b")
     write(path, 'text,label\nfine,a\n"' + "word, word\n" * 60)
     with refused("file-damaged", "lines 3 to 62", "--no-quoting"):
@@ -169,7 +149,7 @@ def is_strict(content: str) -> bool:
     return True
 
 
-def test_no_line_of_a_file_with_stray_quotes_goes_without_a_word(tmp_path: Path) -> None:
+def test_no_fault_of_stray_quotes_goes_without_a_word(tmp_path: Path) -> None:
     chance = random.Random(0)
     for _ in range(300):
         lines = [f"text {number},{chance.choice('ab')}" for number in range(12)]
@@ -177,36 +157,25 @@ def test_no_line_of_a_file_with_stray_quotes_goes_without_a_word(tmp_path: Path)
             at = chance.choice([0, lines[number].index(",") + 1, 4])
             lines[number] = lines[number][:at] + '"' + lines[number][at:]
         content = "\n".join(["text,label", "x,a", "y,b", "z,a", *lines]) + "\n"
-        path = write(tmp_path / "a.csv", content)
-        rows = list(read_rows(path, find_form(path, CsvForm())))
-        covered = [line for row in rows for line in range(row.line, row.line + row.lines)]
-        assert covered == list(range(2, 17))
-        if not is_strict(content):
-            assert any(row.left_out or row.odd for row in rows)
+        _, _, out = read(write(tmp_path / "a.csv", content))
+        assert out or is_strict(content)
 
 
 @pytest.mark.parametrize(
     ("content", "code"),
     [
         (b"", "file-empty"),
-        (codecs.BOM_UTF8, "file-empty"),
         (b"\n \r\n\n", "file-empty"),
         (bytes(range(256)) * 40, "columns-missing"),
         ("text,label\nred,a\n".encode("utf-16-le"), "file-encoding"),
         (b"PK\x03\x04 of a spreadsheet", "file-format"),
     ],
-    ids=["empty", "mark alone", "blank", "binary", "utf-16 without a mark", "zip"],
+    ids=["empty", "blank", "binary", "utf-16 without a mark", "zip"],
 )
 def test_what_is_no_csv_of_texts_is_refused(tmp_path: Path, content: bytes, code: Code) -> None:
     (tmp_path / "a.csv").write_bytes(content)
     with refused(code, "a.csv"):
         read(tmp_path / "a.csv")
-
-
-@pytest.mark.parametrize("encoding", ["hex", "no-such", "rot13"])
-def test_an_encoding_of_no_text_is_refused(encoding: str) -> None:
-    with refused("option-value", "--encoding", encoding):
-        CsvForm(encoding=encoding)
 
 
 FIELDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
@@ -222,10 +191,7 @@ def test_what_csv_writes_is_read_back(rows: list[tuple[str, str]], tmp_path_fact
     found = list(read_rows(path, find_form(path, CsvForm(encoding="utf-8", delimiter=","))))
     assert len(found) == len(rows)
     for row, (text, label) in zip(found, rows, strict=True):
-        if not text.strip() or not label.strip():
-            assert row.left_out
-        else:
-            assert (row.text, row.label) == (text, label.strip())
+        assert row.left_out if not text.strip() or not label.strip() else (row.text, row.label) == (text, label.strip())
 
 
 PUBLISHED = {
@@ -255,26 +221,17 @@ def test_files_are_read_as_pandas_reads_them(path: Path, text: str, label: str, 
     assert Counter(what for row in rows for what in row.odd)[NAMELESS] == spilled
 
 
-def test_as_many_labels_as_texts_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "text,label\n" + "".join(f"red {number},L{number}\n" for number in range(21)))
-    with refused("labels-invalid", 21, "--delimiter", "--label"):
-        prepared(path)
-    assert not (tmp_path / "a.sqlite").exists()
-    path = write(tmp_path / "b.csv", "text,label\n" + "".join(f"red {number},L{number}\n" for number in range(20)))
-    assert len(prepared(path).source.labels) == 20  # so few that nobody can tell
-
-
 def test_another_file_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", ROWS)
     write(tmp_path / "mine.csv", ROWS * 20)
-    with refused("data-unprepared", "mine.csv"):
-        prepared(tmp_path / "a.csv", output=tmp_path / "mine.csv")
-    assert (tmp_path / "mine.csv").read_text() == ROWS * 20
     with closing(sqlite3.connect(tmp_path / "other.sqlite")) as connection:
         connection.execute("CREATE TABLE mine (one)")
         connection.commit()
-    with refused("file-format", "other.sqlite"):
-        prepared(tmp_path / "a.csv", output=tmp_path / "other.sqlite")
+    before = [(tmp_path / name).read_bytes() for name in ("a.csv", "mine.csv", "other.sqlite")]
+    for name, code in (("a.csv", "data-unprepared"), ("mine.csv", "data-unprepared"), ("other.sqlite", "file-format")):
+        with refused(code, name):  # type: ignore[arg-type]
+            prepared(tmp_path / "a.csv", output=tmp_path / name)
+    assert before == [(tmp_path / name).read_bytes() for name in ("a.csv", "mine.csv", "other.sqlite")]
 
 
 def test_a_pipe_is_no_file_that_does_not_exist(tmp_path: Path) -> None:
@@ -283,3 +240,5 @@ def test_a_pipe_is_no_file_that_does_not_exist(tmp_path: Path) -> None:
         prepared(tmp_path / "pipe.csv")
     with refused("path-missing", "nothing.csv"):
         prepared(tmp_path / "nothing.csv")
+    with refused("option-value", "--encoding", "hex"):
+        CsvForm(encoding="hex")

@@ -15,8 +15,7 @@ from bert.checkpoints.files import read_tensors, write_safetensors
 from bert.tasks.classify.store import opened
 from bert.tasks.glue import tables
 from bert.tasks.glue.scores import read_answers
-from bert.tasks.glue.tables import read_hub
-from bert.tasks.glue.tasks import TASKS
+from bert.tasks.glue.tables import TASKS, read_hub
 
 
 def test_a_packed_table_of_glue_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
