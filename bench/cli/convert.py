@@ -31,8 +31,6 @@ class ConvertOptions(Printed):
     """Model configuration file; default config.json or bert_config.json beside SRC."""
     vocab: Path | None = None
     """Vocabulary to copy; default vocab.txt beside SRC."""
-    allow_missing: bool = False
-    """Also convert an encoder that lacks weights. They are listed and not written."""
 
 
 OPTIONS = {"convert SRC DST": ConvertOptions}
@@ -44,10 +42,7 @@ def run(options: ConvertOptions) -> Result:
     from bert.checkpoints.conversion import convert
     from bert.tasks.commands import some_of
 
-    done = convert(
-        options.src, options.dst, target=options.to, config_file=options.config, vocab_file=options.vocab,
-        allow_missing=options.allow_missing,
-    )  # fmt: skip
+    done = convert(options.src, options.dst, target=options.to, config_file=options.config, vocab_file=options.vocab)
     config = done.config
     shape = f"{config.num_layers} layers, hidden size {config.hidden_size}, {config.vocab_size:,} word pieces"
     facts = [

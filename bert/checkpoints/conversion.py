@@ -68,7 +68,6 @@ def convert(
     target: Target = "hugging-face",
     config_file: Path | None = None,
     vocab_file: Path | None = None,
-    allow_missing: bool = False,
 ) -> Conversion:
     """Write the weights of a checkpoint into a new folder, which is created atomically.
 
@@ -79,7 +78,6 @@ def convert(
         target: its form.
         config_file: shape of the model, where it is not in a config.json or bert_config.json beside the source.
         vocab_file: vocabulary to copy, where it is not in a vocab.txt beside the source.
-        allow_missing: whether weights of the encoder may be missing. A source that has none at all is always refused.
 
     Raises:
         InputError: the source or a file beside it is missing, damaged or of another architecture.
@@ -107,13 +105,11 @@ def convert(
             f"skipped {before - len(weights.tensors)} weights: DistilBERT has no pooler and no next-sentence head, and "
             "its classifier follows a layer with ReLU"
         )
-    values, report = fit(weights, our_model(config, weights), found.path, allow_missing)
+    values, report = fit(weights, our_model(config, weights), found.path)
     architecture, parts = architecture_of(config, {part_of(name) for name in values} - {""})
     if weights.incomplete:
         names = ", ".join(weights.incomplete)
         notes.append(f"{len(weights.incomplete)} weights skipped, their query, key or value is missing: {names}")
-    if not all(bool(value.isfinite().all()) for value in values.values()):
-        notes.append("some weights are NaN or infinite, as in the source")
     written = _write(destination, values, config, architecture, target, vocab)
     return Conversion(
         source=found.path,

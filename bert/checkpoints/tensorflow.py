@@ -32,13 +32,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 # Numbers of tensorflow/core/framework/types.proto. What is not here (text, resources) is not a weight.
 _TYPES: dict[int, torch.dtype] = {
-    1: torch.float32,
-    2: torch.float64,
-    3: torch.int32,
-    9: torch.int64,
-    14: torch.bfloat16,
-    19: torch.float16,
-}
+    1: torch.float32, 2: torch.float64, 3: torch.int32, 9: torch.int64, 14: torch.bfloat16, 19: torch.float16,
+}  # fmt: skip
 
 # Of optimizers (Adam, LAMB), of loss scaling and of the schedule: no weights.
 _NO_WEIGHT = re.compile(
@@ -47,13 +42,9 @@ _NO_WEIGHT = re.compile(
 )
 # Heads of run_classifier.py, which are in no scope.
 _CLASSIFIER = {"output_weights": "classifier.weight", "output_bias": "classifier.bias"}
-_WHOLE_PARTS = {
-    "kernel": "weight",
-    "gamma": "weight",
-    "beta": "bias",
-    "output_weights": "weight",
-    "output_bias": "bias",
-}
+_LAST_PARTS = {
+    "kernel": "weight", "gamma": "weight", "beta": "bias", "output_weights": "weight", "output_bias": "bias",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +60,6 @@ class TensorEntry:
     """In bytes."""
     crc: int
     """Masked CRC-32C of these bytes."""
-    partitioned: bool
-    """It is stored in slices, under other keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +69,6 @@ class TensorFlowCheckpoint:
     prefix: Path
     """What the names of its files begin with."""
     num_shards: int
-    big_endian: bool
     entries: Mapping[str, TensorEntry]
     """By the tensors' names, in their order."""
 
@@ -93,10 +81,6 @@ class TensorFlowCheckpoint:
         from google_crc32c import value
 
         entry = self.entries[name]
-        if entry.partitioned:
-            raise InputError(
-                "model-unsupported", f"{name} of {self.prefix} is partitioned: save it without a partitioner"
-            )
         path = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
         remedy = f"copy all files {self.prefix.name}.* again from their source"
         with read_errors(path, remedy):
@@ -106,8 +90,6 @@ class TensorFlowCheckpoint:
         if masked(value(content.tobytes())) != entry.crc:
             raise InputError("file-damaged", f"the checksum of {name} in {path} is wrong: {remedy}")
         kind = _TYPES[entry.type_number]
-        if self.big_endian:
-            content = np.ascontiguousarray(content.reshape(-1, kind.itemsize)[:, ::-1]).reshape(-1)
         tensor = torch.from_numpy(content).view(kind) if entry.size else torch.empty(0, dtype=kind)
         return tensor.reshape(entry.shape)
 
@@ -127,7 +109,7 @@ def open_checkpoint(prefix: Path) -> TensorFlowCheckpoint:
         header = dict(fields(rows.pop(b"")))
         # Keys that begin with a zero are the slices of partitioned variables.
         tensors = {key.decode(): _entry(value) for key, value in rows.items() if not key.startswith(b"\0")}
-        return TensorFlowCheckpoint(prefix, header[1], header.get(2) == 1, tensors)
+        return TensorFlowCheckpoint(prefix, header[1], tensors)
     except (ValueError, IndexError, KeyError) as error:
         raise InputError(
             "file-damaged", f"{path} is damaged or not a TensorFlow index ({error}): copy it again"
@@ -138,7 +120,7 @@ def _entry(message: bytes) -> TensorEntry:
     about = dict(fields(message))
     shape = tuple(dict(fields(size)).get(1, 0) for number, size in fields(about.get(2, b"")) if number == 2)
     kind, shard, offset, size, crc = (about.get(number, 0) for number in (1, 3, 4, 5, 6))
-    return TensorEntry(shape, kind, shard, offset, size, crc, partitioned=7 in about)
+    return TensorEntry(shape, kind, shard, offset, size, crc)
 
 
 def is_weight(name: str) -> bool:
@@ -160,7 +142,7 @@ def hugging_face_name(name: str) -> tuple[str, bool]:
     if last.endswith("_embeddings"):
         parts.append("weight")
     else:
-        parts[-1] = _WHOLE_PARTS.get(last, last)
+        parts[-1] = _LAST_PARTS.get(last, last)
     return ".".join(re.sub(r"^layer_(\d+)$", r"layer.\1", part) for part in parts), transposed
 
 

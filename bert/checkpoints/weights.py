@@ -90,16 +90,13 @@ def parameters_of(model: nn.Module) -> tuple[ModelConfig, dict[str, Tensor]]:
     return encoder.config, dict(model.named_parameters())
 
 
-def fit(
-    weights: Weights, model: nn.Module, where: object = "the checkpoint", allow_missing: bool = False
-) -> tuple[dict[str, Tensor], LoadReport]:
+def fit(weights: Weights, model: nn.Module, where: object = "the checkpoint") -> tuple[dict[str, Tensor], LoadReport]:
     """Bring weights into the form of a model's parameters, without touching the model.
 
     Args:
         weights: of any vocabulary padding.
         model: a BertEncoder or a model whose `encoder` is one; it may be on the device "meta".
         where: what holds the weights, for messages.
-        allow_missing: whether encoder weights may be missing.
 
     Returns:
         The values by the names of the parameters in a model, in its types, and a report by name.
@@ -115,12 +112,12 @@ def fit(
     }
     missing = [name for name in parameters if name not in values]
     lacking = [name for name in missing if _is_body(name)]
-    if not values or (lacking and not allow_missing):
+    if lacking:
         held = _some([*weights.unexpected, *weights.tensors])
         raise InputError(
             "weights-mismatch",
             f"{where} lacks {len(lacking)} encoder parameters ({_some(lacking)}) and holds {held}: give the weights of "
-            "a model of this shape, or allow missing ones (--allow-missing)",
+            "a model of this shape",
         )
     surplus = [name for name in weights.tensors if name not in parameters]
     if body := [source for name in surplus if _is_body(name) for source in weights.sources[name]]:

@@ -5,7 +5,7 @@ file says "auto" or nothing; a file that says something else is refused. DeepSpe
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,23 +19,15 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 
-# Sections that would do again, or otherwise, what bertbench does itself, and those of ZeRO that checkpoints and
-# measurements do not cover.
+# Sections, of ZeRO's too, by which DeepSpeed would train otherwise than the run says, or whose parts checkpoints miss.
 _REFUSED = (
-    "amp", "autotuning", "checkpoint", "compression_training", "curriculum_learning", "data_efficiency", "elasticity",
-    "progressive_layer_drop", "scheduler", "sparse_attention", "torch_autocast",
+    "amp", "compression_training", "cpu_offload", "curriculum_learning", "data_efficiency", "elasticity",
+    "mics_shard_size", "offload_optimizer", "offload_param", "progressive_layer_drop", "scheduler", "torch_autocast",
 )  # fmt: skip
-_REFUSED_OF_ZERO = ("cpu_offload", "mics_shard_size", "offload_optimizer", "offload_param")
 # Loss scaling as torch.amp.GradScaler does it, for what an fp16 section leaves open.
 _LOSS_SCALING = {
-    "loss_scale": 0,
-    "initial_scale_power": 16,
-    "loss_scale_window": 2000,
-    "hysteresis": 1,
-    "min_loss_scale": 0,
-}
-# Names DeepSpeed has for the run's optimizers, in lower case.
-_OPTIMIZERS = {"adamw": ("adamw", "adam"), "lamb": ("lamb",)}
+    "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 2000, "hysteresis": 1, "min_loss_scale": 0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +49,7 @@ def read_deepspeed_config(path: Path) -> dict[str, Any]:
 
 def training_values(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the training settings of a configuration, by field of bert.train.settings.TrainSettings."""
-    params = _section(_section(config, "optimizer"), "params")
+    params = _section(copy.deepcopy(dict(config)), "optimizer", "params")
     values = {
         "micro_batch_size": config.get("train_micro_batch_size_per_gpu"),
         "grad_accum_steps": config.get("gradient_accumulation_steps"),
@@ -81,18 +73,16 @@ def resolve(config: Mapping[str, Any], plan: "StepPlan", zero_stage: int | None 
         UsageError: the two say different things (each is named, with both values), or it asks for what is not done.
     """
     filled: dict[str, Any] = copy.deepcopy(dict(config))
-    for name in ("zero_optimization", "fp16", "bf16"):
-        filled[name] = _section(filled, name)
-    for section, names in ((filled, _REFUSED), (filled["zero_optimization"], _REFUSED_OF_ZERO)):
-        for name in names:
+    zero = _section(filled, "zero_optimization")
+    for section in (filled, zero):
+        for name in _REFUSED:
             if _is_on(section.pop(name, None)):
                 raise UsageError(
-                    "option-not-applicable",
-                    f'"{name}" of the DeepSpeed configuration is not supported here: remove it',
+                    "option-not-applicable", f'"{name}" of the DeepSpeed configuration is not supported: remove it'
                 )
-    given = filled["zero_optimization"].get("stage", AUTO)
+    given = zero.get("stage", AUTO)
     stage = zero_stage if zero_stage is not None else 0 if given == AUTO else given
-    if isinstance(stage, bool) or stage not in ZERO_STAGES:
+    if type(stage) is not int or stage not in ZERO_STAGES:
         raise UsageError("option-choice", f"zero_optimization.stage={stage!r}: use 0, 1, 2 or 3")
     if stage > 0 and plan.optimizer == "lamb":
         raise UsageError(
@@ -102,15 +92,21 @@ def resolve(config: Mapping[str, Any], plan: "StepPlan", zero_stage: int | None 
         )
     if filled.get("gradient_clipping", AUTO) == plan.optimizer_norm:
         filled["gradient_clipping"] = 0.0  # the optimizer clips to it; clipped twice would be something else
-    optimizer, differences = _optimizer(_section(filled, "optimizer"), plan)
-    filled.pop("optimizer", None)
-    for path, value in _values_of_the_run(plan, stage):
-        *outer, name = path
-        place = filled[outer[0]] if outer else filled
-        if place.get(name, AUTO) == AUTO:
-            place[name] = value
-        elif place[name] != value:
-            differences.append(f"{'.'.join(path)} is {place[name]!r}, but the run has {value!r}")
+    optimizer, differences = _optimizer(filled, plan)
+    for section, path, value in (
+        (filled, "train_micro_batch_size_per_gpu", plan.train.micro_batch_size),
+        (filled, "gradient_accumulation_steps", plan.train.grad_accum_steps),
+        (filled, "train_batch_size", plan.train.global_batch_size),
+        (filled, "gradient_clipping", plan.max_grad_norm or 0.0),
+        (_section(filled, "fp16"), "fp16.enabled", plan.train.precision == "fp16"),
+        (_section(filled, "bf16"), "bf16.enabled", plan.train.precision == "bf16"),
+        (zero, "zero_optimization.stage", stage),
+    ):
+        name = path.rpartition(".")[2]
+        if section.get(name, AUTO) == AUTO:
+            section[name] = value
+        elif section[name] != value:
+            differences.append(f"{path} is {section[name]!r}, but the run has {value!r}")
     if differences:
         raise UsageError(
             "option-conflict",
@@ -122,57 +118,43 @@ def resolve(config: Mapping[str, Any], plan: "StepPlan", zero_stage: int | None 
     return Resolved(config=_without_auto(filled), zero_stage=stage, optimizer=optimizer)
 
 
-def _values_of_the_run(plan: "StepPlan", stage: int) -> Iterator[tuple[tuple[str, ...], Any]]:
-    yield ("train_micro_batch_size_per_gpu",), plan.train.micro_batch_size
-    yield ("gradient_accumulation_steps",), plan.train.grad_accum_steps
-    yield ("train_batch_size",), plan.train.global_batch_size
-    yield ("gradient_clipping",), plan.max_grad_norm or 0.0
-    yield ("fp16", "enabled"), plan.train.precision == "fp16"
-    yield ("bf16", "enabled"), plan.train.precision == "bf16"
-    yield ("zero_optimization", "stage"), stage
-
-
-def _optimizer(section: Mapping[str, Any], plan: "StepPlan") -> tuple[dict[str, Any], list[str]]:
-    """Return the options that a file gives the optimizer, and where it differs from the run's."""
-    kind, params = str(section.get("type", AUTO)), _section(section, "params")
-    own: dict[str, Any] = {}
+def _optimizer(filled: dict[str, Any], plan: "StepPlan") -> tuple[dict[str, Any], list[str]]:
+    """Take the optimizer out; return the options that the file gives it, and where it differs from the run's."""
+    params = _without_auto(_section(filled, "optimizer", "params"))
+    kind = str(filled.pop("optimizer").get("type", AUTO))
     differences = []
-    if kind != AUTO and kind.lower() not in _OPTIMIZERS[plan.optimizer]:
+    if kind.lower().removesuffix("w") not in (AUTO, plan.optimizer.removesuffix("w")):
         differences.append(f"optimizer.type is {kind!r}, but the run has {plan.optimizer!r}")
+    known = {"lr": plan.learning_rate, "weight_decay": plan.weight_decay, "adam_w_mode": True}
     for name, value in params.items():
-        known = {"lr": plan.learning_rate, "weight_decay": plan.weight_decay, "adam_w_mode": True}.get(name)
-        if value == AUTO or name == "torch_adam":
-            continue
-        if known not in (None, value):
-            differences.append(f"optimizer.params.{name} is {value!r}, but the run has {known!r}")
-        elif name in ("lr", "weight_decay", "eps", "betas"):
-            own[name] = _number(name, value)
-        elif name != "adam_w_mode":
-            raise UsageError("option-not-applicable", f"optimizer.params.{name} is not a parameter of {plan.optimizer}")
-    return own, differences
-
-
-def _number(name: str, value: Any) -> float | tuple[float, float]:
+        if known.get(name) not in (None, value):
+            differences.append(f"optimizer.params.{name} is {value!r}, but the run has {known[name]!r}")
+    own = {name: value for name, value in params.items() if name not in ("adam_w_mode", "torch_adam")}
+    if foreign := own.keys() - {"lr", "weight_decay", "eps", "betas"}:
+        raise UsageError(
+            "option-not-applicable",
+            f"optimizer.params.{min(foreign)} is none of {plan.optimizer}: remove it",
+        )
     try:
-        if name != "betas":
-            return float(value)
-        first, second = value
-        return float(first), float(second)
+        return {n: tuple(map(float, v)) if n == "betas" else float(v) for n, v in own.items()}, differences
     except (TypeError, ValueError):
-        raise UsageError("option-value", f"optimizer.params.{name}={value!r} must be a number, betas two") from None
+        raise UsageError("option-value", f"optimizer.params={own} must be numbers, betas two") from None
 
 
-def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a section, empty if it is absent. Raises UsageError if it is no object."""
-    section = config.get(name, {})
-    if not isinstance(section, Mapping):
-        raise UsageError("option-value", f'"{name}" of the DeepSpeed configuration must be an object, not {section!r}')
-    return dict(section)
+def _section(config: dict[str, Any], *path: str) -> dict[str, Any]:
+    """Return a section, made where it is absent. Raises UsageError if it is no object."""
+    for name in path:
+        config = config.setdefault(name, {})
+        if not isinstance(config, dict):
+            raise UsageError(
+                "option-value", f'"{name}" of the DeepSpeed configuration must be an object, not {config!r}'
+            )
+    return config
 
 
 def _is_on(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return value.get("enabled", True) is not False and value.get("device") != "none" and bool(_without_auto(value))
+        return value.get("enabled", True) is not False and value.get("device") != "none"
     return value not in (None, AUTO, False, -1)
 
 

@@ -94,6 +94,8 @@ def run_training(asked: RunRequest) -> RunOutcome:
         wrapped, levers = _wrap(run, origin, model)
         optimizer = make_optimizer(settings, wrapped, fuses_optimizer(wrapped, levers, settings.strategy))
         strategy.prepare(optimizer, run.precision)
+        if origin.resumed is not None:
+            run.precision.load_state_dict(origin.resumed.state.scaler)
         if origin.weights is not None:
             moments = _load_moments(run, origin, model, optimizer, shapes)
             _report_origin(run, origin, moments, not_taken)
@@ -129,7 +131,6 @@ def _find_origin(run: Run) -> _Origin:
     if path is not None:
         checkpoint = strategy.together(lambda: _resumable(run, path))
         run.counts.load_state_dict(checkpoint.state.progress)
-        run.precision.load_state_dict(checkpoint.state.scaler)
         run.evaluations.take_over(checkpoint.state, run.folder)
         run.log.samples_seen = checkpoint.state.samples_seen
         run.checkpoint = path

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import google_crc32c
-import numpy as np
 import torch
+from cramjam import snappy
 from torch import Tensor
 
 from bert.checkpoints.tensorflow import MAGIC, masked
@@ -35,8 +35,8 @@ def entry(kind: int, shape: list[int], shard: int, offset: int, size: int, crc: 
     return number(1, kind) + message(2, dims) + place + varint(6 << 3 | 5) + crc.to_bytes(4, "little")
 
 
-def header(shards: int, big_endian: bool = False) -> bytes:
-    return number(1, shards) + number(2, int(big_endian)) + message(3, number(1, 1))
+def header(shards: int) -> bytes:
+    return number(1, shards) + message(3, number(1, 1))
 
 
 def block(entries: list[tuple[bytes, bytes]]) -> bytes:
@@ -51,7 +51,7 @@ def block(entries: list[tuple[bytes, bytes]]) -> bytes:
 
 def sealed(content: bytes, compressed: bool = False) -> bytes:
     """A block with its trailer."""
-    content = (snappy(content) + b"\x01") if compressed else content + b"\x00"
+    content = (bytes(snappy.compress_raw(content)) + b"\x01") if compressed else content + b"\x00"
     return content + masked(google_crc32c.value(content)).to_bytes(4, "little")
 
 
@@ -70,14 +70,11 @@ def table(blocks: list[tuple[bytes, bytes]], compressed: bool = False) -> bytes:
     return found + handles.ljust(40, b"\0") + MAGIC
 
 
-def rows_of(
-    tensors: dict[str, Tensor], shards: int = 1, big_endian: bool = False
-) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+def rows_of(tensors: dict[str, Tensor], shards: int = 1) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
     """The rows of an index and the data files; tensors go to the files in turn."""
-    rows, files = [(b"", header(shards, big_endian))], [b""] * shards
+    rows, files = [(b"", header(shards))], [b""] * shards
     for place, (name, tensor) in enumerate(sorted(tensors.items())):
-        raw = tensor.contiguous().flatten().view(torch.uint8).numpy().reshape(-1, tensor.element_size())
-        content = np.ascontiguousarray(raw[:, ::-1] if big_endian else raw).tobytes()
+        content = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
         shard = place % shards
         crc = masked(google_crc32c.value(content))
         row = entry(KINDS[tensor.dtype], list(tensor.shape), shard, len(files[shard]), len(content), crc)
@@ -94,42 +91,5 @@ def write_rows(prefix: Path, rows: list[tuple[bytes, bytes]], files: list[bytes]
         prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{len(files):05d}").write_bytes(content)
 
 
-def write_checkpoint(
-    prefix: Path, tensors: dict[str, Tensor], *, shards: int = 1, compressed: bool = False, big_endian: bool = False
-) -> None:
-    write_rows(prefix, *rows_of(tensors, shards, big_endian), compressed)
-
-
-def snappy(data: bytes) -> bytes:
-    """A simple compressor: the longest copy of up to 64 bytes from the last place where these 4 bytes stood."""
-    found, seen = bytearray(varint(len(data))), dict[bytes, int]()
-    position = start = 0
-    while position < len(data):
-        place = seen.get(data[position : position + 4], -1)
-        seen[data[position : position + 4]] = position
-        length = 0
-        while (
-            place >= 0
-            and length < 64
-            and data[place + length : place + length + 1] == data[position + length : position + length + 1] != b""
-        ):
-            length += 1
-        if length < 4 or position - place > 0xFFFF:
-            position += 1
-            continue
-        found += _literal(data[start:position])
-        found += bytes([(length - 1) << 2 | 2]) + (position - place).to_bytes(2, "little")
-        position = start = position + length
-    return bytes(found + _literal(data[start:]))
-
-
-def _literal(data: bytes) -> bytes:
-    if not data:
-        return b""
-    if len(data) <= 60:
-        return bytes([(len(data) - 1) << 2]) + data
-    return (
-        bytes([61 << 2]) + (len(data) - 1).to_bytes(2, "little") + data
-        if len(data) <= 0x10000
-        else (_literal(data[:0x10000]) + _literal(data[0x10000:]))
-    )
+def write_checkpoint(prefix: Path, tensors: dict[str, Tensor], *, shards: int = 1, compressed: bool = False) -> None:
+    write_rows(prefix, *rows_of(tensors, shards), compressed)

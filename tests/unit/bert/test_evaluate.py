@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from support import training_runs
 from support.pretraining_shards import PIECES
-from support.refusals import refused
 
 from bert.model.config import model_config
 from bert.model.heads import BertForPretraining
@@ -99,15 +98,3 @@ def test_nothing_is_drawn_and_the_mode_stays(data: Path, model: BertForPretraini
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training and all(part.training for part in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_a_folder_without_test_shards_is_refused_with_the_way_out(data: Path) -> None:
-    (data / "small_test_0.hdf5").unlink()
-    (data / "metadata.json").unlink()
-    with refused("data-missing", data, "--eval-every 0"):
-        TestShards(spec(data))
-
-
-def test_a_model_without_heads_is_refused(data: Path) -> None:
-    with refused("weights-mismatch", "Linear"):
-        evaluate(torch.nn.Linear(1, 1), TestShards(spec(data)), SingleStrategy(), Precision("fp32", "cpu"))

@@ -42,11 +42,6 @@ def no_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-def test_order_content_and_end_are_kept(pinned: bool) -> None:
-    assert [int(batch.tensors["x"]) for batch in Feed(Stream(5), pinned, doubled)] == [0, 2, 4, 6, 8]
-
-
-@pytest.mark.parametrize("pinned", [False, True])
 def test_an_error_of_the_source_arrives_after_the_batches_before_it(pinned: bool) -> None:
     feed = Feed(Stream(2, fail=True), pinned, doubled)
     assert [int(next(feed).tensors["x"]) for _ in range(2)] == [0, 2]

@@ -35,16 +35,6 @@ def test_the_gradient_of_a_softmax_is_autograds() -> None:
     torch.testing.assert_close(private.softmax_gradient(grad, weights.detach()), scores.grad)
 
 
-def test_flash_attention_takes_sequences_one_after_another() -> None:
-    query = torch.empty(12, 2, 16, device="meta", dtype=torch.bfloat16)
-    ends = torch.empty(4, device="meta", dtype=torch.int32)
-    assert private.flash_attention(query, query, query, ends, 5, 0.1).shape == query.shape
-
-
-def test_the_cpu_says_whether_it_multiplies_bf16() -> None:
-    assert private.multiplies_bf16() in (True, False)
-
-
 @pytest.mark.parametrize("left_out", [None, 0.0, 1.0])
 def test_the_fused_update_is_adamws_and_can_be_left_out(left_out: float | None) -> None:
     value = nn.Parameter(torch.randn(7, generator=torch.Generator().manual_seed(0)))
@@ -81,14 +71,6 @@ def test_the_scaler_asks_an_optimizer_that_looks_for_overflows_itself() -> None:
     scaler.step(optimizer)
     scaler.update()
     assert seen == [1.0] and scaler.get_scale() == 4.0
-
-
-def test_the_process_groups_are_those_that_were_joined(tmp_path: object) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        assert torch.distributed.group.WORLD in private.process_groups()
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_deepspeeds_shared_memory_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
