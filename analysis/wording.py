@@ -152,15 +152,14 @@ def place(row: Row) -> str:
 
 
 def implementation(row: Row) -> str:
-    """Return the implementation, with its optimizations unless they are its device's defaults; marks input trials."""
-    levers = row.get("levers") or ""
-    name = str(row["implementation"]) + {"": "", "none": " without optimizations"}.get(levers, f" {levers}")
+    """Return the implementation, with its step unless that is fast; marks input trials."""
+    name = str(row["implementation"]) + (" plain" if row.get("step") == "plain" else "")
     return f"{name}, input only" if row.get("kind") == "input" else name
 
 
 def reference(ratio: Row) -> str:
     """Return the implementation that a row of runs.ratios_of compares with, as `implementation` does."""
-    return implementation({"implementation": ratio["reference"], "levers": ratio["reference_levers"]})
+    return implementation({"implementation": ratio["reference"], "step": ratio["reference_step"]})
 
 
 def strategy(row: Row) -> str:

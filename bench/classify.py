@@ -60,7 +60,7 @@ def leave_results(
     opened = open_model(run.best_checkpoint() or run.checkpoints, task, DataIdentity.of(settings.data, rows), warn)
     if threads is not None:
         torch.set_num_threads(threads)
-    precision = resolve_precision(settings.precision, devices)
+    precision = "bf16" if settings.precision == "fp8" else resolve_precision(settings.precision, devices)
     logits = row_logits(opened.ready(devices.kind, precision, settings.micro_batch_size), rows, task.labels)
     check_logits(logits)
     first, shares = text_probabilities(logits, texts)

@@ -27,7 +27,7 @@ from bert.tasks import task_step
 from common.train_spec import TrainSpec
 
 _MOMENTS = 2
-_ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+_ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 # What a process that trains needs besides: on a CPU interpreter and libraries (measured: torch 2.13, Linux x86-64), on
 # a GPU the workspaces of the GEMMs, which the allocator counts; the CUDA context it does not count.
 WORKSPACE_BYTES = {"cpu": 390 << 20, "cuda": 64 << 20}

@@ -9,11 +9,6 @@ import torch
 from torch import Tensor
 
 
-def any_length(x: Tensor) -> None:
-    """Have what is compiled for `x` serve every number of its rows."""
-    torch._dynamo.maybe_mark_dynamic(x, 0)
-
-
 def scaled_product(
     first: Tensor, second: Tensor, first_scale: Tensor, second_scale: Tensor, bias: Tensor | None, fast: bool,
     out: Tensor | None,

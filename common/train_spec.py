@@ -29,8 +29,8 @@ class TrainSpec:
     """Dropout probability everywhere, attention included."""
     activation_checkpointing: bool = False
     """Whether layers keep only their input and recompute the rest in the backward pass."""
-    levers: str = ""
-    """Optimizations of bertbench's own model (bert.speed.registry), joined by "+"; empty for those of its device."""
+    step: str = "fast"
+    """How bertbench's own model computes a step, one of bert.speed.registry.STEPS; the others' has one way."""
     data: str = "synthetic"
     """'synthetic', 'synthetic:<distribution>', a path that the task reads, or 'synthetic:<path>': with its lengths."""
     vocab_size: int = 30522
@@ -48,7 +48,7 @@ class TrainSpec:
     world_size: int = 1
     """Devices over all nodes."""
     precision: str = "bf16"
-    """fp32, tf32, bf16 or fp16."""
+    """fp32, tf32, bf16, fp16 or fp8."""
     strategy: str = "ddp"
     """Parallelism: a name in bert.parallel."""
     strategy_options: str = ""

@@ -95,7 +95,7 @@ doctor() {
 # Compiles a kernel (g++), trains, writes a checkpoint, and records the image's revision.
 training() {
     local revision
-    inside bertbench train pretrain --data synthetic --preset tiny --device cpu --precision fp32 --levers fused-elementwise \
+    inside bertbench train pretrain --data synthetic --preset tiny --device cpu --precision fp32 \
         --micro-batch-size 2 --global-batch-size 4 --steps 3 --out runs/training
     [[ -d $work/runs/training/checkpoints/step-0000003 ]] || die "no checkpoint in runs/training"
     revision=$(git -C "$root" rev-parse --short=12 HEAD 2>/dev/null || true)

@@ -41,10 +41,8 @@ class RankRecord(TypedDict, total=False):
     """Compressed shards of an input trial: samples, seconds."""
     backward: dict[str, Any] | None
     """bytes, ready_ms and backward_ms: when the gradients of a backward pass were ready (bench.run.measure)."""
-    levers: str | None
-    """Optimizations that were on."""
-    levers_left_out: dict[str, str] | None
-    """Reasons by optimization of the default set that has no effect in this trial."""
+    step_lacks: str | None
+    """What is not installed without which the fast step of our own model is slower."""
     unknown: dict[str, str] | None
     """Reasons by column."""
     series: dict[str, list[int]] | None

@@ -65,7 +65,7 @@ _SHAPE = (
     Column("implementation", str, "", "implementation of the model", "implementation"),
     Column("strategy", str, "", "parallelism", "strategy"),
     Column("preset", str, "", "model shape", "model"),
-    Column("precision", str, "", "fp32, tf32, bf16 or fp16"),
+    Column("precision", str, "", "fp32, tf32, bf16, fp16 or fp8"),
     Column("seq_len", int, "", "maximum tokens per sequence", "length", "count"),
     Column("micro_batch_size", int, "", "sequences per rank and micro-step", "batch per device", "count"),
     Column("grad_accum_steps", int, "", "micro-steps per optimizer step", "accumulation", "count"),
@@ -76,7 +76,7 @@ _SHAPE = (
 _OPTIONS = (
     Column("strategy_options", str, "", "options of the strategy as JSON; empty without options"),
     Column("task_options", str, "", "options of the task as JSON; empty without options"),
-    Column("levers", str, "", "optimizations of our implementation, joined by +; empty for those of its device"),
+    Column("step", str, "", "how our implementation computes a step: fast, or plain PyTorch with padding"),
     Column("activation_checkpointing", bool, "", "whether activations are computed again in the backward pass"),
     Column("allocator", str, "", "of earlier versions: how processes kept memory"),
 )
@@ -177,7 +177,7 @@ TRAININGS = (
     Column("implementation", str, "", "implementation of the model"),
     Column("strategy", str, "", "parallelism"),
     Column("backend", str, "", "communication backend: gloo or nccl"),
-    Column("precision", str, "", "fp32, tf32, bf16 or fp16"),
+    Column("precision", str, "", "fp32, tf32, bf16, fp16 or fp8"),
     Column("devices", int, "", "devices, one process each"),
     Column("device", str, "", "cpu or cuda"),
     Column("global_batch_size", int, "", "sequences per update"),

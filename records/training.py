@@ -31,7 +31,6 @@ _EVENTS: dict[str, Any] = {
     "evaluated": {"applied_steps": int, "samples": int},  # and the scores of the task, None if not finite
     "saved": {"path": str, "applied_steps": int},  # and best_NAME of the best so far, where there are evaluations
     "warned": {"message": str},
-    "optimized": {"levers": str, "left_out": dict[str, Any]},
     "logging": {"run_ids": dict[str, str]},  # id of the run of each logger that has runs
 }
 """Kinds of events, the value of "event", and the fields that readers rely on; "time_ns" is in every one."""

@@ -16,7 +16,7 @@ from common.train_spec import TrainSpec
 from records.files import SCHEMA_VERSION
 
 KINDS = ("throughput", "input", "probe", "profile", "train", "comm", "components", "measure")
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +138,6 @@ _OF_TRAINING = ("task", "implementation", "strategy", "preset", "seq_len", "micr
 # Of a training script only its ranks are known, and its name, which stands as the implementation; nothing limits it.
 _OF_SCRIPT = {field.name for field in dataclasses.fields(TrainSpec)} - {"world_size"}
 _LIMITS = ("min_steps", "max_steps", "max_seconds", "relative_half_width")
-_WITHOUT_MEANING = {"comm": _OF_TRAINING, "measure": (*sorted(_OF_SCRIPT), *_LIMITS)}
+_WITHOUT_MEANING = {"comm": (*_OF_TRAINING, "step"), "measure": (*sorted(_OF_SCRIPT), *_LIMITS)}
 # Characters that no folder is named by.
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]")

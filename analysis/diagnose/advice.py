@@ -83,28 +83,21 @@ class Context:
     @property
     def narrow(self) -> str:
         """The trial's precision if it is a 16- or 8-bit one, else ""."""
-        precision = "fp8" if self.has("fp8") else str(self.row.get("precision") or "")
+        precision = str(self.row.get("precision") or "")
         return precision if precision in ("bf16", "fp16", "fp8") else ""
-
-    def has(self, *levers: str) -> bool:
-        """Whether the trial has one of these optimizations."""
-        return bool({*levers} & {*str(self.row.get("levers") or "").split("+")})
 
     @property
     def fused(self) -> bool:
         """Whether the trial is bertbench's own step with its fused elementwise parts."""
-        ours = self.row.get("implementation") == "bertbench"
-        return ours and (not self.row.get("levers") or self.has("fused-elementwise"))
+        return self.row.get("implementation") == "bertbench" and self.row.get("step") == "fast"
 
     @property
     def fewer_launches(self) -> str:
         """Ways to launch fewer kernels that the trial does not use yet."""
-        return f"a larger batch{'' if self.has('compile') else ', torch.compile'} or CUDA graphs"
+        return "a larger batch, torch.compile or CUDA graphs"
 
     def fusing(self, fused_optimizer: bool) -> str:
         """How kernels are fused, in parentheses, where the optimizer is fused already or not."""
-        if self.has("compile"):
-            return "(those outside of the compiled layers)"
         return f"(torch.compile, fused {'norms' if fused_optimizer else 'optimizer and norms'})"
 
     def command(self, cause: str) -> str:
@@ -182,7 +175,7 @@ def ranked(candidates: Iterable[Advice]) -> list[Advice]:
 _OPTIONS = {
     "implementations": "implementation", "batch_sizes": "micro_batch_size", "seq_lens": "seq_len",
     "precisions": "precision", "devices": "world_size", "device": "device", "trust_remote_code": "trust_remote_code",
-    "grad_accum": "grad_accum_steps", "levers": "levers", "threads": "threads_per_rank", "padding": "padding",
+    "grad_accum": "grad_accum_steps", "step": "step", "threads": "threads_per_rank", "padding": "padding",
     "dropout": "dropout", "seed": "seed", "activation_checkpointing": "activation_checkpointing",
     "data": "data", "strategies": "strategy", "start": "start_iteration",
     "stop": "stop_iteration",
@@ -190,6 +183,7 @@ _OPTIONS = {
 """Options of throughput: field of the trial."""
 _DEFAULTS: dict[str, tuple[object, ...]] = {
     "grad_accum": (1,), "dropout": (0.1,), "seed": (42,), "data": ("synthetic",), "strategies": ("single", "ddp"),
+    "step": ("fast",),
 }  # fmt: skip
 """Values that need no option, besides those that are off or not given."""
 

@@ -22,7 +22,7 @@ Profiled = Mapping[str, Sequence[Advice]]
 
 _MOST_CARDS, _MOST_CLOSE = 6, 3
 _MODEL = ("task", "task_options", "preset", "precision", "seq_len", "device")
-_SAME_TRAINING = ("task", "task_options", "preset", "seq_len", "world_size", "device", "implementation", "levers")
+_SAME_TRAINING = ("task", "task_options", "preset", "seq_len", "world_size", "device", "implementation", "step")
 _SAME_STEP = (*_SAME_TRAINING, "precision", "micro_batch_size")
 # Relative difference of the step of a breakdown from the trial's step up to which both measured the same.
 _SAME_SPEED = 0.25

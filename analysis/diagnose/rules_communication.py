@@ -67,7 +67,7 @@ def _exposed(table: "pd.DataFrame", late: "pd.DataFrame", context: Context) -> F
         remedy = "find out why ranks arrive late (data, host, GPU clock), and balance the work"
     else:
         cause, saves, seen = "communication", bare / window, "communication is exposed"
-        less = "gradient accumulation" if context.has("bf16-gradients") else "16-bit gradients, gradient accumulation"
+        less = "16-bit gradients, gradient accumulation"
         remedy = f"overlap communication with computation, or send less ({less})"
     advice = advised(cause, f"{seen} {percent(saves)} of the time", remedy, saves)
     return Finding(name, title, shown, sentence, advice)

@@ -29,7 +29,7 @@ FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 PHASES = {1: (128, 230_400_000), 2: (512, 25_600_000)}
 """Per phase of pretraining: tokens of a sequence, sequences of the phase."""
-_MODEL = ("task", "task_options", "implementation", "levers", "preset", "precision", "seq_len")
+_MODEL = ("task", "task_options", "implementation", "step", "preset", "precision", "seq_len")
 _SAME = (*_MODEL, "device", "activation_checkpointing")
 _CONFIGURATION = (*_SAME, "micro_batch_size", "grad_accum_steps")
 _STRATEGY = ("strategy", "strategy_options", "allocator")

@@ -50,7 +50,7 @@ def summarize(
 
     Beside MEASURED_COLUMNS: unknown ({column: why it is None}), window_start, window_stop, warmup_source (given |
     detected), samples_per_step, samples_per_second_low, samples_per_second_high (95 %), median_half_width (relative),
-    peak_memory_kind, parameters, measured_peak ({dtype, shape, drift}), levers_on, levers_left_out ({name: why}),
+    peak_memory_kind, parameters, measured_peak ({dtype, shape, drift}), step_lacks (what is not installed),
     per_rank, cautions ([{code, message, remedy}]).
 
     Raises:
@@ -87,7 +87,7 @@ def summarize(
         unknown |= record.get("unknown") or {}
         result |= dict.fromkeys(record.get("unknown") or {})
     first = next(iter(ranks.values()), {})
-    result |= {"levers_on": first.get("levers"), "levers_left_out": first.get("levers_left_out") or {}}
+    result["step_lacks"] = first.get("step_lacks")
     # Every rank reads every compressed shard: the slowest one counts.
     read = [record["shards_read"] for record in ranks.values() if record.get("shards_read")]
     rates = [float(one["samples"]) / float(one["seconds"]) for one in read if one["seconds"] > 0]
@@ -200,7 +200,7 @@ def _utilization(trial: Trial, ranks: Ranks, rate: float | None, unknown: Unknow
     pairs = {rank: [peak[when] for when in ("before", "after") if peak.get(when)] for rank, peak in measured.items()}
     peaks = {rank: pair for rank, pair in pairs.items() if pair}
     first = ranks[min(peaks)]["measured_peak"] if peaks else {}
-    gemms = first.get("products") or ("float8_e4m3fn" if "fp8" in trial.levers.split("+") else first.get("dtype"))
+    gemms = first.get("products") or ("float8_e4m3fn" if trial.precision == "fp8" else first.get("dtype"))
     missing = next((rank for rank in range(trial.ranks) if rank not in peaks), None)
     if missing is not None or gemms != first.get("dtype"):
         why = f"the GEMMs ran in {gemms}, but the peak was measured in {first.get('dtype')}"

@@ -200,7 +200,6 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
     machine.append(str((recorded.get("cpu") or {}).get("model") or recorded.get("device_name") or "not recorded"))
     versions = {"Python": recorded.get("python"), "driver": recorded.get("driver"), **(recorded.get("libraries") or {})}
     software = [*filter(None, [recorded.get("system")]), *(f"{name} {one}" for name, one in versions.items() if one)]
-    left_out = [one for trial in trials for one in (trial.row.get("levers_left_out") or {}).items()]
     tally = Counter(str(trial.row["status"]) for trial in doubts.without_probes(trials))
     rounds = len({trial.trial.round for trial in trials if trial.trial.kind not in ("train", "probe")}) or 1
     ended = ", ".join(f"{count} {status}" for status, count in tally.items()) or "only probes"
@@ -209,8 +208,7 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
         *_settings(trials),
         ("trials", f"{ended}, {wording.counted(rounds, 'round')}"),
         ("software", ", ".join(software) or "not recorded"),
-        *dict.fromkeys(("optimizations", str(trial.row.get("levers_on") or "")) for trial in trials),
-        ("optimizations left out", "; ".join(dict.fromkeys(map(": ".join, left_out)))),
+        *dict.fromkeys(("the fast step lacks", str(trial.row.get("step_lacks") or "")) for trial in trials),
     ]
     return [(name, value) for name, value in rows if value]
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from bench.cli.options import TrialOptions, run_folder
 from bench.cli.progress import note
@@ -9,9 +10,10 @@ from bench.cli.result import Result, of_view
 from bench.cli.session import describe, run_all
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
-from bench.sweep.options import AUTO
+from bench.sweep.options import STEP
 from bench.sweep.trials import Workload, expand
 from bench.sweep.winner import check_winner, fastest_trial
+from bert.speed.registry import FAST
 from bert.tasks import known_tasks, task_data
 from common.errors import UsageError
 from records.run import RunDirectory
@@ -35,8 +37,8 @@ class SpeedOfLightOptions(TrialOptions):
     workload: Workload = field(default_factory=Workload)
     batch_size: int = 8
     """Sequences per device."""
-    levers: str = AUTO
-    """Optimizations: auto, none, or names joined by + (docs/explanation/speed.md)."""
+    step: Annotated[str, STEP] = FAST
+    """Computation of a step: fast, or plain PyTorch with padding."""
     devices: int = 1
     """Ranks. Each measures all parts; communication is the exposed time of their steps."""
     rounds: int = 12
@@ -86,10 +88,10 @@ def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:
         note(f"the fastest configuration of {options.winner_of}: {describe(trial)}")
     else:
         sweep = options.workload.sweep(
-            devices=(options.devices,), batch_sizes=(options.batch_size,), levers=(options.levers,), **limits,
+            devices=(options.devices,), batch_sizes=(options.batch_size,), step=(options.step,), **limits,
         )  # fmt: skip
         (trial,) = expand(sweep, devices, kind=_KIND)
-    if "fp8" in trial.levers.split("+") and trial.device == "cpu":
-        problem = f"--levers {trial.levers} on a CPU, which emulates FP8, has no floor"
-        raise UsageError("device-unsupported", f"{problem}: leave out fp8, or use `bertbench throughput`")
+    if trial.precision == "fp8" and trial.device == "cpu":
+        problem = "--precision fp8 on a CPU, which emulates FP8, has no floor"
+        raise UsageError("device-unsupported", f"{problem}: use bf16, or `bertbench throughput`")
     return trial

@@ -15,7 +15,7 @@ from bench.cli.parser import parse
 from bench.cli.progress import note, show_stages
 from bench.cli.result import Result, when_writable
 from bench.machine.devices import find_devices
-from bench.sweep.options import AUTO, DEVICE, PRECISION, resolve_precision
+from bench.sweep.options import AUTO, DEVICE, EVALUATED_PRECISION, resolve_precision
 from bert.tasks import TASKS, known_tasks, task_data
 from bert.tasks.base import Ready
 from bert.tasks.commands import Grid, Outcome, Shown, TaskCommand
@@ -33,7 +33,7 @@ class Computing:
 
     device: Annotated[str, DEVICE] = "auto"
     """Device type; default auto: a GPU where one is present."""
-    precision: Annotated[str, PRECISION] = AUTO
+    precision: Annotated[str, EVALUATED_PRECISION] = AUTO
     """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
     batch_size: int = 32
     """Rows per batch; for squad, windows."""

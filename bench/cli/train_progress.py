@@ -99,9 +99,6 @@ def event_text(event: Mapping[str, Any]) -> str:
         return f"note: {event['message']}"
     if event["event"] == "saved":
         return f"saved {event['path']} ({event['size_bytes'] / 2**20:.1f} MiB in {event['seconds']:.1f} s)"
-    if event["event"] == "optimized":
-        reasons = "; ".join(f"{name} has no effect: {why}" for name, why in event["left_out"].items())
-        return f"optimizations: {event['levers']}" + (f" ({reasons})" if reasons else "")
     if event["event"] == "logging":
         return f"logging to {', '.join(f'{name} run {run_id}' for name, run_id in event['run_ids'].items())}"
     what = "starts from" if event["new_phase"] else f"resumes after step {event['applied_steps']:,} from"

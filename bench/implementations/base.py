@@ -1,7 +1,7 @@
 """The interface of an implementation: its input tensors, model, optimizer and loss."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -30,10 +30,8 @@ class Built:
     """(wrapped model, batch) -> scalar."""
     make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer] = lambda model: adamw(model, LEARNING_RATE)
     """Takes the wrapped model on its device."""
-    levers: frozenset[str] = frozenset()
-    """Enabled optimizations, names in bert.speed.registry.LEVERS; only our own implementation has any."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    """Why other optimizations of the default set are off: they would have no effect."""
+    lacks: str | None = None
+    """What is not installed without which it is slower."""
     loop: Loop | None = None
     """Wraps the model and trains, with the arguments of bert.train.loop.train; None for our strategies and loop."""
 
@@ -43,6 +41,9 @@ class Implementation:
 
     def check(self, trial: Trial) -> None:
         """Raise MissingToolError or UsageError if it cannot run `trial`, such as a task whose head only we have."""
+        if trial.precision == "fp8":
+            problem = f"implementation {trial.implementation!r} does not support precision fp8: use bf16"
+            raise UsageError("unsupported-combination", problem)
         if not task_data(trial.task).heads:
             known = [name for name in known_tasks() if task_data(name).heads]
             raise UsageError(

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 
-from bench.implementations import OURS
 from bench.loggers import VARIABLE as LOG_TO_VARIABLE
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
@@ -13,7 +12,6 @@ from bench.run.inside import Leader
 from bench.run.supervise import LaunchOptions, finish, run_trial
 from bench.sweep.sweep import tidy, write_results
 from bench.sweep.training import Plan
-from bert.speed.registry import recorded_levers
 from bert.tasks import make_task
 from records.documents import Best, TrainState
 from records.files import write_record
@@ -42,7 +40,6 @@ def train_once(
             finish(before.read_trial(), before, "crashed", reason, options, code="worker-lost")
     trial = plan.trial(
         kind="train",
-        levers=recorded_levers(plan.settings.levers, devices.kind) if plan.implementation == OURS else "",
         device=devices.kind,
         round=max((before.read_trial().round for before in run.attempts()), default=-1) + 1,
         max_steps=plan.settings.steps,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.implementations import OURS, make_implementation
+from bench.implementations import make_implementation
 from bench.implementations.base import Built
 from bench.profilers import load_profiler
 from bench.run.clock import StepClock
@@ -24,7 +24,6 @@ from bert.model.config import model_config
 from bert.observer import Observer, Observers, StepResult
 from bert.optim.precision import Precision
 from bert.parallel.base import StepPlan, Strategy
-from bert.speed.registry import AUTO, levers_text, resolve_levers
 from bert.tasks import make_task, task_step
 from bert.train.feed import Adapt, Feed, data_spec
 from bert.train.loop import Training, train
@@ -111,7 +110,7 @@ class _Measurement:
             **self._stopped(steps),
             "measured_peak": {**peak, **{name: peak_after[name] for name in ("dtype", "shape")}, "products": products},
             "parameters": sum(parameter.numel() for parameter in built.model.parameters()),
-            **self._chosen(built),
+            "step_lacks": built.lacks,
             **({} if self.given is None else self.given.record()),
             "backward": backward,
         }
@@ -124,17 +123,15 @@ class _Measurement:
         assert step is not None, "speed-of-light does not break down given models"
         built, training = self._prepared()
         torch.manual_seed(self.trial.seed + 1 + self.strategy.rank)
-        sample = iter(self.task.batches(data_spec(self.trial, self.strategy, built.levers)))
+        sample = iter(self.task.batches(data_spec(self.trial, self.strategy)))
         measured = measure_components(
             self.directory, self.trial, training, built.model, self.task, step, sample, self.observer
         )
-        return {**measured, **self._chosen(built)}
+        return {**measured, "step_lacks": built.lacks}
 
     def draw(self) -> dict[str, Any]:
         """Draw batches and do nothing with them."""
-        ours = self.trial.implementation == OURS
-        levers = resolve_levers(self.trial.levers or AUTO, self.trial.device) if ours else frozenset()
-        stream = self.task.batches(data_spec(self.trial, self.strategy, levers))
+        stream = self.task.batches(data_spec(self.trial, self.strategy))
         batches = self._feed(stream)
         self.strategy.barrier()
         steps = draw(batches, self.trial.grad_accum_steps, self.clock, self.window.keep_going)
@@ -142,10 +139,6 @@ class _Measurement:
         reading = getattr(stream, "reading", None)  # of compressed shards
         read = None if reading is None else {"samples": reading.samples, "seconds": reading.seconds}
         return {"unknown": dict.fromkeys(_OF_TRAINING, _REASON), "shards_read": read, **self._stopped(steps)}
-
-    def _chosen(self, built: Built) -> dict[str, Any]:
-        ours = self.trial.implementation == OURS
-        return {"levers": levers_text(built.levers) if ours else None, "levers_left_out": dict(built.left_out)}
 
     def _stopped(self, steps: int) -> dict[str, Any]:
         return {"steps": steps, "stopped_because": self.window.stopped_because}
@@ -156,11 +149,11 @@ class _Measurement:
     def _prepared(self) -> tuple[Built, Training]:
         trial, strategy = self.trial, self.strategy
         built = self.build()
-        strategy.check_same(levers_text(built.levers), "optimizations")
-        batches = self._feed(self.task.batches(data_spec(trial, strategy, built.levers)))
+        strategy.check_same(str(built.lacks), "what the fast step lacks")
+        batches = self._feed(self.task.batches(data_spec(trial, strategy)))
         precision = Precision(trial.precision, trial.device)
         if built.loop is None:
-            model = strategy.wrap(built.model, self.observer, StepPlan(train=trial, levers=built.levers))
+            model = strategy.wrap(built.model, self.observer, StepPlan(train=trial))
         else:  # it wraps the model, too
             model = built.model.to(strategy.device)
         optimizer = built.make_optimizer(model)

@@ -26,7 +26,7 @@ from bert.parallel.base import Strategy
 from bert.tasks import make_task, task_step
 from bert.tasks.base import Evaluation
 from bert.train.base_run import RunRequest
-from bert.train.events import Best, Evaluated, Event, Optimized, Progress, Resumed, RunOutcome, Saved, Warned
+from bert.train.events import Best, Evaluated, Event, Progress, Resumed, RunOutcome, Saved, Warned
 from bert.train.settings import TrainSettings
 from common.registry import load
 from common.scores import score
@@ -108,12 +108,11 @@ class TrainRecorder:
         self._last: Progress | None = None
         self._shown: Progress | None = None
         self.summary: dict[str, Any] = {
-            **dict.fromkeys(("first_step", "begun_from", "loss", "evaluation", "best", "levers")),
+            **dict.fromkeys(("first_step", "begun_from", "loss", "evaluation", "best")),
             "steps_made": 0,
             "samples": 0,
             "loss_parts": {},
             "logged_to": [],
-            "levers_left_out": {},
         }
         """What this attempt did so far, in plain values."""
         self._loggers = Loggers(lambda message: self.report(Warned(message=message)))
@@ -146,9 +145,6 @@ class TrainRecorder:
                 fields = {**asdict(event), "path": str(event.path)}
                 self.summary["begun_from"] = {name: fields[name] for name in ("path", "applied_steps", "changed")}
                 self._write("resumed", **fields)
-            case Optimized():
-                self.summary |= {"levers": event.levers, "levers_left_out": dict(event.left_out)}
-                self._write("optimized", levers=event.levers, left_out=dict(event.left_out))
             case Warned():
                 self._write("warned", message=event.message)
 

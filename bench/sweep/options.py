@@ -11,6 +11,7 @@ from bench.machine.devices import Devices
 from bench.machine.environment import native_bf16
 from bert.model.config import PRESETS
 from bert.parallel import STRATEGIES
+from bert.speed.registry import STEPS
 from bert.tasks import given_options, known_tasks, task_data
 from bert.tasks.base import Task, TaskOption
 from common.errors import UsageError
@@ -21,6 +22,9 @@ from records.trial import PRECISIONS
 AUTO = "auto"
 DEVICE, PADDING = Parameter(choices=(AUTO, "cpu", "cuda")), Parameter(choices=(AUTO, "longest", "fixed"))
 PRESET = Parameter(choices=tuple(PRESETS))
+STEP = Parameter(choices=STEPS)
+EVALUATED_PRECISION = Parameter(choices=(AUTO, *PRECISIONS[:-1]))
+"""Those of a trained model: FP8 is for training."""
 STRATEGY, PRECISION = Parameter(choices=(AUTO, *STRATEGIES)), Parameter(choices=(AUTO, *PRECISIONS))
 Range = tuple[Callable[[float], bool], str]
 """Whether a value is allowed, and which ones are, in words."""

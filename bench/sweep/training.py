@@ -21,6 +21,7 @@ from bench.sweep.options import (
     DEVICE,
     PRECISION,
     PRESET,
+    STEP,
     STRATEGY,
     TaskFlags,
     check_ranges,
@@ -31,6 +32,7 @@ from bench.sweep.request import check_same_request, request_of
 from bench.sweep.starting_model import initial_weights, shape_of
 from bert.parallel import devices_per_rank, options_text
 from bert.parallel.deepspeed_config import read_deepspeed_config, training_values
+from bert.speed.registry import FAST
 from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import DataSource
 from bert.train.settings import GIVEN, TrainSettings, resolve_settings, task_defaults
@@ -128,8 +130,8 @@ class TrainOptions:
     """Dropout probability everywhere, attention included; default 0.1."""
     activation_checkpointing: bool = False
     """Keep only the input of each layer and recompute the rest in the backward pass: less memory, the same losses."""
-    levers: str | None = None
-    """Optimizations: auto, none, or names joined by + (docs/explanation/speed.md); default auto."""
+    step: Annotated[str | None, STEP] = None
+    """Computation of a step: fast, or plain padded PyTorch; default fast."""
     bucket_mib: int | None = None
     """Gradient bucket size in MiB; default the strategy's own."""
     precision: Annotated[str, PRECISION] = AUTO
@@ -215,7 +217,7 @@ class Plan:
         return {"command": "train", **request_of(self.options)}
 
     def trial(self, **fields: Any) -> Trial:
-        """Return a trial of this training with further `fields`: kind, device, recorded `levers`, measuring options."""
+        """Return a trial of this training with further `fields`: kind, device, measuring options."""
         return Trial.of(
             self.settings,
             implementation=self.implementation,
@@ -227,7 +229,7 @@ class Plan:
 
 def plan_training(options: TrainOptions, devices: Devices, world: World | None = None) -> Plan:
     """Return the plan of a training run; the size of a `world` of ranks is the number of devices."""
-    given = [name for name in ("init", "preset", "dropout", "levers") if getattr(options, name) is not None]
+    given = [name for name in ("init", "preset", "dropout", "step") if getattr(options, name) is not None]
     check_options(options.model, options.task, given)
     if options.model and options.implementation not in (None, TRAINS_GIVEN):
         raise UsageError("unsupported-combination", f"--model is trained by {TRAINS_GIVEN}: omit --implementation")
@@ -269,8 +271,8 @@ def plan_training(options: TrainOptions, devices: Devices, world: World | None =
         judged = make_task(task, settings.task_options)
         judged.check_evaluation(settings.data, settings.seq_len, settings.eval_data)
     plan = Plan(options, settings, phase, source)
-    if plan.implementation != OURS and settings.levers != AUTO:
-        raise UsageError("unsupported-combination", f"implementation {plan.implementation} has no --levers: omit it")
+    if plan.implementation != OURS and settings.step != FAST:
+        raise UsageError("unsupported-combination", f"implementation {plan.implementation} has no --step: omit it")
     if plan.implementation != OURS:
         load(IMPLEMENTATIONS, plan.implementation, "implementation")().check(plan.trial())
     return plan

@@ -19,15 +19,12 @@ from analysis.metrics.comparison.trainings import (
     summaries,
 )
 from analysis.render.tables import write_csv
-from bench.implementations import OURS
 from bench.machine.devices import Devices
 from bench.run.profiling import profile_trials
-from bench.sweep.options import AUTO
 from bench.sweep.request import check_same_request
 from bench.sweep.sweep import Session
 from bench.sweep.training import Plan, TrainOptions, plan_training
 from bert.data.lengths import is_synthetic
-from bert.speed.registry import Setup, effective, levers_text, resolve_levers
 from bert.tasks import task_data
 from bert.tasks.pretrain.shards import open_test_shards
 from bert.train.settings import DEFAULT_SEED
@@ -85,7 +82,6 @@ class TrainingsPlan:
             if settings.world_size > 1 and one.run.read_state().status != "refused":
                 trials[one.variant] = one.plan.trial(
                     kind="profile",
-                    levers="" if settings.levers == AUTO else levers_text(resolve_levers(settings.levers, device)),
                     shape=settings.shape,
                     device=device,
                     padding=settings.padding if task_data(settings.task).paddings else "",
@@ -200,20 +196,13 @@ def variant_name(values: Mapping[str, Any]) -> str:
 
 
 def _comparable(plan: Plan, devices: Devices, to_target: bool, varied: bool) -> Plan:
-    """Return a plan with evaluations, if it trains to a held-out loss, and with the batches of one rank.
-
-    `balance` divides a global batch between ranks by work. A micro batch then has other sequences than with one
-    process, and a loss that is a mean over the predicted positions of a micro batch differs.
-    """
+    """Return a plan with evaluations, if it trains to a held-out loss."""
     settings = plan.settings
     changed: dict[str, Any] = {}
     if to_target and is_synthetic(settings.data):
         raise UsageError("option-not-applicable", f"--until needs held-out data: give shards, not {settings.data}")
     if to_target:
         changed["eval_every"] = settings.eval_every or math.ceil(settings.steps / EVALUATIONS)
-    if varied and plan.implementation == OURS and settings.levers == AUTO and settings.world_size > 1:
-        chosen = resolve_levers(AUTO, devices.kind) - {"balance"}
-        changed["levers"] = levers_text(effective(chosen, Setup.of(settings, devices.kind))[0])
     return dataclasses.replace(plan, settings=dataclasses.replace(settings, **changed))
 
 

@@ -19,6 +19,7 @@ from bench.sweep.options import (
     PADDING,
     PRECISION,
     PRESET,
+    STEP,
     STRATEGY,
     TaskFlags,
     check_ranges,
@@ -29,7 +30,7 @@ from bench.sweep.options import (
 from bert.model.config import PRESETS
 from bert.parallel import OPTIONS, devices_per_rank, options_text
 from bert.parallel.deepspeed_config import read_deepspeed_config
-from bert.speed.registry import check_levers, recorded_levers
+from bert.speed.registry import FAST
 from bert.tasks import resolve_options, task_data
 from bert.train.settings import check_seed
 from common.errors import UsageError
@@ -83,8 +84,8 @@ class Sweep(Workload):
     implementations: tuple[str, ...] = (OURS,)
     """Implementations to measure: bertbench, hf, hf-trainer, hf-unpadded, hf-compiled, torch-encoder, or module:Class
     for your own."""
-    levers: tuple[str, ...] = (AUTO,)
-    """Optimizations of bertbench: auto, none, or names joined by +; each set is measured separately."""
+    step: Annotated[tuple[str, ...], STEP] = (FAST,)
+    """Computation of a step of bertbench: fast, or plain padded PyTorch, the reference; or both."""
     strategies: Annotated[tuple[str, ...], STRATEGY] = (AUTO,)
     """Parallel strategy; default auto: single on one device, ddp on several."""
     zero_stages: tuple[int, ...] = ()
@@ -104,7 +105,7 @@ class Sweep(Workload):
     bucket_mib: int | None = None
     """Gradient bucket size in MiB; default the strategy's own."""
     rounds: int | None = None
-    """Interleaved repetitions; default 3 in throughput if implementations or `--levers` compete, otherwise 1."""
+    """Interleaved repetitions; default 3 in throughput if implementations or `--step` compete, otherwise 1."""
     start: int | None = None
     """First measured step; default the end of the detected warm-up."""
     stop: int | None = None
@@ -123,7 +124,7 @@ class Sweep(Workload):
     @property
     def repetitions(self) -> int:
         """Number of rounds."""
-        compete = len(self.implementations) > 1 or len(self.levers) > 1
+        compete = len(self.implementations) > 1 or len(self.step) > 1
         return self.rounds or (ROUNDS_THAT_DECIDE if compete else 1)
 
     def __post_init__(self) -> None:
@@ -131,16 +132,14 @@ class Sweep(Workload):
         self.task_flags.options(self.task)
         for name in self.implementations:
             check_implementation(name)
-        for name in self.levers:
-            check_levers(name)
         check_ranges(
             self, **dict.fromkeys(("devices", "batch_sizes", "grad_accum", "rounds"), AT_LEAST_1),
             memory_limit_gib=ABOVE_0, precision_target=(lambda value: 0 < value < 1, "between 0 and 1, such as 0.01"),
         )  # fmt: skip
         check_seed(self.seed)
-        if self.levers != (AUTO,) and OURS not in self.implementations:
+        if self.step != (FAST,) and OURS not in self.implementations:
             others = " ".join(self.implementations)
-            raise UsageError("option-not-applicable", f"--levers applies to {OURS}, not to {others}: leave it out")
+            raise UsageError("option-not-applicable", f"--step applies to {OURS}, not to {others}: leave it out")
         if self.model:
             default = Sweep()
             changed = [name for name in ("presets", "dropout") if getattr(self, name) != getattr(default, name)]
@@ -168,9 +167,10 @@ def expand(sweep: Sweep, devices: Devices, world: World | None = None, **fields:
     options = _strategy_options(
         sweep, {resolve_strategy(*pair) for pair in itertools.product(sweep.strategies, world_sizes)}
     )
-    # Each implementation with its `levers`; "" is the default, and only our own has others.
-    texts = [recorded_levers(text, devices.kind) for text in sweep.levers]
-    implementations = [(name, text) for name in sweep.implementations for text in (texts if name == OURS else [""])]
+    # Only our own implementation has another step.
+    implementations = [
+        (name, step) for name in sweep.implementations for step in (sweep.step if name == OURS else [FAST])
+    ]
     presets, trials = sweep.presets if model is None else (model.settings["preset"],), []
     for round_number, preset, length, precision, world_size, name, batch, accumulated in itertools.product(
         range(sweep.repetitions), presets, lengths, sweep.precisions,
@@ -179,7 +179,7 @@ def expand(sweep: Sweep, devices: Devices, world: World | None = None, **fields:
         strategy = resolve_strategy(name, world_size)
         competitors = [*itertools.product(implementations, options[strategy])]
         shift = round_number % len(competitors)  # none is first in every round
-        for (implementation, levers), strategy_options in competitors[shift:] + competitors[:shift]:
+        for (implementation, step), strategy_options in competitors[shift:] + competitors[:shift]:
             trials.append(
                 dataclasses.replace(
                     base,
@@ -187,7 +187,7 @@ def expand(sweep: Sweep, devices: Devices, world: World | None = None, **fields:
                     round=round_number,
                     preset=preset,
                     implementation=implementation,
-                    levers=levers,
+                    step=step,
                     strategy=strategy,
                     strategy_options=strategy_options,
                     devices_per_rank=devices_per_rank(strategy, world_size),

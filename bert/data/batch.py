@@ -58,7 +58,7 @@ class Batch:
     def laid_out(self, *, full: bool = False) -> "Batch":
         """Return this batch, which is on the CPU, with its layout (bert.model.packing).
 
-        One without padding needs none; `full` lays it out too: compiled layers would be compiled again for rows.
+        One without padding needs none; `full` lays it out too.
         """
         mask = self.tensors["attention_mask"] if full else self.mask
         return self if mask is None else replace(self, layout=unpad(mask))

@@ -16,7 +16,6 @@ from bert.model.attention import SelfAttention, Where
 from bert.model.config import ModelConfig
 from bert.model.packing import Unpadded, unpad
 from bert.observer import Observer
-from bert.private import any_length
 from bert.speed.copies import Linear, add_embedding
 from bert.speed.dropout import dropout
 from bert.speed.elementwise import Stream, feed_forward, product, product_dtype, residual_norm, stream
@@ -130,13 +129,11 @@ class Layer(nn.Module):
             wide, narrow, low = residual_norm(
                 attended, wide, self.attention_norm, self.dropout, self.fused, self.intermediate
             )
-        # Compiled layers do not look at the reader, which the last layer does not have: all share what is compiled.
-        reader = None if torch.compiler.is_compiling() or not self.reader else self.reader[0]
+        reader = self.reader[0] if self.reader else None
         with phase(self.observer, "layer", self.index, ".mlp"):
             transformed = feed_forward(self.intermediate, self.output, narrow, self.fused, low)
             result = residual_norm(transformed, wide, self.output_norm, self.dropout, self.fused, reader)
-        # Compiled layers return one tensor: two would be another kind of input than the first layer's, compiled apart.
-        return result if self.fused and not torch.compiler.is_compiling() else result.wide
+        return result if self.fused else result.wide
 
 
 class BertEncoder(nn.Module):
@@ -144,8 +141,6 @@ class BertEncoder(nn.Module):
 
     Batches come padded, and so does what is made of them; where `unpads` is true, the layers see only the real tokens.
     None, as it is made, is true on CPUs.
-
-    Where `compiles` is true, the layers are compiled: with real tokens alone once for all numbers and lengths of them.
 
     Args:
         config: shape and dropout.
@@ -164,7 +159,6 @@ class BertEncoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.run_layer: RunLayer = _call
         self.unpads: bool | None = None
-        self.compiles = False
         self.pooler = Linear(config.hidden_size, config.hidden_size) if pooler else None
         initialize(self, config)
         self.embeddings.reset_padding()
@@ -204,8 +198,6 @@ class BertEncoder(nn.Module):
             else:
                 types = None if token_type_ids is None else placed.take(token_type_ids)
                 hidden = self.embeddings(placed.take(input_ids), types, further_types, placed.position_ids)
-        if placed is not None and self.compiles:
-            where = _of_any_number(hidden, placed, self.config.max_positions)
         carried: Tensor | Stream = hidden
         for index, layer in enumerate(self.layers):
             with phase(self.observer, "layer", index):
@@ -225,24 +217,11 @@ class BertEncoder(nn.Module):
         `layout` is that of the mask if it is known, as it is for batches of a loader.
         """
         known = attention_mask if layout is None else layout.places
-        if known is None or torch.compiler.is_compiling():
+        if known is None:
             return None
         if not (known.device.type == "cpu" if self.unpads is None else self.unpads):
             return None
         return unpad(known) if layout is None else layout
-
-
-def _of_any_number(hidden: Tensor, placed: Unpadded, longest: int) -> Where:
-    """Have what is compiled for the layers serve every number of tokens [T, H]; return where they lie.
-
-    The length that no sequence exceeds is a number in compiled code, so it is that of the model, not of the batch.
-
-    Without it PyTorch compiles for the first number, and for any number when a second one comes, inside of what is
-    measured. With static shapes each number would be compiled for, until PyTorch gives up at the eighth version of a
-    layer.
-    """
-    any_length(hidden)
-    return placed.bounds._replace(longest=longest)
 
 
 def recompute_activations(model: nn.Module) -> None:
@@ -293,11 +272,7 @@ def initialize(module: nn.Module, config: ModelConfig) -> None:
 
 
 def phase(observer: Observer, name: str, index: int | None = None, part: str = "") -> AbstractContextManager[None]:
-    """Enter phase "name", "name.index" or "name.index.part"; no name is even made where nobody asks for it.
-
-    Inside a compiled layer there are no phases: they would break its graph, and a profile would show code that was not
-    timed. Nothing of the observer is looked at there, so that layers still share what was compiled for the first one.
-    """
-    if torch.compiler.is_compiling() or not observer.model_phases:
+    """Enter phase "name", "name.index" or "name.index.part"; no name is even made where nobody asks for it."""
+    if not observer.model_phases:
         return _NO_PHASE
     return observer.phase(name if index is None else f"{name}.{index}{part}")

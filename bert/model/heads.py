@@ -157,12 +157,6 @@ def span_losses(logits: Tensor, targets: Tensor, lengths: Tensor | None = None) 
     return losses.view_as(targets).sum(0) / used.sum(0).clamp(min=1)
 
 
-def lay_out(model: nn.Module, batch: Batch) -> Batch:
-    """Return a batch on the CPU with the layout that the encoder of a model computes it in."""
-    encoder = getattr(model, "encoder", None)
-    return batch.laid_out(full=isinstance(encoder, BertEncoder) and encoder.compiles)
-
-
 class BertForPretraining(nn.Module):
     """Encoder with the masked-word and next-sentence heads."""
 

@@ -26,16 +26,9 @@ _WIDEST_FLASH = 256
 _OLDEST = 8  # major compute capability
 
 
-def operator_for(device: torch.device, dtype: torch.dtype, width: int) -> str | None:
-    """Return the operator for heads of a width and type on a device: TRITON, FLASH, or None for padded rows.
-
-    Layers that torch.compile compiles take FlashAttention-2.
-    """
-    return FLASH if torch.compiler.is_compiling() else _operator_for(device, dtype, width)
-
-
 @functools.cache
-def _operator_for(device: torch.device, dtype: torch.dtype, width: int) -> str | None:
+def operator_for(device: torch.device, dtype: torch.dtype, width: int) -> str | None:
+    """Return the operator for heads of a width and type on a device: TRITON, FLASH, or None for padded rows."""
     if device.type == "cpu" or dtype not in (torch.float16, torch.bfloat16) or processor(device).major < _OLDEST:
         return None
     if width in _TRITON_WIDTHS and triton_missing() is None:

@@ -8,11 +8,12 @@ import torch
 from bert.private import Scaler
 from common.errors import UsageError
 
-AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""Type of the GEMMs; in fp8 that of those that are not of layers (bert.speed.registry.copy_weights)."""
 
 
 class Precision:
-    """fp32, tf32 (CUDA only), bf16 (autocast) or fp16 (autocast with loss scaling).
+    """fp32, tf32 (CUDA only), bf16 (autocast), fp16 (autocast with loss scaling) or fp8 (bf16, layers' GEMMs in FP8).
 
     fp16 multiplies the loss by a scale, at first 65,536, which halves after an overflow (whose update is left out) and
     doubles after 2,000 updates in a row without one (Micikevicius et al. 2018).
@@ -28,7 +29,7 @@ class Precision:
                 f"precision tf32 needs a CUDA device, but this trial runs on {device_type}: use fp32 or bf16",
             )
         if name not in ("fp32", "tf32", *AUTOCAST_DTYPE):
-            raise UsageError("option-choice", f"unknown precision {name!r}: choose one of fp32, tf32, bf16, fp16")
+            raise UsageError("option-choice", f"unknown precision {name!r}: choose one of fp32, tf32, bf16, fp16, fp8")
         self.name = name
         self.device_type = device_type
         self.autocast_dtype = AUTOCAST_DTYPE.get(name)

@@ -50,8 +50,6 @@ class StepPlan:
     learning_rate: float | None = None
     """Highest learning rate of the run; it and the weight decay are None if only who makes the optimizer knows."""
     weight_decay: float | None = None
-    levers: frozenset[str] = frozenset()
-    """Names in bert.speed.registry.LEVERS that are on."""
 
 
 NO_PLAN = StepPlan()

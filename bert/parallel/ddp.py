@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from bert.observer import Observer
@@ -34,12 +34,11 @@ class DdpStrategy(ProcessGroupStrategy):
             bucket_cap_mb=self._bucket_mib,
         )
         _assign_buckets(wrapped)
-        reduce = bf16_compress_hook if "bf16-gradients" in plan.levers else allreduce_hook
 
         def average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
             if bucket.is_last():
                 observer.mark("gradients_ready")
-            return reduce(state, bucket)
+            return allreduce_hook(state, bucket)
 
         wrapped.register_comm_hook(None, average)
         self._wrapped = wrapped

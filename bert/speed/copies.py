@@ -116,7 +116,7 @@ def add_embedding(others: Tensor, ids: Tensor, weight: Tensor, padding: int) -> 
 
 def _usable_copy(weight: Tensor) -> Copy | None:
     copy = copy_of(weight)
-    if copy is None or torch.compiler.is_compiling():
+    if copy is None:
         return None
     kind = weight.device.type
     return copy if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == LOW else None

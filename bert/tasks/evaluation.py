@@ -10,7 +10,6 @@ import torch
 
 from bert.data.loading.batches import evaluation_rows
 from bert.data.rows import Int64, Labels, TokenRows
-from bert.model.heads import lay_out
 from bert.optim.precision import Precision
 from bert.tasks.base import DataSpec, Evaluation, Ready
 from common.errors import InputError, UsageError
@@ -23,7 +22,7 @@ def outputs(ready: Ready, rows: TokenRows, told: Callable[[int], None] | None = 
     done = 0
     for numbers, batch in evaluation_rows(rows, ready.batch_size, ready.rank, ready.world_size, ready.chosen):
         with torch.inference_mode(), ready.precision.autocast():
-            output = ready.model(lay_out(ready.model, batch).to(ready.device))
+            output = ready.model(batch.laid_out().to(ready.device))
         yield numbers, output
         done += len(numbers)
         if told is not None:

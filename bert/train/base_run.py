@@ -174,8 +174,8 @@ class Run:
         self.report(Warned(message=message))
 
 
-def step_plan(settings: TrainSettings, levers: frozenset[str] = frozenset()) -> StepPlan:
-    """Return what the strategy has to know of the steps; `levers` are those that are on."""
+def step_plan(settings: TrainSettings) -> StepPlan:
+    """Return what the strategy has to know of the steps."""
     clips_itself = settings.optimizer in SELF_CLIPPING
     return StepPlan(
         train=settings,
@@ -184,7 +184,6 @@ def step_plan(settings: TrainSettings, levers: frozenset[str] = frozenset()) -> 
         optimizer_norm=settings.max_grad_norm if clips_itself else None,
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
-        levers=levers,
     )
 
 

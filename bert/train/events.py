@@ -95,16 +95,6 @@ class Warned:
     """The problem and the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Optimized:
-    """The optimizations of our own model were switched on, before the first step."""
-
-    levers: str
-    """Those that are on, as bert.speed.registry.levers_text has them."""
-    left_out: Mapping[str, str]
-    """Why others that were asked for have no effect, by name."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOutcome:
     """How a run ended."""
@@ -124,5 +114,5 @@ class RunOutcome:
     """Best evaluation, whose checkpoint stays; None if there was none."""
 
 
-Event = Optimized | Resumed | Progress | Evaluated | Saved | Warned
+Event = Resumed | Progress | Evaluated | Saved | Warned
 Report = Callable[[Event], None]

@@ -18,15 +18,15 @@ from common.train_spec import TrainSpec
 Adapt = Callable[[Batch], Batch]
 
 
-def data_spec(spec: TrainSpec, strategy: Strategy, levers: frozenset[str] = frozenset()) -> DataSpec:
-    """Return the batches of this rank; `levers` are the optimizations that are on."""
+def data_spec(spec: TrainSpec, strategy: Strategy) -> DataSpec:
+    """Return the batches of this rank."""
     return DataSpec.of(
         spec,
         micro_batch_size=spec.micro_batch_size * strategy.devices_per_rank,
         rank=strategy.rank,
         world_size=strategy.world_size,
         padding=spec.padding or PADDINGS[0],
-        balanced=balances(levers),
+        balanced=balances(spec),
     )
 
 

@@ -42,7 +42,7 @@ _CHANGES = {
     **dict.fromkeys(("learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm"), _OTHER_RUN),
     **dict.fromkeys(("dropout", "precision", "max_predictions", "global_batch_size"), _OTHER_RUN),
     **dict.fromkeys(("micro_batch_size", "grad_accum_steps", "world_size", "strategy"), _OTHER_SPLIT),
-    **dict.fromkeys(("strategy_options", "padding", "levers"), _OTHER_SPLIT),
+    **dict.fromkeys(("strategy_options", "padding", "step"), _OTHER_SPLIT),
 }
 # What a model computes with besides its weights; the shape is the rest.
 _NOT_SHAPE = ("hidden_dropout", "attention_dropout", "initializer_range", "vocab_multiple")

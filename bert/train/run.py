@@ -22,19 +22,7 @@ from bert.data.batch import Batch
 from bert.model.config import model_config
 from bert.model.encoder import recompute_activations
 from bert.parallel.base import Strategy
-from bert.speed.registry import (
-    AUTO,
-    Setup,
-    check_effect,
-    check_precision,
-    effective,
-    fuses_optimizer,
-    left_out_text,
-    levers_text,
-    resolve_levers,
-    use_levers,
-    use_weight_copies,
-)
+from bert.speed.registry import apply, check_step, copy_weights, fuses_optimizer, lacking
 from bert.train.base_run import Run, RunRequest, make_optimizer, step_plan
 from bert.train.checkpoint import (
     Checkpoint,
@@ -51,7 +39,7 @@ from bert.train.checkpoint import (
     versions,
 )
 from bert.train.checkpoint import save as write_checkpoint
-from bert.train.events import Optimized, Resumed, RunOutcome, Saved
+from bert.train.events import Resumed, RunOutcome, Saved
 from bert.train.feed import Feed, data_spec
 from bert.train.loop import DivergenceError, Training, parameters_are_finite, train
 from bert.train.resume import changed_settings, check_resumable, load_weights
@@ -91,15 +79,15 @@ def run_training(asked: RunRequest) -> RunOutcome:
         origin = _find_origin(run)
         model, not_taken = _make_model(run, origin)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        wrapped, levers = _wrap(run, origin, model)
-        optimizer = make_optimizer(settings, wrapped, fuses_optimizer(wrapped, levers, settings.strategy))
+        wrapped = _wrap(run, model)
+        optimizer = make_optimizer(settings, wrapped, fuses_optimizer(wrapped, settings))
         strategy.prepare(optimizer, run.precision)
         if origin.resumed is not None:
             run.precision.load_state_dict(origin.resumed.state.scaler)
         if origin.weights is not None:
             moments = _load_moments(run, origin, model, optimizer, shapes)
             _report_origin(run, origin, moments, not_taken)
-        feed = strategy.together(lambda: _open_feed(run, origin.resumed, levers))
+        feed = strategy.together(lambda: _open_feed(run, origin.resumed))
         try:
             training = run.training(wrapped, optimizer, run.log.compute_loss, feed)
             _begin_scales(run, origin.resumed, model)
@@ -157,37 +145,20 @@ def _make_model(run: Run, origin: _Origin) -> tuple[nn.Module, LoadReport]:
     return model, run.strategy.together(lambda: load_weights(found, model, config, whole))
 
 
-def _wrap(run: Run, origin: _Origin, model: nn.Module) -> tuple[nn.Module, frozenset[str]]:
-    """Optimize a model and wrap it by the strategy; return it with the names of the optimizations."""
-    settings = run.settings
-    levers = _optimizations(run, origin.resumed)
-    use_levers(model, levers)
+def _wrap(run: Run, model: nn.Module) -> nn.Module:
+    """Have a model compute its steps as the settings say, and wrap it by the strategy."""
+    settings, device = run.settings, run.strategy.device.type
+    run.strategy.together(lambda: check_step(settings, device))
+    missing = lacking(settings.step, device)
+    run.strategy.check_same(str(missing), "what the fast step lacks")
+    if missing is not None:
+        run.warn(f"the fast step is slower than it could be: {missing}")
+    apply(model, settings.step)
     if settings.activation_checkpointing:
         recompute_activations(model)
-    wrapped = run.strategy.wrap(model, run.model_observer, step_plan(settings, levers))
-    use_weight_copies(
-        wrapped, levers, precision=settings.precision, strategy=settings.strategy,
-        grad_accum_steps=settings.grad_accum_steps, optimizer=settings.optimizer,
-    )  # fmt: skip
-    return wrapped, levers
-
-
-def _optimizations(run: Run, begun: Checkpoint | None) -> frozenset[str]:
-    """Report the optimizations that are on, and why others are not; return those that are on.
-
-    What has no effect is refused, except in a run that was begun with it, before it was refused.
-    """
-    settings = run.settings
-    setup = Setup.of(settings, run.strategy.device.type)
-    check_precision(settings.levers, settings.precision)
-    if begun is None or begun.state.settings.levers != settings.levers:
-        check_effect(settings.levers, setup)
-    levers, left_out = run.strategy.together(lambda: effective(resolve_levers(settings.levers, setup.device), setup))
-    run.strategy.check_same(levers_text(levers), "optimizations")
-    if left_out and settings.levers != AUTO:
-        run.warn(f"--levers {settings.levers!r}: {left_out_text(left_out)}: the run continues without it")
-    run.report(Optimized(levers_text(levers), left_out))
-    return levers
+    wrapped = run.strategy.wrap(model, run.model_observer, step_plan(settings))
+    copy_weights(wrapped, settings, settings.optimizer)
+    return wrapped
 
 
 def _load_moments(
@@ -230,8 +201,8 @@ def _report_origin(run: Run, origin: _Origin, moments: bool, not_taken: LoadRepo
         )
 
 
-def _open_feed(run: Run, resumed: Checkpoint | None, levers: frozenset[str]) -> Feed:
-    spec = data_spec(run.settings, run.strategy, levers)
+def _open_feed(run: Run, resumed: Checkpoint | None) -> Feed:
+    spec = data_spec(run.settings, run.strategy)
     stream = run.task.batches(spec)
     if resumed is not None:
         state, saved = resumed.state, resumed.state.settings
@@ -241,8 +212,7 @@ def _open_feed(run: Run, resumed: Checkpoint | None, levers: frozenset[str]) -> 
             # Synthetic batches are counted, not samples.
             position = {**position, "step": state.samples_seen // per_micro_step}
         stream.load_state_dict(position)
-    adapt = partial(Batch.laid_out, full="compile" in levers)
-    return Feed(stream, run.strategy.device.type == "cuda", adapt, run.settings.grad_accum_steps)
+    return Feed(stream, run.strategy.device.type == "cuda", Batch.laid_out, run.settings.grad_accum_steps)
 
 
 def _begin_random_numbers(run: Run, resumed: Checkpoint | None) -> None:

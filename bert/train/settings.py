@@ -13,7 +13,7 @@ from bert.model.config import model_config
 from bert.optim.registry import DEFAULT_WEIGHT_DECAY, OPTIMIZERS
 from bert.optim.schedule import PHASES, SCHEDULES, Schedule
 from bert.parallel import STRATEGIES, options_text, read_options
-from bert.speed.registry import AUTO, check_levers
+from bert.speed.registry import FAST, STEPS
 from bert.tasks import make_task, task_data
 from common.errors import InputError, UsageError
 from common.flags import flag
@@ -29,7 +29,7 @@ DEFAULT_MICRO_BATCH_SIZE = {1: 32, 2: 8}
 
 # What holds where neither a user nor the defaults of the task say it.
 _USUAL: Mapping[str, Any] = MappingProxyType(
-    {"preset": "large", "strategy": "single", "precision": "fp32", "padding": PADDINGS[0], "levers": AUTO}
+    {"preset": "large", "strategy": "single", "precision": "fp32", "padding": PADDINGS[0], "step": FAST}
 )
 
 
@@ -79,7 +79,7 @@ class TrainSettings(TrainSpec):
         lookup(OPTIMIZERS, self.optimizer, "optimizer")
         lookup(SCHEDULES, self.schedule, "schedule")
         lookup(STRATEGIES, self.strategy, "strategy")
-        check_levers(self.levers)
+        lookup(dict.fromkeys(STEPS), self.step, "step")
         options_text(self.strategy, read_options(self.strategy_options))
         if is_synthetic(self.data) and lengths_folder(self.data) is None:
             check_distribution(self.data, self.seq_len, self.task)

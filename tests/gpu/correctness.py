@@ -31,7 +31,6 @@ from support.scaling import scaled  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from bert.model.attention import attend  # noqa: E402
-from bert.model.heads import lay_out  # noqa: E402
 from bert.model.packing import unpad  # noqa: E402
 from bert.model.varlen import FLASH, TRITON, attend_by_lengths, operator_for  # noqa: E402
 from bert.optim.lamb import Lamb  # noqa: E402
@@ -41,9 +40,10 @@ from bert.parallel.single import SingleStrategy  # noqa: E402
 from bert.speed.copies import LOW, copy_of, give_copies, linear  # noqa: E402
 from bert.speed.fp8 import Fp8Copy, OutputGradient  # noqa: E402
 from bert.speed.kernels import usable  # noqa: E402
-from bert.speed.registry import resolve_levers, use_levers, use_weight_copies  # noqa: E402
+from bert.speed.registry import STEPS, apply, copy_weights  # noqa: E402
 from bert.speed.scales import FORMATS, GRADIENT, INPUT, MARGIN, Cast, Quantized, largest, scale_of  # noqa: E402
 from common.errors import MissingToolError  # noqa: E402
+from common.train_spec import TrainSpec  # noqa: E402
 
 LENGTHS = [64, 1, 17, 33]
 _WIDTH, _KEY = 1024, 0x299F31D0A4093822
@@ -78,12 +78,12 @@ def needs_cuda(device: torch.device) -> None:
         raise Skip("needs a CUDA device")
 
 
-def trained_once(levers: str, device: torch.device, precision: str = "fp32") -> dict[str, Tensor]:
-    """Return loss and gradients of the tiny model with optimizations on `device`."""
-    made, names = model(None), resolve_levers(levers, device.type)
-    use_levers(made, names)
+def trained_once(step: str, device: torch.device, precision: str = "fp32") -> dict[str, Tensor]:
+    """Return loss and gradients of the tiny model on `device`."""
+    made = model(None)
+    apply(made, step)
     made.to(device)
-    use_weight_copies(made, names, precision=precision, strategy="single", grad_accum_steps=1, optimizer="lamb")
+    copy_weights(made, TrainSpec(step=step, precision=precision, strategy="single"), "lamb")
     with Precision(precision, device.type).autocast():
         loss = made(batch_of(LENGTHS, 64).to(device)).loss
     return {name: value.cpu() for name, value in loss_and_gradients(made, loss).items()}
@@ -95,12 +95,12 @@ def reference() -> dict[str, Tensor]:
     return loss_and_gradients(plain, plain(batch_of(LENGTHS, 64)).loss)
 
 
-def whole_model(levers: str, precision: str, limit: float, device: torch.device) -> Found:
+def whole_model(step: str, precision: str, limit: float, device: torch.device) -> Found:
     """Loss and every gradient that matters, compared with a CPU in float32."""
-    if "fp8" in levers and device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+    if precision == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
         raise Skip("this GPU has no FP8")
     expected = reference()
-    found = trained_once(levers, device, precision)
+    found = trained_once(step, device, precision)
     largest = max(float(value.norm()) for value in expected.values())
     yield Error("loss", off(found["loss"], expected["loss"]), min(limit, 0.05))
     for name, value in expected.items():
@@ -278,40 +278,6 @@ def fp8_layer(device: torch.device) -> Found:
         yield Error(f"gradient of {name}", off(one, other), 0.12)
 
 
-def evaluated_between(levers: str, plain: str, device: torch.device) -> Found:
-    """Six steps, each followed by an evaluation of two batches: the losses are those of eager layers."""
-    needs_cuda(device)
-    expected, found = losses(plain, device), losses(levers, device)
-    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
-        yield Error(f"loss {number}", abs(one - other) / other, 2e-2 if "unpad" in levers else 2e-3)
-    if expected[-2] == expected[1]:
-        raise AssertionError("the evaluations do not see the training")
-
-
-def losses(levers: str, device: torch.device) -> list[float]:
-    """Return the losses of six steps and of the evaluations between them."""
-    torch._dynamo.reset()
-    made = model(None)
-    use_levers(made, resolve_levers(levers, device.type))
-    made.to(device)
-    optimizer = adamw(made, 1e-3)
-    found = []
-    half = torch.autocast(device.type, dtype=torch.bfloat16, enabled="unpad" in levers)  # which compiles in it alone
-    for _ in range(6):
-        made.train()
-        with half:
-            loss = made(lay_out(made, batch_of([16, 3, 9, 1], 20)).to(device)).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        made.eval()
-        with torch.inference_mode(), half:
-            batches = [batch_of(lengths, 20, seed=1) for lengths in ([16, 3, 9, 1], [20, 20, 20, 18])]
-            others = [made(lay_out(made, batch).to(device)).loss for batch in batches]
-            found += [float(one) for one in (loss, *others)]
-    return found
-
-
 def _updates(device: torch.device) -> tuple[list[nn.Parameter], list[Tensor], list[list[Tensor]]]:
     """Parameters on the device, float64 copies of them, and the gradients of five updates."""
     generator = torch.Generator().manual_seed(1)
@@ -377,10 +343,7 @@ def fused_adamw(precision: str, device: torch.device) -> Found:
     strategy.device = device
     for fused in (True, False):
         made, scaling = model(None).to(device), scaled(precision, 1024.0, device_type=device.type)
-        use_weight_copies(
-            made, frozenset({"bf16-weights"}), precision=precision, strategy="ddp", grad_accum_steps=1,
-            optimizer="adamw",
-        )  # fmt: skip
+        copy_weights(made, TrainSpec(precision=precision, strategy="ddp"))
         optimizer, generator = adamw(made, 1e-2, fused=fused), torch.Generator().manual_seed(1)
         for step in range(4):
             scale = float(scaling.scale(torch.ones(1, device=device)))
@@ -403,11 +366,11 @@ def fused_adamw(precision: str, device: torch.device) -> Found:
 Check = Callable[[torch.device], Found]
 
 
-def _whole(levers: str, precision: str, limit: float) -> tuple[str, Check]:
-    return f"model {precision} {levers}", lambda device: whole_model(levers, precision, limit, device)
+def _whole(step: str, precision: str, limit: float) -> tuple[str, Check]:
+    return f"model {precision} {step}", lambda device: whole_model(step, precision, limit, device)
 
 
-# In order of worth: what compiles comes last.
+# In order of worth.
 CHECKS: dict[str, Check] = {
     **{
         f"attention bf16 {name}": lambda device, name=name: attention(torch.bfloat16, device, name)
@@ -427,18 +390,9 @@ CHECKS: dict[str, Check] = {
     "fused adamw": lambda device: adamw_formulas(device, fused=True),
     "fused adamw bf16": lambda device: fused_adamw("bf16", device),
     "fused adamw fp16": lambda device: fused_adamw("fp16", device),
-    **dict(_whole(levers, "fp32", 1e-3) for levers in ("auto", "none", "unpad")),
-    **dict(
-        _whole(levers, "bf16", 0.15) for levers in ("auto", "none", "unpad", "fused-elementwise", "bf16-weights+unpad")
-    ),
-    **dict(_whole(levers, "bf16", 0.5) for levers in ("fp8+unpad", "fp8+fused-elementwise+unpad")),
-    **{
-        f"evaluation between steps, {levers}": lambda device, levers=levers, plain=plain: evaluated_between(
-            levers, plain, device
-        )
-        for levers, plain in (("unpad+compile", "unpad"), ("compile", "none"))
-    },
-    "model bf16 unpad+compile": lambda device: needs_cuda(device) or whole_model("unpad+compile", "bf16", 0.15, device),  # type: ignore[func-returns-value]
+    **dict(_whole(step, "fp32", 1e-3) for step in STEPS),
+    **dict(_whole(step, "bf16", 0.15) for step in STEPS),
+    **dict(_whole(step, "fp8", 0.5) for step in STEPS),
 }
 
 

@@ -14,8 +14,7 @@ RUN=$OUT/run
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 2
 mkdir -p "$OUT"
 bertbench=("$PYTHON" -m bench.cli.main)
-large=(--device cuda --devices 1 --preset large --precisions bf16 --seq-lens 512 --data synthetic:mean254 --out "$RUN" --json)
-fp8=bf16-weights+fp8+fused-elementwise+fused-optimizer+unpad
+large=(--device cuda --devices 1 --preset large --seq-lens 512 --data synthetic:mean254 --out "$RUN" --json)
 
 # part NAME SECONDS COMMAND...: standard output goes to OUT/NAME.json, errors to OUT/NAME.log; the next part runs anyhow.
 part() {
@@ -31,15 +30,15 @@ first_half() {
     local monitor=$!
     part correctness 45 "$PYTHON" tests/gpu/correctness.py --seconds 35 --json
     part throughput 150 "${bertbench[@]}" throughput pretrain "${large[@]}" --rounds 1 --max-seconds 10 \
-        --batch-sizes 128 64 --levers auto $fp8 --timeout-seconds 60
+        --batch-sizes 128 64 --precisions bf16 fp8 --timeout-seconds 60
     part kernels 100 "$PYTHON" tests/gpu/kernels.py --json
     if command -v ncu >/dev/null; then
         part ncu 60 ncu --clock-control none --kernel-name 'regex:attention_|norm_backward|quantize_both|gelu_fp8' \
             --launch-count 8 --section SpeedOfLight --section WarpStateStats --section Occupancy --csv \
             "$PYTHON" tests/gpu/kernels.py --once --only attention norm cast
     fi
-    for levers in auto $fp8; do
-        part "profile-${levers##*-}" 90 "${bertbench[@]}" profile pretrain "${large[@]}" --batch-sizes 128 --levers "$levers" \
+    for precision in bf16 fp8; do
+        part "profile-$precision" 90 "${bertbench[@]}" profile pretrain "${large[@]}" --batch-sizes 128 --precisions $precision \
             --profiler torch --start 10 --stop 12 --timeout-seconds 80
     done
     kill "$monitor" 2>/dev/null
@@ -49,13 +48,13 @@ second_half() {
     part steps 110 "$PYTHON" tests/gpu/steps.py --batch 64 128 256 --precision bf16 fp8 --seconds 6 --json
     part lamb 40 "$PYTHON" tests/gpu/steps.py --batch 128 --precision fp8 --optimizer lamb --seconds 6 --json --profile "$OUT/host.txt"
     if [[ -d $SHARDS ]]; then
-        for levers in auto $fp8; do
-            part "curve-${levers##*-}" 60 "${bertbench[@]}" train pretrain --preset small --data "$SHARDS" --seq-len 128 --device cuda \
-                --devices 1 --global-batch-size 256 --micro-batch-size 256 --precision bf16 --levers "$levers" --steps 400 \
-                --out "$OUT/curve-${levers##*-}" --json
+        for precision in bf16 fp8; do
+            part "curve-$precision" 60 "${bertbench[@]}" train pretrain --preset small --data "$SHARDS" --seq-len 128 --device cuda \
+                --devices 1 --global-batch-size 256 --micro-batch-size 256 --precision $precision --steps 400 \
+                --out "$OUT/curve-$precision" --json
         done
     fi
-    part hf 80 "${bertbench[@]}" throughput pretrain "${large[@]}" --rounds 1 --max-seconds 5 --batch-sizes 64 \
+    part hf 80 "${bertbench[@]}" throughput pretrain "${large[@]}" --rounds 1 --max-seconds 5 --batch-sizes 64 --precisions bf16 \
         --implementations hf --timeout-seconds 60
 }
 

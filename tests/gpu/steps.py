@@ -37,16 +37,14 @@ from bert.train.feed import Feed, data_spec  # noqa: E402
 from bert.train.loop import Training, run_step  # noqa: E402
 from records.trial import Trial  # noqa: E402
 
-FP8 = "bf16-weights+fp8+fused-elementwise+fused-optimizer+unpad"
 WARMUP = 5
 
 
 def trial_of(given: argparse.Namespace, batch: int, precision: str) -> Trial:
-    """Return the trial of a row; FP8 is bf16 with the optimizations that FP8 needs."""
+    """Return the trial of a row."""
     return Trial(
         task="pretrain", preset=given.preset, data=given.data, seq_len=given.seq_len, micro_batch_size=batch,
-        precision="bf16" if precision == "fp8" else precision, levers=FP8 if precision == "fp8" else "",
-        device=given.device,
+        precision=precision, device=given.device,
     )  # fmt: skip
 
 
@@ -58,9 +56,9 @@ def training_of(trial: Trial, optimizer: str) -> Training:
     task, observer, precision = make_task(trial.task), Observer(), Precision(trial.precision, trial.device)
     implementation = make_implementation(OURS)
     built = implementation.build(trial, task, model_config(trial), observer)
-    spec = data_spec(trial, strategy, built.levers)
+    spec = data_spec(trial, strategy)
     adapt = implementation.adapter(trial)
-    model = strategy.wrap(built.model, observer, StepPlan(train=trial, levers=built.levers))
+    model = strategy.wrap(built.model, observer, StepPlan(train=trial))
     made = built.make_optimizer(model)  # gives the weights their copies too
     if optimizer == "lamb":
         made = lamb(model, 1e-4, max_grad_norm=1.0, fused=type(made).__name__ == "FusedAdamW")

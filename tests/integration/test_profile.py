@@ -10,7 +10,6 @@ from support.commands import Called, called
 from support.refusals import check_refusal
 
 from analysis.readers.kineto.reader import read
-from bert.speed.registry import Setup, effective, levers_text, resolve_levers
 from common.errors import Code
 
 
@@ -36,9 +35,7 @@ def test_the_traces_of_two_ranks_hold_exactly_the_steps_asked_for(cli: Cli) -> N
         per_step = collectives["bytes"].sum() / 3
         record = json.loads((Path(trace).parent.parent / "rank-0.json").read_text(encoding="utf-8"))
         parameters = record["parameters"]
-        on, left_out = effective(resolve_levers("auto", "cpu"), Setup("cpu", "fp32", "ddp"))
-        assert record["levers"] == levers_text(on), "the optimizations that were on"
-        assert record["levers_left_out"] == left_out
+        assert record["step_lacks"] is None
         assert per_step == pytest.approx(4 * parameters, rel=0.01), "every gradient once a step, four bytes each"
     steps = [row for row in found["findings"]["steps"]["rows"] if row["rank"] == 0]
     assert [row["step"] for row in steps] == [3, 4, 5]

@@ -13,7 +13,6 @@ import pytest
 from support.cli import ROOT, wait_for
 from support.namespaces import Hosts, lacking, two_hosts
 from support.train_cli import TrainCli, wait_for_steps
-from support.training_runs import levers_of_one
 
 WHY_NOT = lacking()
 pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
@@ -169,7 +168,7 @@ def test_a_late_node_is_waited_for_and_the_program_may_be_any(hosts: Hosts) -> N
 
 def training(data: Path, out: Path, steps: int = STEPS) -> TrainCli:
     cli = TrainCli(data, out, steps=steps)
-    batches = ("--global-batch-size", "12", "--micro-batch-size", "2", "--dropout", "0", "--levers", levers_of_one())
+    batches = ("--global-batch-size", "12", "--micro-batch-size", "2", "--dropout", "0")
     own = ("--save-every", "5", "--eval-every", "0", "--threads", "1")
     fixed = dict(zip(cli.options[::2], cli.options[1::2], strict=True))
     fixed.pop("--devices")

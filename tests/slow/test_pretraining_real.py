@@ -25,11 +25,11 @@ def curve(folder: Path) -> list[float]:
         return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
-def both_phases(shards: Path, out: Path, ranks: int, kill: bool, levers: str) -> tuple[list[float], list[float]]:
+def both_phases(shards: Path, out: Path, ranks: int, kill: bool, step: str) -> tuple[list[float], list[float]]:
     """Train phase 1 and phase 2, phase 1 ended by kill -9 in the middle and resumed where wished."""
     common: list[object] = ["--preset", "tiny", "--data", shards, "--device", "cpu", "--devices", ranks, "--threads", 1]
     common += ["--precision", "fp32", "--dropout", 0, "--optimizer", "lamb", "--learning-rate", 4e-3, "--log-every", 1]
-    common += ["--levers", levers]
+    common += ["--step", step]
     for phase, steps, batch in ((1, 12, 8), (2, 6, 4)):
         words: list[object] = ["train", "pretrain", "--phase", phase, *common, "--steps", steps, "--save-every", 2]
         words += ["--global-batch-size", batch, "--micro-batch-size", batch // 4, "--out", out / f"phase{phase}"]
@@ -49,16 +49,16 @@ def both_phases(shards: Path, out: Path, ranks: int, kill: bool, levers: str) ->
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("levers", "tolerance"),
-    # `balance` groups sequences by rank, and the loss is a mean over the masked words of each micro-batch.
-    [("none", 2e-5), ("auto", 2e-3)],
+    ("step", "tolerance"),
+    # The fast step divides sequences between ranks by their work.
+    [("plain", 2e-5), ("fast", 2e-3)],
 )
 def test_phase_1_to_2_with_a_resume_is_the_same_on_one_and_on_two_processes(
-    shards: Path, tmp_path: Path, levers: str, tolerance: float
+    shards: Path, tmp_path: Path, step: str, tolerance: float
 ) -> None:
-    one = both_phases(shards, tmp_path / "one", 1, False, levers)
+    one = both_phases(shards, tmp_path / "one", 1, False, step)
     assert [len(losses) for losses in one] == [12, 6]
-    assert both_phases(shards, tmp_path / "killed", 1, True, levers) == one, "to the bit"
-    two = both_phases(shards, tmp_path / "two", 2, True, levers)
+    assert both_phases(shards, tmp_path / "killed", 1, True, step) == one, "to the bit"
+    two = both_phases(shards, tmp_path / "two", 2, True, step)
     for alone, together in zip(one, two, strict=True):
         np.testing.assert_allclose(together, alone, rtol=tolerance)

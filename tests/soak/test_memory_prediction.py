@@ -19,7 +19,7 @@ def test_the_predicted_peak_is_near_the_measured_one(
 ) -> None:
     done = Cli(tmp_path / "run").run(
         "--preset", "mini", "--precisions", precision, "--seq-lens", str(seq_len), "--data", "synthetic:full",
-        "--batch-sizes", *map(str, batches), "--levers", "none", "auto", "--rounds", "1", "--start", "1", "--stop", "2",
+        "--batch-sizes", *map(str, batches), "--step", "plain", "fast", "--rounds", "1", "--start", "1", "--stop", "2",
         timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -32,7 +32,7 @@ def test_two_ranks_follow_the_curve_of_one_at_the_same_global_batch_and_swap_on_
 ) -> None:
     # Without dropout, which ranks draw each for themselves. The sums of one batch are added up in another order.
     alone = job(tmp_path, data, "alone", dropout=0.0, grad_accum_steps=2, eval_every=6)
-    ranks = {"world_size": 2, "strategy": "ddp", "levers": training_runs.levers_of_one()}
+    ranks = {"world_size": 2, "strategy": "ddp"}
     pair = job(tmp_path, data, "pair", dropout=0.0, grad_accum_steps=1, eval_every=6, **ranks)
     finish(alone, tmp_path / "a")
     stop = Path(pair["log"] + ".stop")

@@ -30,7 +30,8 @@ from bert.model.heads import BertForPretraining
 from bert.optim.registry import adamw
 from bert.speed import kernels
 from bert.speed.copies import copy_of
-from bert.speed.registry import use_levers, use_weight_copies
+from bert.speed.registry import apply, copy_weights
+from common.train_spec import TrainSpec
 
 GEMMS = ("mm", "addmm", "bmm", "_scaled_mm")
 ATTENTION = ("_flash_attention", "_scaled_dot_product")
@@ -130,10 +131,12 @@ def _attend_by_efficient(query: Tensor, key: Tensor, value: Tensor, *, attn_mask
 
 
 @contextmanager
-def counted_launches(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+def counted_launches(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, by_kernels: bool = True
+) -> Iterator[Launches]:
     """Have kernels for tensors of the device "meta", all of bert.speed.kernels, and count them in place of a launch."""
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "DEVICES", {"meta"})
+        patch.setattr(kernels, "DEVICES", {"meta"} if by_kernels else set())
         for found in pkgutil.iter_modules(kernels.__path__, kernels.__name__ + "."):
             module = importlib.import_module(found.name)
             if hasattr(module, "launch"):
@@ -154,13 +157,17 @@ class Step(NamedTuple):
     """Of all parameters."""
 
 
-def step_of(names: frozenset[str], shape: ModelConfig, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> Step:
-    """Run a forward pass, a backward pass and an update of pretraining, in bf16 with AdamW, as one GPU would."""
+def step_of(
+    spec: TrainSpec, shape: ModelConfig, lengths: list[int], monkeypatch: pytest.MonkeyPatch, by_kernels: bool = True
+) -> Step:
+    """Run a forward pass, a backward pass and an update of pretraining with AdamW, as one GPU would, with Triton or
+    without.
+    """
     columns = shape.max_positions
     with torch.device("meta"):
         model = BertForPretraining(shape)
-    use_levers(model, names)
-    use_weight_copies(model, names, precision="bf16", strategy="single", grad_accum_steps=1, optimizer="adamw")
+    apply(model, spec.step)
+    copy_weights(model, spec)
     sizes = [one.numel() for one in model.parameters()]
     with monkeypatch.context() as patch, _fp8_products_into_memory():
         _take_the_ways_of_a_gpu(patch)
@@ -168,10 +175,10 @@ def step_of(names: frozenset[str], shape: ModelConfig, lengths: list[int], monke
         batch = batch_of(lengths, columns).laid_out().to(torch.device("meta"))
         for _ in range(2):  # the second step has a state, copies and memory to use again
             passes, update = (Launches(frozenset(sizes)) for _ in range(2))
-            with counted_launches(passes, patch):
+            with counted_launches(passes, patch, by_kernels):
                 loss = _passes(model, batch, passes)
             left_out = [name for name, one in model.named_parameters() if one.grad is None]
-            with counted_launches(update, patch), update:
+            with counted_launches(update, patch, by_kernels), update:
                 optimizer.step()
             optimizer.zero_grad()
     return Step(passes, update, left_out, loss, sizes)

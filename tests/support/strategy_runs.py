@@ -22,8 +22,7 @@ def alone(data: Path, folder: Path, **changes: Any) -> Recorder:
 
 def pair(data: Path, place: Path, strategy: str, folder: Path, **changes: Any) -> list[dict[str, Any]]:
     """Train with two processes; return the events of the first."""
-    levers = training_runs.levers_of_one(changes.get("precision", "fp32"), strategy)
-    fields = {**COMMON, "grad_accum_steps": 2, "world_size": 2, "strategy": strategy, "levers": levers, **changes}
+    fields = {**COMMON, "grad_accum_steps": 2, "world_size": 2, "strategy": strategy, **changes}
     log = place / "log"
     log.unlink(missing_ok=True)
     wanted = training_runs.settings(data, **fields)

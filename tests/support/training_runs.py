@@ -29,7 +29,7 @@ def settings(data: Path | str, **changes: Any) -> Any:
     from bert.train.settings import make_settings
 
     values: dict[str, Any] = {
-        "preset": "tiny", "strategy": "single", "precision": "fp32", "padding": "longest", "levers": "auto",
+        "preset": "tiny", "strategy": "single", "precision": "fp32", "padding": "longest", "step": "fast",
         "data": str(data), "seq_len": SEQ_LEN, "max_predictions": PREDICTIONS,
         "vocab_size": len(PIECES), "micro_batch_size": 4, "grad_accum_steps": 1, "world_size": 1,
         "learning_rate": 2e-3, "warmup": 0.25, "steps": 8, "save_every": 3, "log_every": 1, **changes,
@@ -38,13 +38,6 @@ def settings(data: Path | str, **changes: Any) -> Any:
         "global_batch_size", values["micro_batch_size"] * values["grad_accum_steps"] * values["world_size"]
     )
     return make_settings(values)
-
-
-def levers_of_one(precision: str = "fp32", strategy: str = "ddp") -> str:
-    """Return the default optimizations without `balance`: several ranks then have the micro batches of one."""
-    from bert.speed.registry import Setup, effective, levers_text, resolve_levers
-
-    return levers_text(effective(resolve_levers("auto", "cpu") - {"balance"}, Setup("cpu", precision, strategy))[0])
 
 
 class Recorder:

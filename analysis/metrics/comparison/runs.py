@@ -33,7 +33,7 @@ from records.run import RunDirectory
 
 Rounds = Sequence[LoadedTrial]
 Side = tuple[str, str]
-"""Implementation and its optimizations (`Trial.levers`)."""
+"""Implementation and how it computes a step (`Trial.step`)."""
 
 # Relative difference of the samples of a step below which step times are compared as they are.
 _SAME_SAMPLES = 0.01
@@ -70,21 +70,21 @@ def disturbed_side(a: Rounds, b: Rounds) -> str:
     return f"the machine was disturbed on one side only: {messages[0] or messages[1]}; measure both when it is idle"
 
 
-def ratios_of(trials: Rounds, reference: Side = ("hf", "")) -> list[dict[str, Any]]:
+def ratios_of(trials: Rounds, reference: Side = ("hf", "fast")) -> list[dict[str, Any]]:
     """Return one row per configuration and implementation other than `reference` that has the reference beside it.
 
-    Columns: CONFIGURATION, CIRCUMSTANCES, reference, reference_levers, rounds, reference_rounds, throughput_ratio (new
+    Columns: CONFIGURATION, CIRCUMSTANCES, reference, reference_step, rounds, reference_rounds, throughput_ratio (new
     / old samples per second) with _low and _high, time_saved (1 - new / old time per sample), decided and reason
     (ratio.decision). The ratio is None where a side failed.
     """
     spread, rows = run_spread(trials), []
-    for members in by_key(trials, without=("implementation", "levers"), failed=True).values():
+    for members in by_key(trials, without=("implementation", "step"), failed=True).values():
         sides: dict[Side, list[LoadedTrial]] = defaultdict(list)
         for member in members:
             sides[side_of(member)].append(member)
         for name in sorted(sides.keys() - {reference}) if reference in sides else ():
             new, old = ([one for one in sides[side] if one.ok] for side in (name, reference))
-            row = {**_fields(sides[name][0]), "reference": reference[0], "reference_levers": reference[1]}
+            row = {**_fields(sides[name][0]), "reference": reference[0], "reference_step": reference[1]}
             row |= {"rounds": len(new), "reference_rounds": len(old)}
             ratio, decided = _rate_ratio(old, new) if new and old else None, "cannot decide"
             if ratio is None:
@@ -100,7 +100,7 @@ def ratios_of(trials: Rounds, reference: Side = ("hf", "")) -> list[dict[str, An
 
 def side_of(trial: LoadedTrial) -> Side:
     """Return which side of a comparison of implementations a trial is."""
-    return trial.row["implementation"], trial.row["levers"] or ""
+    return trial.row["implementation"], trial.row["step"] or ""
 
 
 def input_ratios(trials: Rounds) -> list[dict[str, Any]]:

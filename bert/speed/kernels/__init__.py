@@ -29,13 +29,12 @@ _FEWEST_COLUMNS, _MOST_WARPS = 16, 8
 
 
 def usable(x: Tensor, *parameters: Tensor) -> bool:
-    """Whether kernels support the device and type of `x` and the parameters; never inside torch.compile.
+    """Whether kernels support the device and type of `x` and the parameters.
 
     DeepSpeed's ZeRO stage 3 gathers a sharded parameter only while its own module runs, so kernels cannot read it.
     """
     return (
-        not torch.compiler.is_compiling()
-        and x.device.type in DEVICES
+        x.device.type in DEVICES
         and x.dtype in TYPES
         and not any(hasattr(parameter, "ds_id") for parameter in parameters)
         and triton_missing() is None

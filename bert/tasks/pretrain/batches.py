@@ -184,14 +184,12 @@ class TestShards:
         """
         import torch
 
-        from bert.model.heads import lay_out
-
         predictions = getattr(model, "predictions", None)
         if predictions is None:
             raise UsageError("weights-mismatch", f"{type(model).__name__} has no masked-LM head to evaluate")
         total = torch.zeros(7, dtype=torch.float64, device=device)
         for batch in self.batches():
-            moved = lay_out(model, batch).to(device)
+            moved = batch.laid_out().to(device)
             with precision.autocast():
                 words, sentences = predictions(moved)
             total[:3] += _loss_and_right(words, moved.tensors["masked_labels"])

@@ -25,7 +25,7 @@ from analysis.timeline import Timeline
 
 US = 1_000
 ROW: dict[str, Any] = {
-    "task": "pretrain", "preset": "tiny", "implementation": "bertbench", "levers": "", "micro_batch_size": 8,
+    "task": "pretrain", "preset": "tiny", "implementation": "bertbench", "step": "fast", "micro_batch_size": 8,
     "seq_len": 128, "precision": "fp32", "world_size": 1, "device": "cpu", "data": "synthetic", "kind": "profile",
     "start_iteration": 2, "stop_iteration": 9,
 }  # fmt: skip
@@ -53,10 +53,10 @@ def test_each_cause_once_the_largest_gain_first(given: list[Any], shown: list[st
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"precisions": "bf16"}, {"batch_sizes": 64}, {"grad_accum": 4}, {"levers": "auto"}]
+    "changes", [{}, {"precisions": "bf16"}, {"batch_sizes": 64}, {"grad_accum": 4}, {"step": "fast"}]
 )
 def test_commands_parse(changes: dict[str, Any], tmp_path: Path) -> None:
-    row = {**ROW, "preset": "large", "levers": "none", "threads_per_rank": 2}
+    row = {**ROW, "preset": "large", "step": "plain", "threads_per_rank": 2}
     parses(throughput_command(row, str(tmp_path / "a run"), **changes))
     gap = {**row, "task": "gap", "task_options": '{"head": "span", "train_on_all": true}'}
     assert throughput_command(gap, "run", **changes).startswith("bertbench throughput gap --head span --train-on-all ")
@@ -67,10 +67,7 @@ def test_commands_parse(changes: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_nothing_is_advised_that_the_trial_has() -> None:
-    row = {**ROW, "levers": "unpad+compile", "precision": "bf16"}
-    context = Context(row=row, run="runs/a")
-    assert "torch.compile" in Context().fewer_launches and "torch.compile" not in context.fewer_launches
-    assert "torch.compile" in Context().fusing(False) and "torch.compile" not in context.fusing(False)
+    context = Context(row={**ROW, "precision": "bf16"}, run="runs/a")
     assert Context().narrow == "" and context.narrow == "bf16"
 
 

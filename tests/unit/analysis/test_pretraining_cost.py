@@ -52,7 +52,7 @@ def test_of_several_data_those_with_the_fullest_sequences_count() -> None:
     assert (alone["phase_1_samples_per_second"], alone["phase_1_padding_efficiency"]) == (1900.0, 0.5)
 
 
-@pytest.mark.parametrize("name", ["implementation", "strategy", "nodes", "levers"])
+@pytest.mark.parametrize("name", ["implementation", "strategy", "nodes", "step"])
 def test_configurations_are_kept_apart(name: str) -> None:
     assert (
         len(pretraining_costs([rate(2000.0), rate(400.0, seq_len=512, **{name: 2 if name == "nodes" else "x"})])) == 2

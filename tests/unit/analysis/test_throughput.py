@@ -72,7 +72,7 @@ def test_a_step_is_as_long_as_its_slowest_rank_and_counts_are_summed() -> None:
 def test_gemms_in_fp8_have_an_mfu_of_a_peak_in_fp8_alone(
     strategy: str, peak: float, measured: str, gemms: str | None, mfu: float | None
 ) -> None:
-    trial = dataclasses.replace(TRIAL, levers="fp8+unpad", precision="bf16", strategy=strategy)
+    trial = dataclasses.replace(TRIAL, precision="fp8", strategy=strategy)
     record = {"before": peak, "after": peak, "dtype": measured, "shape": [8192] * 3, "products": gemms}
     result = summarize(trial, {0: step_rows(TIMES, 8)}, {0: {**rank_record(), "measured_peak": record}}, ENVIRONMENT)
     assert result["mfu"] == (None if mfu is None else pytest.approx(mfu)) and result["samples_per_second"] == 80

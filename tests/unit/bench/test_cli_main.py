@@ -52,7 +52,7 @@ CPU = ["--device", "cpu"]
         (["analyze", "/no/such/trace"], "path-missing", "/no/such/trace"),
         (["speed-of-light", "--rounds", "2"], "option-value", "--rounds 2"),
         (["speed-of-light", "--winner-of", "x", "--seed", "1"], "option-conflict", "--seed"),
-        (["speed-of-light", "--levers", "fp8", *CPU], "device-unsupported", "bertbench throughput"),
+        (["speed-of-light", "--precisions", "fp8", *CPU], "device-unsupported", "bertbench throughput"),
         (["report", "tests", "--price-per-hour", "3"], "option-not-applicable", "--price-per-hour"),
         (["compare", "/no/such/run", "/no/such/run2"], "path-missing", "/no/such/run"),
     ],

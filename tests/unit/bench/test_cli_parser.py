@@ -129,7 +129,7 @@ def test_the_words_of_options_give_the_same_options() -> None:
         "--task",
         "cola",
     ]
-    options = parse(TrainClassifyOptions, [*words, "--levers=none", "--activation-checkpointing"], "bertbench train")
+    options = parse(TrainClassifyOptions, [*words, "--step=plain", "--activation-checkpointing"], "bertbench train")
     again = words_of(options)
     assert again[:2] == ["classify", "a.csv"] and {"--no-quoting", "--task", "cola"} <= {*again}
     assert parse(TrainClassifyOptions, again, "bertbench train") == options

@@ -26,10 +26,11 @@ from bert.optim.registry import adamw
 from bert.parallel.single import SingleStrategy
 from bert.speed import kernels
 from bert.speed.copies import has_low_gradients
-from bert.speed.registry import resolve_levers, use_levers, use_weight_copies
+from bert.speed.registry import apply, copy_weights
 from bert.tasks import make_task, resolve_options, task_data, task_step
 from bert.tasks.base import DataSpec
 from bert.train.loop import Training, run_step
+from common.train_spec import TrainSpec
 from records.components import Component, read_components, read_rounds, write_components
 from records.run import TrialDirectory
 from records.trial import Trial
@@ -39,17 +40,14 @@ SHAPE = ModelConfig(
 )  # fmt: skip
 
 
-def subject(task_name: str = "pretrain", precision: str = "fp32", levers: str = "auto") -> Subject:
+def subject(task_name: str = "pretrain", precision: str = "fp32", way: str = "fast") -> Subject:
     torch.manual_seed(0)
     data, given = task_data(task_name), {"task": "stsb"} if task_name == "glue" else {}
     options = resolve_options(task_name, given, data.inspect("synthetic", 32, given))
     task = make_task(task_name, options)
     model = task.build_model(SHAPE)
-    use_levers(model, resolve_levers(levers, "cpu"))
-    use_weight_copies(
-        model, resolve_levers(levers, "cpu"), precision=precision, strategy="single", grad_accum_steps=1,
-        optimizer="adamw",
-    )  # fmt: skip
+    apply(model, way)
+    copy_weights(model, TrainSpec(step=way, precision=precision, strategy="single"))
     spec = DataSpec(data="synthetic:uniform", seq_len=32, micro_batch_size=4, vocab_size=101)
     stream = iter(task.batches(spec))
     training = Training(
@@ -68,12 +66,11 @@ def again(step: Subject, **changes: Any) -> Subject:
 
 
 @pytest.mark.parametrize(
-    ("precision", "levers"),
-    [("fp32", "auto"), ("bf16", "none"), ("bf16", "auto"), ("bf16", "bf16-weights"), ("bf16", "fp8")],
+    ("precision", "way"), [("fp32", "fast"), ("bf16", "plain"), ("bf16", "fast"), ("fp8", "plain"), ("fp8", "fast")]
 )
 @pytest.mark.parametrize("task_name", ["pretrain", "squad", "glue", "classify"])
-def test_every_part_runs_and_leaves_the_weights_as_they_are(task_name: str, precision: str, levers: str) -> None:
-    step = subject(task_name, precision, levers)
+def test_every_part_runs_and_leaves_the_weights_as_they_are(task_name: str, precision: str, way: str) -> None:
+    step = subject(task_name, precision, way)
     before = {name: parameter.detach().clone() for name, parameter in step.model.named_parameters()}
     parts = make_parts(step)
     for part in parts:
@@ -85,14 +82,14 @@ def test_every_part_runs_and_leaves_the_weights_as_they_are(task_name: str, prec
     }  # fmt: skip
     total = sum(part.component.calls_per_step * part.component.model_flops for part in parts)
     assert total == step.step.model_flops(step.batch.counts)
-    assert any(name.startswith("casts of weights") for name in names) == (precision == "bf16" and levers == "none")
+    assert any(name.startswith("casts of weights") for name in names) == (precision == "bf16" and way == "plain")
     for name, parameter in step.model.named_parameters():
         assert torch.equal(parameter, before[name]) and parameter.grad is None, name
 
 
-@pytest.mark.parametrize(("levers", "name"), [("none", "padded"), ("unpad", "unpadded")])
-def test_parts_have_the_rows_that_the_layers_compute(levers: str, name: str) -> None:
-    step = subject(levers=levers)
+@pytest.mark.parametrize(("way", "name"), [("plain", "padded"), ("fast", "unpadded")])
+def test_parts_have_the_rows_that_the_layers_compute(way: str, name: str) -> None:
+    step = subject(way=way)
     seen: list[torch.Size] = []
     step.model.encoder.layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[:-1]))
     step.model(step.batch)
@@ -104,11 +101,11 @@ def test_parts_have_the_rows_that_the_layers_compute(levers: str, name: str) -> 
     assert parts["attention"].component.computed_flops == 12 * SHAPE.hidden_size * widths[name]
 
 
-@pytest.mark.parametrize(("levers", "kernel"), [("none", False), ("none", True), ("bf16-weights", True)])
+@pytest.mark.parametrize(("way", "kernel"), [("plain", False), ("plain", True), ("fast", True)])
 def test_the_bytes_of_the_optimizer_are_those_of_what_the_step_runs(
-    levers: str, kernel: bool, monkeypatch: pytest.MonkeyPatch
+    way: str, kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = subject("pretrain", "bf16", levers)
+    step = subject("pretrain", "bf16", way)
     if kernel:
         need_triton()
         from bert.speed.kernels import adamw as update
@@ -121,7 +118,7 @@ def test_the_bytes_of_the_optimizer_are_those_of_what_the_step_runs(
     parts = {part.component.name: part for part in make_parts(step) if part.component.group == "optimizer"}
     count = sum(p.numel() for p in step.model.parameters())
     copied = sum(p.numel() for p in step.model.parameters() if has_low_gradients(p))
-    assert (copied > 0) == (levers == "bf16-weights")
+    assert (copied > 0) == (way == "fast")
     assert parts["optimizer"].component.bytes == 28 * count  # a bf16 gradient and a copy are as much as one in float32
     for part in parts.values():
         part.run()
@@ -170,7 +167,8 @@ def test_fused_parts_hold_the_casts_and_sums_between_the_layers() -> None:
     found = {}
     for fused in (False, True):
         step = subject("pretrain", "bf16")
-        use_levers(step.model, frozenset({"unpad", *(["fused-elementwise"] if fused else [])}))
+        for layer in step.model.encoder.layers:
+            layer.fused = fused
         found[fused] = {part.component.name: part.component for part in make_parts(again(step))}
     name = "dropout, residual, norm"
     assert found[True][name].bytes - found[False][name].bytes == 2 * 2 * step.extent.tokens * SHAPE.hidden_size
@@ -183,8 +181,7 @@ def test_kernels_between_the_gemms_leave_casts_to_fp8_out(monkeypatch: pytest.Mo
     from bert.speed.kernels import embedding, gelu, loss, norm, quantize
 
     launched: list[str] = []
-    step = subject("pretrain", "bf16", "fp8+unpad")
-    use_levers(step.model, frozenset({"unpad", "fp8", "fused-elementwise"}))
+    step = subject("pretrain", "fp8")
     monkeypatch.setattr(kernels, "DEVICES", {"cpu"})
     for module in (embedding, gelu, loss, norm, quantize):
         monkeypatch.setattr(module, "launch", lambda kernel, *given, **more: launched.append(kernel.fn.__name__))
@@ -205,18 +202,15 @@ def test_kernels_between_the_gemms_leave_casts_to_fp8_out(monkeypatch: pytest.Mo
     assert parts["FP8 casts of activations and gradients"].component.shape.startswith(f"{numbers:,} ")
 
 
-@pytest.mark.parametrize("levers", ["fp8", "fp8+unpad"])
-def test_a_cpu_has_no_floor_in_fp8(levers: str) -> None:
-    options = SpeedOfLightOptions(levers=levers, workload=Workload(precisions=("bf16",), presets=("tiny",)))
-    with refused("device-unsupported", levers, "CPU", "bertbench throughput"):
+def test_a_cpu_has_no_floor_in_fp8() -> None:
+    options = SpeedOfLightOptions(workload=Workload(precisions=("fp8",), presets=("tiny",)))
+    with refused("device-unsupported", "fp8", "CPU", "bertbench throughput"):
         planned(options, find_devices("cpu"))
 
 
-@pytest.mark.parametrize("levers", ["fp8+unpad", "fp8", "bf16-weights+fp8+unpad"])
-def test_parts_of_a_step_in_fp8_multiply_and_cast_as_its_layers_do(
-    levers: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = subject(precision="bf16", levers=levers)
+@pytest.mark.parametrize("way", ["fast", "plain"])
+def test_parts_of_a_step_in_fp8_multiply_and_cast_as_its_layers_do(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = subject(precision="fp8", way=way)
     called, multiply = [], torch._scaled_mm
 
     def noted(*factors: torch.Tensor, **options: Any) -> torch.Tensor:

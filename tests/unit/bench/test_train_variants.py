@@ -58,18 +58,19 @@ def test_every_combination_is_trained_in_a_folder_of_its_own_with_every_seed(tmp
     ]  # fmt: skip
     assert list(plan.skipped) == ["single-devices-2"]
     assert [one.run.path.name for one in planned(tmp_path, *SMALL, "--seeds", 2).trainings] == ["seed-42", "seed-43"]
-    values = {"init": "weights/mini", "learning_rate": 1e-3, "levers": "unpad+chunks"}
-    assert variant_name(values) == "weights_mini-learning_rate-0.001-unpad+chunks"
+    values = {"init": "weights/mini", "learning_rate": 1e-3, "step": "plain"}
+    assert variant_name(values) == "weights_mini-learning_rate-0.001-plain"
 
 
 def test_what_cannot_be_combined_says_why(tmp_path: Path) -> None:
-    vary = ("--vary", "implementation=bertbench,hf-trainer", "levers=auto,none", "strategy=ddp,fsdp")
+    vary = ("--vary", "implementation=bertbench,hf-trainer", "step=fast,plain", "strategy=ddp,fsdp")
     plan = planned(tmp_path, *SMALL, "--devices", 2, *vary)
     assert [one.variant for one in plan.trainings] == [
-        "bertbench-auto-ddp", "bertbench-auto-fsdp", "bertbench-none-ddp", "bertbench-none-fsdp", "hf-trainer-auto-ddp",
+        "bertbench-fast-ddp", "bertbench-fast-fsdp", "bertbench-plain-ddp", "bertbench-plain-fsdp",
+        "hf-trainer-fast-ddp",
     ]  # fmt: skip
-    assert "single or ddp" in plan.skipped["hf-trainer-auto-fsdp"]
-    assert "--levers" in plan.skipped["hf-trainer-none-ddp"]
+    assert "single or ddp" in plan.skipped["hf-trainer-fast-fsdp"]
+    assert "--step" in plan.skipped["hf-trainer-plain-ddp"]
     assert by_reason({"dp-1": "x", "hvd": "y", "dp-2": "x"}) == "dp-1, dp-2: x; hvd: y"
     with refused("option-missing", "single has one device", "--vary"):
         planned(tmp_path, *SMALL, "--devices", 2, "--vary", "strategy=single,ddp")
@@ -171,17 +172,14 @@ def test_what_is_shared_and_what_makes_losses_differ_is_said(tmp_path: Path) -> 
     assert plan.complete(plan.trainings[0]), "it is not tried again"
 
 
-def test_several_ranks_have_the_batches_of_one_where_no_optimizations_are_named(tmp_path: Path) -> None:
-    words = ("--vary", "levers=auto,unpad+balance", "--devices", 2, "--micro-batch-size", 2)
+def test_a_variant_on_several_devices_is_profiled_as_it_is_trained(tmp_path: Path) -> None:
+    words = ("--vary", "step=fast,plain", "--devices", 2, "--micro-batch-size", 2)
     plan = planned(tmp_path, *SMALL, *words)
-    two, named = plan.trainings
-    names = set(two.plan.settings.levers.split("+"))
-    assert named.plan.settings.levers == "unpad+balance"
-    assert "unpad" in names and "balance" not in names
+    two, _ = plan.trainings
     trial = plan.profile_trials(3)[two.variant]
     assert (trial.kind, trial.profiler, trial.strategy, trial.world_size) == ("profile", "torch", "ddp", 2)
     assert (trial.micro_batch_size, trial.grad_accum_steps, trial.seq_len) == (2, 2, 32)
-    assert (trial.start_iteration, trial.stop_iteration, trial.levers) == (2, 5, two.plan.settings.levers)
+    assert (trial.start_iteration, trial.stop_iteration, trial.step) == (2, 5, "fast")
     BertbenchImplementation().check(trial)
 
 

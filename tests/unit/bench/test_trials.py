@@ -37,18 +37,18 @@ def test_competitors_take_turns_in_rounds_that_decide() -> None:
     assert [trial.implementation for trial in trials[0:2]] == ["bertbench", "hf"]
     assert [trial.implementation for trial in trials[4:6]] == ["hf", "bertbench"]
     assert trials[0].micro_batch_size == trials[1].micro_batch_size, "they stand next to each other"
-    assert len(expand(Sweep(levers=("auto", "none")), CPU)) == 2 * 3
+    assert len(expand(Sweep(step=("fast", "plain")), CPU)) == 2 * 3
     assert len(expand(Sweep(implementations=BOTH, rounds=1), CPU)) == len(expand(Sweep(batch_sizes=(4, 8)), CPU)) == 2
 
 
-def test_each_set_of_levers_is_a_competitor_of_our_own_model_alone() -> None:
-    sweep = Sweep(implementations=BOTH, levers=("auto", "none", "unpad+chunks", "chunks+unpad"), rounds=1)
+def test_each_step_is_a_competitor_of_our_own_model_alone() -> None:
+    sweep = Sweep(implementations=BOTH, step=("fast", "plain"), rounds=1)
     trials = expand(sweep, CPU)
-    assert [(trial.implementation, trial.levers) for trial in trials] == [
-        ("bertbench", ""), ("bertbench", "none"), ("bertbench", "chunks+unpad"), ("hf", ""),
+    assert [(trial.implementation, trial.step) for trial in trials] == [
+        ("bertbench", "fast"), ("bertbench", "plain"), ("hf", "fast"),
     ]  # fmt: skip
     labels = [implementation(trial.row()) for trial in trials]
-    assert labels == ["bertbench", "bertbench without optimizations", "bertbench chunks+unpad", "hf"]
+    assert labels == ["bertbench", "bertbench plain", "hf"]
 
 
 def test_the_rules_of_an_automatic_window_do_not_count_where_one_is_given() -> None:
@@ -61,7 +61,6 @@ def test_the_rules_of_an_automatic_window_do_not_count_where_one_is_given() -> N
     ("options", "code", "facts"),
     [
         ({"implementations": ("bert",)}, "option-choice", ["'bert'"]),
-        ({"levers": ("warp",)}, "option-choice", ["'warp'"]),
         ({"rounds": 0}, "option-value", ["--rounds 0", 1]),
         ({"devices": (0,)}, "option-value", ["--devices 0", 1]),
         ({"devices": (8,)}, "device-missing", [8, "--devices 4"]),

@@ -3,7 +3,6 @@
 import os
 import stat
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,10 @@ from support.softmax_formula import HEADS, LENGTH, MASKS, by_formula
 from torch import Tensor, nn
 
 from bert.model.config import ModelConfig
-from bert.model.encoder import BertEncoder, Layer, recompute_activations
+from bert.model.encoder import BertEncoder, recompute_activations
 from bert.speed import native
 from bert.speed.dropout import keep_scale, random_levels, threshold
 from bert.speed.elementwise import gelu, residual_norm, softmax_dropout, softmax_dropout_backward
-from bert.speed.registry import LEVERS, Lever, default_levers, recorded_levers, resolve_levers, use_levers
 
 WIDTH = 24
 FACTOR = 0.3
@@ -186,52 +184,6 @@ def test_what_cannot_be_compiled_says_so(compiler: Path, tmp_path: Path) -> None
     (tmp_path / "compiler").write_text("#!/bin/sh\necho 'no such option -fopenmp' >&2\nexit 1\n")
     with refused("tool-failed", "elementwise.c", "no such option -fopenmp"):
         native.compiled()
-
-
-@pytest.mark.usefixtures("compiler")
-def test_without_a_compiler_the_lever_is_refused_by_name_and_off_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LEVERS, "fused-elementwise", Lever("", ("cpu",), compiled=True))
-    assert resolve_levers("auto", "cpu") == default_levers("cpu") and recorded_levers("auto", "cpu") == ""
-    monkeypatch.setenv("CC", "no-such-compiler")
-    with refused("tool-missing", "'fused-elementwise'", "'no-such-compiler'", "--levers"):
-        resolve_levers("unpad+fused-elementwise", "cpu")
-    assert "fused-elementwise" in default_levers("cpu") - resolve_levers("auto", "cpu")
-    assert "unpad" in recorded_levers("auto", "cpu").split("+")
-
-
-@pytest.fixture
-def lacking(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Patches of what Triton is looked for with; nothing that was found under them is kept."""
-    native.triton_missing.cache_clear()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(native.sysconfig, "get_paths", lambda: {"include": os.fspath(Path(__file__).parent)})
-    monkeypatch.setattr(Path, "exists", lambda path: True)
-    yield monkeypatch
-    native.triton_missing.cache_clear()
-
-
-def test_on_a_gpu_it_needs_triton_a_compiler_and_headers(lacking: pytest.MonkeyPatch) -> None:
-    assert "fused-elementwise" in resolve_levers("auto", "cuda") and recorded_levers("auto", "cuda") == ""
-    for target, found, said in (  # each is looked for before the one above
-        ("pathlib.Path.exists", False, "Python.h"),
-        ("shutil.which", None, "gcc"),
-        ("importlib.util.find_spec", None, "pip install triton"),
-    ):
-        native.triton_missing.cache_clear()
-        lacking.setattr(target, lambda name, answer=found: answer)
-        assert "fused-elementwise" in default_levers("cuda") and recorded_levers("auto", "cuda") == "balance+unpad"
-        with refused("tool-missing", "'fused-elementwise'", "Triton", said, "--levers"):
-            resolve_levers("fused-elementwise+fp8", "cuda")
-
-
-def test_the_lever_is_a_switch_of_every_layer() -> None:
-    encoder = BertEncoder(SHAPE)
-    layers = [part for part in encoder.modules() if isinstance(part, Layer)]
-    use_levers(encoder, frozenset({"fused-elementwise"}))
-    assert [layer.fused for layer in layers] == [True, True]
-    use_levers(encoder, frozenset())
-    assert [layer.fused for layer in layers] == [False, False]
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.6])

@@ -17,8 +17,9 @@ from bert.parallel.single import SingleStrategy
 from bert.speed import fp8
 from bert.speed.copies import copy_of, give_copies, linear
 from bert.speed.fp8 import Fp8Copy, products_dtype
-from bert.speed.registry import resolve_levers, use_levers, use_weight_copies
+from bert.speed.registry import apply, copy_weights
 from bert.speed.scales import MARGIN, quantize, scale_of
+from common.train_spec import TrainSpec
 
 LENGTHS = [16, 3, 9, 1]
 
@@ -27,14 +28,12 @@ def _off(found: Tensor, expected: Tensor) -> float:
     return float((found.detach().float() - expected.detach()).norm() / expected.detach().norm())
 
 
-def _model(text: str, accumulation: int = 1, recomputed: bool = False) -> Any:
-    made, names = model(None), resolve_levers(text, "cpu")
-    use_levers(made, names)
+def _model(precision: str = "fp8", accumulation: int = 1, recomputed: bool = False) -> Any:
+    made = model(None)
+    apply(made, "fast")
     if recomputed:
         recompute_activations(made)
-    use_weight_copies(
-        made, names, precision="bf16", strategy="single", grad_accum_steps=accumulation, optimizer="adamw"
-    )
+    copy_weights(made, TrainSpec(precision=precision, strategy="single", grad_accum_steps=accumulation))
     return made
 
 
@@ -88,7 +87,7 @@ def test_a_cast_weight_is_never_behind() -> None:
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_cast_weight_is_that_of_the_last_update_with_the_scale_of_the_one_before(accumulation: int) -> None:
-    made = _model("bf16-weights+fp8", accumulation)
+    made = _model("fp8", accumulation)
     optimizer, strategy, precision = adamw(made, 1e-1), SingleStrategy(), Precision("bf16", "cpu")
     weight = made.encoder.layers[0].intermediate.weight
     casts, largest = [], []
@@ -109,22 +108,24 @@ def test_a_cast_weight_is_that_of_the_last_update_with_the_scale_of_the_one_befo
     assert not torch.equal(casts[0], casts[1]) and not torch.equal(casts[1], casts[2])
 
 
-@pytest.mark.parametrize(("levers", "strategy", "dtype"), [
-    ("fp8", "single", torch.float8_e4m3fn), ("fp8+unpad", "ddp", torch.float8_e4m3fn),
-    ("bf16-weights", "single", torch.bfloat16), ("none", "single", torch.bfloat16), ("fp8", "fsdp", torch.bfloat16),
+@pytest.mark.parametrize(("precision", "step", "strategy", "dtype"), [
+    ("fp8", "plain", "single", torch.float8_e4m3fn), ("fp8", "fast", "ddp", torch.float8_e4m3fn),
+    ("bf16", "fast", "single", torch.bfloat16), ("bf16", "plain", "single", torch.bfloat16),
 ])  # fmt: skip
-def test_products_are_in_fp8_where_a_weight_has_such_a_copy(levers: str, strategy: str, dtype: torch.dtype) -> None:
-    made, names = model(None), resolve_levers(levers, "cpu")
-    use_weight_copies(made, names, precision="bf16", strategy=strategy, grad_accum_steps=1, optimizer="adamw")
-    assert products_dtype(made, Precision("bf16", "cpu").matmul_dtype) == dtype
+def test_products_are_in_fp8_where_a_weight_has_such_a_copy(
+    precision: str, step: str, strategy: str, dtype: torch.dtype
+) -> None:
+    made = model(None)
+    copy_weights(made, TrainSpec(precision=precision, strategy=strategy, step=step))
+    assert products_dtype(made, Precision(precision, "cpu").matmul_dtype) == dtype
 
 
 def test_a_model_learns_a_batch_as_in_bf16() -> None:
     losses = {}
-    for text in ("bf16-weights", "bf16-weights+fp8"):
+    for text in ("bf16", "fp8"):
         made = _model(text)
         kinds = {type(copy_of(parameter)) for parameter in made.encoder.layers.parameters() if parameter.ndim == 2}
-        assert kinds == {Fp8Copy} if "fp8" in text else Fp8Copy not in kinds
+        assert kinds == {Fp8Copy} if text == "fp8" else Fp8Copy not in kinds
         optimizer, strategy, precision = adamw(made, 1e-2), SingleStrategy(), Precision("bf16", "cpu")
         batch = batch_of(LENGTHS, 20)
         for _ in range(12):
@@ -140,7 +141,7 @@ def test_a_model_learns_a_batch_as_in_bf16() -> None:
 
 def _trained(updates: int, *, accumulation: int = 1, recomputed: bool = False, evaluated: bool = False) -> Any:
     """Train a model, and return loss and gradients of one more step."""
-    made = _model("fp8+unpad", accumulation, recomputed)
+    made = _model("fp8", accumulation, recomputed)
     optimizer, strategy, precision = adamw(made, 1e-3), SingleStrategy(), Precision("bf16", "cpu")
     for update in range(updates):
         for micro_step in range(accumulation):
@@ -199,7 +200,7 @@ def test_a_stopped_run_goes_on_with_identical_losses(
 ) -> None:
     data = training_runs.shards(tmp_path / "data")
     wanted = settings(
-        data, precision="bf16", levers="fp8+unpad", optimizer=optimizer, grad_accum_steps=accumulation,
+        data, precision="fp8", optimizer=optimizer, grad_accum_steps=accumulation,
         eval_every=eval_every, eval_samples=4, micro_batch_size=2, steps=5,
     )  # fmt: skip
     whole, begun, ended = Recorder(), Recorder(stop_after=3), Recorder()
@@ -213,10 +214,10 @@ def test_a_stopped_run_goes_on_with_identical_losses(
 
 def test_a_checkpoint_without_scales_measures_them_anew(tmp_path: Path) -> None:
     data = training_runs.shards(tmp_path / "data")
-    plain = settings(data, precision="bf16", levers="unpad", steps=4, save_every=4)
+    plain = settings(data, precision="bf16", steps=4, save_every=4)
     saved = run(plain, tmp_path / "run").checkpoint
     assert not (saved / "fp8-0.safetensors").exists()
     resumed = Recorder()
-    wanted = settings(data, precision="bf16", levers="fp8+unpad", steps=6, save_every=1)
+    wanted = settings(data, precision="fp8", steps=6, save_every=1)
     assert run(wanted, tmp_path / "run", resumed).finished
     assert list(resumed.losses) == [4, 5] and (tmp_path / "run/step-0000006/fp8-0.safetensors").is_file()

@@ -10,19 +10,12 @@ from bert.model.encoder import Layer
 from bert.observer import Observer
 from bert.optim.fused import FusedAdamW, FusedLamb
 from bert.optim.registry import OPTIMIZERS
+from bert.parallel import STRATEGIES
 from bert.speed import kernels
 from bert.speed.copies import has_low_gradients
 from bert.speed.elementwise import product
-from bert.speed.registry import (
-    Setup,
-    check_effect,
-    default_levers,
-    fuses_optimizer,
-    resolve_levers,
-    use_levers,
-    use_weight_copies,
-)
-from common.errors import MissingToolError
+from bert.speed.registry import copy_weights, fuses_optimizer
+from common.train_spec import TrainSpec
 
 
 @pytest.fixture
@@ -64,59 +57,29 @@ def test_a_linear_layer_keeps_its_bias_unless_a_kernel_adds_it() -> None:
     assert product(layer.intermediate, x, False).bias is None
 
 
-def test_a_compiled_layer_is_one_graph_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    need_triton()
-    monkeypatch.setattr(kernels, "DEVICES", {"cpu"})
-    torch.manual_seed(0)
-    layer = Layer(ModelConfig(num_layers=1, hidden_size=32, num_heads=4, intermediate_size=64), 0, Observer()).eval()
-    x = torch.randn(2, 5, 32)
-    expected = layer(x, None)
-    use_levers(layer, frozenset({"fused-elementwise"}))
-    found = torch.compile(layer, backend="eager", fullgraph=True)(x, None)
-    torch.testing.assert_close(found, expected)
-
-
-FUSED = frozenset({"fused-optimizer", "bf16-weights"})
-
-
 @pytest.mark.usefixtures("on_meta")
 def test_an_optimizer_is_fused_where_parameters_are_whole_and_in_float32() -> None:
     with torch.device("meta"):
         layer = torch.nn.Linear(4, 4)
-    assert all(fuses_optimizer(layer, FUSED, strategy) for strategy in ("single", "ddp"))
-    assert not any(fuses_optimizer(layer, FUSED, strategy) for strategy in ("fsdp", "deepspeed", "horovod", "dp"))
-    assert not fuses_optimizer(layer, frozenset(), "single")
-    assert not fuses_optimizer(layer.half(), FUSED, "single")
-    assert not fuses_optimizer(torch.nn.Linear(4, 4), FUSED, "single")
+    fused = {name for name in STRATEGIES if fuses_optimizer(layer, TrainSpec(strategy=name))}
+    assert fused == {"single", "ddp"}
+    single = TrainSpec(strategy="single")
+    assert not fuses_optimizer(layer, TrainSpec(strategy="single", step="plain"))
+    assert not fuses_optimizer(layer.half(), single) and not fuses_optimizer(torch.nn.Linear(4, 4), single)
 
 
-@pytest.mark.usefixtures("on_meta")
 @pytest.mark.parametrize(
-    ("names", "optimizer", "low"),
-    [(FUSED, "lamb", True), (FUSED, "adamw", True), (FUSED - {"fused-optimizer"}, "lamb", False)],
+    ("kernels_run", "optimizer", "low"), [(True, "lamb", True), (True, "adamw", True), (False, "lamb", False)]
 )
-def test_a_fused_optimizer_reads_gradients_in_bf16(names: frozenset[str], optimizer: str, low: bool) -> None:
+def test_a_fused_optimizer_reads_gradients_in_bf16(
+    kernels_run: bool, optimizer: str, low: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_triton()
+    monkeypatch.setattr(kernels, "DEVICES", {"meta"} if kernels_run else set())
     with torch.device("meta"):
         layer = Layer(ModelConfig(num_layers=1, hidden_size=32, num_heads=4, intermediate_size=64), 0, Observer())
-    use_weight_copies(layer, names, precision="bf16", strategy="single", grad_accum_steps=1, optimizer=optimizer)
+    copy_weights(layer, TrainSpec(strategy="single"), optimizer)
     assert has_low_gradients(layer.intermediate.weight) == low
-
-
-def test_copies_of_weights_are_a_default_of_gpus_where_the_optimizer_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for missing in (None, MissingToolError("tool-missing", "Triton")):
-        monkeypatch.setattr("bert.speed.registry.triton_missing", lambda found=missing: found)
-        assert ({"fused-optimizer", "bf16-weights"} <= resolve_levers("auto", "cuda")) == (missing is None)
-        assert ("bf16-weights" in resolve_levers("auto", "cuda")) == (missing is None)
-    assert "bf16-weights" in resolve_levers("bf16-weights+unpad", "cuda")
-
-
-def test_a_fused_optimizer_is_the_default_of_gpus_and_refused_on_a_cpu() -> None:
-    assert "fused-optimizer" in default_levers("cuda") and "fused-optimizer" not in default_levers("cpu")
-    for setup in (Setup("cpu", "bf16"), Setup("cuda", "bf16", "fsdp")):
-        with refused("unsupported-combination", "fused-optimizer"):
-            check_effect("unpad+fused-optimizer", setup)
-    for strategy in ("single", "ddp"):
-        check_effect("unpad+fused-optimizer", Setup("cuda", "fp32", strategy))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -13,12 +13,6 @@ from torch import nn
 from bert import private
 
 
-def test_one_compiled_function_serves_every_number_of_rows() -> None:
-    x = torch.zeros(3, 4)
-    private.any_length(x)
-    assert x._dynamo_weak_dynamic_indices == {0}  # type: ignore[attr-defined]
-
-
 def test_fp8_matrices_are_multiplied_and_scaled() -> None:
     generator = torch.Generator().manual_seed(0)
     first, second = (torch.randn(16, 32, generator=generator).to(torch.float8_e4m3fn) for _ in range(2))

@@ -21,7 +21,7 @@ from bert.observer import Observer
 from bert.optim.lamb import Lamb
 from bert.optim.precision import Precision
 from bert.speed import kernels
-from bert.speed.registry import NONE, resolve_levers, use_levers
+from bert.speed.registry import FAST, PLAIN, apply
 from bert.tasks import evaluation, make_task
 from bert.tasks.base import DataSpec, Ready, Task
 from bert.tasks.evaluation import outputs
@@ -45,31 +45,37 @@ TASKS = pytest.mark.parametrize(
 )
 
 
-def made(name: str, options: str, levers: str) -> tuple[Task, torch.nn.Module, Batch]:
+def made(name: str, options: str, step: str = FAST) -> tuple[Task, torch.nn.Module, Batch]:
     """A task, its model on the device, and a batch with padding as a loader makes it, on the host."""
     task = make_task(name, options)
-    trial = Trial(preset="tiny", task=name, seq_len=32, levers="unpad")
+    trial = Trial(preset="tiny", task=name, seq_len=32)
     spec = DataSpec(data="synthetic:uniform", seq_len=32, micro_batch_size=4)
     batch = next(iter(Feed(task.batches(spec), False, BertbenchImplementation().adapter(trial))))
     assert batch.mask is not None and batch.layout is not None
     with without_values(), AWAY:
         model = task.build_model(model_config(trial), Observer())
-    use_levers(model, resolve_levers(levers, "cuda"))
+    apply(model, step)
     return task, model, batch
 
 
 @pytest.mark.parametrize(
-    ("precision", "levers"),
-    [("fp32", NONE), ("bf16", NONE), ("fp32", "fused-elementwise"), ("fp32", "unpad"), ("bf16", "unpad")],
+    ("precision", "step", "by_kernels"),
+    [
+        ("fp32", PLAIN, False),
+        ("bf16", PLAIN, False),
+        ("fp32", FAST, True),
+        ("fp32", FAST, False),
+        ("bf16", FAST, False),
+    ],
 )
 @TASKS
 def test_forward_and_backward_stay_on_one_device(
-    name: str, options: str, precision: str, levers: str, monkeypatch: pytest.MonkeyPatch
+    name: str, options: str, precision: str, step: str, by_kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if levers == "fused-elementwise":  # kernels are not launched for tensors without values
+    if by_kernels:  # kernels are not launched for tensors without values
         need_triton()
         monkeypatch.setattr(kernels, "DEVICES", {AWAY.type})
-    task, model, batch = made(name, options, levers)
+    task, model, batch = made(name, options, step)
     with without_values():
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
             loss = task.loss(model, batch.to(AWAY))
@@ -82,7 +88,7 @@ def test_forward_and_backward_stay_on_one_device(
 @TASKS
 def test_an_evaluation_waits_for_its_results_alone(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "inference_mode", lambda *mode: torch.no_grad())  # fake tensors cannot be made in it
-    _, model, batch = made(name, options, "unpad")
+    _, model, batch = made(name, options)
     model.eval()
     seen: list[Batch] = []
 
@@ -103,7 +109,7 @@ def test_an_evaluation_waits_for_its_results_alone(name: str, options: str, monk
 
 
 def test_a_step_without_the_layout_of_a_loader_would_wait() -> None:
-    task, model, batch = made("pretrain", "", "unpad")
+    task, model, batch = made("pretrain", "")
     with pytest.raises(DataDependentOutputException), without_values():
         task.loss(model, replace(batch, layout=None).to(AWAY))
 

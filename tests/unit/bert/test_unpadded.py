@@ -1,4 +1,4 @@
-"""Real tokens alone: the same losses and gradients as with padding, for batches of any lengths, by every lever."""
+"""Real tokens alone: the same losses and gradients as with padding, for batches of any lengths."""
 
 import pytest
 import torch
@@ -6,14 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 from support.layouts import LENGTHS, assert_same, batch_of, loss_and_gradients, model
-from support.refusals import refused
 
 from bert.data.batch import Batch, BatchCounts
 from bert.model.attention import attend
 from bert.model.encoder import recompute_activations
 from bert.model.packing import Unpadded, chunks, unpad
-from bert.speed.native import triton_missing
-from bert.speed.registry import default_levers, levers_text, resolve_levers, use_levers
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
@@ -23,44 +20,6 @@ def test_losses_and_gradients_are_those_with_padding(lengths: list[int], columns
     padded, real = model(False), model(True)
     expected = loss_and_gradients(padded, padded(batch).loss)
     assert_same(loss_and_gradients(real, real(batch).loss), expected, 1e-5)
-
-
-@pytest.mark.parametrize("text", ["none", "auto", "chunks", "unpad+bf16-attention"])
-@pytest.mark.parametrize("bf16", [False, True])
-def test_every_lever_gives_the_same_losses_and_gradients(text: str, bf16: bool) -> None:
-    batch = batch_of([16, 3, 9, 1], 20)
-    plain, quick = model(False), model(None)
-    use_levers(plain, resolve_levers("none", "cpu"))
-    use_levers(quick, resolve_levers(text, "cpu"))
-    expected = loss_and_gradients(plain, plain(batch).loss)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
-        loss = quick(batch).loss
-    found = loss_and_gradients(quick, loss)
-    if not bf16:
-        assert_same(found, expected, 1e-5)
-    else:  # as far off as bf16 alone is
-        torch.testing.assert_close(found["loss"], expected["loss"], rtol=2e-2, atol=0)
-        for name, value in expected.items():
-            norm = value.norm()
-            assert (found[name] - value).norm() < 0.15 * norm or norm < 1e-3 * expected["loss"].norm(), name
-
-
-def test_levers_go_by_name() -> None:
-    on_a_cpu = {"unpad", "chunks", "bf16-weights", "bf16-attention", "fused-elementwise", "balance"}
-    assert resolve_levers("auto", "cpu") == on_a_cpu
-    kernels = {"fused-elementwise", "fused-optimizer", "bf16-weights"}
-    assert default_levers("cuda") == {"unpad", "balance"} | kernels
-    assert resolve_levers("auto", "cuda") == {"unpad", "balance"} | (kernels if triton_missing() is None else set())
-    assert resolve_levers("none", "cpu") == set() and levers_text(()) == "none"
-    assert levers_text(resolve_levers("unpad+chunks", "cuda")) == "chunks+unpad"
-    with refused("option-choice", "'fast'", "auto", "none", "unpad", "chunks", "fp8"):
-        resolve_levers("unpad+fast", "cpu")
-    if triton_missing() is None:  # what torch.compile makes for a GPU is Triton's
-        assert resolve_levers("unpad+compile", "cuda") == {"unpad", "compile"}
-    with refused("option-conflict", "unpad", "compile", "CPU"):
-        resolve_levers("unpad+compile", "cpu")
-    with refused("option-conflict", "fp8", "compile"):
-        resolve_levers("fp8+compile", "cuda")
 
 
 def test_a_row_without_real_tokens_is_computed_with_padding() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,14 +18,14 @@ from bert.optim.precision import Precision
 from bert.optim.registry import adamw, parameter_groups
 from bert.parallel.single import SingleStrategy
 from bert.speed.copies import LOW, _add_all, _add_used, add_embedding, copy_of, give_copies, has_low_gradients, linear
-from bert.speed.registry import resolve_levers, use_weight_copies
+from bert.speed.registry import copy_weights
+from common.train_spec import TrainSpec
 
 VOCAB = 96
 SHAPE = ModelConfig(
     num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64, max_positions=32, vocab_size=VOCAB,
     hidden_dropout=0.0, attention_dropout=0.0,
 )  # fmt: skip
-ON = resolve_levers("bf16-weights", "cpu")
 
 
 def batch_of(seed: int, rows: int = 3, columns: int = 16) -> Batch:
@@ -42,14 +43,13 @@ def batch_of(seed: int, rows: int = 3, columns: int = 16) -> Batch:
     return Batch(tensors, BatchCounts(rows, ids.numel(), ids.numel(), len(positions), rows * columns**2))
 
 
-def model(levers: frozenset[str] = ON, **changes: str | int) -> BertForPretraining:
+def model(step: str = "fast", optimizer: str = "adamw", **changes: Any) -> BertForPretraining:
     torch.manual_seed(0)
     made = BertForPretraining(SHAPE)
     for parameter in made.parameters():  # wide enough that every part matters
         nn.init.normal_(parameter, std=0.2)
     made.masked_words.reset_padding()
-    plan = {"precision": "bf16", "strategy": "single", "grad_accum_steps": 1, "optimizer": "adamw", **changes}
-    use_weight_copies(made, levers, **plan)  # type: ignore[arg-type]
+    copy_weights(made, TrainSpec(**{"step": step, "precision": "bf16", "strategy": "single", **changes}), optimizer)
     return made
 
 
@@ -72,7 +72,7 @@ def assert_close_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_losses_and_gradients_are_those_of_autocast(recompute: bool) -> None:
-    plain, quick = model(frozenset()), model()
+    plain, quick = model("plain"), model()
     if recompute:
         recompute_activations(quick)
     losses = [backward(made, batch_of(1)) for made in (plain, quick)]
@@ -90,8 +90,8 @@ def test_losses_and_gradients_are_those_of_autocast(recompute: bool) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_gradients_that_others_read_are_float32(changes: dict[str, str | int]) -> None:
-    plain, quick = model(frozenset()), model(ON, **changes)
+def test_gradients_that_others_read_are_float32(changes: dict[str, Any]) -> None:
+    plain, quick = model("plain"), model(**changes)
     for made in (plain, quick):
         backward(made, batch_of(1))
         backward(made, batch_of(2))
@@ -111,12 +111,12 @@ def test_gradients_that_others_read_are_float32(changes: dict[str, str | int]) -
     ],
     ids=str,
 )
-def test_none_are_made_where_they_would_not_fit(changes: dict[str, str | int]) -> None:
-    assert all(copy_of(p) is None and not has_low_gradients(p) for p in model(ON, **changes).parameters())
+def test_none_are_made_where_they_would_not_fit(changes: dict[str, Any]) -> None:
+    assert all(copy_of(p) is None and not has_low_gradients(p) for p in model(**changes).parameters())
 
 
 def test_without_autocast_the_float32_weights_count() -> None:
-    plain, quick = model(frozenset()), model(ON, strategy="ddp")
+    plain, quick = model("plain"), model(strategy="ddp")
     for made in (plain, quick):
         backward(made, batch_of(1), "fp32")
     assert_close_gradients(gradients(quick), gradients(plain), 0.0)
@@ -149,7 +149,7 @@ def _by_another_optimizer(made: BertForPretraining) -> None:
 @pytest.mark.parametrize("gradients", ["bf16", "float32"])
 @pytest.mark.parametrize("change", [_by_hand, _by_loading, _by_stepping, _by_another_optimizer])
 def test_a_copy_is_never_behind(change: Callable[[BertForPretraining], None], gradients: str) -> None:
-    quick = model(ON, grad_accum_steps=1 if gradients == "bf16" else 2)
+    quick = model(grad_accum_steps=1 if gradients == "bf16" else 2)
     backward(quick, batch_of(1))
     quick.zero_grad()
     change(quick)
@@ -176,7 +176,7 @@ def test_updates_are_those_of_torch_given_the_same_gradients(
     quick = model()
     ours = adamw(quick, 1e-2)
     assert isinstance(ours, AdamW)
-    assert type(adamw(model(frozenset()), 1e-2)) is torch.optim.AdamW, "the only class that DeepSpeed's ZeRO takes"
+    assert type(adamw(model("plain"), 1e-2)) is torch.optim.AdamW, "the only class that DeepSpeed's ZeRO takes"
     reference = copy.deepcopy(quick)
     theirs = torch.optim.AdamW(parameter_groups(reference, 0.01), lr=1e-2, eps=1e-6, fused=True)
     strategy, precision = SingleStrategy(), Precision("bf16", "cpu")

@@ -80,7 +80,7 @@ def _changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 def test_a_changed_value_is_used_or_refused(tmp_path: Path, name: str, new: Any) -> None:
     for folder in ("good", "changed"):
         write_trial(RunDirectory(tmp_path / folder), Trial(), {0: step_rows([10.0] * 9, 8)}, ranks={
-            0: {**rank_record(), "shards_read": {"samples": 3, "seconds": 1.0}, "levers": "unpad"}
+            0: {**rank_record(), "shards_read": {"samples": 3, "seconds": 1.0}, "step_lacks": "Triton"}
         })  # fmt: skip
     good, changed = (RunDirectory(tmp_path / folder) for folder in ("good", "changed"))
     (directory,) = changed.trials()

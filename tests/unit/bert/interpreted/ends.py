@@ -20,7 +20,7 @@ from bert.speed.copies import LOW, Linear, give_copies
 from bert.speed.elementwise import feed_forward
 from bert.speed.fp8 import Fp8Copy
 from bert.speed.kernels import embedding, gelu, loss, quantize
-from bert.speed.registry import use_levers
+from bert.speed.registry import apply
 from bert.speed.scales import Scales
 
 SEED = 3
@@ -254,9 +254,9 @@ def _exact_gelu_to_fp8(
     return low, low.t().contiguous()
 
 
-def _trained(fused: bool, probability: float, recomputed: bool = False) -> dict[str, Tensor]:
+def _trained(probability: float, recomputed: bool = False) -> dict[str, Tensor]:
     made = model(None, hidden_dropout=probability)
-    use_levers(made, frozenset({"unpad", *(["fused-elementwise"] if fused else [])}))
+    apply(made, "fast")
     if recomputed:
         recompute_activations(made)
     torch.manual_seed(SEED)
@@ -271,11 +271,11 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_model_is_the_one_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = _trained(False, 0.0)
+    expected = _trained(0.0)
     calls = []
     monkeypatch.setattr(kernels, "DEVICES", {"cpu"})
     monkeypatch.setattr(loss, "launch", lambda *a, **k: (calls.append(a[0]), kernels.launch(*a, **k)))
-    found = _trained(True, 0.0)
+    found = _trained(0.0)
     assert calls == [loss.cross_entropy_forward, loss.cross_entropy_backward]
     assert_same(found, expected, 1e-4)
 
@@ -283,5 +283,5 @@ def test_a_model_is_the_one_without_kernels(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow
 @pytest.mark.usefixtures("on_a_cpu", "one_thread")
 def test_recomputed_layers_draw_the_same_masks() -> None:
-    found = [_trained(True, 0.3, recomputed) for recomputed in (False, True)]
+    found = [_trained(0.3, recomputed) for recomputed in (False, True)]
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

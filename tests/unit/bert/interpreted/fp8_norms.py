@@ -18,8 +18,9 @@ from bert.speed.copies import LOW, Linear, give_copies
 from bert.speed.elementwise import product, residual_norm
 from bert.speed.fp8 import Fp8Copy, OutputGradient, scales_state
 from bert.speed.kernels import norm, quantize
-from bert.speed.registry import use_levers, use_weight_copies
+from bert.speed.registry import apply, copy_weights
 from bert.speed.scales import FORMATS, GRADIENT, INPUT, MARGIN, Cast, Quantized, Scales, scale_of
+from common.train_spec import TrainSpec
 
 SEED = 3
 
@@ -142,11 +143,10 @@ def _run(*, recomputed: bool = False) -> tuple[dict[str, Tensor], dict[str, Tens
     """Return the results and gradients of passes of an encoder, and its scales."""
     torch.manual_seed(0)
     made = BertEncoder(SHAPE.replace(hidden_dropout=0.3), pooler=False)
-    names = frozenset({"fp8", "fused-elementwise", "unpad"})
-    use_levers(made, names, activation_checkpointing=recomputed)
+    apply(made, "fast")
     if recomputed:
         recompute_activations(made)
-    use_weight_copies(made, names, precision="bf16", strategy="single", grad_accum_steps=2, optimizer="adamw")
+    copy_weights(made, TrainSpec(precision="fp8", strategy="single", grad_accum_steps=2))
     found = {}
     for number, updated in enumerate([False, False, True]):  # the first one has no scales
         torch.manual_seed(SEED + number)
