@@ -64,8 +64,7 @@ def squad(folder: Path) -> Case:
 
 
 def gap(folder: Path) -> Case:
-    from bert.tasks.gap.config import GapConfig
-    from bert.tasks.gap.prepare import prepare
+    from bert.tasks.gap.prepare import GapConfig, prepare
 
     source = gap_files.write(folder / "gap-development.tsv", gap_files.learnable(12))
     vocab = gap_files.vocabulary(folder / "vocab.txt")

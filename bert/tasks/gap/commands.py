@@ -22,30 +22,20 @@ from bert.tasks.commands import (
     timed_logits,
     trained_task,
 )
-from bert.tasks.gap.config import GapConfig
-from bert.tasks.gap.reading import LABELS
+from bert.tasks.gap.prepare import GapConfig
+from bert.tasks.gap.reading import (
+    DECISIONS,
+    FEMININE,
+    LABELS,
+    MASCULINE,
+    read_predictions,
+    write_kaggle,
+    write_official,
+)
 from common.errors import InputError
 
 if TYPE_CHECKING:
     from bert.tasks.gap.scores import Scores
-
-
-def probabilities_of(
-    ids: Sequence[str], logits: npt.NDArray[np.float32], left_out: Sequence[str] = ()
-) -> dict[str, tuple[float, float, float]]:
-    """Return the probabilities of neither, A and B, by id.
-
-    Args:
-        ids: of the rows [N].
-        logits: of the rows [N, 3].
-        left_out: ids of further rows, of which nothing is known: all three are alike.
-    """
-    powers = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-    shares = powers / powers.sum(1, keepdims=True)
-    known = {name: (row[0], row[1], row[2]) for name, row in zip(ids, shares.tolist(), strict=True)}
-    even = (1 / len(LABELS),) * 3
-    return {**known, **dict.fromkeys(left_out, even)}
-
 
 KAGGLE_FILE = "submission.csv"
 
@@ -92,8 +82,6 @@ class Predict(TaskCommand):
         """Write decisions as the official scorer takes them."""
         from bert.data.features import made_of
         from bert.tasks.gap.features import open_features
-        from bert.tasks.gap.prediction_files import write_kaggle, write_official
-        from bert.tasks.gap.scores import decisions_of
         from common.atomic import check_writable
 
         features = open_features(options.features, "test")
@@ -104,17 +92,15 @@ class Predict(TaskCommand):
         logits, seconds = timed_logits(host.ready(opened), features.rows, len(LABELS), host)
         ids, left_out = features.example_ids.texts(), features.left_out.texts()
         if left_out:
-            host.note(
-                f"{len(left_out):,} row(s) were not usable ({some_of(left_out)}): no decision and three equal "
-                "probabilities"
-            )
-        classes = logits.argmax(1)
-        written = [write_official(options.out / PREDICTIONS_FILE, decisions_of(ids, classes))]
+            host.note(f"{len(left_out):,} row(s) were not usable, so without a decision: {some_of(left_out)}")
+        classes = logits.argmax(1).tolist()
+        decisions = {name: DECISIONS[number] for name, number in zip(ids, classes, strict=True)}
+        written = [write_official(options.out / PREDICTIONS_FILE, decisions)]
         if options.kaggle_csv:
             written.append(write_kaggle(options.out / KAGGLE_FILE, probabilities_of(ids, logits, left_out)))
         # There is nothing to score without answers.
         dataset = made_of(features.path, "gap") if features.rows.has_labels else None
-        answers = {name: int((classes == number).sum()) for number, name in enumerate(LABELS)}
+        answers = {name: classes.count(number) for number, name in enumerate(LABELS)}
         document = {
             "checkpoint": str(opened.source),
             "head": str(task.values["head"]),
@@ -138,6 +124,16 @@ class Predict(TaskCommand):
         return Outcome(document=document, shown=[facts], following=words if dataset else None)
 
 
+def probabilities_of(
+    ids: Sequence[str], logits: npt.NDArray[np.float32], left_out: Sequence[str] = ()
+) -> dict[str, Sequence[float]]:
+    """Return the probabilities of neither, A and B, by id: of rows with logits [N, 3], and of those left out, of which
+    nothing is known, so that all three are alike."""
+    powers = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    shares = (powers / powers.sum(1, keepdims=True)).tolist()
+    return {**dict(zip(ids, shares, strict=True)), **dict.fromkeys(left_out, (1 / 3, 1 / 3, 1 / 3))}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalOptions:
     """Of `bertbench eval gap`."""
@@ -145,8 +141,8 @@ class EvalOptions:
     dataset: Path
     """TSV file of GAP with the answers, such as gap-validation.tsv."""
     predictions: Path
-    """predictions.tsv of `bertbench predict gap` (ID, then TRUE or FALSE for A and B), or probabilities in Kaggle's
-    format, separated by commas or tabs, with the header ID,A,B,NEITHER."""
+    """predictions.tsv of `bertbench predict gap` (ID, then TRUE or FALSE for A and B), or probabilities in Kaggle's CSV
+    with the header ID,A,B,NEITHER."""
     out: Path | None = None
     """Folder for scores.json; default no files."""
 
@@ -164,12 +160,12 @@ class Eval(TaskCommand):
 
     def run(self, options: EvalOptions, host: Host) -> Outcome:
         """Score the predictions."""
-        from bert.tasks.gap.prediction_files import read_predictions
         from bert.tasks.gap.scores import read_golds, score, slices
 
         examples = read_golds(options.dataset)
         decisions, probabilities = read_predictions(options.predictions)
-        scores = score({name: example.gold for name, example in examples.items()}, decisions, probabilities)
+        golds = {name: (example.decision, example.gender) for name, example in examples.items()}
+        scores = score(golds, decisions, probabilities)
         if len(scores.missing) == scores.rows:
             raise InputError(
                 "answers-invalid",
@@ -177,51 +173,46 @@ class Eval(TaskCommand):
                 f"of {options.dataset}: give the dataset they were made for",
             )
         parts = slices(examples, decisions, probabilities)
-        document: dict[str, Any] = {
-            "task": "gap",
-            "dataset": str(options.dataset),
-            "predictions": str(options.predictions),
-            **scores.to_json(),
-            "slices": parts,
-        }
-        return Outcome(document=document, shown=[*_scored(scores, parts), *_remarks(scores)])
+        about = {"task": "gap", "dataset": str(options.dataset), "predictions": str(options.predictions)}
+        return Outcome(document={**about, **asdict(scores), "slices": parts}, shown=_scored(scores, parts))
 
 
 def _scored(scores: "Scores", parts: Sequence[dict[str, Any]]) -> list[Shown]:
-    from bert.tasks.gap.scores import ANSWERS
+    from bert.tasks.gap.scores import ANSWERS, OVERALL
 
     tallies = []
-    for name, tally in scores.tallies.items():
-        percentages = (f"{value:.1f} %" for value in (tally.recall, tally.precision, tally.f1))
-        tallies.append((name, *percentages, *(f"{count:,}" for count in asdict(tally).values())))
+    for name, tally in ((OVERALL, scores.overall), (MASCULINE, scores.masculine), (FEMININE, scores.feminine)):
+        recall, precision, f1, *counts = asdict(tally).values()
+        tallies.append((name, *(f"{value:.1f} %" for value in (recall, precision, f1)), *map(str, counts)))
     bias = "undefined: an F1 is 0" if scores.bias is None else f"{scores.bias:.2f}, feminine F1 / masculine F1"
     loss = "not available: needs predictions with probabilities (header ID,A,B,NEITHER)"
     if scores.log_loss is not None:
-        loss = f"{scores.log_loss:.4f} nats, {scores.probable:,} rows"
-    accuracy = f"{100 * scores.accuracy:.1f} %, both names of a row right"
-    counts = scores.confusion.tolist()
-    confusion = [(name, *(f"{count:,}" for count in row)) for name, row in zip(ANSWERS, counts, strict=False)]
-    slices = []
-    for part in parts:
-        loss_here = "-" if part["log_loss"] is None else f"{part['log_loss']:.4f}"
-        values = (f"{part['rows']:,}", f"{100 * part['accuracy']:.1f} %", f"{part['f1']:.1f} %", loss_here)
-        slices.append((part["by"], part["name"], *values))
+        loss = f"{scores.log_loss:.4f} nats, {scores.rows_with_probabilities:,} rows"
+    facts = [
+        ("bias", bias),
+        ("accuracy", f"{100 * scores.accuracy:.1f} %, both names of a row right"),
+        ("log loss", loss),
+    ]
+    if scores.missing:
+        facts.append(("missing", f"{len(scores.missing):,}, two false negatives each: {some_of(scores.missing)}"))
+    if scores.extra:
+        facts.append(("extra", f"{len(scores.extra):,} of no row: {some_of(scores.extra)}"))
+    confusion = [(name, *map(str, row.values())) for name, row in scores.confusion.items()]
+    slices = [
+        (
+            part["by"],
+            part["name"],
+            f"{part['rows']:,}",
+            f"{100 * part['accuracy']:.1f} %",
+            f"{part['f1']:.1f} %",
+            "-" if part["log_loss"] is None else f"{part['log_loss']:.4f}",
+        )
+        for part in parts
+    ]
     return [
         f"GAP, {scores.rows:,} rows",
         Grid(("", "recall", "precision", "F1", "tp", "fp", "fn", "tn"), tallies),
-        [("bias", bias), ("accuracy", accuracy), ("log loss", loss)],
+        facts,
         Grid(("right / answered", *ANSWERS), confusion),
         Grid(("by", "part", "rows", "accuracy", "F1", "log loss"), slices),
     ]
-
-
-def _remarks(scores: "Scores") -> list[str]:
-    remarks = []
-    if scores.missing:
-        named = some_of(scores.missing)
-        remarks.append(
-            f"missing: {len(scores.missing):,} row(s) without a prediction, two false negatives each: {named}"
-        )
-    if scores.extra:
-        remarks.append(f"extra: {len(scores.extra):,} prediction(s) for unknown ids: {some_of(scores.extra)}")
-    return remarks

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -9,10 +10,13 @@ import numpy.typing as npt
 from bert.data.features import FeatureSettings, read_features
 from bert.data.rows import Ragged, TokenRows
 from bert.data.vocabulary import Vocabulary
-from bert.tasks.gap.config import MENTIONS, Split
 from bert.tasks.gap.reading import FEMININE, LABELS, MASCULINE
 from common.atomic import write_text
 
+Split = Literal["training", "validation", "test"]
+MENTIONS = 3
+"""The pronoun and two names."""
+DEFAULT_LENGTH = 512
 GENDER_NAMES = (None, MASCULINE, FEMININE)
 """What the numbers in GapFeatures.genders stand for."""
 MENTION_STARTS, MENTION_ENDS = "mention_starts", "mention_ends"

@@ -14,8 +14,7 @@ from bert.model.encoder import EncoderOutput, initialize, phase
 from bert.model.heads import BertForLabels
 from bert.observer import Observer
 from bert.speed.dropout import dropout
-from bert.tasks.gap.config import MENTIONS
-from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS
+from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, MENTIONS
 from bert.tasks.gap.reading import LABELS
 from common.registry import lookup
 
@@ -55,17 +54,19 @@ class MentionHead(nn.Module, ABC):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.dropout = config.hidden_dropout
+        self.config = config
 
     @abstractmethod
     def forward(self, encoded: EncoderOutput, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return logits [B, 3] of what the encoder made of a batch with these tensors (bert.tasks.gap.features)."""
 
     def types(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Return the encoder's input for the mentions: the type of each token [B, S], and the embeddings [T, H] of
-        the types from 1 on; None if it has none.
-        """
+        """Return the type of each token [B, S], and the embeddings [T, H] of types from 1 on; None for the usual."""
         return None
+
+    def drop(self, hidden: Tensor) -> Tensor:
+        """Apply the dropout of hidden states."""
+        return dropout(hidden, self.config.hidden_dropout, self.training)
 
 
 class ConcatHead(MentionHead):
@@ -78,8 +79,7 @@ class ConcatHead(MentionHead):
 
     def forward(self, encoded: EncoderOutput, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return logits [B, 3]."""
-        mentions = first_tokens(encoded.hidden, tensors[MENTION_STARTS]).flatten(1)
-        logits: Tensor = self.output(dropout(mentions, self.dropout, self.training))
+        logits: Tensor = self.output(self.drop(first_tokens(encoded.hidden, tensors[MENTION_STARTS]).flatten(1)))
         return logits
 
 
@@ -129,7 +129,7 @@ class SegmentHead(MentionHead):
     def forward(self, encoded: EncoderOutput, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return logits [B, 3]."""
         assert encoded.pooled is not None
-        logits: Tensor = self.output(dropout(encoded.pooled, self.dropout, self.training))
+        logits: Tensor = self.output(self.drop(encoded.pooled))
         return logits
 
 
@@ -150,9 +150,8 @@ class SpanHead(MentionHead):
         """Return logits [B, 3]."""
         mentions = mean_tokens(encoded.hidden, tensors[MENTION_STARTS], tensors[MENTION_ENDS])
         pronoun, names = mentions[:, :1].expand_as(mentions[:, 1:]), mentions[:, 1:]
-        pairs = torch.cat([pronoun, names, pronoun * names], dim=-1)
-        inner = dropout(F.gelu(self.inner(dropout(pairs, self.dropout, self.training))), self.dropout, self.training)
-        scores: Tensor = self.output(inner).squeeze(-1)
+        pairs = self.drop(torch.cat([pronoun, names, pronoun * names], dim=-1))
+        scores: Tensor = self.output(self.drop(F.gelu(self.inner(pairs)))).squeeze(-1)
         return torch.cat([torch.zeros_like(scores[:, :1]), scores], dim=1)
 
 

@@ -1,21 +1,77 @@
-"""`bertbench data gap`: TSVs to files of features. Imports no torch."""
+"""TSVs to files of features: texts cut into tokens, and around the mentions where they are long. Imports no torch."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.features import Columns, Summary, prepare_features, vocabulary_settings
+from bert.data.features import (
+    Columns,
+    Summary,
+    check_inputs,
+    prepare_features,
+    split_by_name,
+    vocabulary_settings,
+)
 from bert.data.finished import Counts
 from bert.data.pool import Progress
 from bert.data.rows import Int64, Ragged
 from bert.data.vocabulary import Vocabulary, load_vocabulary
-from bert.tasks.gap.config import SPECIAL_TOKENS, GapConfig, Split
-from bert.tasks.gap.features import GENDER_NAMES, MENTION_ENDS, MENTION_STARTS, Settings, open_features, write_readable
+from bert.tasks.gap.features import (
+    DEFAULT_LENGTH,
+    GENDER_NAMES,
+    MENTION_ENDS,
+    MENTION_STARTS,
+    MENTIONS,
+    Settings,
+    Split,
+    open_features,
+    write_readable,
+)
 from bert.tasks.gap.reading import LABEL_COLUMNS, GapExample, GapFile, LeftOut, in_words, read_gap
-from common.errors import InputError
+from common.errors import InputError, UsageError
+
+SPECIAL_TOKENS = 2
+"""[CLS] and [SEP]."""
+_WORDS = {"training": ("train", "dev"), "validation": ("valid",), "test": ("test", "eval")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GapConfig:
+    """GAP's TSVs in, a file of features for each out; a call with the same options keeps what is finished."""
+
+    input: tuple[Path, ...]
+    """TSV files of GAP; rows to predict need no A-coref and B-coref."""
+    vocab: Path
+    """BERT vocab.txt."""
+    output: Path = Path("runs/gap")
+    """Folder for the features, and for a TSV of the tokens of each."""
+    split: Split | None = None
+    """Split of the inputs; default from their names, those with development for training."""
+    lower_case: bool = True
+    """Text is lower-cased, as for uncased models; --no-lower-case keeps case, for a cased vocabulary."""
+    max_seq_length: int = DEFAULT_LENGTH
+    """Maximum tokens, [CLS] and [SEP] included; longer texts are cut around the three mentions."""
+
+    def __post_init__(self) -> None:
+        """Refuse options no features can be made with."""
+        check_inputs(self.input, self.split, "GAP.tsv: development, validation or test of GAP, or a file of that form")
+        smallest = MENTIONS + SPECIAL_TOKENS
+        if self.max_seq_length < smallest:
+            raise UsageError(
+                "option-value",
+                f"--max-seq-length {self.max_seq_length} has no room for three mentions: give {smallest}",
+            )
+
+    def split_of(self, path: Path) -> Split:
+        """Return what the features of a file are for. Raises UsageError: its name does not say."""
+        return self.split or cast(Split, split_by_name(path, _WORDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +88,20 @@ class TokenText:
 
 def tokenize(examples: Sequence[GapExample], vocabulary: Vocabulary) -> list[TokenText]:
     """Return the tokens of each example's text, and where its mentions are among them."""
-    cuts = [_cuts(example) for example in examples]
-    pieces = [
-        example.text[begin:end]
-        for example, places in zip(examples, cuts, strict=True)
-        for begin, end in pairwise(places)
+    cuts = [
+        sorted({0, len(example.text), *(place for one in example.mentions for place in (one.offset, one.end))})
+        for example in examples
     ]
+    pieces = [one.text[a:b] for one, places in zip(examples, cuts, strict=True) for a, b in pairwise(places)]
     encoded = vocabulary.tokenizer.encode(pieces)
-    ends = encoded.offsets.tolist()
-    found, number = [], 0
+    texts, number = [], 0
     for example, places in zip(examples, cuts, strict=True):
-        begin, number = number, number + len(places) - 1
-        before = {place: end - ends[begin] for place, end in zip(places, ends[begin : number + 1], strict=True)}
-        found.append(
-            TokenText(
-                encoded.values[ends[begin] : ends[number]].astype(np.int64),
-                np.array([before[mention.offset] for mention in example.mentions], np.int64),
-                np.array([before[mention.end] for mention in example.mentions], np.int64),
-            )
-        )
-    return found
-
-
-def _cuts(example: GapExample) -> list[int]:
-    inner = {place for mention in example.mentions for place in (mention.offset, mention.end)}
-    return sorted({0, len(example.text)} | inner)
+        ends = encoded.offsets[number : number + len(places)]
+        number += len(places) - 1
+        before = dict(zip(places, (ends - ends[0]).tolist(), strict=True))
+        starts, stops = np.array([(before[one.offset], before[one.end]) for one in example.mentions], np.int64).T
+        texts.append(TokenText(encoded.values[ends[0] : ends[-1]].astype(np.int64), starts, stops))
+    return texts
 
 
 def fit(text: TokenText, max_seq_length: int) -> TokenText | None:
@@ -65,8 +110,7 @@ def fit(text: TokenText, max_seq_length: int) -> TokenText | None:
     Of a longer text stays one window, with the mentions in its middle. Where they lie too far apart for that, as many
     tokens stay on both sides of each as there is place for, and what is between is left out.
     """
-    most = max_seq_length - SPECIAL_TOKENS
-    count = len(text.ids)
+    most, count = max_seq_length - SPECIAL_TOKENS, len(text.ids)
     if count <= most:
         return text
     first, last = int(text.starts.min()), int(text.ends.max())
@@ -75,14 +119,10 @@ def fit(text: TokenText, max_seq_length: int) -> TokenText | None:
         kept = np.zeros(count, np.bool_)
         kept[begin : begin + most] = True
     else:
-        kept = _around(text, 0)
-        if kept.sum() > most:
+        more = bisect_right(range(count), most, key=lambda more: int(_around(text, more).sum())) - 1
+        if more < 0:
             return None
-        fewest, too_many = 0, count
-        while too_many - fewest > 1:
-            middle = (fewest + too_many) // 2
-            fewest, too_many = (middle, too_many) if _around(text, middle).sum() <= most else (fewest, middle)
-        kept = _around(text, fewest)
+        kept = _around(text, more)
     before = np.concatenate([[0], np.cumsum(kept)])
     return TokenText(text.ids[kept], before[text.starts], before[text.ends])
 
@@ -107,50 +147,41 @@ def prepare(config: GapConfig, progress: Progress) -> list[Summary]:
         UsageError: the split of an input is ambiguous.
         StorageError: the output cannot be written.
     """
-    splits = [config.split_of(path) for path in config.input]
-    files = [read_gap(path) for path in config.input]
+    files = [(read_gap(path), config.split_of(path)) for path in config.input]
     vocabulary = load_vocabulary(config.vocab, config.lower_case)
     summaries: list[Summary] = []
-    for file, split in zip(files, splits, strict=True):
+    for file, split in files:
         progress("features of GAP", len(summaries), len(files))
-        summaries.append(_prepare(config, file, split, vocabulary))
+        settings = Settings(split=split, **vocabulary_settings(vocabulary), max_seq_length=config.max_seq_length)
+        make = partial(_features, file, settings, vocabulary)
+        summary = prepare_features(config.output, settings, file.path, file.fingerprint, config.vocab, vocabulary, make)
+        assert summary.features is not None
+        readable = summary.features.with_suffix(".tsv")
+        if not readable.is_file():
+            write_readable(readable, open_features(summary.features, split), vocabulary)
+        summaries.append(summary)
     progress("features of GAP", len(files), len(files))
     return summaries
 
 
-def _prepare(config: GapConfig, file: GapFile, split: Split, vocabulary: Vocabulary) -> Summary:
-    settings = Settings(split=split, **vocabulary_settings(vocabulary), max_seq_length=config.max_seq_length)
-    summary = prepare_features(
-        config.output,
-        settings,
-        file.path,
-        file.fingerprint,
-        config.vocab,
-        vocabulary,
-        lambda: _features(file, settings, vocabulary),
-    )
-    assert summary.features is not None
-    readable = summary.features.with_suffix(".tsv")
-    if not readable.is_file():
-        write_readable(readable, open_features(summary.features, split), vocabulary)
-    return summary
-
-
 def _features(file: GapFile, settings: Settings, vocabulary: Vocabulary) -> tuple[Columns, Counts]:
-    examples, left_out = _usable(file, settings.split)
+    """Return the columns of the rows that can be used; of a file with labels those that have one."""
+    labelled = settings.split == "training" or any(example.label is not None for example in file.examples)
     counts = Counts({"rows": len(file.examples) + len(file.left_out)})
-    used: list[tuple[GapExample, TokenText]] = []
-    for example, text in zip(examples, tokenize(examples, vocabulary), strict=True):
+    left_out, used = list(file.left_out), []
+    for example, text in zip(file.examples, tokenize(file.examples, vocabulary), strict=True):
         counts.add("tokens", len(text.ids))
         counts.add("unknown tokens", int(np.count_nonzero(text.ids == vocabulary.ids["[UNK]"])))
         short = None if (text.starts == text.ends).any() else fit(text, settings.max_seq_length)
-        if short is None:
+        if labelled and example.label is None:
+            left_out.append(LeftOut(example.line, example.id, f"it has no label in {' and '.join(LABEL_COLUMNS)}"))
+        elif short is None:
             why = f"a mention has no word pieces, or all more than {settings.max_seq_length}"
             left_out.append(LeftOut(example.line, example.id, why))
-            continue
-        counts.add("windowed", len(short.ids) < len(text.ids), example.id)
-        counts.add(f"pronouns: {example.gender or 'of no gender'}")
-        used.append((example, short))
+        else:
+            counts.add("windowed", len(short.ids) < len(text.ids), example.id)
+            counts.add(f"pronouns: {example.gender or 'of no gender'}")
+            used.append((example, short))
     left_out.sort()
     if not used:
         raise InputError("rows-invalid", f"no row of {file.path} is usable: {in_words(left_out)}")
@@ -160,42 +191,21 @@ def _features(file: GapFile, settings: Settings, vocabulary: Vocabulary) -> tupl
     return _columns(used, left_out, vocabulary), counts
 
 
-def _usable(file: GapFile, split: Split) -> tuple[list[GapExample], list[LeftOut]]:
-    """Return the rows to make features of, and those left out: without a label, where others have one.
-
-    Raises:
-        InputError: rows to train on have no labels.
-    """
-    labelled = [example for example in file.examples if example.label is not None]
-    if not labelled and split != "training":
-        return list(file.examples), list(file.left_out)
-    if not labelled:
-        raise InputError(
-            "columns-missing",
-            f"{file.path} has no answers in {' and '.join(LABEL_COLUMNS)}, which training needs: give "
-            "gap-development.tsv, or --split test to predict",
-        )
-    unlabelled = [LeftOut(one.line, one.id, "it has no label") for one in file.examples if one.label is None]
-    return labelled, [*file.left_out, *unlabelled]
-
-
 def _columns(
     used: Sequence[tuple[GapExample, TokenText]], left_out: Sequence[LeftOut], vocabulary: Vocabulary
 ) -> Columns:
     narrow = np.uint16 if len(vocabulary.pieces) <= np.iinfo(np.uint16).max else np.int32
     examples, texts = zip(*used, strict=True)
-    ids = Ragged.of([[vocabulary.cls_id, *text.ids.tolist(), vocabulary.sep_id] for text in texts], narrow)
     labels = [example.label for example in examples]
     names = {example.id for example in examples}
-    example_ids = Ragged.of_texts(example.id for example in examples)
-    absent = Ragged.of_texts(dict.fromkeys(row.id for row in left_out if row.id and row.id not in names))
+    ragged = {
+        "input_ids": Ragged.of([[vocabulary.cls_id, *text.ids.tolist(), vocabulary.sep_id] for text in texts], narrow),
+        "example_ids": Ragged.of_texts(example.id for example in examples),
+        "left_out": Ragged.of_texts(dict.fromkeys(row.id for row in left_out if row.id and row.id not in names)),
+    }
     return {
-        "input_ids.values": ids.values,
-        "input_ids.offsets": ids.offsets,
-        "example_ids.values": example_ids.values,
-        "example_ids.offsets": example_ids.offsets,
-        "left_out.values": absent.values,
-        "left_out.offsets": absent.offsets,
+        **{f"{name}.values": rows.values for name, rows in ragged.items()},
+        **{f"{name}.offsets": rows.offsets for name, rows in ragged.items()},
         # The token before all others is [CLS].
         MENTION_STARTS: (np.concatenate([text.starts for text in texts]) + 1).astype(np.int32),
         MENTION_ENDS: (np.concatenate([text.ends for text in texts]) + 1).astype(np.int32),

@@ -1,11 +1,20 @@
-"""GAP's TSVs, read and checked row by row. They know no quoting: a quotation mark is a character of the text."""
+"""GAP's TSVs, and files of predictions: the official scorer's decisions and Kaggle's probabilities. Imports no torch.
 
+The TSVs know no quoting: a quotation mark is a character of the text.
+"""
+
+import csv
 import hashlib
+import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from common.atomic import write_text
 from common.errors import InputError
 from common.reading import decoded, read_content
 
@@ -18,18 +27,26 @@ LABELS = ("neither", "A", "B")
 MASCULINE, FEMININE = "masculine", "feminine"
 GENDERS = {**dict.fromkeys(("he", "his", "him"), MASCULINE), **dict.fromkeys(("she", "her", "hers"), FEMININE)}
 """Gender of each pronoun, in lower case, as the official scorer has them."""
+KAGGLE_COLUMNS = ("ID", "A", "B", "NEITHER")
 MOST_BYTES = 2**30
 """Size beyond which a file is taken for something else (GAP's largest has 1 MB)."""
-_REMEDY = "give a TSV of GAP"
 _MOST_NAMED = 5
-_TRUTHS = {"true": True, "false": False, "": None}
+_TRUTHS = {"TRUE": True, "FALSE": False}
+
+Decision = tuple[bool | None, bool | None]
+"""Whether the pronoun means A, and B; None if nothing was decided."""
+DECISIONS: tuple[Decision, ...] = ((False, False), (True, False), (False, True))
+"""By class, in the order of LABELS."""
+Probabilities = tuple[float, float, float]
+"""Of neither, A and B; not negative, of a sum above 0."""
+Gold = tuple[Decision, str | None]
+"""The answer to one row, and the gender of the pronoun."""
 
 
 class Mention(NamedTuple):
     """Characters of a text that mention a person."""
 
     text: str
-    """As written in the text."""
     offset: int
 
     @property
@@ -46,39 +63,23 @@ class GapExample:
     """Its line in the file, from 1."""
     id: str
     text: str
-    pronoun: Mention
-    a: Mention
-    b: Mention
-    a_coref: bool | None = None
-    """Whether the pronoun means A; None if the row does not say."""
-    b_coref: bool | None = None
-    """Whether the pronoun means B; None if the row does not say."""
-
-    @property
-    def mentions(self) -> tuple[Mention, Mention, Mention]:
-        """Return pronoun, A and B."""
-        return self.pronoun, self.a, self.b
+    mentions: tuple[Mention, ...]
+    """Pronoun, A and B."""
+    decision: Decision
+    """Whether the pronoun means A, and B; None where the row does not say."""
 
     @property
     def gender(self) -> str | None:
         """Return the gender of the pronoun; None of one that GAP does not have."""
-        return GENDERS.get(self.pronoun.text.lower())
+        return GENDERS.get(self.mentions[0].text.lower())
 
     @property
     def label(self) -> int | None:
         """Return the class, an index of LABELS; None if the row does not say, or says both names."""
-        if self.a_coref is None or self.b_coref is None or (self.a_coref and self.b_coref):
-            return None
-        return 1 if self.a_coref else 2 if self.b_coref else 0
-
-    @property
-    def gold(self) -> tuple[bool, bool, str | None]:
-        """Return the answer as bert.tasks.gap.scores takes it."""
-        return bool(self.a_coref), bool(self.b_coref), self.gender
+        return DECISIONS.index(self.decision) if self.decision in DECISIONS else None
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class LeftOut:
+class LeftOut(NamedTuple):
     """A row that cannot be used."""
 
     line: int
@@ -95,64 +96,111 @@ class GapFile:
     examples: tuple[GapExample, ...]
     """The rows that can be used, in order, each with an id of its own."""
     left_out: tuple[LeftOut, ...]
-    labelled: bool
-    """Whether it has the columns of the answers."""
     fingerprint: str
     """Hash of the file's content."""
 
 
 def read_gap(path: Path) -> GapFile:
     """Read a TSV of GAP, with or without answers; rows that cannot be used are named."""
-    content = read_content(path, "TSV of GAP", _REMEDY, MOST_BYTES)
-    lines = decoded(path, content, "TSV of GAP", _REMEDY).split("\n")
-    names = [name.strip() for name in lines[0].split("\t")]
+    remedy = "give a TSV of GAP"
+    content = read_content(path, "TSV of GAP", remedy, MOST_BYTES)
+    header, *lines = decoded(path, content, "TSV of GAP", remedy).replace("\r\n", "\n").split("\n")
+    names = header.split("\t")
     labelled = any(name in names for name in LABEL_COLUMNS)
     missing = [name for name in (*COLUMNS, *(LABEL_COLUMNS if labelled else ())) if name not in names]
     if missing:
-        raise InputError("columns-missing", f"{path}, line 1, lacks the columns {', '.join(missing)}: {_REMEDY}")
+        raise InputError("columns-missing", f"{path}, line 1, lacks the columns {', '.join(missing)}: {remedy}")
     examples: dict[str, GapExample] = {}
     left_out: list[LeftOut] = []
-    for number, line in enumerate(lines[1:], start=2):
-        if not line.strip():
-            continue
-        cells = dict(zip(names, line.removesuffix("\r").split("\t"), strict=False))
+    for number, line in enumerate(lines, start=2):
+        cells = line.split("\t")
+        row = dict(zip(names, cells, strict=False))
         try:
-            if len(cells) != len(names) or line.count("\t") >= len(names):
-                raise ValueError(f"{line.count(chr(9)) + 1} columns instead of {len(names)}")
-            example = _example(cells, number)
+            if len(cells) != len(names):
+                raise ValueError(f"{len(cells)} columns instead of {len(names)}")
+            example = _example(row, number)
             if example.id in examples:
                 raise ValueError(f"its id is that of line {examples[example.id].line}")
             examples[example.id] = example
         except ValueError as error:
-            left_out.append(LeftOut(number, cells.get("ID", ""), str(error)))
+            if line:
+                left_out.append(LeftOut(number, row.get("ID", ""), str(error)))
     if not examples:
         reasons = in_words(left_out) or "it has no rows below its header"
         raise InputError("rows-invalid" if left_out else "file-empty", f"no row of {path} is usable: {reasons}")
     fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
-    return GapFile(path, tuple(examples.values()), tuple(left_out), labelled, fingerprint)
+    return GapFile(path, tuple(examples.values()), tuple(left_out), fingerprint)
 
 
 def in_words(left_out: Sequence[LeftOut]) -> str:
     """Return the first few rows that cannot be used, with the reasons."""
     named = [f"line {row.line} ({row.id[:60]}): {row.why}" for row in left_out[:_MOST_NAMED]]
-    return "; ".join([*named, *(["..."] if len(left_out) > _MOST_NAMED else [])])
+    return "; ".join(named) + "; ..." * (len(left_out) > _MOST_NAMED)
 
 
 def _example(cells: Mapping[str, str], line: int) -> GapExample:
-    name, text = cells["ID"].strip(), cells["Text"]
-    if not name or not name.isprintable():
+    name, text = cells["ID"], cells["Text"]
+    if not name.strip() or not name.isprintable():
         raise ValueError(f"its id is {name!r}")
-    pronoun, a, b = (_mention(cells, column, text) for column in ("Pronoun", "A", "B"))
-    truths = [_TRUTHS.get(cells.get(column, "").strip().lower(), column) for column in LABEL_COLUMNS]
-    for truth in truths:
-        if isinstance(truth, str):
-            raise ValueError(f"{truth} is {cells[truth]!r} instead of TRUE or FALSE")
-    return GapExample(line, name, text, pronoun, a, b, *truths)  # type: ignore[arg-type]
+    mentions = []
+    for column in ("Pronoun", "A", "B"):
+        mention, given = cells[column], cells[f"{column}-offset"]
+        offset = int(given) if given.isdecimal() else -1
+        if not mention.strip() or offset < 0 or not text.startswith(mention, offset):
+            raise ValueError(f"{column} {mention[:40]!r} does not stand at {column}-offset {given[:40]!r} of the text")
+        mentions.append(Mention(mention, offset))
+    a, b = (cells.get(column, "").upper() for column in LABEL_COLUMNS)
+    if not {a, b} <= {"TRUE", "FALSE", ""}:
+        raise ValueError(f"{' and '.join(LABEL_COLUMNS)} are {a!r} and {b!r} instead of TRUE or FALSE")
+    return GapExample(line, name, text, tuple(mentions), (_TRUTHS.get(a), _TRUTHS.get(b)))
 
 
-def _mention(cells: Mapping[str, str], column: str, text: str) -> Mention:
-    mention, given = cells[column], cells[f"{column}-offset"].strip()
-    offset = int(given) if given.isascii() and given.isdigit() and len(given) < 10 else -1
-    if not mention.strip() or offset < 0 or not text.startswith(mention, offset):
-        raise ValueError(f"{column} {mention[:40]!r} does not stand at {column}-offset {given[:40]!r} of the text")
-    return Mention(mention, offset)
+def read_predictions(path: Path) -> tuple[dict[str, Decision], dict[str, Probabilities] | None]:
+    """Return decisions by id, and probabilities where the file has them; the first line of an id counts.
+
+    Decisions are a TSV of ID, A-coref and B-coref without a header, as the official scorer reads it: a word other than
+    TRUE and FALSE is no decision. Probabilities are Kaggle's CSV, with the header ID,A,B,NEITHER.
+    """
+    remedy = (
+        f"give lines of ID<tab>TRUE or FALSE<tab>TRUE or FALSE, or a CSV with the header {','.join(KAGGLE_COLUMNS)}"
+    )
+    text = decoded(path, read_content(path, "file of predictions", remedy, MOST_BYTES), "file of predictions", remedy)
+    kaggle = text.startswith(",".join(KAGGLE_COLUMNS))
+    decisions: dict[str, Decision] = {}
+    probabilities: dict[str, Probabilities] = {}
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter="," if kaggle else "\t")
+    try:
+        for row in filter(None, rows):
+            if kaggle and rows.line_num > 1:
+                name, a, b, neither = row
+                shares = float(neither), float(a), float(b)
+                if min(shares) < 0 or not 0 < sum(shares) < math.inf:
+                    raise ValueError(f"{row} are no probabilities")
+                probabilities.setdefault(name, shares)
+                decisions.setdefault(name, DECISIONS[int(np.argmax(shares))])
+            elif not kaggle:
+                name, a, b = row[:3]
+                decisions.setdefault(name, (_TRUTHS.get(a.upper()), _TRUTHS.get(b.upper())))
+    except (ValueError, csv.Error) as error:
+        raise InputError("answers-invalid", f"cannot read {path}, line {rows.line_num} ({error}): {remedy}") from error
+    if all(None in both for both in decisions.values()):
+        raise InputError("answers-invalid", f"{path} decides on no row: {remedy}")
+    return decisions, probabilities if kaggle else None
+
+
+def write_official(path: Path, decisions: Mapping[str, Decision]) -> Path:
+    """Write decisions as the official scorer reads them; return `path`. Raises StorageError."""
+    lines = ["\t".join([name, *(str(bool(one)).upper() for one in both)]) for name, both in decisions.items()]
+    write_text(path, "\n".join(lines) + "\n")
+    return path
+
+
+def write_kaggle(path: Path, probabilities: Mapping[str, Sequence[float]]) -> Path:
+    """Write probabilities of neither, A and B as Kaggle takes them; return `path`. Raises StorageError."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(KAGGLE_COLUMNS)
+    # Nine digits tell any two float32 apart.
+    writer.writerows([name, *(f"{p:.9g}" for p in (a, b, neither))] for name, (neither, a, b) in probabilities.items())
+    write_text(path, text.getvalue())
+    return path

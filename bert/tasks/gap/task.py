@@ -21,10 +21,9 @@ from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Step, classifier, pooler
 from bert.tasks.base import FINE_TUNING, TaskOption, Trained
 from bert.tasks.classification import EVALUATION, ClassificationTask, check_judging
-from bert.tasks.gap.config import DEFAULT_LENGTH, MENTIONS
-from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, GapFeatures, open_features
-from bert.tasks.gap.reading import LABELS
-from bert.tasks.gap.scores import DECISIONS, OVERALL, score
+from bert.tasks.gap.features import DEFAULT_LENGTH, MENTION_ENDS, MENTION_STARTS, MENTIONS, open_features
+from bert.tasks.gap.reading import DECISIONS, LABELS
+from bert.tasks.gap.scores import score
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -32,52 +31,6 @@ if TYPE_CHECKING:
 
     from bert.observer import Observer
     from bert.tasks.evaluation import Float32
-
-
-def _validation(source: Path) -> GapFeatures:
-    return open_features(source if source.is_dir() else source.parent, "validation")
-
-
-def chosen(rows: TokenRows, numbers: Int64) -> TokenRows:
-    """Return the rows with these numbers, in this order, as rows of their own."""
-    return replace(
-        rows,
-        ids=Ragged.of([rows.ids[number] for number in numbers.tolist()], rows.ids.values.dtype),
-        second=rows.second[numbers],
-        labels=rows.labels[numbers] if rows.has_labels else rows.labels,
-        columns={name: column[numbers] for name, column in rows.columns.items()},
-        fingerprint=fingerprint_of(rows.fingerprint, numbers.tolist()),
-    )
-
-
-def joined(parts: Sequence[TokenRows]) -> TokenRows:
-    """Return rows of several files one after another; the longest max_seq_length holds for all.
-
-    Raises:
-        InputError: they were made with different vocabularies, or only some have labels.
-    """
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if len({part.vocabulary for part in parts}) > 1:
-        raise InputError(
-            "vocabulary-mismatch", "the features for training and validation have different vocabularies or casings"
-        )
-    if len({part.has_labels for part in parts}) > 1:
-        raise InputError(
-            "labels-invalid", "the features for validation have no labels: use a TSV with A-coref, B-coref"
-        )
-    values = np.concatenate([part.ids.values for part in parts])
-    return replace(
-        first,
-        ids=Ragged(values, join_offsets([part.ids.offsets for part in parts])),
-        second=np.concatenate([part.second for part in parts]),
-        labels=np.concatenate([part.labels for part in parts]),
-        columns={name: np.concatenate([part.columns[name] for part in parts]) for name in first.columns},
-        fingerprint=fingerprint_of(*(part.fingerprint for part in parts)),
-        max_seq_length=max(part.max_seq_length for part in parts),
-    )
-
 
 HEAD_NAMES = ("concat", "mul", "segment", "span")
 """Of bert.tasks.gap.heads.HEADS."""
@@ -116,16 +69,7 @@ class GapTask(ClassificationTask):
     scores = ("accuracy", "log_loss", "gap_f1")
     deciding_score = "accuracy"
     higher_is_better = True
-
-    @property
-    def labels(self) -> int:
-        """Neither, A, B."""
-        return len(LABELS)
-
-    @property
-    def head(self) -> str:
-        """The name of the head."""
-        return str(self.values["head"])
+    labels = len(LABELS)
 
     def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
         """Read features to train on, with what `train_on_all` and `sample_limit` say; or to evaluate on.
@@ -135,13 +79,13 @@ class GapTask(ClassificationTask):
         """
         if split == EVALUATION:
             return open_features(source, "validation").rows
-        rows = joined([features.rows for features in self._trained_on(source)])
+        rows = _joined(self._trained_on(source))
         limit = int(self.values.get("sample_limit") or len(rows))
-        return rows if limit >= len(rows) else chosen(rows, spread(len(rows), limit))
+        return rows if limit >= len(rows) else _chosen(rows, spread(len(rows), limit))
 
-    def _trained_on(self, source: Path) -> list[GapFeatures]:
+    def _trained_on(self, source: Path) -> list[TokenRows]:
         validation = [_validation(source)] if self.values["train_on_all"] else []
-        return [open_features(source, "training"), *validation]
+        return [open_features(source, "training").rows, *validation]
 
     def evaluation_rows(self, source: str, seq_len: int, wanted: str | None, training: TokenRows) -> TokenRows:
         """Return the rows to evaluate on: those that are wanted, else those for validation beside the training data.
@@ -151,14 +95,12 @@ class GapTask(ClassificationTask):
                 vocabulary.
             UsageError: they are trained on.
         """
-        features = _validation(Path(source)) if wanted is None else open_features(Path(wanted), "validation")
-        rows, place = features.rows, wanted or f"{source}, for validation,"
+        rows = _validation(Path(source)) if wanted is None else open_features(Path(wanted), "validation").rows
+        place = wanted or f"{source}, for validation,"
         check_judging(rows, place, seq_len, training, source)
-        if any(file.rows.fingerprint == rows.fingerprint for file in self._trained_on(Path(source))):
+        if any(part.fingerprint == rows.fingerprint for part in self._trained_on(Path(source))):
             raise UsageError(
-                "option-conflict",
-                f"the rows in {place} are also trained on: give others as --eval-data, such as those of gap-test.tsv, "
-                "or --eval-every 0",
+                "option-conflict", f"the rows in {place} are also trained on: give others as --eval-data, such as test"
             )
         return rows
 
@@ -179,8 +121,8 @@ class GapTask(ClassificationTask):
 
     def step(self, config: ModelConfig) -> Step:
         """The head that was chosen, and the pooler where it has one."""
-        hidden, classes = config.hidden_size, len(LABELS)
-        mentions = classifier(config, classes, "mention head")
+        hidden, head = config.hidden_size, str(self.values["head"])
+        mentions = classifier(config, self.labels, "mention head")
         # mul multiplies with other hidden states; its one parameter is a vector.
         gemms = {
             "concat": (replace(mentions, inner=MENTIONS * hidden),),
@@ -190,27 +132,27 @@ class GapTask(ClassificationTask):
                 Gemm(name="mention pairs", inner=3 * hidden, columns=hidden, over="sequences", rows_each=2),
                 replace(mentions, columns=1, rows_each=2),
             ),
-        }[self.head]
-        vectors = {"mul": hidden, "segment": MENTIONS * hidden}.get(self.head, 0)
+        }[head]
+        vectors = {"mul": hidden, "segment": MENTIONS * hidden}.get(head, 0)
         return Step(config=config, head=gemms, head_vectors=vectors)
 
     def build_model(self, config: ModelConfig, observer: "Observer | None" = None) -> "torch.nn.Module":
         """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""
         from bert.tasks.gap.heads import BertForMentions
 
-        return BertForMentions(config, self.head, observer)
+        return BertForMentions(config, str(self.values["head"]), observer)
 
     def score(self, logits: "Float32", labels: Labels) -> Mapping[str, float]:
         """Return accuracy, log loss in nats, and the official F1 of all names in percent."""
         from bert.tasks.evaluation import mean_log_loss
 
         classes = logits.argmax(1)
-        golds = {str(number): (label == 1, label == 2, None) for number, label in enumerate(labels.tolist())}
+        golds = {str(number): (DECISIONS[label], None) for number, label in enumerate(labels.tolist())}
         decisions = {str(number): DECISIONS[label] for number, label in enumerate(classes.tolist())}
         return {
             "accuracy": float((classes == labels).mean()),
             "log_loss": mean_log_loss(logits, labels),
-            "gap_f1": score(golds, decisions).tallies[OVERALL].f1,
+            "gap_f1": score(golds, decisions).overall.f1,
         }
 
     def synthetic_columns(self, rng: np.random.Generator, lengths: Lengths) -> dict[str, npt.NDArray[Any]]:
@@ -219,3 +161,38 @@ class GapTask(ClassificationTask):
         # The shortest rows have three tokens between [CLS] and the last one: a third of the row for each mention.
         starts = 1 + order * ((lengths - 2) // MENTIONS)[:, None]
         return {MENTION_STARTS: starts, MENTION_ENDS: starts + 1}
+
+
+def _validation(source: Path) -> TokenRows:
+    return open_features(source if source.is_dir() else source.parent, "validation").rows
+
+
+def _chosen(rows: TokenRows, numbers: Int64) -> TokenRows:
+    """Return the rows with these numbers, in this order, as rows of their own."""
+    return replace(
+        rows,
+        ids=Ragged.of([rows.ids[number] for number in numbers.tolist()], rows.ids.values.dtype),
+        second=rows.second[numbers],
+        labels=rows.labels[numbers] if rows.has_labels else rows.labels,
+        columns={name: column[numbers] for name, column in rows.columns.items()},
+        fingerprint=fingerprint_of(rows.fingerprint, numbers.tolist()),
+    )
+
+
+def _joined(parts: Sequence[TokenRows]) -> TokenRows:
+    """Return rows of several files one after another; the longest max_seq_length holds for all."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if len({part.vocabulary for part in parts}) > 1:
+        raise InputError("vocabulary-mismatch", "the features to train on have different vocabularies: remake them")
+    values = np.concatenate([part.ids.values for part in parts])
+    return replace(
+        first,
+        ids=Ragged(values, join_offsets([part.ids.offsets for part in parts])),
+        second=np.concatenate([part.second for part in parts]),
+        labels=np.concatenate([part.labels for part in parts]),
+        columns={name: np.concatenate([part.columns[name] for part in parts]) for name in first.columns},
+        fingerprint=fingerprint_of(*(part.fingerprint for part in parts)),
+        max_seq_length=max(part.max_seq_length for part in parts),
+    )

@@ -13,9 +13,8 @@ from support.refusals import refused
 from support.shared_files import samples, vocabulary_beside
 
 from bert.data.vocabulary import load_vocabulary
-from bert.tasks.gap.config import GapConfig
 from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, open_features
-from bert.tasks.gap.prepare import TokenText, fit, prepare, tokenize
+from bert.tasks.gap.prepare import GapConfig, TokenText, fit, prepare, tokenize
 from bert.tasks.gap.reading import GapExample, Mention, read_gap
 from bert.tasks.gap.task import GapTask
 
@@ -100,21 +99,13 @@ def test_mentions_far_apart_each_keep_what_is_around_them(tmp_path: Path) -> Non
     assert (tokens[0], tokens[-1]) == ("[CLS]", "[SEP]")
 
 
-def test_mentions_longer_than_a_row_are_left_out_and_named(tmp_path: Path) -> None:
-    long = "Ada " * 30
-    rows = [*learnable(2), row("x-1", f"{long}met Bea because she was kind", "she", long.strip(), "Bea", 1)]
-    summary = made(tmp_path, rows)
-    assert [name[:7] for name in summary.counts.names["left out"]] == ["line 4 "]
-    assert open_features(summary.features, "training").left_out.texts() == ["x-1"]
-
-
 def test_a_mention_inside_a_word_and_one_inside_another_still_spell_themselves(tmp_path: Path) -> None:
     words = load_vocabulary(vocabulary(tmp_path / "vocab.txt"), lower_case=True)
     text = "McAda Bea Cleo was kind because she was."
     spots = [Mention("she", 32), Mention("Ada", 2), Mention("Bea Cleo", 6)]
     inner = [Mention("she", 32), Mention("Bea Cleo", 6), Mention("Cleo", 10)]
     for pronoun, a, b in (spots, inner):
-        example = GapExample(2, "x", text, pronoun, a, b)
+        example = GapExample(2, "x", text, (pronoun, a, b), (None, None))
         (found,) = tokenize([example], words)
         for place, mention in enumerate(example.mentions):
             tokens = found.ids[found.starts[place] : found.ends[place]].tolist()
@@ -147,22 +138,24 @@ def test_the_readable_tsv_shows_the_tokens_that_the_features_hold(tmp_path: Path
         assert [pieces[token] for token in line[3].split()] == features.rows.ids[number].tolist()
 
 
-def test_rows_without_an_answer_are_left_out_of_training_and_named(tmp_path: Path) -> None:
-    rows = learnable(6)
-    rows[1] |= {"A-coref": "", "B-coref": ""}
-    rows[3] |= {"A-coref": "TRUE", "B-coref": "TRUE"}
-    summary = made(tmp_path, rows)
-    assert [name[:7] for name in summary.counts.names["left out"]] == ["line 3 ", "line 5 "]
-    assert len(open_features(summary.features, "training")) == 4
-
-
 def test_training_without_the_columns_of_the_answers_is_refused(tmp_path: Path) -> None:
     columns = [name for name in COLUMNS if not name.endswith("coref")]
     source = write(tmp_path / "gap-development.tsv", learnable(3), columns)
     config = GapConfig(input=(source,), vocab=vocabulary(tmp_path / "vocab.txt"), output=tmp_path / "out")
-    with refused("columns-missing", source, "A-coref", "B-coref", "--split test"):
+    with refused("rows-invalid", source, "A-coref", "B-coref"):
         prepare(config, lambda *_: None)
     assert not list((tmp_path / "out").glob("gap-*"))
+
+
+def test_rows_that_cannot_be_used_are_left_out_and_named(tmp_path: Path) -> None:
+    long = "Ada " * 30
+    rows = [*learnable(6), row("x-1", f"{long}met Bea because she was kind", "she", long.strip(), "Bea", 1)]
+    rows[1] |= {"A-coref": "", "B-coref": ""}
+    rows[3] |= {"A-coref": "TRUE", "B-coref": "TRUE"}
+    summary = made(tmp_path, rows)
+    assert [name[:7] for name in summary.counts.names["left out"]] == ["line 3 ", "line 5 ", "line 8 "]
+    features = open_features(summary.features, "training")
+    assert (len(features), features.left_out.texts()) == (4, ["development-2", "development-4", "x-1"])
 
 
 def test_rows_to_predict_have_no_labels_and_of_a_mixture_those_with_labels_stay(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from bert.data.loading.batches import row_batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import EncoderOutput
 from bert.observer import Observer
-from bert.tasks import make_task, task_data
+from bert.tasks import make_task
 from bert.tasks.base import DataSpec, EvaluationSpec
-from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, open_features
+from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS
 from bert.tasks.gap.heads import HEADS, BertForMentions, first_tokens, mean_tokens
-from bert.tasks.gap.scores import DECISIONS, OVERALL, score
+from bert.tasks.gap.reading import DECISIONS
+from bert.tasks.gap.scores import score
 from bert.tasks.gap.task import HEAD_NAMES, GapTask
 
 SHAPE = ModelConfig(
@@ -40,10 +41,6 @@ def batch(folder: Path) -> Batch:
 def model(head: str, config: ModelConfig = SHAPE) -> BertForMentions:
     torch.manual_seed(0)
     return BertForMentions(config, head).eval()
-
-
-def test_the_names_of_the_heads_stand_twice_alike() -> None:
-    assert tuple(HEADS) == HEAD_NAMES
 
 
 def test_concat_is_one_layer_on_the_three_first_tokens(batch: Batch) -> None:
@@ -159,13 +156,13 @@ def test_an_observer_sees_the_head_as_a_phase(batch: Batch) -> None:
 
 def test_the_task_scores_as_officially_and_takes_only_its_options(folder: Path) -> None:
     task = make_task("gap", '{"head":"mul"}')
-    assert isinstance(task, GapTask)
+    assert isinstance(task, GapTask) and tuple(HEADS) == HEAD_NAMES
     logits = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
     labels = np.arange(30) % 3
     found = task.score(logits, labels)
-    golds = {str(n): (label == 1, label == 2, None) for n, label in enumerate(labels)}
+    golds = {str(n): (DECISIONS[label], None) for n, label in enumerate(labels)}
     decided = score(golds, {str(n): DECISIONS[c] for n, c in enumerate(logits.argmax(1))})
-    assert found["gap_f1"] == decided.tallies[OVERALL].f1
+    assert found["gap_f1"] == decided.overall.f1
     assert found["accuracy"] == pytest.approx(decided.accuracy)
     with refused("option-choice", "concat, mul, segment, span"):
         make_task("gap", '{"head":"best"}')
@@ -198,17 +195,3 @@ def test_validation_beside_the_training_data_is_evaluated_on_unless_it_is_traine
         GapTask(head="mul", train_on_all=True).evaluator(spec, EvaluationSpec())
     with refused("option-conflict", file):
         GapTask(head="mul").evaluator(spec, EvaluationSpec(source=str(file)))
-
-
-def test_data_to_train_on_are_looked_at_with_their_options(folder: Path, tmp_path: Path) -> None:
-    data = task_data("gap")
-    alone = data.inspect(str(folder), None, {})
-    both = data.inspect(str(folder), None, {"train_on_all": True})
-    some = data.inspect(str(folder), None, {"sample_limit": 7})
-    assert (alone.samples, both.samples, some.samples, alone.seq_len) == (48, 60, 7, 32)
-    assert len({alone.fingerprint, both.fingerprint, some.fingerprint}) == 3
-    assert data.inspect("synthetic", 64, {}).samples is None
-    with refused("data-unprepared", "bertbench data gap"):
-        data.inspect(str(tmp_path), None, {})
-    (unlabelled,) = folder.glob("gap-validation-*.safetensors")
-    assert open_features(unlabelled, "test").rows.has_labels

@@ -1,4 +1,4 @@
-"""Reading GAP's TSVs: what is read, what is left out with its line, what is refused."""
+"""Reading GAP's TSVs and files of predictions: what is read, what is left out with its line, what is refused."""
 
 from pathlib import Path
 
@@ -7,49 +7,27 @@ from support.gap_files import COLUMNS, learnable, row, write
 from support.refusals import refused
 from support.shared_files import samples
 
-from bert.tasks.gap.reading import GapFile, in_words, read_gap
+from bert.tasks.gap.reading import read_gap, read_predictions
 from common.errors import Code
 
-TEXT = 'Ada said "no" to Bea - because she was tired.'
-
-
-def read(tmp_path: Path, content: str | bytes) -> GapFile:
-    path = tmp_path / "gap-development.tsv"
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return read_gap(path)
-
-
-def one_bad(tmp_path: Path, **changes: str) -> GapFile:
-    """Ten rows, the third of which (line 4) has other cells."""
-    rows = learnable(10)
-    rows[2] |= changes
-    return read_gap(write(tmp_path / "gap.tsv", rows))
+TEXT = '"Ada said "no" to Bea - because she was tired.'
 
 
 @pytest.mark.parametrize("path", samples("gap/*.tsv"))
 def test_every_row_of_a_file_is_read(path: Path) -> None:
     file = read_gap(path)
-    rows = len(path.read_text(encoding="utf-8").splitlines()) - 1
-    assert (len(file.examples), file.left_out, file.labelled) == (rows, (), True)
+    assert (len(file.examples), file.left_out) == (len(path.read_text(encoding="utf-8").splitlines()) - 1, ())
     assert {example.gender for example in file.examples} == {"masculine", "feminine"}
     assert {example.label for example in file.examples} == {0, 1, 2}
 
 
-def test_byte_order_mark_crlf_empty_lines_and_another_order_of_columns_are_read(tmp_path: Path) -> None:
-    columns = ("URL", *reversed(COLUMNS[:-1]))
-    rows = learnable(4)
+def test_byte_order_mark_crlf_empty_lines_quotes_and_another_order_of_columns_are_read(tmp_path: Path) -> None:
+    rows = [*learnable(4), row("x-1", TEXT, "she", "Ada", "Bea", 1)]
+    path = write(tmp_path / "gap.tsv", rows, ("URL", *reversed(COLUMNS[:-1])))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n") + b"\r\n")
     plain = read_gap(write(tmp_path / "plain.tsv", rows))
-    content = "\r\n".join(["\t".join(columns), *("\t".join(cells[c] for c in columns) for cells in rows), "", ""])
-    other = read(tmp_path, b"\xef\xbb\xbf" + content.encode())
-    assert [example.text for example in other.examples] == [example.text for example in plain.examples]
-    assert [example.mentions for example in other.examples] == [example.mentions for example in plain.examples]
-    assert not other.left_out
-
-
-def test_a_quotation_mark_is_a_character_of_the_text(tmp_path: Path) -> None:
-    text = f'"{TEXT}'
-    file = read_gap(write(tmp_path / "gap.tsv", [row("x-1", text, "she", "Ada", "Bea", 1)]))
-    assert file.examples[0].text == text
+    assert (read_gap(path).examples, read_gap(path).left_out) == (plain.examples, ())
+    assert plain.examples[-1].text == TEXT
 
 
 @pytest.mark.parametrize(
@@ -57,65 +35,73 @@ def test_a_quotation_mark_is_a_character_of_the_text(tmp_path: Path) -> None:
     [
         ({"Pronoun-offset": "3"}, "Pronoun-offset '3'"),
         ({"A-offset": "-1"}, "A-offset '-1'"),
-        ({"A-offset": "1.0"}, "A-offset '1.0'"),
         ({"B-offset": ""}, "B-offset ''"),
         ({"B-offset": "99999999999"}, "B-offset '99999999999'"),
         ({"A": ""}, "A ''"),
-        ({"ID": " "}, "its id is ''"),
         ({"ID": "a\x07b"}, "its id is"),
         ({"ID": "development-1"}, "line 2"),
-        ({"A-coref": "yes"}, "A-coref is 'yes'"),
+        ({"A-coref": "yes"}, "'YES'"),
         ({"URL": "a\tb"}, "12 columns instead of 11"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_left_out_with_its_line(tmp_path: Path, changes: dict[str, str], why: str) -> None:
-    file = one_bad(tmp_path, **changes)
+    rows = learnable(10)
+    rows[2] |= changes
+    file = read_gap(write(tmp_path / "gap.tsv", rows))
     assert len(file.examples) == 9
-    (row,) = file.left_out
-    assert row.line == 4 and why in row.why
-    assert "line 4" in in_words(file.left_out)
+    (left_out,) = file.left_out
+    assert left_out.line == 4 and why in left_out.why
 
 
-def test_without_the_columns_of_the_answers_a_file_can_be_predicted(tmp_path: Path) -> None:
-    columns = [name for name in COLUMNS if not name.endswith("coref")]
-    file = read_gap(write(tmp_path / "test.tsv", learnable(3), columns))
-    assert not file.labelled
-    assert [example.label for example in file.examples] == [None] * 3
+HEADER = "\t".join(COLUMNS)
 
 
 @pytest.mark.parametrize(
     ("content", "code", "facts"),
     [
-        (b"", "file-empty", ()),
         (b" \n\n", "file-empty", ()),
-        (b"\xff\xfeI\x00D\x00", "file-encoding", ("line 1", "UTF-8")),
-        (("\t".join(COLUMNS) + "\n1\tcaf\xe9").encode("latin-1"), "file-encoding", ("line 2", "UTF-8")),
+        (f"{HEADER}\n1\tcaf\xe9".encode("latin-1"), "file-encoding", ("line 2", "UTF-8")),
         (b"ID\tText\n", "columns-missing", ("Pronoun, Pronoun-offset",)),
-        (b"development-1\tAda ...\tshe\n", "columns-missing", ("line 1",)),
-        (",".join(COLUMNS).encode() + b"\n", "columns-missing", ("line 1",)),
-        ("\t".join(COLUMNS).encode(), "file-empty", ()),
-        (
-            "\t".join(name for name in COLUMNS if name != "B-coref").encode() + b"\n",
-            "columns-missing",
-            ("B-coref",),
-        ),
-        (b'{"data": []}', "columns-missing", ("line 1",)),
+        (HEADER.replace("\t", ",").encode(), "columns-missing", ("line 1",)),
+        (HEADER.encode(), "file-empty", ()),
+        (HEADER.replace("\tB-coref", "").encode(), "columns-missing", ("B-coref",)),
+        (f"{HEADER}\na\tb\nc\n".encode(), "rows-invalid", ("line 2", "line 3")),
     ],
-    ids=range(10),
+    ids=range(7),
 )
 def test_what_is_no_tsv_of_gap_is_refused(tmp_path: Path, content: bytes, code: Code, facts: tuple[str, ...]) -> None:
+    (tmp_path / "gap.tsv").write_bytes(content)
     with refused(code, tmp_path, *facts):
-        read(tmp_path, content)
+        read_gap(tmp_path / "gap.tsv")
 
 
-def test_a_file_none_of_whose_rows_can_be_used_is_refused_with_the_lines(tmp_path: Path) -> None:
-    rows = [{**cells, "A-offset": "77"} for cells in learnable(3)]
-    with refused("rows-invalid", "line 2", "line 4"):
-        read_gap(write(tmp_path / "gap.tsv", rows))
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"\n \n", "file-empty"),
+        (b"development-1\tTRUE\n", "answers-invalid"),
+        (b"ID\tA-coref\tB-coref\n", "answers-invalid"),
+        (b"ID,A,B,NEITHER\n", "answers-invalid"),
+        (b"ID;A;B;NEITHER\nx;0.1;0.2;0.7\n", "answers-invalid"),
+        (b"ID,A,B,NEITHER\nx,0.1,0.2\n", "answers-invalid"),
+        (b"ID,A,B,NEITHER\nx,0.1,much,0\n", "answers-invalid"),
+        (b"ID,A,B,NEITHER\nx,0.1,nan,0\n", "answers-invalid"),
+        (b"ID,A,B,NEITHER\nx,-0.1,1,0\n", "answers-invalid"),
+        (b"ID,A,B,NEITHER\nx,0,0,0\n", "answers-invalid"),
+        (b"ID,A,B,NEITHER\nx,1e308,1e308,0\n", "answers-invalid"),
+        (b"\xff\xfe\x00", "file-encoding"),
+    ],
+    ids=range(12),
+)
+def test_what_is_no_file_of_predictions_is_refused(tmp_path: Path, content: bytes, code: Code) -> None:
+    (tmp_path / "system").write_bytes(content)
+    with refused(code, tmp_path / "system"):
+        read_predictions(tmp_path / "system")
 
 
-def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
-    places: tuple[tuple[Path, Code], ...] = ((tmp_path, "path-kind"), (tmp_path / "absent.tsv", "path-missing"))
-    for path, code in places:
-        with refused(code, path):
-            read_gap(path)
+def test_the_first_line_of_an_id_counts_and_other_words_are_no_decision(tmp_path: Path) -> None:
+    path = tmp_path / "system"
+    path.write_text("a\tTRUE\tFALSE\na\tFALSE\tFALSE\nb\tmaybe\tFALSE\n")
+    assert read_predictions(path) == ({"a": (True, False), "b": (None, False)}, None)
+    path.write_bytes(b'ID,A,B,NEITHER\r\n"a",0.25,0.5,0.25\r\na,1,0,0\r\n')
+    assert read_predictions(path) == ({"a": (False, True)}, {"a": (0.25, 0.25, 0.5)})
