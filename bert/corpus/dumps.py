@@ -17,7 +17,8 @@ from xml.sax.saxutils import unescape  # nosec B406 # replaces entities, parses 
 from bert.corpus import wikitext
 from bert.corpus.files import BLOCK_BYTES, Source, blocks, refuse_other_files
 from bert.data.finished import Counts
-from common.errors import InputError, read_code
+from common.errors import InputError
+from common.reading import read_errors
 
 VERSION = 4
 """Raised when the same dump gives other bytes."""
@@ -57,20 +58,19 @@ class DumpUnit:
 
     def documents(self, counts: Counts) -> Iterator[list[str]]:
         """Yield the paragraphs of each article; pages that are none are counted."""
-        data = self.data if self.data is not None else self._decompressed()
+        data = self.data
+        if data is None:
+            data = _decompress(self.path, self.start, self.start + self.size)
+            if data.count(b"<page>") != data.count(_END_OF_PAGE):
+                raise InputError(
+                    "file-format",
+                    f"{self.path}: the bz2 stream at byte {self.start} cuts a page: give the .xml (bunzip2)",
+                )
         for page in _PAGE.finditer(data):
             counts.add("pages")
             found = _paragraphs(page[0], self.hidden, counts)
             if found:
                 yield found
-
-    def _decompressed(self) -> bytes:
-        data = _decompress(self.path, self.start, self.start + self.size)
-        if data.count(b"<page>") != data.count(_END_OF_PAGE):
-            raise InputError(
-                "file-format", f"{self.path}: the bz2 stream at byte {self.start} cuts a page: give the .xml (bunzip2)"
-            )
-        return data
 
 
 def _paragraphs(page: bytes, hidden: tuple[str, ...], counts: Counts) -> list[str]:
@@ -106,15 +106,10 @@ def _text(page: bytes) -> str:
 
 
 def dump_units(sources: Sequence[Source], keep_truncated: bool, counts: Counts) -> Iterator[DumpUnit]:
-    """Yield the units of dumps in order.
+    """Yield the units of dumps in order; what is in the files decides, not their suffixes.
 
-    Args:
-        sources: the files; what is in them decides, not their suffixes.
-        keep_truncated: a file that ends too early gives the whole pages before the end, and is counted.
-        counts: of what belongs to no unit.
-
-    Raises:
-        InputError: a file is no dump, damaged, or truncated and not to be kept; units before were yielded.
+    With `keep_truncated` a file that ends too early gives the whole pages before the end, and is counted in `counts`.
+    Raises InputError: a file is no dump, damaged, or truncated and not to be kept; units before were yielded.
     """
     for number, source in enumerate(sources):
         hidden = _hidden_namespaces(source.path)
@@ -138,18 +133,15 @@ _NO_END = "</mediawiki> is missing at its end"
 
 def _in_ranges(path: Path, starts: Sequence[int]) -> Iterator[_Piece]:
     end = path.stat().st_size
-    problem = ""
     try:
         problem = "" if _END_OF_DUMP in _decompress(path, starts[-1], end) else _NO_END
     except InputError:
         end, problem = starts[-1], "its last bz2 stream ends too early"
     begin = starts[0]
-    for stop in (*starts[1:], end):
+    for stop in sorted({*starts[1:], end}):
         if stop - begin >= RANGE_BYTES or stop == end:
             yield None, begin, stop - begin, problem
             begin = stop
-            if stop == end:
-                break
 
 
 def _in_order(path: Path) -> Iterator[_Piece]:
@@ -190,43 +182,31 @@ def page_streams(path: Path) -> list[int]:
 
 
 def _decompress(path: Path, start: int, end: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(start)
-            data, streams = file.read(end - start), []
+    with read_errors(f"{path}, bytes {start} to {end}", "download it again"), path.open("rb") as file:
+        file.seek(start)
+        data, streams = file.read(end - start), []
         while data:  # bz2.decompress would leave out all from a damaged stream on
             stream = bz2.BZ2Decompressor()
             streams.append(stream.decompress(data))
             if not stream.eof:
-                raise EOFError("it ends too early")
+                raise OSError("a bz2 stream ends too early")
             data = stream.unused_data
         return b"".join(streams)
-    except (OSError, EOFError) as error:
-        raise InputError(
-            "file-damaged", f"{path}: the bz2 data from byte {start} to {end} is damaged ({error}): download it again"
-        ) from error
 
 
 def _hidden_namespaces(path: Path) -> tuple[str, ...]:
     """Return the names of the hidden namespaces from the header. Raises InputError if the file is no dump."""
     data = b""
-    try:
+    with read_errors(path, "check its permissions or download it again"):
         refuse_other_files(path)
         for block, _ in blocks(path):
             data += block
             if b"<page>" in data or b"</siteinfo>" in data or len(data) > _MOST_HEADER_BYTES:
                 break
-    except (EOFError, zlib.error):
-        pass
-    except OSError as error:
-        if error.errno is not None:
-            raise InputError(
-                read_code(error), f"cannot read {path}: {error.strerror}; check its permissions"
-            ) from error
     if b"<mediawiki" not in data[:65536]:
         start = data[:60].decode("utf-8", "replace")
         raise InputError(
-            "file-format" if data else "file-damaged",
+            "file-format",
             f"{path} is not a MediaWiki dump (it starts with {start!r}): give a pages-articles .xml, .xml.bz2 or .gz",
         )
     names = dict(_NAMESPACE.findall(data.split(b"<page", 1)[0].decode("utf-8", "replace")))

@@ -16,8 +16,6 @@ from common.errors import InputError
 from common.reading import read_errors, read_notes
 
 _DUMP_NAME = re.compile(r"\.xml(-p\d+p\d+)?(\.bz2|\.gz)?$", re.IGNORECASE)
-TEXT_SUFFIXES = (".txt",)
-"""Books, articles, any plain text."""
 PREPARED_PREFIXES = ("hdf5_lower_case_", "sharded_", "sentences", "vocabulary")
 """Beginnings of the names of folders that `data pretrain` writes: never taken for input."""
 
@@ -27,7 +25,6 @@ class Source:
     """One file of the input."""
 
     path: Path
-    """Where it is."""
     name: str
     """Its name relative to the input folder, with `/`."""
     digest: str
@@ -36,12 +33,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Dumps and text files of a folder."""
+    """MediaWiki dumps and text files of a folder, each sorted by relative name."""
 
     dumps: tuple[Path, ...]
-    """MediaWiki dumps, sorted by relative name."""
     texts: tuple[Path, ...]
-    """Text files, sorted by relative name."""
 
 
 def find_inputs(folder: Path) -> Inputs:
@@ -58,7 +53,7 @@ def find_inputs(folder: Path) -> Inputs:
     dumps: list[Path] = []
     texts: list[Path] = []
     for path in sorted(_files_below(folder), key=lambda path: path.relative_to(folder).as_posix()):
-        if not is_dump(path) and not path.name.lower().endswith(TEXT_SUFFIXES):
+        if not is_dump(path) and path.suffix.lower() != ".txt":
             continue
         if path.is_symlink() and not path.exists():
             raise InputError("path-missing", f"{path} is a broken symbolic link: repair or remove it")
@@ -91,12 +86,9 @@ def is_dump(path: Path) -> bool:
 
 
 def identify(paths: Sequence[Path], folder: Path, memory: Path) -> list[Source]:
-    """Return the files with the hashes of their contents; files of unchanged size and time are not read again.
+    """Return the files, named relative to `folder`, with the hashes of their contents.
 
-    Args:
-        paths: the files.
-        folder: what their names are relative to.
-        memory: JSON file that keeps the hashes.
+    Files of unchanged size and time are not read again: the JSON file `memory` keeps their hashes.
     """
     known = read_notes(memory)
     sources, seen = [], {}

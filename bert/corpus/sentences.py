@@ -6,6 +6,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import wrap
+from typing import Any
 
 from bert.corpus import dumps, texts
 from bert.corpus.dumps import DumpUnit, dump_units
@@ -40,9 +41,12 @@ _FALSE_ENDS = re.compile(r"(?<![^\s(])((?:Dr|Św)\.(?=\n(?![\u2000-\u2fff])\S)|(
 _SEPARATOR = "\u2029"
 
 
-def splitter_settings() -> dict[str, str]:
-    """Return the sentence splitter of this machine and its version: blingfire where it is installed, else rules."""
-    return {"splitter": "rules"} if _blingfire() is None else {"splitter": f"blingfire {version('blingfire')}"}
+def stage_settings() -> dict[str, Any]:
+    """Return what the bytes depend on besides the input: the splitter (blingfire where it is installed, else rules) and
+    the versions of the code.
+    """
+    splitter = "rules" if _blingfire() is None else f"blingfire {version('blingfire')}"
+    return {"splitter": splitter, "versions": [VERSION, dumps.VERSION, texts.VERSION]}
 
 
 def split_sentences(paragraphs: Sequence[str]) -> list[str]:
@@ -93,18 +97,10 @@ def segment(
     progress: Progress,
     keep_truncated: bool = False,
 ) -> Finished:
-    """Write the sentences of dumps and text files, in this order.
+    """Write the sentences of dumps and text files, in this order; a unit of a few MiB is the work of one process.
 
-    Args:
-        dumps_found: MediaWiki dumps.
-        texts_found: books and other plain text.
-        stage: where the sentences go; files that are finished are kept.
-        workers: processes; a unit of a few MiB is the work of one of them.
-        progress: called with the bytes of input done so far.
-        keep_truncated: use the whole pages of a dump that ends too early; not a setting of the bytes otherwise.
-
-    Raises:
-        InputError: a file cannot be read or is no dump, or there is no text in any of them.
+    With `keep_truncated` the whole pages of a dump that ends too early are used. Raises InputError: a file cannot be
+    read or is no dump, or there is no text in any of them.
     """
     extra = Counts()
 
@@ -118,11 +114,6 @@ def segment(
     if not finished.counts.get("documents"):
         raise InputError("data-missing", f"the {len(sources)} input file(s) hold no text: give some with text")
     return finished
-
-
-def versions() -> list[int]:
-    """Return what is raised when the same input gives other bytes."""
-    return [VERSION, dumps.VERSION, texts.VERSION]
 
 
 def write_sentences(unit: DumpUnit | TextUnit, path: Path) -> Counts:

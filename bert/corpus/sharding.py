@@ -42,15 +42,6 @@ class ShardPlan:
     """Share of the sentences that goes to the test shards."""
     seed: int
 
-    def __post_init__(self) -> None:
-        """Refuse a plan that cannot be followed."""
-        if self.training < 1 or self.test < 0:
-            raise UsageError(
-                "option-value", f"{self.training} training and {self.test} test shards: ask for at least 1 and 0"
-            )
-        if not 0.0 <= self.test_fraction < 1.0:
-            raise UsageError("option-value", f"--test-fraction {self.test_fraction} must be in [0, 1)")
-
     def names(self, dataset: str) -> list[str]:
         """Return the file names: the training shards, then the test shards."""
         counts = (("training", self.training), ("test", self.test))
@@ -63,17 +54,11 @@ def automatic_shards(bytes_of_text: int) -> int:
 
 
 def shard(parts: Sequence[Path], stage: Stage, dataset: str, plan: ShardPlan, progress: Progress) -> Finished:
-    """Write `<dataset>_{training|test}_<i>.txt`; documents keep their order inside a shard.
+    """Write `<dataset>_{training|test}_<i>.txt` of parts of sentence text; documents keep their order inside a shard.
 
-    Args:
-        parts: sentence text, in the order it is to have.
-        stage: where the shards go; a run that was killed begins again.
-        dataset: first part of the names.
-        plan: numbers of shards, test fraction, seed.
-        progress: called with the parts read so far; each is read twice.
+    Each part is read twice; a run that was killed begins again.
 
     Raises:
-        UsageError: fewer documents than shards; the message says what to ask for.
         InputError: a part cannot be read.
         StorageError: the folder cannot be written.
     """
@@ -81,7 +66,7 @@ def shard(parts: Sequence[Path], stage: Stage, dataset: str, plan: ShardPlan, pr
     for number, path in enumerate(parts):
         progress("shard", number, 2 * len(parts))
         sentences.append(np.array([text.count(b"\n") + 1 for text in _documents(path)], np.int32))
-    per_document = np.concatenate([np.zeros(0, np.int32), *sentences])
+    per_document = np.concatenate(sentences)
     chosen = assign(per_document, plan)
     names = plan.names(dataset)
     for left in stage.path.glob(".shards-*"):  # of a run that was killed
@@ -136,13 +121,9 @@ def assign(sentences: npt.NDArray[np.int32], plan: ShardPlan) -> npt.NDArray[np.
     what the fullest has in the best split (Graham 1969, Bounds on Multiprocessing Timing Anomalies).
 
     Args:
-        sentences: [D] sentences of each document.
+        sentences: [D] sentences of each document, of which there are enough (check_documents).
         plan: numbers of shards, test fraction, seed.
-
-    Raises:
-        UsageError: fewer documents than shards.
     """
-    check_documents(len(sentences), plan)
     order = np.random.default_rng([plan.seed, 0x5917]).permutation(len(sentences))[::-1]
     test_count = _test_documents(sentences[order], plan)
     chosen = np.empty(len(sentences), np.int32)

@@ -49,16 +49,8 @@ class ShardReader:
         """End the thread; a read in progress is waited for."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def get(self, shard: int) -> Instances:
-        """Return the samples of a shard. Raises InputError as read_samples does."""
-        return self._read(shard).result()
-
-    def expect(self, shards: Sequence[int]) -> None:
-        """Read these shards in the background."""
-        for shard in shards:
-            self._read(shard)
-
-    def _read(self, shard: int) -> "Future[Instances]":
+    def read(self, shard: int) -> "Future[Instances]":
+        """Begin to read a shard that is not in memory. The result raises InputError as read_samples does."""
         if shard not in self._reads:
             while len(self._reads) >= _FEWEST and self._bytes() > _KEPT_BYTES:
                 self._reads.popitem(last=False)[1].cancel()
@@ -71,11 +63,7 @@ class ShardReader:
 
 
 def read_samples(folder: ShardFolder, vocab_size: int, shard: int) -> Instances:
-    """Return the samples of a shard.
-
-    Raises:
-        InputError: the shard is damaged, has changed, or holds word pieces the model has not.
-    """
+    """Return the samples of a shard. Raises InputError: it is damaged, changed, or has word pieces the model lacks."""
     path = folder.paths[shard]
     instances = read_shard(path)
     if len(instances) != folder.counts[shard]:
@@ -120,12 +108,12 @@ class Hdf5Batches(Batches):
 
     def _batch(self, number: int) -> "Batch":
         which, start, parts = self._part(number)
-        batch = to_batch([(self._shards.get(shard), rows) for shard, rows in parts])
+        batch = to_batch([(self._shards.read(shard).result(), rows) for shard, rows in parts])
         self._read_ahead(which, start + self._order.global_batch)
         return batch
 
     def _lengths(self, shard: int, which: int, rows: Int64) -> Int64:
-        lengths: Int64 = self._shards.get(shard).input_mask[rows].sum(axis=1, dtype=np.int64)
+        lengths: Int64 = self._shards.read(shard).result().input_mask[rows].sum(axis=1, dtype=np.int64)
         return lengths
 
     def _read_ahead(self, which: int, start: int) -> None:
@@ -134,14 +122,14 @@ class Hdf5Batches(Batches):
         if not begin <= start < end:
             shard, begin, end = self._order.piece(which, start)
             self._looked_at = begin, end
-            self._shards.expect([shard, self._order.piece(which, end)[0]])
+            self._shards.read(shard)
+            self._shards.read(self._order.piece(which, end)[0])
 
 
 class TestShards:
     """The test split of a folder, or `samples` of it, spread evenly; the same samples in the same order every time.
 
-    Raises:
-        InputError: there are no test shards, a damaged one, or samples of another length.
+    Raises InputError as open_test_shards.
     """
 
     __test__ = False  # no test of pytest's
@@ -172,15 +160,8 @@ class TestShards:
         """Return this rank's sums [7]: MLM loss, right words, positions, NSP loss, right labels, samples with such a
         label, samples.
 
-        Args:
-            model: its `predictions` returns the logits of the predicted positions [M, V] and those of the next
-                sentences [B, 2], None for a model without that head.
-            device: where it is.
-            precision: what to compute in.
-
-        Raises:
-            UsageError: the model has no masked-LM head.
-            InputError: a shard is damaged.
+        The model's `predictions` returns the logits of the predicted positions [M, V] and those of the next sentences
+        [B, 2], None without that head. Raises UsageError: it has no masked-LM head; InputError: a shard is damaged.
         """
         import torch
 

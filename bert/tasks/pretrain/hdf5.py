@@ -6,10 +6,9 @@ They are gzip-compressed, as everybody's code reads them.
 import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +36,7 @@ _BLOCK = 4 * 2**20
 """Bytes tokenized at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Length:
+class Length(NamedTuple):
     """The shards of one sequence length."""
 
     stage: Stage
@@ -46,8 +44,7 @@ class Length:
     config: InstanceConfig
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(NamedTuple):
     text: Path
     lengths: tuple[Length, ...]
     vocabulary: Vocabulary
@@ -86,8 +83,8 @@ def _write(job: _Job, tokens: TokenShard, length: Length, path: Path) -> Counts:
     match = SHARD_NAME.fullmatch(shard_name(job.text))
     assert match is not None, job.text
     stream = SPLITS.index(match["split"]), int(match["number"])
-    plan = plan_instances(tokens, pieces_of(job.vocabulary), length.config, stream)
-    if not len(plan):
+    pieces = pieces_of(job.vocabulary)
+    if not len(tokens.ids) or not len(plan := plan_instances(tokens, pieces, length.config, stream)):
         raise InputError("data-too-small", f"{job.text} is too small for a shard: use fewer --shards")
     header = ShardHeader(len(plan), length.config.seq_len, length.config.max_predictions)
     counts = Counts()
@@ -101,9 +98,7 @@ def _write(job: _Job, tokens: TokenShard, length: Length, path: Path) -> Counts:
 def _counted(blocks: Iterator[Instances], split: str, counts: Counts) -> Iterator[Instances]:
     for block in blocks:
         counts.add(f"{split} instances", len(block))
-        counts.add("pairs with a random second segment", int(block.next_sentence_labels.sum(dtype=np.int64)))
         counts.add(REAL_TOKENS, int(block.input_mask.sum(dtype=np.int64)))
-        counts.add("masked tokens", int(np.count_nonzero(block.masked_lm_positions)))
         yield block
 
 
@@ -146,11 +141,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 def write_blocks(path: Path, header: ShardHeader, blocks: Iterable[Instances], settings: str | None = None) -> None:
     """Write a shard whose rows come in blocks; what is held in memory is one block and the file.
 
-    Args:
-        path: the file.
-        header: what it holds.
-        blocks: its rows; all but the last block hold a multiple of CHUNK_ROWS.
-        settings: fingerprint of the settings it is made with, an attribute of the file.
+    All blocks but the last hold a multiple of CHUNK_ROWS. `settings`, a fingerprint, becomes an attribute of the file.
     """
     import h5py
 

@@ -60,24 +60,8 @@ class Pairs:
         return self.first_length + self.second_length + np.int32(SPECIAL_TOKENS)
 
 
-def joined(parts: Sequence[Pairs]) -> Pairs:
-    """Return the pairs of several duplicates one after the other."""
-    return Pairs(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Pairs)))
-
-
-def make_pairs(shard: TokenShard, config: InstanceConfig, rng: np.random.Generator) -> Pairs:
-    """Go through the documents once and return the truncated pairs, in the order of the text (arguments as `cut`)."""
-    return truncated(cut(shard, config, rng), config.seq_len - SPECIAL_TOKENS, rng)
-
-
 def cut(shard: TokenShard, config: InstanceConfig, rng: np.random.Generator) -> Pairs:
-    """Go through the documents once and return the pairs of whole sentences, in the order of the text.
-
-    Args:
-        shard: the documents.
-        config: how to cut.
-        rng: where all draws come from.
-    """
+    """Go through the documents once and return the pairs of whole sentences, in the order of the text."""
     bounds = np.concatenate([[0], shard.sentence_ends])  # sentence i is the tokens bounds[i] .. bounds[i + 1] - 1
     document_begins = np.concatenate([[0], shard.document_ends[:-1]])
     document_of = np.repeat(np.arange(len(document_begins)), shard.document_ends - document_begins)
@@ -201,19 +185,6 @@ class Instances:
         return len(self.input_ids)
 
 
-def unmasked(instances: Instances) -> tuple[Int32, Int32, Int32]:
-    """Return what masking.mask takes of N instances: their ids as they were before it, [N, L], and their lengths and
-    first lengths, [N].
-    """
-    ids = instances.input_ids.copy()
-    used = np.logical_and.accumulate(instances.masked_lm_positions != 0, axis=1)
-    rows = np.nonzero(used)[0]
-    ids[rows, instances.masked_lm_positions[used]] = instances.masked_lm_ids[used]
-    lengths = instances.input_mask.sum(axis=1, dtype=np.int32)
-    second = instances.segment_ids.sum(axis=1, dtype=np.int32)
-    return ids, lengths, np.maximum(lengths - second - np.int32(SPECIAL_TOKENS - 1), np.int32(0))
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What the instances of a shard will be."""
@@ -237,33 +208,19 @@ class Plan:
             yield _rows(self, self.pairs.take(slice(begin, begin + BLOCK_ROWS)), rng)
 
 
-def plan_instances(
-    shard: TokenShard,
-    pieces: Pieces,
-    config: InstanceConfig,
-    stream: Sequence[int] = (),
-) -> Plan:
-    """Return the instances of one shard as a plan: all duplicates, shuffled.
+def plan_instances(shard: TokenShard, pieces: Pieces, config: InstanceConfig, stream: Sequence[int] = ()) -> Plan:
+    """Return the instances of one shard that is not empty as a plan: all duplicates, shuffled.
 
-    Args:
-        shard: the documents.
-        pieces: what is needed of the vocabulary.
-        config: how to cut and mask.
-        stream: numbers that tell this shard from others (split, shard index). Draws depend on the seed, these numbers,
-            what they are for and the number of the duplicate or block only, never on the process that makes the shard.
+    `stream` are numbers that tell this shard from others (split, shard index). Draws depend on the seed, these numbers,
+    what they are for and the number of the duplicate or block only, never on the process that makes the shard.
     """
-    if not len(shard.ids):
-        return Plan(shard, pieces, config, tuple(stream), joined([_no_pairs()]))
-    pairs = joined(
-        [make_pairs(shard, config, _random(config.seed, stream, _CUTS, number)) for number in range(config.dupe_factor)]
-    )
+    parts = []
+    for number in range(config.dupe_factor):
+        rng = _random(config.seed, stream, _CUTS, number)
+        parts.append(truncated(cut(shard, config, rng), config.seq_len - SPECIAL_TOKENS, rng))
+    pairs = Pairs(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Pairs)))
     order = _random(config.seed, stream, _ORDER).permutation(len(pairs))
     return Plan(shard, pieces, config, tuple(stream), pairs.take(order))
-
-
-def _no_pairs() -> Pairs:
-    places, lengths = np.empty(0, np.int64), np.empty(0, np.int32)
-    return Pairs(places, lengths, places, lengths, np.empty(0, np.bool_))
 
 
 def _random(seed: int, stream: Sequence[int], purpose: int, number: int = 0) -> np.random.Generator:

@@ -4,7 +4,6 @@ A row's candidates are its tokens without the special ones; candidate i of a row
 in column i + 1 for i < n, else in column i + 2.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,11 +26,8 @@ class Pieces:
     size: int
     """Word pieces, V."""
     cls_id: int
-    """Id of [CLS]."""
     sep_id: int
-    """Id of [SEP]."""
     mask_id: int
-    """Id of [MASK]."""
     continues: Bools
     """[V] the piece begins with ##: it belongs to the word before it."""
 
@@ -71,19 +67,12 @@ def mask(
 ) -> Masked:
     """Choose the positions to predict and change `ids` there: 80 % [MASK], 10 % as they are, 10 % any piece.
 
-    Args:
-        ids: [k, L] rows of [CLS] a [SEP] b [SEP]; changed.
-        lengths: [k] their tokens, special ones included.
-        first_lengths: [k] tokens of a.
-        config: how many to mask, and whether by whole words.
-        pieces: the special ids, and which pieces continue a word.
-        rng: where all draws come from.
+    `ids` [k, L] are rows of [CLS] a [SEP] b [SEP], `lengths` [k] their tokens with the special ones, `first_lengths`
+    [k] the tokens of a.
     """
     wanted = prediction_counts(config)[lengths]
     candidates = lengths - np.int32(SPECIAL_TOKENS)
-    choose: Callable[..., Bools] = _choose_tokens
-    if config.whole_word_mask:
-        choose = _choose_words
+    choose = _choose_words if config.whole_word_mask else _choose_tokens
     chosen = choose(ids, candidates, first_lengths, wanted, pieces, rng)
     places = np.flatnonzero(chosen)
     rows, columns = np.divmod(places, ids.shape[1])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bert.corpus.files import find_inputs, identify
-from bert.corpus.sentences import segment, splitter_settings, versions
+from bert.corpus.sentences import segment, stage_settings
 from bert.corpus.sharding import VERSION as SHARDING
 from bert.corpus.sharding import ShardPlan, automatic_shards, check_documents, shard
 from bert.corpus.texts import generate_corpus
@@ -38,8 +38,6 @@ _SENTENCES = {
     "truncated dumps": "{count} dump(s) are truncated; their complete pages were used: {names}",
     "latin-1 files": "{count} file(s) are not UTF-8 and were read as latin-1: {names}",
     "windows-1252 files": "{count} file(s) are not UTF-8 and were read as windows-1252: {names}",
-    "UTF-16 files": "{count} file(s) are UTF-16: {names}",
-    "UTF-32 files": "{count} file(s) are UTF-32: {names}",
     "damaged UTF-8 files": "{count} file(s) are damaged UTF-8; some characters became U+FFFD: {names}",
     "empty files": "{count} empty file(s) were skipped: {names}",
     "Gutenberg frames": "the Project Gutenberg header and footer of {count} file(s) were removed",
@@ -56,7 +54,6 @@ class StageSummary:
 
     stage: str
     folder: Path
-    """Where its files are."""
     files: int
     kept: bool
     seconds: float
@@ -70,18 +67,15 @@ class LengthSummary:
     """The shards of one sequence length."""
 
     seq_len: int
-    """Tokens per instance."""
     max_predictions: int
-    """Maximum masked positions per instance."""
     folder: Path
     training_instances: int
     test_instances: int
     padding_efficiency: float
     """Real tokens / all tokens, over all shards."""
     shards: int
-    """Training and test."""
     shards_kept: int
-    """Of these, shards that were finished before."""
+    """Those of them that were finished before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +88,6 @@ class PrepareSummary:
     documents: int
     sentences: int
     vocab_size: int
-    """Word pieces."""
     vocab_path: Path
     vocab_trained: bool
     notes: tuple[str, ...]
@@ -109,12 +102,9 @@ class PrepareSummary:
 def prepare(config: PrepareConfig, progress: Progress = lambda stage, done, total: None) -> PrepareSummary:
     """Run the stages of `config`; what is finished with equal settings and input is kept, the rest made.
 
-    Raises:
-        InputError: no text, a file that is none (named), a vocabulary that is none, or the output holds data of other
-            settings or input.
-        UsageError: fewer documents than shards.
-        StorageError: the output cannot be written.
-        LockedError: another preparation is writing to the output folder.
+    Raises InputError: no text, a file that is none (named), a vocabulary that is none, or the output holds data of
+    other settings or input; UsageError: fewer documents than shards; StorageError: the output cannot be written;
+    LockedError: another preparation is writing to it.
     """
     with locked(config.output, "another preparation", "wait for it, or give another --output"):
         preparation = _Preparation(config, progress)
@@ -183,8 +173,8 @@ class _Preparation:
         found = find_inputs(folder)
         dumps, texts = (identify(paths, folder, config.output / ".inputs.json") for paths in (found.dumps, found.texts))
         content = fingerprint_of([[source.name, source.digest] for source in (*dumps, *texts)])
-        settings = {**splitter_settings(), "versions": versions()}
-        stage = self._stage(config.output / "sentences" / config.dataset_name, "sentences", 1, settings, content)
+        path = config.output / "sentences" / config.dataset_name
+        stage = self._stage(path, "sentences", 1, stage_settings(), content)
         return self._run(stage, lambda: segment(dumps, texts, stage, workers, self.progress, config.keep_truncated))
 
     def _shards(self, segmented: Finished) -> Finished:
@@ -207,7 +197,6 @@ class _Preparation:
             self.progress("training the vocabulary", 0, 1)
             lines = sample_lines(sharded.files, VOCABULARY_BYTES)
             train_vocabulary(lines, config.vocab_size, config.lower_case).save(path)
-            self.progress("training the vocabulary", 1, 1)
         return load_vocabulary(path, config.lower_case), path
 
     def _hdf5(self, sharded: Finished, vocabulary: Vocabulary, workers: Workers) -> tuple[LengthSummary, ...]:

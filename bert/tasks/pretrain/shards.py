@@ -14,15 +14,13 @@ import numpy.typing as npt
 
 from bert.data.pool import Progress
 from bert.data.vocabulary import VOCABULARY_FILE, load_vocabulary
-from bert.tasks.pretrain.instances import Instances, unmasked
+from bert.tasks.pretrain.instances import Instances
 from common.errors import Code, InputError, read_code
 from common.reading import read_json
 
 Int64 = npt.NDArray[np.int64]
 SHARD_NAME = re.compile(r"(?P<dataset>.+)_(?P<split>training|test)_(?P<number>\d+)\.(?:hdf5|h5)")
 SPLITS = ("training", "test")
-PREPARATION_NAME = re.compile(r"hdf5_lower_case_.*seq_len_(?P<seq_len>\d+)_.*")
-"""Of the folder above the shards of one sequence length."""
 METADATA_FILE = "metadata.json"
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "input_ids": ("int32", "L"),
@@ -39,12 +37,9 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 class ShardHeader:
     """What is known of a shard before its rows are."""
 
-    samples: int
-    """Instances, N."""
-    seq_len: int
-    """Tokens per instance, L."""
-    max_predictions: int
-    """Maximum masked positions per instance, P."""
+    samples: int  # N
+    seq_len: int  # L
+    max_predictions: int  # P
 
     def shape(self, row: str) -> tuple[int, ...]:
         """Return the shape of a dataset with such rows: "L", "P" or ""."""
@@ -55,9 +50,8 @@ class ShardHeader:
 def opened(path: Path) -> Iterator[tuple[ShardHeader, Any]]:
     """Open a shard: its header, and the file.
 
-    Raises:
-        InputError: it cannot be opened, a dataset is missing or of another shape or type, or a read inside the block
-            meets damaged data; the message names the file.
+    Raises InputError, which names the file: it cannot be opened, a dataset is missing or of another shape or type, or a
+    read inside the block meets damaged data.
     """
     import h5py
 
@@ -125,9 +119,7 @@ class ShardFolder:
     counts: tuple[int, ...]
     """Samples of each file."""
     seq_len: int
-    """Tokens per sample."""
     max_predictions: int
-    """Maximum masked positions per sample."""
     vocab_size: int | None
     """Word pieces, from the metadata beside the shards; None if there is none (shards from elsewhere)."""
     vocabulary: str | None
@@ -144,14 +136,10 @@ class ShardFolder:
 def folder_info(folder: Path, split: str = "training", seq_len: int | None = None) -> ShardFolder:
     """Find the shards of a split, `<dataset>_<split>_<number>.hdf5` at or below `folder`, and read their headers.
 
-    Args:
-        folder: the shards' own folder, or one above it (what `data pretrain --output` was given).
-        split: "training" or "test".
-        seq_len: picks one of several preparations; a single one is described whatever its length is.
+    `seq_len` picks one of several preparations; a single one is described whatever its length is.
 
-    Raises:
-        InputError: there are none, several preparations, a damaged or missing shard, or shards that do not belong
-            together.
+    Raises InputError: there are none, several preparations, a damaged or missing shard, or shards that do not belong
+    together.
     """
     paths = _find(folder, split, seq_len)
     headers = {path: check_shard(path) for path in paths}
@@ -178,11 +166,8 @@ def folder_info(folder: Path, split: str = "training", seq_len: int | None = Non
 
 def open_test_shards(folder: Path, seq_len: int) -> ShardFolder:
     """Look at the test shards of a folder. Raises InputError: there are none, they are damaged or of another length."""
-    try:
-        info = folder_info(folder, "test", seq_len)
-        check_length(info, seq_len)
-    except InputError as error:
-        raise InputError(error.code, f"{error}; or train without evaluation (--eval-every 0)") from error
+    info = folder_info(folder, "test", seq_len)
+    check_length(info, seq_len)
     return info
 
 
@@ -201,18 +186,18 @@ def _find(folder: Path, split: str, seq_len: int | None) -> list[Path]:
         raise InputError(code, f"{folder} is no folder: give a folder of HDF5 shards, or `synthetic`")
     groups: dict[Path, list[Path]] = {}
     numbers: dict[Path, tuple[str, int]] = {}
-    for path in folder.rglob("*.h*5"):
+    for path in folder.rglob(f"*_{split}_*.h*5"):
         match = SHARD_NAME.fullmatch(path.name)
         if match and match["split"] == split and path.is_file():
             # Shards from elsewhere are in no folder named as ours: all of them are one preparation.
-            named = (parent for parent in path.parents if PREPARATION_NAME.fullmatch(parent.name))
+            named = (parent for parent in path.parents if parent.name.startswith("hdf5_lower_case_"))
             groups.setdefault(next(named, folder), []).append(path)
             numbers[path] = str(path.parent / match["dataset"]), int(match["number"])
     if not groups:
+        remedy = "or train without evaluation (--eval-every 0)" if split == "test" else "from text"
         raise InputError(
             "data-missing",
-            f"{folder} holds no HDF5 shard named <dataset>_{split}_<number>.hdf5: "
-            "`bertbench data pretrain --input` makes some of text",
+            f"{folder} has no shard <dataset>_{split}_<number>.hdf5: make some by `bertbench data pretrain`, {remedy}",
         )
     chosen = next(iter(groups)) if len(groups) == 1 else _choose(folder, groups, seq_len)
     return sorted(groups[chosen], key=numbers.__getitem__)
@@ -267,7 +252,6 @@ class SampleLengths:
     """The lengths of a folder's samples."""
 
     samples: int
-    """Samples of the folder."""
     histogram: Int64
     """[seq_len + 1] samples of each length among those looked at."""
 
@@ -382,10 +366,10 @@ def _decode(info: ShardFolder, vocab: Path | None) -> Iterator[DecodedRow]:
         shard = int(np.searchsorted(ends, number, side="right"))
         row = number - int(ends[shard]) + info.counts[shard]
         one = read_shard(info.paths[shard], slice(row, row + 1))
-        original, (length,), _ = unmasked(one)
         shown, hidden = (
-            [pieces.get(id_, str(id_)) for id_ in ids[0, :length].tolist()] for ids in (one.input_ids, original)
+            [pieces.get(id_, str(id_)) for id_ in ids[0].tolist()] for ids in (one.input_ids, one.masked_lm_ids)
         )
-        for column in set(one.masked_lm_positions[0].tolist()) - {0}:
-            shown[column] = f"[{shown[column]}:{hidden[column]}]"
-        yield DecodedRow(info.paths[shard].name, row, shown, bool(one.next_sentence_labels[0]))
+        for column, piece in zip(one.masked_lm_positions[0].tolist(), hidden, strict=True):
+            shown[column] = f"[{shown[column]}:{piece}]" if column else shown[column]
+        tokens = shown[: one.input_mask.sum()]
+        yield DecodedRow(info.paths[shard].name, row, tokens, bool(one.next_sentence_labels[0]))

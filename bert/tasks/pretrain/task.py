@@ -18,6 +18,7 @@ from bert.tasks.base import (
     Heads,
     Task,
 )
+from bert.tasks.pretrain.shards import folder_info, folder_lengths, open_test_shards
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -48,16 +49,11 @@ class PretrainTask(Task):
         if modelled is None and is_synthetic(data):
             check_distribution(data, seq_len)
             return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
-        from bert.tasks.pretrain.shards import folder_info
-
         info = folder_info((modelled or Path(data)).resolve(), seq_len=seq_len)
         source, fingerprint = str(info.path), info.fingerprint
         if modelled is not None:
-            from bert.tasks.pretrain.shards import folder_lengths
-
             source, fingerprint = f"{SYNTHETIC}:{source}", folder_lengths(info).fingerprint
-        vocab_size = info.vocab_size or BERT_UNCASED_VOCAB_SIZE
-        samples = None if modelled is not None else info.samples
+        vocab_size, samples = info.vocab_size or BERT_UNCASED_VOCAB_SIZE, info.samples if modelled is None else None
         return DataSource(source, fingerprint, info.seq_len, info.max_predictions, vocab_size, samples)
 
     def check_evaluation(self, source: str, seq_len: int, wanted: str | None) -> None:
@@ -67,8 +63,6 @@ class PretrainTask(Task):
                 "option-not-applicable", f"--eval-data {wanted}: pretraining evaluates its test shards; leave it out"
             )
         if not is_synthetic(source):
-            from bert.tasks.pretrain.shards import open_test_shards
-
             open_test_shards(Path(source), seq_len)
 
     def max_predictions(self, seq_len: int) -> int:
@@ -121,15 +115,9 @@ class PretrainTask(Task):
         return SyntheticBatches(spec) if is_synthetic(spec.data) else Hdf5Batches(spec, split)
 
     def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
-        """Inspect the shards of a run.
-
-        Raises:
-            InputError: no shards, a damaged or missing one, or shards made with a vocabulary of another size.
-        """
+        """Inspect the shards of a run. Raises InputError: none, a damaged or missing one, or another vocabulary."""
         if is_synthetic(spec.data):
             return DataIdentity(source=spec.data)
-        from bert.tasks.pretrain.shards import folder_info
-
         info = folder_info(Path(spec.data), split, spec.seq_len)
         if info.vocab_size is not None and info.vocab_size != spec.vocab_size:
             raise InputError(

@@ -187,6 +187,8 @@ def test_whole_words_are_masked_together_or_not_at_all() -> None:
 def test_any_documents_give_sound_instances(
     documents: TokenDocuments, seq_len: int, predictions: int, seed: int, whole_words: bool
 ) -> None:
+    if not any(map(any, documents)):
+        return
     plan = plan_instances(
         shard_of(documents),
         KNOWN,

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,14 +201,14 @@ def test_only_the_shard_in_use_and_the_next_stay_in_memory_when_shards_are_large
     whole = numbers(Hdf5Batches(spec(folder)), 20)
     monkeypatch.setattr(pieces, "_KEPT_BYTES", 1)
     held: list[int] = []
-    original = pieces.ShardReader.get
+    original = pieces.ShardReader.read
 
-    def counted(reader: pieces.ShardReader, shard: int) -> Instances:
+    def counted(reader: pieces.ShardReader, shard: int) -> Any:
         samples = original(reader, shard)
         held.append(len(reader._reads))
         return samples
 
-    monkeypatch.setattr(pieces.ShardReader, "get", counted)
+    monkeypatch.setattr(pieces.ShardReader, "read", counted)
     assert numbers(Hdf5Batches(spec(folder)), 20) == whole and max(held) == 2
 
 

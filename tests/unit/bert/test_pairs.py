@@ -10,7 +10,7 @@ from support import plain_pretraining as plain
 from support.examples import examples
 
 from bert.tasks.pretrain.config import InstanceConfig
-from bert.tasks.pretrain.instances import Pairs, TokenShard, cut, make_pairs, truncated
+from bert.tasks.pretrain.instances import Pairs, TokenShard, cut, truncated
 
 LEAST_P = 1e-4
 """Seeds are fixed, so a test passes always or never; code that is right fails one with this probability."""
@@ -145,7 +145,7 @@ def pairs_of(sizes: list[tuple[int, int]]) -> Pairs:
 def test_pairs_stay_inside_their_segments_when_truncated() -> None:
     shard = shard_of([[random.Random(d).randrange(1, 50) for _ in range(200)] for d in range(5)])
     whole = cut(shard, config(), np.random.default_rng(3))
-    short = make_pairs(shard, config(), np.random.default_rng(3))
+    short = truncated(whole, 60, np.random.default_rng(3))
     for name in ("first", "second"):
         before, after = (getattr(pairs, f"{name}_begin") for pairs in (whole, short))
         lengths = [getattr(pairs, f"{name}_length") for pairs in (whole, short)]
