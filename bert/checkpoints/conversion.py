@@ -33,9 +33,7 @@ class Conversion:
     """What was read, and how it was converted."""
 
     source: Path
-    """The file, folder or prefix that was read."""
     source_format: str
-    """tensorflow, hugging-face (any file of PyTorch or safetensors) or bertbench."""
     destination: Path
     target: Target
     architecture: str
@@ -69,20 +67,14 @@ def convert(
     config_file: Path | None = None,
     vocab_file: Path | None = None,
 ) -> Conversion:
-    """Write the weights of a checkpoint into a new folder, which is created atomically.
+    """Write the weights of a checkpoint, all that `find_checkpoint` finds, into a new folder, whole or not at all.
 
     Args:
-        source: a folder, a file of weights, the prefix of a TensorFlow checkpoint, or the folder of a training run,
-            which stands for its newest whole checkpoint.
+        source: what to read.
         destination: the folder to make.
         target: its form.
         config_file: shape of the model, where it is not in a config.json or bert_config.json beside the source.
         vocab_file: vocabulary to copy, where it is not in a vocab.txt beside the source.
-
-    Raises:
-        InputError: the source or a file beside it is missing, damaged or of another architecture.
-        UsageError: the destination has something in it.
-        StorageError: it cannot be written or the disk is full; nothing is left behind.
     """
     check_new_folder(destination)
     notes: list[str] = []
@@ -130,13 +122,9 @@ def convert(
 
 
 def _write(
-    destination: Path,
-    values: dict[str, Tensor],
-    config: ModelConfig,
-    architecture: str,
-    target: Target,
+    destination: Path, values: dict[str, Tensor], config: ModelConfig, architecture: str, target: Target,
     vocab: Path | None,
-) -> dict[str, Tensor]:
+) -> dict[str, Tensor]:  # fmt: skip
     with new_folder(destination) as folder:
         if target == "bertbench":
             # Copies, because safetensors refuses one tensor under two names, which a PyTorch file may hold.

@@ -86,15 +86,7 @@ def from_hugging_face(
     """Bring weights under our names.
 
     Names may have the prefix "bert." or "distilbert." or none, and the old "gamma" and "beta" or NVIDIA's "dense_act".
-
-    Args:
-        state: the weights.
-        originals: their names -> those in the file, where they differ.
-        skipped: names in the file that are not weights.
-        where: what holds them, for messages.
-
-    Raises:
-        InputError: two of them are the same weight and differ.
+    `originals` are those in the file, where they differ; `skipped` are no weights. Raises InputError.
     """
     given: dict[str, list[str]] = {}  # canonical name -> names in the file
     weights: dict[str, Tensor] = {}
@@ -122,7 +114,10 @@ def from_hugging_face(
         if len({weights[name].shape for name in names}) > 1:
             _refuse(where, f"query, key and value of {ours} have different shapes: give one model")
     return Weights(
-        {ours: _joined([weights[name] for name in sorted(names, key=_place)]) for ours, names in parts.items()},
+        {
+            ours: torch.cat([weights[name] for name in sorted(names, key=_place)]) if names[1:] else weights[names[0]]
+            for ours, names in parts.items()
+        },
         {ours: tuple(source for name in names for source in given[name]) for ours, names in parts.items()},
         unexpected=tuple(sorted(source for name in unexpected for source in given[name])),
         incomplete=tuple(sorted(source for name in incomplete for source in given[name])),
@@ -137,10 +132,6 @@ def _refuse(where: object, problem: str) -> None:
 def _place(name: str) -> int:
     """Return where a matrix of theirs stands in the one that ours has of query, key and value."""
     return next((place for place, one in enumerate(_QKV) if f".{one}." in name), 0)
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def load_hugging_face_state(model: nn.Module, state_dict: Mapping[str, Tensor]) -> LoadReport:

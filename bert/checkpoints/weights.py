@@ -91,18 +91,10 @@ def parameters_of(model: nn.Module) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def fit(weights: Weights, model: nn.Module, where: object = "the checkpoint") -> tuple[dict[str, Tensor], LoadReport]:
-    """Bring weights into the form of a model's parameters, without touching the model.
+    """Return weights of any vocabulary padding by the names of a model's parameters, in their types, and a report.
 
-    Args:
-        weights: of any vocabulary padding.
-        model: a BertEncoder or a model whose `encoder` is one; it may be on the device "meta".
-        where: what holds the weights, for messages.
-
-    Returns:
-        The values by the names of the parameters in a model, in its types, and a report by name.
-
-    Raises:
-        InputError: encoder weights are missing or have no place, or a shape differs.
+    The model, which may be on the device "meta", stays as it is. Raises InputError if encoder weights are missing or
+    have no place, or a shape differs; `where` is what holds them.
     """
     config, parameters = parameters_of(model)
     values = {

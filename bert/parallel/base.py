@@ -22,6 +22,8 @@ from common.train_spec import TrainSpec
 T = TypeVar("T")
 Moments = Mapping[str, Mapping[str, torch.Tensor]]
 """State of an optimizer: by parameter name and key, whole tensors."""
+Moment = tuple[str, str, torch.Tensor]
+"""One tensor of it: parameter name, key, tensor."""
 Options = Mapping[str, Any]
 """Options of a strategy by name, plain JSON values."""
 NO_OPTIONS: Options = {}
@@ -74,12 +76,7 @@ class Strategy:
         self.device = torch.device("cpu")
 
     def setup(self, device_type: str) -> None:
-        """Join the process group described by the environment (torchrun's variables); pick the device.
-
-        Raises:
-            UsageError: it cannot run on such devices, or not on so many.
-            MissingToolError: what it needs is not installed; the message says how to get it.
-        """
+        """Join the process group of torchrun's environment; pick the device. Raises UsageError, MissingToolError."""
         self._read_environment()
         if device_type == "cuda":
             self._pick_gpu()
@@ -101,11 +98,7 @@ class Strategy:
         torch.cuda.set_device(self.device)
 
     def wrap(self, model: torch.nn.Module, observer: Observer, plan: StepPlan = NO_PLAN) -> torch.nn.Module:
-        """Move the model to the device and make its gradients agree over the ranks.
-
-        Raises:
-            UsageError: the options of the strategy contradict `plan`.
-        """
+        """Move the model to the device and make its gradients agree over the ranks. Raises UsageError."""
         return model.to(self.device)
 
     def prepare(self, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
@@ -152,10 +145,8 @@ class Strategy:
         for name, value in model.state_dict().items():
             yield name, self.full(value)
 
-    def moments(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-    ) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Whole tensors of the optimizer's state as (parameter name, key, tensor); every rank must take all."""
+    def moments(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Moment]:
+        """Whole tensors of the optimizer's state; every rank must take all."""
         for name, parameter in model.named_parameters():
             for key, value in optimizer.state.get(parameter, {}).items():
                 yield name, key, self.full(value.detach())

@@ -19,7 +19,7 @@ from bert import private
 from bert.observer import Observer
 from bert.optim.lamb import Lamb
 from bert.optim.precision import Precision, outcome
-from bert.parallel.base import NO_OPTIONS, NO_PLAN, Moments, Options, ProcessGroupStrategy, StepPlan, WholeModel
+from bert.parallel.base import NO_OPTIONS, NO_PLAN, Moment, Moments, Options, ProcessGroupStrategy, StepPlan, WholeModel
 from bert.parallel.deepspeed_config import Resolved, resolve
 from common.errors import MissingToolError, UsageError
 
@@ -61,11 +61,7 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         return self._model
 
     def prepare(self, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
-        """Have DeepSpeed take over model and optimizer, whose options that only the file gives are set.
-
-        Raises:
-            UsageError: DeepSpeed refuses the configuration, or the precision on this device.
-        """
+        """Have DeepSpeed take over model and optimizer, and the options that only the file gives. Raises UsageError."""
         import deepspeed
 
         for group in optimizer.param_groups:
@@ -140,9 +136,7 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         for name, value in model.state_dict().items():
             yield name, self._state.weight(parameters[name]) if name in parameters else value
 
-    def moments(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def moments(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Moment]:
         """Whole tensors of the optimizer's state, one after the other."""
         for name, parameter in model.named_parameters():
             for key, value in self._state.moments(parameter):
@@ -245,32 +239,29 @@ class _Partitions:
     """ZeRO: flat float32 vectors, cut over the ranks. All ranks must call `weight` and `moments` in step."""
 
     def __init__(self, wrapped: Any, optimizer: torch.optim.Optimizer) -> None:
+        import deepspeed
+
+        self._utils: Any = deepspeed.utils
         self._wrapped = wrapped
         self._optimizer = optimizer
         self._device = private.flat_vectors(wrapped)[0].device
 
     def weight(self, parameter: torch.Tensor) -> torch.Tensor:
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        return torch.as_tensor(safe_get_full_fp32_param(parameter))
+        return torch.as_tensor(self._utils.safe_get_full_fp32_param(parameter))
 
     def set_weight(self, parameter: torch.Tensor, whole: torch.Tensor) -> None:
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
-
         if hasattr(parameter, "ds_tensor"):
-            safe_set_local_fp32_param(parameter, self._part(parameter, whole))
+            self._utils.safe_set_local_fp32_param(parameter, self._part(parameter, whole))
         else:
-            safe_set_full_fp32_param(parameter, whole.to(self._device))
+            self._utils.safe_set_full_fp32_param(parameter, whole.to(self._device))
 
     def moments(self, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        from deepspeed.utils import safe_get_full_optimizer_state
-
         states = [self._optimizer.state[v] for v in private.flat_vectors(self._wrapped) if v in self._optimizer.state]
         if not states:
             return
         private.link_optimizer_state(self._wrapped)
         for key, value in states[0].items():
-            whole = value if value.ndim == 0 else safe_get_full_optimizer_state(parameter, key)
+            whole = value if value.ndim == 0 else self._utils.safe_get_full_optimizer_state(parameter, key)
             yield key, torch.as_tensor(whole).clone()
 
     def allocate(self, example: Mapping[str, torch.Tensor]) -> None:
@@ -283,13 +274,11 @@ class _Partitions:
         private.link_optimizer_state(self._wrapped)
 
     def set_moments(self, parameter: torch.Tensor, whole: Mapping[str, torch.Tensor]) -> None:
-        from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
-
         for key, value in whole.items():
             if value.ndim and hasattr(parameter, "ds_tensor"):
-                safe_set_local_optimizer_state(parameter, self._part(parameter, value), key)
+                self._utils.safe_set_local_optimizer_state(parameter, self._part(parameter, value), key)
             elif value.ndim:
-                safe_set_full_optimizer_state(parameter, value.to(self._device), key)
+                self._utils.safe_set_full_optimizer_state(parameter, value.to(self._device), key)
 
     def _part(self, parameter: Any, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part in stage 3, which pads every parameter so that all ranks have as much."""

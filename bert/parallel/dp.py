@@ -20,7 +20,7 @@ class DpStrategy(Strategy):
     """All GPUs that this process sees; it draws their batches as one."""
 
     def setup(self, device_type: str) -> None:
-        """Take all visible GPUs. Raises UsageError without a GPU, and where several processes were started."""
+        """Take all visible GPUs. Raises UsageError without a GPU, or with several processes."""
         self._read_environment()
         if device_type != "cuda":
             raise UsageError(

@@ -121,6 +121,6 @@ class HorovodStrategy(ProcessGroupStrategy):
         """Leave the ranks."""
         if self._horovod is not None:
             self._horovod.shutdown()
+        super().teardown()
         if self._server is not None:
             self._server.stop()
-        super().teardown()

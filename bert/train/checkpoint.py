@@ -89,8 +89,8 @@ class TrainState:
         }
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "TrainState":
-        """Return what `to_json` wrote. Raises InputError."""
+    def from_json(cls, content: Mapping[str, Any], where: Path) -> "TrainState":
+        """Return what `to_json` wrote to `where`. Raises InputError."""
         try:
             values = {part.name: content[part.name] for part in fields(cls)}
             best, evaluation = values["best"], values["evaluation"]
@@ -101,8 +101,8 @@ class TrainState:
                 "best": best and Best(**best),
             }
             return cls(**values)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError("file-damaged", f"its state is damaged ({error!r})") from error
+        except (KeyError, TypeError, ValueError, InputError) as error:
+            raise InputError("file-damaged", f"the checkpoint {where} is damaged: {error!r}") from error
 
 
 def _plain(evaluation: Evaluation) -> dict[str, Any]:
@@ -138,16 +138,11 @@ class Checkpoint:
 
     path: Path
     state: TrainState
-    """State of the run."""
 
 
 def read(path: Path) -> Checkpoint:
     """Read the state of a whole checkpoint; raises as `read_state` does."""
-    content = read_state(path)
-    try:
-        return Checkpoint(path, TrainState.from_json(content))
-    except InputError as error:
-        raise InputError(error.code, f"the checkpoint {path} cannot be used: {error}") from error
+    return Checkpoint(path, TrainState.from_json(read_state(path), path))
 
 
 def save(
@@ -312,10 +307,7 @@ def seed_generators(seed: int, rank: int, applied_steps: int) -> None:
 def load_moments(path: Path, shapes: Mapping[str, torch.Size], config: ModelConfig) -> Moments:
     """Return the optimizer's state of a checkpoint's file by parameter and key, for a model of another padding, too.
 
-    Args:
-        path: the file, in which it is named `<parameter>.<key>`.
-        shapes: of the parameters of this run's model.
-        config: shape of the model.
+    In the file it is named `<parameter>.<key>`; `shapes` and `config` are of this run's model.
     """
     moments: dict[str, dict[str, Tensor]] = {}
     for full_name, value in read_tensors(path).items():

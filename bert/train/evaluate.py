@@ -17,15 +17,9 @@ from bert.train.settings import TrainSettings
 
 
 def evaluate(model: torch.nn.Module, evaluator: Evaluator, strategy: Strategy, precision: Precision) -> Evaluation:
-    """Measure a model; every rank must call it.
+    """Measure a model, the one that the strategy has wrapped without what is around it; every rank must call it.
 
     Nothing is drawn from random number generators; the model is left in the mode it was in.
-
-    Args:
-        model: the one that the strategy has wrapped, without what is around it.
-        evaluator: of its task.
-        strategy: the ranks.
-        precision: what training runs in.
     """
     with strategy.whole(model) as whole:
         before = whole.training
@@ -60,11 +54,7 @@ class Evaluations:
         self._evaluated = 0  # updates of the run when the latest one was made, or it began
 
     def open(self, spec: DataSpec, data: DataIdentity) -> None:
-        """Open what to evaluate on, if the run is to be evaluated; every rank must call it.
-
-        Raises:
-            InputError: it cannot be read.
-        """
+        """Open what to evaluate on, if the run is to be evaluated; every rank must call it. Raises InputError."""
         if self._every == 0:
             return
         if data.fingerprint is None:
@@ -108,13 +98,9 @@ class Evaluations:
         if best is None or self._evaluator is None:
             return best
         name = checkpoint_path(folder, best.applied_steps).name
-        if self._strategy.any_rank(not (folder / name).is_dir()):
-            self._warn(f"{name}, the best checkpoint so far, is missing: the next evaluation counts as the best")
-        elif best.score != self._score:
-            by = f"by {best.score}, not by {self._score}"
-            self._warn(f"{name} was the best checkpoint {by}: the next evaluation counts as the best")
-        elif best.data != self._evaluator.fingerprint:
-            self._warn(f"{name} was the best checkpoint on other samples: the next evaluation counts as the best")
-        else:
+        gone = self._strategy.any_rank(not (folder / name).is_dir())
+        if not gone and (best.score, best.data) == (self._score, self._evaluator.fingerprint):
             return best
+        why = "is missing" if gone else f"was so by {best.score}" if best.score != self._score else "on other samples"
+        self._warn(f"{name}, the best checkpoint so far, {why}: the next evaluation counts as the best")
         return None

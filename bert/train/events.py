@@ -29,7 +29,6 @@ class Resumed:
     path: Path
     """Folder of the checkpoint or of the weights."""
     applied_steps: int
-    """Updates this run has made so far: 0 for a new run or phase."""
     new_phase: bool
     """Whether step count, schedule and data start over."""
     moments: bool
@@ -69,7 +68,6 @@ class Evaluated:
     applied_steps: int
     evaluation: "Evaluation"
     seconds: float
-    """Time it took, on this rank."""
     best: bool = False
     """Whether it is the best so far."""
 
@@ -81,10 +79,9 @@ class Saved:
     applied_steps: int
     path: Path
     seconds: float
-    """Time it took, with the disk's confirmation."""
     size_bytes: int
     best: Best | None = None
-    """The best evaluation up to there; None if there was none."""
+    """The best evaluation up to there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +89,6 @@ class Warned:
     """Something the user should know."""
 
     message: str
-    """The problem and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +99,6 @@ class RunOutcome:
     """All updates were made; False: it was asked to stop before."""
     applied_steps: int
     skipped_steps: int
-    """Steps left out after an fp16 overflow, in all."""
     samples_seen: int
     resumed_from: Path | None
     """Checkpoint of this run that it resumed from."""
@@ -111,7 +106,6 @@ class RunOutcome:
     """Latest checkpoint; None if no update was made."""
     evaluation: "Evaluation | None"
     best: Best | None = None
-    """Best evaluation, whose checkpoint stays; None if there was none."""
 
 
 Event = Resumed | Progress | Evaluated | Saved | Warned

@@ -34,13 +34,8 @@ class Feed:
     """Iterates over a stream. For a GPU a thread puts batches into page-locked memory ahead, which takes longer than
     copying them does.
 
-    What was read ahead but not taken does not count for `position`. Close it when done.
-
-    Args:
-        stream: of the task.
-        pinned: whether the batches go to a GPU.
-        adapt: gives a batch the tensors that an implementation reads, on the thread that makes it.
-        most_ahead: batches that are read ahead for a GPU.
+    What was read ahead but not taken does not count for `position`. Close it when done. `adapt` gives a batch the
+    tensors that an implementation reads, on the thread that makes it; `most_ahead` batches are read ahead for a GPU.
     """
 
     def __init__(self, stream: BatchStream, pinned: bool, adapt: Adapt | None = None, most_ahead: int = 1) -> None:

@@ -100,8 +100,7 @@ class DivergenceWatch:
     def check(self, strategy: Strategy, progress: Progress) -> None:
         """Read the verdict on all steps since the last time; every rank must call it.
 
-        Raises:
-            DivergenceError: on every rank, with the first step whose loss was not finite on one of them.
+        Raises DivergenceError, on every rank, with the first step whose loss was not finite on one of them.
         """
         if self._left_out:
             flags = torch.stack(self._left_out).tolist()
@@ -140,7 +139,6 @@ class Training:
     model: torch.nn.Module
     """The model, wrapped by the strategy."""
     optimizer: torch.optim.Optimizer
-    """Over the model's parameters."""
     compute_loss: ComputeLoss
     """(model, batch) -> mean loss of the micro-batch, a scalar."""
     batches: Iterator[Batch]
@@ -156,9 +154,8 @@ class Training:
     learning_rate: Callable[[int], float] | None = None
     """Learning rate of an update, given the number of updates applied before it; None keeps the optimizer's."""
     progress: Progress = field(default_factory=Progress)
-    """Updates applied and skipped so far; the loop counts on."""
     divergence: DivergenceWatch | None = None
-    """Stops the run when the loss is not finite; None lets it continue."""
+    """None lets a run whose loss is not finite continue."""
 
 
 def train(training: Training, observer: Observer, keep_going: Callable[[int], bool], first_step: int = 0) -> int:
@@ -166,10 +163,7 @@ def train(training: Training, observer: Observer, keep_going: Callable[[int], bo
 
     `keep_going` is asked between steps, outside of what is timed, with the number of the step to come; in a
     distributed run its answer must be the same on every rank. It is the place to save a checkpoint: a verdict of
-    `training.divergence` that was due has been read by then.
-
-    Raises:
-        DivergenceError: `training.divergence` found a loss that is not finite.
+    `training.divergence` that was due has been read by then. Raises DivergenceError.
     """
     training.model.train()
     watch, step = training.divergence, first_step

@@ -18,7 +18,7 @@ from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataIdentity
 from bert.train.checkpoint import TrainState, save, versions
 from bert.train.settings import TrainSettings
-from common.errors import BertbenchError, InputError, LockedError, SchemaError, StorageError, UsageError
+from common.errors import BertbenchError, LockedError, SchemaError, StorageError, UsageError
 
 RANKS = 3
 
@@ -76,22 +76,6 @@ def test_the_failure_of_one_rank_is_that_of_all(error: type[BertbenchError], fai
     assert [(type(result), result.code) for result in results] == [(error, "nodes-disagree")] * RANKS
     assert all("Grüße: " + "x" * 300 in str(result) for result in results)
     assert [str(result).startswith(f"rank {failing}: ") for result in results] == [rank != failing for rank in range(3)]
-
-
-def test_of_several_failures_the_lowest_ranks_is_told_and_a_bug_is_not_hidden() -> None:
-    def action(strategy: Threaded) -> None:
-        def work() -> None:
-            if strategy.rank == 1:
-                raise ZeroDivisionError("a bug")
-            if strategy.rank == 2:
-                raise InputError("file-damaged", "a file")
-
-        strategy.together(work)
-
-    first, second, third = on_all(action)
-    assert type(first) is BertbenchError and "rank 1: ZeroDivisionError: a bug" in str(first)
-    assert type(second) is ZeroDivisionError
-    assert type(third) is BertbenchError and (first.code, third.code) == ("rank-failed", "rank-failed")
 
 
 def test_a_text_that_differs_between_ranks_is_refused_on_all_and_results_stay_each_ranks_own() -> None:

@@ -109,15 +109,7 @@ def test_by_another_score_than_before_the_best_is_looked_for_anew(
     go(data, tmp_path, steps=6, best_by="mlm_accuracy")
     outcome, recorder = go(data, tmp_path, steps=8)
     assert (outcome.best.score, outcome.best.applied_steps) == ("mlm_loss", 8)
-    assert "step-0000002 was the best checkpoint by mlm_accuracy, not by mlm_loss" in recorder.warnings
-
-
-def test_a_score_that_no_evaluation_finds_chooses_no_checkpoint_and_says_so(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find(monkeypatch, (4.0, 2.0), (0.4, 0.1))
-    outcome, recorder = go(data, tmp_path, steps=4, best_by="nsp_loss")
-    assert outcome.best is None and "no nsp_loss" in recorder.warnings
+    assert "step-0000002, the best checkpoint so far," in recorder.warnings
 
 
 @pytest.mark.parametrize("name", ["best_exact_thresh", "best_f1_thresh"])
@@ -149,15 +141,3 @@ def test_a_run_that_was_stopped_is_evaluated_at_its_new_end(
     outcome, recorder = go(data, tmp_path, steps=5)
     assert [event.applied_steps for event in recorder.of("Evaluated")] == [5]
     assert (outcome.best.applied_steps, outcome.best.value) == (5, 3.0) and saved_steps(tmp_path) == [5]
-
-
-def test_a_finished_run_is_evaluated_once_on_other_samples(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find(monkeypatch, (5.0, 3.0, 4.0), (0.1, 0.2, 0.3))
-    go(data, tmp_path, steps=4)
-    for evaluations in ([4], []):
-        outcome, recorder = go(data, tmp_path, steps=4, eval_samples=3)
-        assert [event.applied_steps for event in recorder.of("Evaluated")] == evaluations
-        assert (outcome.best.applied_steps, outcome.best.value) == (4, 4.0)
-    assert read(tmp_path / "step-0000004").state.best == outcome.best

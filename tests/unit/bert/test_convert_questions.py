@@ -14,7 +14,6 @@ from support.bert_folders import (
     SHAPE,
     assert_equal_outputs,
     loaded,
-    saved,
     saved_by_tensorflow,
     theirs,
 )
@@ -84,15 +83,6 @@ def test_a_model_of_ours_answers_alike_in_transformers_and_comes_back_bit_by_bit
     assert all(torch.equal(value, back.state_dict()[name]) for name, value in model.state_dict().items())
     convert(tmp_path / "ours", tmp_path / "copy", target="bertbench")
     assert load_model(tmp_path / "copy")[1].keys() == model.state_dict().keys()
-
-
-@pytest.mark.parametrize("kind", ["BertForQuestionAnswering", "DistilBertForQuestionAnswering"])
-def test_a_model_of_transformers_answers_alike_here(tmp_path: Path, kind: str) -> None:
-    source = theirs(kind)
-    done = convert(saved(tmp_path / "hf", source), tmp_path / "ours", target="bertbench")
-    model = BertForQuestionAnswering(done.config).eval()
-    load_weights(find_checkpoint(tmp_path / "ours"), model, model.config, True)
-    assert_close(results(model), their_results(source))
 
 
 @pytest.mark.parametrize("target", ["hugging-face", "bertbench"])

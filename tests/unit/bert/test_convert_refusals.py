@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from support import training_runs
 from support.bert_folders import PIECES, SHAPE, loaded, saved, theirs
-from support.mutate import count_from_environment, mutations
 from support.refusals import refused
 
 from bert.checkpoints.conversion import convert
@@ -21,7 +20,7 @@ from bert.checkpoints.read import find_checkpoint
 from bert.model.encoder import BertEncoder
 from bert.model.heads import BertForPretraining
 from bert.train.resume import load_weights
-from common.errors import BertbenchError, Code, InputError
+from common.errors import Code
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -60,33 +59,6 @@ def test_foreign_and_empty_files_are_named(tmp_path: Path, content: bytes, code:
     assert not (tmp_path / "dst").exists()
 
 
-def test_damaged_files_raise_nothing_but_errors_with_a_message(tmp_path: Path) -> None:
-    source = saved(tmp_path / "src", theirs("BertModel"))
-    state = load_file(source / "model.safetensors")
-    torch.save(state, tmp_path / "new.bin")
-    torch.save(state, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
-    small = {"a": torch.ones(3)}
-    save_file(small, tmp_path / "small.safetensors")
-    torch.save(small, tmp_path / "small.bin", _use_new_zipfile_serialization=False)
-    files = ("new.bin", "old.bin", "small.bin", "small.safetensors", "src/model.safetensors")
-    for file in files:
-        whole = (tmp_path / file).read_bytes()
-        damaged = tmp_path / "damaged"
-        for content in mutations(whole, count_from_environment(60), seed=4):
-            damaged.write_bytes(content)
-            try:
-                read_tensors(damaged)
-            except InputError as error:
-                assert error.code.startswith(("file-", "model-")) and str(damaged) in str(error)
-    config = (source / "config.json").read_bytes()
-    for number, content in enumerate(mutations(config, count_from_environment(60), seed=5)):
-        (source / "config.json").write_bytes(content)
-        try:
-            convert(source, tmp_path / f"dst-{number}")
-        except BertbenchError as error:
-            assert str(source) in str(error)
-
-
 @pytest.mark.parametrize(
     ("changes", "code", "facts"),
     [
@@ -115,22 +87,6 @@ def test_a_configuration_of_another_model_is_named(
     with refused(code, *facts):
         convert(source, tmp_path / "dst", config_file=other)
     assert not (tmp_path / "dst").exists()
-
-
-def test_weights_without_a_configuration_ask_for_one(tmp_path: Path) -> None:
-    source = saved(tmp_path / "src", theirs(), None)
-    config = (source / "config.json").rename(tmp_path / "shape.json")
-    with refused("data-missing", "config.json", "--config"):
-        convert(source, tmp_path / "dst")
-    done = convert(source, tmp_path / "dst", config_file=config)
-    assert done.vocab is None and "no vocab.txt" in done.notes[0]
-    contents: list[tuple[bytes, Code]] = [
-        (b"[]", "file-format"), (b"{", "file-damaged"), (b"\xff", "file-encoding"), (b"{}", "file-damaged"),
-    ]  # fmt: skip
-    for content, code in contents:
-        config.write_bytes(content)
-        with refused(code, "shape.json"):
-            convert(source, tmp_path / "other", config_file=config)
 
 
 def test_a_wrong_vocabulary_is_refused(tmp_path: Path) -> None:

@@ -150,20 +150,6 @@ def test_a_distilbert_of_ours_becomes_a_folder_without_unexpected_keys(tmp_path:
     assert same.unexpected == () and load_model(tmp_path / "same")[1].keys() == model.state_dict().keys()
 
 
-@pytest.mark.parametrize("target", ["hugging-face", "bertbench"])
-def test_one_tensor_under_two_names_is_written_twice(tmp_path: Path, target: Any) -> None:
-    source = saved(tmp_path / "src", theirs())
-    state = load_file(source / "model.safetensors")
-    (source / "model.safetensors").unlink()
-    name = "bert.encoder.layer.{}.output.LayerNorm.weight"
-    state[name.format(1)] = state[name.format(0)]
-    torch.save(state, source / "pytorch_model.bin")
-    assert convert(source, tmp_path / "dst", target=target).missing == ()
-    written = load_file(tmp_path / "dst" / "model.safetensors")
-    names = [name.format(n) if target == "hugging-face" else f"encoder.layers.{n}.output_norm.weight" for n in (0, 1)]
-    assert all(torch.equal(written[one], state[name.format(0)]) for one in names)
-
-
 def test_a_training_run_stands_for_its_newest_whole_checkpoint(tmp_path: Path) -> None:
     training_runs.run(
         training_runs.settings(training_runs.shards(tmp_path / "data"), steps=3, save_every=1),

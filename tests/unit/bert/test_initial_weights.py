@@ -1,6 +1,5 @@
 """Where a new run's weights may come from: every form, complete encoders only, nothing left out in silence."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from support.training_runs import Recorder, run, settings
 from bert.checkpoints.files import save_model, write_model
 from bert.checkpoints.read import find_checkpoint
 from bert.checkpoints.weights import LoadReport
-from bert.model.config import shape_from_words, shape_in_words
+from bert.model.config import shape_in_words
 from bert.model.encoder import BertEncoder
 from bert.model.heads import BertForPretraining
 from bert.tasks.base import DataIdentity
@@ -135,12 +134,3 @@ def test_another_shape_and_another_vocabulary_are_refused(tmp_path: Path) -> Non
     with refused("vocabulary-mismatch", "vocab.txt", "data"):
         find_weights(folder, other, print, "")
     assert len(PIECES) == SHAPE.vocab_size
-
-
-def test_a_shape_in_words_comes_back_and_nonsense_is_refused() -> None:
-    assert shape_from_words(shape_in_words(SHAPE)) == dataclasses.replace(SHAPE, vocab_size=30522)
-    for text in ("", "num_layers=2", "num_layers=x", "layers=2", shape_in_words(SHAPE).replace("hidden_size=16", "")):
-        with refused("option-value", "num_layers=12"):
-            shape_from_words(text)
-    with refused("option-value", "hidden_size=16", "num_heads=3"):
-        shape_from_words(shape_in_words(SHAPE).replace("num_heads=2", "num_heads=3"))

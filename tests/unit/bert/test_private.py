@@ -1,10 +1,9 @@
 """Names that PyTorch and DeepSpeed do not promise to keep: each does here what bert.private says."""
 
 import re
-import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -65,14 +64,6 @@ def test_the_scaler_asks_an_optimizer_that_looks_for_overflows_itself() -> None:
     scaler.step(optimizer)
     scaler.update()
     assert seen == [1.0] and scaler.get_scale() == 4.0
-
-
-def test_deepspeeds_shared_memory_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("deepspeed")
-    module.ops = SimpleNamespace(__compatible_ops__={"deepspeed_shm_comm": True})  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "deepspeed", module)
-    private.without_shared_memory()
-    assert module.ops.__compatible_ops__ == {"deepspeed_shm_comm": False}
 
 
 def test_the_installed_deepspeed_has_the_names_that_are_read() -> None:

@@ -17,7 +17,6 @@ from bert.observer import Observer, Observers, StepResult
 from bert.optim.lamb import Lamb
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw
-from bert.optim.schedule import Schedule
 from bert.parallel.single import SingleStrategy
 from bert.train.loop import (
     MAX_SKIPPED_IN_A_ROW,
@@ -194,44 +193,6 @@ def test_several_observers_nest_and_an_idle_one_is_never_entered() -> None:
         assert first.events == second.events == ["forward"]
     assert isinstance(both.phase("x"), AbstractContextManager)
     assert Observers([Idle()]).phase("a") is Observers([]).phase("b"), "nothing is made where nobody listens"
-
-
-def test_every_observer_hears_the_end_even_when_one_fails() -> None:
-    class Failing(Observer):
-        def run_end(self) -> None:
-            raise RuntimeError("disk full")
-
-    recorder = Recorder()
-    with pytest.raises(RuntimeError, match="disk full"):
-        Observers([recorder, Failing()]).run_end()
-    assert recorder.events == ["/run"]
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
-def test_skipped_steps_are_reported_and_neither_count_nor_move_the_learning_rate(optimizer: str) -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 1)
-    made: torch.optim.Optimizer
-    made = Lamb(model.parameters(), lr=1.0) if optimizer == "lamb" else torch.optim.AdamW(model.parameters(), lr=1.0)
-    schedule = Schedule(learning_rate=0.1, total_steps=10, warmup=0.5)
-    run = Training(
-        model=model,
-        optimizer=made,
-        compute_loss=squared_error,
-        batches=poisoned(1, 2),
-        strategy=SingleStrategy(),
-        precision=scaled("fp16", 1024.0),
-        learning_rate=schedule,
-        divergence=DivergenceWatch(),
-    )
-    recorder = Recorder()
-    train(run, recorder, lambda step: run.progress.applied_steps < 4)
-    assert [result.applied for result in recorder.results] == [True, False, False, True, True, True]
-    assert [result.learning_rate for result in recorder.results] == pytest.approx([0.02, 0.04, 0.04, 0.04, 0.06, 0.08])
-    assert (run.progress.applied_steps, run.progress.skipped_steps, run.progress.skipped_in_a_row) == (4, 2, 0)
-    if isinstance(made, Lamb):
-        assert made.steps == 4
-    assert run.precision.scaler is not None and run.precision.scaler.get_scale() == 256.0
 
 
 def test_saved_state_continues_bit_by_bit_across_an_overflow() -> None:

@@ -18,7 +18,7 @@ from bert.optim.schedule import PHASES
 from bert.train.base_run import LossLog
 from bert.train.checkpoint import read
 from bert.train.loop import DivergenceError
-from bert.train.settings import TrainSettings, phase_defaults, resolve_settings
+from bert.train.settings import phase_defaults, resolve_settings
 from common.errors import Code
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,17 +62,6 @@ def test_no_step_reads_lengths_from_the_mask(data: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr("bert.model.encoder.unpad", refuse)
     assert run(settings(data, eval_every=4), tmp_path, Recorder()).finished
     assert any(padded)
-
-
-def test_a_crashed_run_repeats_the_steps_since_its_checkpoint(data: Path, tmp_path: Path) -> None:
-    whole, crashed, resumed = Recorder(), Recorder(crash_after=5), Recorder()
-    run(settings(data), tmp_path / "whole", whole)
-    with pytest.raises(KeyboardInterrupt):
-        run(settings(data), tmp_path / "run", crashed)
-    run(settings(data), tmp_path / "run", resumed)
-    assert list(resumed.losses) == [3, 4, 5, 6, 7]
-    assert crashed.losses.items() <= whole.losses.items()
-    assert resumed.losses.items() <= whole.losses.items()
 
 
 def test_a_finished_run_is_not_trained_again_and_more_steps_go_on(data: Path, tmp_path: Path) -> None:
@@ -233,13 +222,6 @@ def test_parameters_that_are_no_numbers_are_never_saved(
 def test_settings_that_cannot_be_trained_are_refused(changes: dict[str, Any], code: Code, facts: list[str]) -> None:
     with refused(code, *facts):
         settings(**{"data": "synthetic", **changes})
-
-
-def test_settings_survive_json() -> None:
-    wanted = settings("synthetic", init="x")
-    assert TrainSettings.from_json(wanted.to_json()) == wanted
-    with refused("file-damaged", "--steps -1"):
-        TrainSettings.from_json({**wanted.to_json(), "steps": -1})
 
 
 @pytest.mark.parametrize("phase", [1, 2])
