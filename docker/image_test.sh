@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make image-test`: builds the CPU image on a machine without a container engine, and uses it.
+# Builds the CPU image on a machine without a container engine, and uses it.
 #
 # The base is a Debian made by debootstrap. build_image.sh and start_container.sh run unchanged, on a replacement for podman
 # that calls buildah (podman_by_buildah.sh). Needs root, buildah and debootstrap, about 15 GB and ten minutes.

@@ -19,7 +19,7 @@ cp -r docker/locks "$locks"
 
 compile() {
     uv pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes --no-annotate \
-        --custom-compile-command 'bash docker/lock.sh' "$@"
+        --custom-compile-command lock.sh "$@"
 }
 
 # The names in a lock, one per line.
