@@ -8,7 +8,7 @@ from analysis.render.tables import Plain
 from bench.cli.options import Printed
 from bench.cli.progress import show_stages, size_of
 from bench.cli.result import Result
-from bert.data.remote.sources import SOURCES, RemoteOptions, named, obtain
+from bert.data.sources import SOURCES, RemoteOptions, named, obtain
 from common.errors import UsageError
 from common.flags import Positional
 

@@ -1,8 +1,11 @@
 """One micro-batch: its tensors and what it counts for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from bert.model.packing import Unpadded, unpad
@@ -74,3 +77,18 @@ class Batch:
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
         changed = {name: change(tensor) for name, tensor in self.tensors.items()}
         return replace(self, tensors=changed, layout=None if self.layout is None else self.layout.map(change))
+
+
+def batch_of(arrays: Mapping[str, npt.NDArray[Any]], lengths: npt.NDArray[np.int64]) -> Batch:
+    """Return the batch of these arrays, whose rows have so many real tokens [B]."""
+    rows, columns = arrays["input_ids"].shape
+    return Batch(
+        {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()},
+        BatchCounts(
+            samples=rows,
+            real_tokens=int(lengths.sum()),
+            padded_tokens=rows * columns,
+            predicted_positions=len(arrays.get("masked_positions", ())),
+            squared_lengths=int(lengths @ lengths),
+        ),
+    )

@@ -7,7 +7,8 @@ exists is reused. Its vocabulary lies beside it as vocab.txt.
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -24,7 +25,6 @@ from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, casing_note, load_
 from common.atomic import atomic_path, remove_left_overs
 from common.errors import InputError, SchemaError, UsageError, read_code
 from common.locks import locked
-from common.reading import read_errors
 
 SUFFIX = ".safetensors"
 VERSION = 2
@@ -36,6 +36,7 @@ _HEADER = "bertbench features"
 _MOST_NAMES = 5
 
 Columns = Mapping[str, npt.NDArray[Any]]
+Make = Callable[[], tuple[Columns, Counts]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,12 +114,7 @@ class Summary:
 
 
 def make_features(
-    folder: Path,
-    settings: FeatureSettings,
-    source: Path,
-    content: str,
-    vocab: Path,
-    make: Callable[[], tuple[Columns, Counts]],
+    folder: Path, settings: FeatureSettings, source: Path, content: str, vocab: Path, make: Make
 ) -> tuple[Path, Counts, bool]:
     """Return a file of features, its counts, and whether it was finished before; else it is made.
 
@@ -142,23 +138,31 @@ def make_features(
     if path.is_file():
         return path, read_header(path).counts, True
     with locked(folder, "another preparation", "wait for it, or give another --output", wait=True):
-        kept = path.is_file()  # made by the other preparation
-        if not kept:
-            remove_left_overs(folder)
-            _keep_vocabulary(folder / VOCABULARY_FILE, vocab)
-            columns, counts = make()
-            header = Header(
-                version=VERSION,
-                kind=settings.kind,
-                settings=values,
-                fingerprint=fingerprint,
-                counts=counts,
-                source=str(source.resolve()),
-            )
-            with atomic_path(path) as temporary:
-                text = json.dumps(dataclasses.asdict(header), sort_keys=True)
-                write_columns(temporary, columns, {_HEADER: text})
-    return path, read_header(path).counts, kept
+        if path.is_file():  # made by the other preparation
+            return path, read_header(path).counts, True
+        remove_left_overs(folder)
+        _keep_vocabulary(folder / VOCABULARY_FILE, vocab)
+        columns, counts = make()
+        header = Header(
+            version=VERSION,
+            kind=settings.kind,
+            settings=values,
+            fingerprint=fingerprint,
+            counts=counts,
+            source=str(source.resolve()),
+        )
+        with atomic_path(path) as temporary:
+            write_columns(temporary, columns, {_HEADER: json.dumps(dataclasses.asdict(header), sort_keys=True)})
+    return path, counts, False
+
+
+def _keep_vocabulary(place: Path, vocab: Path) -> None:
+    content = vocab.read_bytes()
+    if not place.exists():
+        with atomic_path(place) as temporary:
+            temporary.write_bytes(content)
+    elif place.read_bytes() != content:
+        raise InputError("folder-occupied", f"{place} is another vocabulary than {vocab}: give another --output")
 
 
 def prepare_features(
@@ -168,7 +172,7 @@ def prepare_features(
     content: str,
     vocab: Path,
     vocabulary: Vocabulary,
-    make: Callable[[], tuple[Columns, Counts]],
+    make: Make,
 ) -> Summary:
     """Make a file of features, unless it is finished, and sum up; arguments as `make_features` has them."""
     began = time.monotonic()
@@ -199,19 +203,6 @@ def write_columns(path: Path, columns: Columns, metadata: dict[str, str] | None 
     path.write_bytes(save({name: np.ascontiguousarray(column) for name, column in columns.items()}, metadata))
 
 
-def _keep_vocabulary(place: Path, vocab: Path) -> None:
-    with read_errors(vocab, "restore it"):
-        content = vocab.read_bytes()
-    if not place.exists():
-        with atomic_path(place) as temporary:
-            temporary.write_bytes(content)
-    elif place.read_bytes() != content:
-        raise InputError(
-            "folder-occupied",
-            f"{place} is another vocabulary than {vocab}: give another --output, or remove that folder",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class FeatureFile:
     """A file of features, read."""
@@ -223,6 +214,11 @@ class FeatureFile:
     def ragged(self, name: str) -> Ragged:
         """Return a column of rows of different lengths."""
         return Ragged(self.columns[f"{name}.values"], self.columns[f"{name}.offsets"])
+
+
+def features_in(folder: Path, kind: str) -> list[Path]:
+    """Return the files of a kind in a folder, by name."""
+    return sorted(folder.glob(f"{kind}-*{SUFFIX}"))
 
 
 def find_features(path: Path, *kinds: str) -> Path:
@@ -239,18 +235,13 @@ def find_features(path: Path, *kinds: str) -> Path:
         files = features_in(path, kind)
         if len(files) > 1:
             choice = "one of them, or --task" if "*" in kind else "one of them"
-            names = ", ".join(file.name for file in files[:_MOST_NAMES]) + ", ..." * (len(files) > _MOST_NAMES)
+            names = ", ".join(file.name for file in files[:_MOST_NAMES])
             raise InputError("data-ambiguous", f"{path} holds {len(files)} files of {kind}: give {choice}: {names}")
         if files:
             return files[0]
     if not path.is_file():
         raise InputError("data-unprepared", f"{path} holds no {' or '.join(kinds)} features: {_remedy(kinds)}")
     return path
-
-
-def features_in(folder: Path, kind: str) -> list[Path]:
-    """Return the files of a kind in a folder, by name."""
-    return sorted(folder.glob(f"{kind}-*{SUFFIX}"))
 
 
 def read_features(path: Path, *kinds: str) -> FeatureFile:
@@ -260,59 +251,52 @@ def read_features(path: Path, *kinds: str) -> FeatureFile:
         InputError: there is none, it is damaged, or of another kind.
         SchemaError: another version wrote it.
     """
-    file = find_features(path, *kinds)
-    try:
-        header = _header(file, kinds)
-        with safe_open(file, "numpy") as opened:
-            columns = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise _damaged(file, error, kinds) from error
+    place = find_features(path, *kinds)
+    with _opened(place, *kinds) as (file, header):
+        columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if not any(fnmatch(f"{header.kind}-", f"{kind}-*") for kind in kinds):
         raise InputError(
-            "data-mismatch", f"{file} holds {header.kind} features, not {' or '.join(kinds)}: {_remedy(kinds)}"
+            "data-mismatch", f"{place} holds {header.kind} features, not {' or '.join(kinds)}: {_remedy(kinds)}"
         )
-    return FeatureFile(file, header, columns)
+    return FeatureFile(place, header, columns)
 
 
 def read_header(path: Path) -> Header:
     """Return what a file of features says about itself; raises as `read_features` does."""
+    with _opened(path) as (_, header):
+        return header
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return the header of a features file and the types and sizes of its columns; raises as `read_features` does."""
+    with _opened(path) as (file, header):
+        slices = {name: file.get_slice(name) for name in sorted(file.keys())}
+        columns = {name: f"{one.get_dtype()} {one.get_shape()}" for name, one in slices.items()}
+    return {"file": str(path), **dataclasses.asdict(header), "counts": header.counts.numbers, "columns": columns}
+
+
+@contextmanager
+def _opened(path: Path, *kinds: str) -> Iterator[tuple[Any, Header]]:
     try:
-        return _header(path, ())
+        with safe_open(path, "numpy") as file:
+            text = (file.metadata() or {}).get(_HEADER)
+            if text is None:
+                raise InputError("file-format", f"{path} holds no features: {_remedy(kinds)}")
+            content = json.loads(text)
+            if content["version"] != VERSION:
+                raise SchemaError(
+                    "record-version",
+                    f"{path} has version {content['version']}, this bertbench reads {VERSION}: {_remedy(kinds)}",
+                )
+            yield file, Header(**{**content, "counts": Counts(**content["counts"])})
     except (SafetensorError, OSError) as error:
-        raise _damaged(path, error, ()) from error
-
-
-def _header(path: Path, kinds: Sequence[str]) -> Header:
-    with safe_open(path, "numpy") as opened:
-        text = (opened.metadata() or {}).get(_HEADER)
-    if text is None:
-        raise InputError("file-format", f"{path} holds no features: {_remedy(kinds)}")
-    content = json.loads(text)
-    if content["version"] != VERSION:
-        raise SchemaError(
-            "record-version",
-            f"{path} has version {content['version']}, this bertbench reads {VERSION}: {_remedy(kinds)}",
-        )
-    return Header(**{**content, "counts": Counts(**content["counts"])})
-
-
-def _damaged(path: Path, error: Exception, kinds: Sequence[str]) -> InputError:
-    code = read_code(error) if isinstance(error, OSError) else "file-damaged"
-    return InputError(code, f"{path} holds no whole features ({error}): {_remedy(kinds)}")
+        code = read_code(error) if isinstance(error, OSError) else "file-damaged"
+        raise InputError(code, f"{path} holds no whole features ({error}): {_remedy(kinds)}") from error
 
 
 def _remedy(kinds: Sequence[str]) -> str:
     task = kinds[0].partition("-")[0] if kinds else "TASK"
     return f"create them with `bertbench data {task} --input INPUT --vocab VOCAB.txt`"
-
-
-def describe(path: Path) -> dict[str, Any]:
-    """Return the header of a features file and the types and sizes of its columns; raises as `read_features` does."""
-    header = dataclasses.asdict(read_header(path))
-    with safe_open(path, "numpy") as opened:
-        slices = {name: opened.get_slice(name) for name in sorted(opened.keys())}
-        columns = {name: f"{one.get_dtype()} {one.get_shape()}" for name, one in slices.items()}
-    return {"file": str(path), **header, "counts": header["counts"]["numbers"], "columns": columns}
 
 
 def made_of(path: Path, kind: str) -> Path | None:
@@ -322,15 +306,9 @@ def made_of(path: Path, kind: str) -> Path | None:
 
 
 def vocabulary_of(path: Path, settings: FeatureSettings, given: Path | None = None) -> Vocabulary:
-    """Return the vocabulary that features were made with: the one beside them, or the one `given`.
+    """Return the vocabulary that a file or folder of features was made with: the one beside them, or the one `given`.
 
-    Args:
-        path: the file or folder of the features.
-        settings: of the features there.
-        given: a vocab.txt to take instead.
-
-    Raises:
-        InputError: there is none, or it is another one.
+    Raises InputError: there is none, or it is another one.
     """
     place = given or (path if path.is_dir() else path.parent) / VOCABULARY_FILE
     vocabulary = load_vocabulary(place, settings.lower_case)
@@ -354,15 +332,11 @@ def check_inputs(inputs: Sequence[Path], split: str | None, what: str) -> None:
 
 def split_by_name(path: Path, splits: Mapping[str, Sequence[str]]) -> str:
     """Return what a file is for by its name; `splits` are the words that tell each of them."""
-    name = path.name.lower()
-    found = [split for split, words in splits.items() if any(word in name for word in words)]
-    if len(found) == 1:
-        return found[0]
+    matches = [split for split, words in splits.items() if any(word in path.name.lower() for word in words)]
+    if len(matches) == 1:
+        return matches[0]
     options = " or ".join(f"--split {split}" for split in splits)
-    raise UsageError(
-        "option-missing",
-        f"the name {path.name} says {' and '.join(found) or 'nothing'} about the split: give {options}",
-    )
+    raise UsageError("option-missing", f"the name {path.name} does not tell the split: give {options}")
 
 
 def vocabulary_notes(vocabulary: Vocabulary, counts: Counts | None = None) -> list[str]:

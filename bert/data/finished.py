@@ -10,8 +10,9 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from bert.data.pool import Progress, Workers
 from common.atomic import atomic_path, remove_left_overs, storage_errors, write_json
@@ -113,16 +114,16 @@ class Stage:
             path.mkdir(parents=True, exist_ok=True)
             others = [file.name for file in sorted(path.iterdir()) if not file.name.startswith(".")]
         remedy = "give another folder, or remove that one"
-        if known and known.get("fingerprint") != self.fingerprint:
+        if not known:
+            if others:
+                raise InputError("folder-occupied", f"{path} holds files of others ({others[0]}): {remedy}")
+            self._write({})
+        elif known.get("fingerprint") != self.fingerprint:
             before = known.get("made_from", {})
             differ = [
                 f"{key} {before.get(key)}, now {now}" for key, now in self._from.items() if before.get(key) != now
             ]
             raise InputError("folder-occupied", f"{path} was made from {'; '.join(differ)}: {remedy}")
-        if not known:
-            if others:
-                raise InputError("folder-occupied", f"{path} holds files of others ({others[0]}): {remedy}")
-            self._write({})
         remove_left_overs(path)
 
     def finished(self) -> Finished | None:
@@ -131,9 +132,7 @@ class Stage:
         files = tuple(self.path / name for name in known.get("files", ()))
         if not files or not all(file.is_file() for file in files):
             return None
-        counts = Counts()
-        counts.merge(known["counts"])
-        return Finished(self.path, files, self.fingerprint, counts)
+        return Finished(self.path, files, self.fingerprint, Counts(**known["counts"]))
 
     def is_done(self, name: str) -> bool:
         """Return whether a file of this name is whole."""
@@ -155,17 +154,17 @@ class Stage:
         names: list[str] = []
         done = 0
 
-        def missing() -> Iterator[_Job]:
+        def missing() -> Iterator[Unit]:
             nonlocal done
             for unit in units:
                 names.append(unit.name)
                 if self.is_done(unit.name):
                     done += unit.size
                 else:
-                    yield _Job(write, unit, self.path / unit.name)
+                    yield unit
 
         progress(self.name, 0, total)
-        for size in workers.map(_make, missing()):
+        for size in workers.map(partial(_make, write, self.path), missing()):
             done += size
             progress(self.name, min(done, total), total)
         progress(self.name, total, total)
@@ -195,15 +194,9 @@ class Stage:
         write_json(self.path / MANIFEST_FILE, manifest)
 
 
-class _Job(NamedTuple):
-    write: Write
-    unit: Unit
-    path: Path
-
-
-def _make(job: _Job) -> int:
-    make_file(job.path, lambda temporary: job.write(job.unit, temporary))
-    return job.unit.size
+def _make(write: Write, folder: Path, unit: Unit) -> int:
+    make_file(folder / unit.name, partial(write, unit))
+    return unit.size
 
 
 def make_file(path: Path, write: Callable[[Path], Counts]) -> None:

@@ -42,16 +42,15 @@ _DOC_STRIDE, _MAX_QUERY = 128, 64
 
 
 def full(rng: np.random.Generator, count: int, seq_len: int) -> Lengths:
-    """Every sequence is full: no padding at all."""
+    """No padding at all."""
     return np.full(count, seq_len, dtype=np.int64)
 
 
 def phase1(rng: np.random.Generator, count: int, seq_len: int) -> Lengths:
-    """A tenth of the sequences have a target that is uniform on 2 .. L-3, the others L-3; plus 3 special tokens.
+    """A tenth uniform on 5 .. L, the others L, as google-research/bert's create_pretraining_data.py draws its targets.
 
-    The rule of google-research/bert's create_pretraining_data.py, as if each sequence drew its own target: the original
-    draws one per document, and the short last chunk of each document comes on top, so real shards have more padding.
-    Mean 0.9 L + 0.1 (L + 5) / 2. `synthetic:<folder>` draws the lengths of real shards.
+    The original draws one target per document, and the short last chunk of each document comes on top, so real shards
+    have more padding. Mean 0.9 L + 0.1 (L + 5) / 2.
     """
     short = rng.random(count) < 0.1
     return np.where(short, uniform(rng, count, seq_len), seq_len)
@@ -74,11 +73,9 @@ def mean254(rng: np.random.Generator, count: int, seq_len: int) -> Lengths:
 def squad(rng: np.random.Generator, count: int, seq_len: int) -> Lengths:
     """Windows of SQuAD's questions at doc_stride 128 and max_query_length 64, for any L.
 
-    500 contexts and 20 questions at evenly spaced quantiles of those of dev-v1.1.json (uncased, the table above), each
-    pair cut into windows by the published rule. At L = 384 this gives 1.026 windows per question of mean length 178.9
-    (root mean square 191.9), 2.6 % of them full; the dev set itself has 1.025 (10,833 windows), 178.5 (191.2) and
-    2.4 %. At L = 128, 256 and 512 mean and root mean square agree within 0.5 %, too. The lengths are evenly spaced
-    quantiles in random order.
+    500 contexts and 20 questions at evenly spaced quantiles of those of dev-v1.1.json, each pair cut into windows by
+    the published rule; of their lengths evenly spaced quantiles in random order. Mean and root mean square agree with
+    those of the dev set within 0.5 %: at L = 384 178.9 and 191.9, 2.6 % of the windows are full.
     """
     ends = np.cumsum(squad_windows(seq_len))
     places = (np.arange(count) + 0.5) / count * ends[-1]
@@ -86,19 +83,15 @@ def squad(rng: np.random.Generator, count: int, seq_len: int) -> Lengths:
 
 
 def glue(rng: np.random.Generator, count: int, seq_len: int) -> Lengths:
-    """Pairs of sentences: uniform draws through the quantiles of STS-B's training pairs (the table above), cut at L.
-
-    Mean 28.0 (root mean square 31.6) at L = 128; the pairs themselves have 27.8 (31.3).
-    """
-    percents, tokens = zip(*_PAIR_TOKENS, strict=True)
-    found: Lengths = np.rint(np.interp(rng.random(count) * 100, percents, tokens)).astype(np.int64)
-    return np.minimum(found, seq_len)
+    """Pairs of sentences, drawn through the quantiles of STS-B's training pairs and cut at L; mean 28.0 at L = 128."""
+    return np.minimum(_at(_PAIR_TOKENS, rng.random(count)), seq_len)
 
 
 def squad_windows(seq_len: int) -> Lengths:
     """Return how many windows of n tokens each the distribution `squad` has [seq_len + 1]."""
-    questions = np.minimum(_at_quantiles(_QUESTION_PIECES, _QUESTIONS), min(_MAX_QUERY, seq_len - 4))
-    contexts = _at_quantiles(_CONTEXT_PIECES, _CONTEXTS)[:, None]
+    questions = _at(_QUESTION_PIECES, (np.arange(_QUESTIONS) + 0.5) / _QUESTIONS)
+    questions = np.minimum(questions, min(_MAX_QUERY, seq_len - 4))
+    contexts = _at(_CONTEXT_PIECES, (np.arange(_CONTEXTS) + 0.5) / _CONTEXTS)[:, None]
     room = seq_len - questions - 3
     step = np.minimum(room, _DOC_STRIDE)
     full_ones = np.maximum(0, -(-(contexts - room) // step))
@@ -108,19 +101,14 @@ def squad_windows(seq_len: int) -> Lengths:
     return windows.astype(np.int64)
 
 
-def _at_quantiles(table: tuple[tuple[float, int], ...], count: int) -> Lengths:
-    percents, pieces = zip(*table, strict=True)
-    found: Lengths = np.rint(np.interp((np.arange(count) + 0.5) / count * 100, percents, pieces)).astype(np.int64)
-    return found
+def _at(table: tuple[tuple[float, int], ...], shares: npt.NDArray[np.float64]) -> Lengths:
+    percents, tokens = zip(*table, strict=True)
+    lengths: Lengths = np.rint(np.interp(shares * 100, percents, tokens)).astype(np.int64)
+    return lengths
 
 
 DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int, int], Lengths]] = {
-    "full": full,
-    "phase1": phase1,
-    "uniform": uniform,
-    "mean254": mean254,
-    "squad": squad,
-    "glue": glue,
+    draw.__name__: draw for draw in (full, phase1, uniform, mean254, squad, glue)
 }
 
 

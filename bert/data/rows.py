@@ -12,9 +12,6 @@ from common.errors import InputError
 Int64 = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
-# What a batch has of its own.
-_TAKEN = ("input_ids", "attention_mask", "token_type_ids", "labels")
-
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
@@ -78,8 +75,7 @@ class TokenRows:
     """N rows: [CLS] text [SEP], or [CLS] text [SEP] second text [SEP].
 
     Raises:
-        InputError: columns of different lengths, a row that is empty or longer than max_seq_length, or a label of
-            another kind.
+        InputError: columns of different lengths, or a row that is empty or longer than max_seq_length.
     """
 
     ids: Ragged
@@ -102,22 +98,12 @@ class TokenRows:
 
     def __post_init__(self) -> None:
         """Refuse invalid rows."""
-        count = len(self.ids)
-        sizes = {"second": len(self.second), **{name: len(column) for name, column in self.columns.items()}}
-        sizes |= {"labels": len(self.labels)} if self.has_labels else {}
-        wrong = [f"{name} {size:,}" for name, size in sizes.items() if size != count]
+        columns = {"second": self.second, **self.columns, **({"labels": self.labels} if self.has_labels else {})}
+        wrong = [f"{name} {len(column):,}" for name, column in columns.items() if len(column) != len(self)]
         if wrong:
-            raise InputError(
-                "rows-invalid",
-                f"{count:,} rows have columns of different lengths ({', '.join(wrong)}): create them again",
-            )
-        taken = sorted(self.columns.keys() & set(_TAKEN))
-        if taken:
-            raise InputError("rows-invalid", f"extra columns cannot be named {', '.join(taken)}: use other names")
-        if self.labels.dtype not in (np.int64, np.float32):
-            raise InputError("labels-invalid", f"labels must be int64 or float32, not {self.labels.dtype}")
+            raise InputError("rows-invalid", f"{len(self):,} rows have columns of other lengths: {', '.join(wrong)}")
         lengths = self.lengths
-        if count and not 1 <= lengths.min() <= lengths.max() <= self.max_seq_length:
+        if len(self) and not 1 <= lengths.min() <= lengths.max() <= self.max_seq_length:
             raise InputError(
                 "rows-invalid",
                 f"rows have {lengths.min()} to {lengths.max()} tokens, not 1 to {self.max_seq_length}: remake them",

@@ -11,7 +11,8 @@ from typing import Any
 
 from bert.data.tokenizer import Tokenizer
 from common.atomic import write_text
-from common.errors import InputError, UsageError, read_code
+from common.errors import InputError, UsageError
+from common.reading import read_errors
 
 VOCABULARY_FILE = "vocab.txt"
 """Name of a vocabulary beside the data or the weights that were made with it."""
@@ -25,8 +26,6 @@ MOST_BYTES = 64 * 2**20
 _REMEDY = "give a BERT vocab.txt, one piece per line"
 MOST_CASED = 0.05
 """Share of pieces with capitals from which on a vocabulary is taken for a cased one; BERT's have 0 and 40 %."""
-SMALLEST_VOCABULARY = 64
-"""Fewest pieces that can be asked for."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,9 @@ class Vocabulary:
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """Return the ids of each sentence, without special pieces, as lists; `tokenizer` gives arrays."""
-        found = self.tokenizer.encode(sentences)
-        ids = found.values.tolist()
-        return [ids[begin:end] for begin, end in pairwise(found.offsets.tolist())]
+        rows = self.tokenizer.encode(sentences)
+        ids = rows.values.tolist()
+        return [ids[begin:end] for begin, end in pairwise(rows.offsets.tolist())]
 
     def save(self, path: Path) -> None:
         """Write one piece per line. Raises StorageError."""
@@ -100,55 +99,21 @@ def load_vocabulary(path: Path, lower_case: bool) -> Vocabulary:
     Raises:
         InputError: the file cannot be read, is not UTF-8 or not a vocabulary, repeats a piece, or lacks a special one.
     """
-    try:
+    with read_errors(path, _REMEDY):
         if path.stat().st_size > MOST_BYTES:
-            raise InputError(
-                "file-limit", f"{path} has {path.stat().st_size} bytes, too many for a vocabulary: {_REMEDY}"
-            )
+            raise InputError("file-limit", f"{path} is too large for a vocabulary: {_REMEDY}")
         text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(read_code(error), f"cannot read the vocabulary {path}: {error.strerror}; {_REMEDY}") from error
-    except UnicodeDecodeError as error:
-        raise InputError("file-encoding", f"the vocabulary {path} is not UTF-8 text: {_REMEDY}") from error
     # Only "\n" ends a line: pieces such as U+2028 are line breaks to str.splitlines.
-    pieces = text.removesuffix("\n").split("\n")
-    if "\r" in text:
-        pieces = [line.removesuffix("\r") for line in pieces]
-    different = set(pieces)
-    if not different.intersection(SPECIAL_PIECES):
-        kind = "JSON" if text.lstrip()[:1] in ("{", "[") else "another file"
-        raise InputError(
-            "vocabulary-mismatch",
-            f"{path} is not a vocabulary but {kind}: none of its {len(pieces)} lines is one of "
-            f"{' '.join(SPECIAL_PIECES)}; {_REMEDY}",
-        )
-    if len(different) < len(pieces) or "" in different:
-        _refuse_lines(path, pieces)
-    missing = [piece for piece in SPECIAL_PIECES if piece not in different]
+    pieces = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    missing = [piece for piece in SPECIAL_PIECES if piece not in pieces]
     if missing:
-        raise InputError(
-            "vocabulary-mismatch",
-            f"the vocabulary {path} lacks {' '.join(missing)}: BERT needs all of {' '.join(SPECIAL_PIECES)}; {_REMEDY}",
-        )
-    return Vocabulary(tuple(pieces), lower_case)
-
-
-def _refuse_lines(path: Path, pieces: Sequence[str]) -> None:
-    """Raise InputError for the first line that is empty or repeats another."""
-    seen: dict[str, int] = {}
+        raise InputError("vocabulary-mismatch", f"{path} is no vocabulary: it lacks {' '.join(missing)}; {_REMEDY}")
+    counts = Counter(pieces)
     for number, piece in enumerate(pieces, start=1):
-        if not piece:
-            raise InputError(
-                "vocabulary-mismatch",
-                f"the vocabulary {path} has an empty line {number}: each line must hold one piece",
-            )
-        if piece in seen:
-            raise InputError(
-                "vocabulary-mismatch",
-                f"the vocabulary {path} has {piece!r} twice (lines {seen[piece]} and {number}): "
-                "each piece needs one id",
-            )
-        seen[piece] = number
+        if not piece or counts[piece] > 1:
+            problem = f"has {piece!r} twice" if piece else "is empty"
+            raise InputError("vocabulary-mismatch", f"line {number} of {path} {problem}: each piece needs one line")
+    return Vocabulary(tuple(pieces), lower_case)
 
 
 def either_fingerprint(path: Path) -> set[str]:
@@ -176,26 +141,19 @@ def casing_note(vocabulary: Vocabulary) -> str | None:
 
 def sample_lines(paths: Sequence[Path], most_bytes: int) -> list[str]:
     """Return every k-th line of files of sentence text, at most `most_bytes` of them; empty ones are left out."""
-    found: list[str] = []
+    sample: list[str] = []
     number = taken = 0
-    try:
-        step = max(1, -(-sum(path.stat().st_size for path in paths) // most_bytes))
-        for path in paths:
-            with path.open("rb") as lines:
-                for line in lines:
-                    if line == b"\n":
-                        continue
-                    if number % step == 0 and taken + len(line) <= most_bytes:
-                        found.append(line.decode("utf-8").removesuffix("\n"))
-                        taken += len(line)
-                    number += 1
-    except OSError as error:
-        raise InputError(
-            read_code(error), f"cannot read {error.filename}: {error.strerror}; run the previous stage again"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise InputError("file-encoding", f"{path} is not UTF-8 text: run the previous stage again") from error
-    return found
+    step = max(1, -(-sum(path.stat().st_size for path in paths) // most_bytes))
+    for path in paths:
+        with read_errors(path, "run the previous stage again"), path.open("rb") as lines:
+            for line in lines:
+                if line == b"\n":
+                    continue
+                if number % step == 0 and taken + len(line) <= most_bytes:
+                    sample.append(line.decode("utf-8").removesuffix("\n"))
+                    taken += len(line)
+                number += 1
+    return sample
 
 
 def train_vocabulary(sentences: Sequence[str], size: int, lower_case: bool) -> Vocabulary:
@@ -206,18 +164,14 @@ def train_vocabulary(sentences: Sequence[str], size: int, lower_case: bool) -> V
     """
     from tokenizers import Tokenizer, models, trainers
 
-    if size < SMALLEST_VOCABULARY:
-        raise UsageError("option-value", f"a vocabulary of {size} pieces is too small: ask for {SMALLEST_VOCABULARY}")
     tokenizer = _with_bert_rules(Tokenizer(models.WordPiece(unk_token="[UNK]")), lower_case)  # noqa: S106
     alphabet, inner = _alphabet(tokenizer, sentences)
     if not alphabet:
         raise InputError("data-missing", "cannot train a vocabulary on empty text: give a folder with text")
     fixed = [*SPECIAL_PIECES, *(f"##{character}" for character in inner)]
     if size < len(fixed) + len(alphabet):
-        raise UsageError(
-            "option-value",
-            f"a vocabulary of {size} pieces is too small for this text: ask for {len(fixed) + len(alphabet)} or more",
-        )
+        least = len(fixed) + len(alphabet)
+        raise UsageError("option-value", f"a vocabulary of {size} pieces is too small for this text: ask for {least}")
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
@@ -251,10 +205,6 @@ def _alphabet(tokenizer: Any, sentences: Iterable[str]) -> tuple[list[str], list
                 normal[part] += count
     kept = sorted(sorted(normal, key=lambda part: (-normal[part], part))[:MOST_CHARACTERS])
     # Punctuation and CJK characters are words of their own and never continue one.
-    inner = [part for part in kept if len(tokenizer.pre_tokenizer.pre_tokenize_str(_joined(tokenizer, part))) == 1]
+    words = {part: tokenizer.normalizer.normalize_str(f"a{part}") for part in kept}
+    inner = [part for part, word in words.items() if len(tokenizer.pre_tokenizer.pre_tokenize_str(word)) == 1]
     return kept, inner
-
-
-def _joined(tokenizer: Any, character: str) -> str:
-    text: str = tokenizer.normalizer.normalize_str(f"a{character}")
-    return text

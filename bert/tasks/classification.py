@@ -3,10 +3,8 @@
 Imports torch where a task trains.
 """
 
-import sys
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.batches import RowBatches, check_rows, lengths_fingerprint
 from bert.data.lengths import (
     PADDINGS,
     SYNTHETIC,
@@ -23,8 +22,7 @@ from bert.data.lengths import (
     is_synthetic,
     lengths_folder,
 )
-from bert.data.loading.batches import RowBatches, check_rows, lengths_fingerprint
-from bert.data.loading.order import spread
+from bert.data.order import spread
 from bert.data.rows import Labels, TokenRows
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.model.step import Pass, Step, classifier, pooler
@@ -236,7 +234,6 @@ class ClassificationTask(RowData):
             )
 
     def _lengths_like(self, path: Path, spec: DataSpec, pool_size: int) -> "Slots":
-        # Only lengths are taken from them: their vocabulary may be any.
-        real = replace(spec, data=str(path), vocab_size=sys.maxsize)
-        rows = self.rows(path, TRAINING, spec.seq_len)
-        return [(lengths, spec.seq_len) for lengths in RowBatches(real, rows).lengths_of_batches(pool_size)]
+        from bert.data.synthetic import like_rows
+
+        return like_rows(self.rows(path, TRAINING, spec.seq_len), spec, pool_size)

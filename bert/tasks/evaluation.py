@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bert.data.loading.batches import evaluation_rows
+from bert.data.batches import evaluation_rows
 from bert.data.rows import Int64, Labels, TokenRows
 from bert.optim.precision import Precision
 from bert.tasks.base import DataSpec, Evaluation, Ready

@@ -188,19 +188,6 @@ def test_the_source_is_known_while_it_is_there(case: Case) -> None:
     assert made_of(path, case.task) is None and read_features(path, case.kind).columns
 
 
-def test_finished_features_are_kept_in_a_folder_that_cannot_be_written(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(*_: object, **__: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    first = case.make()
-    monkeypatch.setattr("secrets.token_hex", failing)
-    assert case.make().features == first.features
-    with refused("write-failed", case.output):
-        case.make(max_seq_length=100)
-
-
 def test_what_a_killed_call_left_is_removed_by_the_next_one_and_nothing_else(case: Case) -> None:
     case.make()
     before = {path.name for path in case.output.iterdir()}
@@ -223,13 +210,6 @@ def test_every_option_that_changes_the_content_changes_the_name(case: Case) -> N
     assert len(names) == len(changes) + 1
     assert all(name.startswith(f"{case.task}-") for name in names)
     assert len(features_in(case.output, case.task)) >= len(names)
-
-
-def test_other_programs_read_the_file(case: Case) -> None:
-    path = case.file()
-    ours, theirs = read_features(path, case.kind).columns, load_file(path)
-    assert ours.keys() == theirs.keys() and theirs
-    assert all(column.tolist() == theirs[name].tolist() for name, column in ours.items())
 
 
 def test_a_group_is_named_where_there_are_several(tmp_path: Path) -> None:

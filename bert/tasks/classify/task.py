@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.lengths import is_synthetic
-from bert.data.loading.order import spread
+from bert.data.order import spread
 from bert.data.rows import Int64, Labels, TokenRows
 from bert.tasks.base import DataSource, DataSpec, Evaluation, EvaluationSpec, TaskOption, Trained
 from bert.tasks.classification import EVALUATION, TRAINING, ClassificationTask

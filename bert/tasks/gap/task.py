@@ -15,7 +15,7 @@ import numpy.typing as npt
 from bert.data.features import features_in
 from bert.data.finished import fingerprint_of
 from bert.data.lengths import Lengths, is_synthetic
-from bert.data.loading.order import spread
+from bert.data.order import spread
 from bert.data.rows import Int64, Labels, Ragged, TokenRows, join_offsets
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Step, classifier, pooler

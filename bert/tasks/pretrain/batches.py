@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.loading.batches import Batches
-from bert.data.loading.order import spread
+from bert.data.batches import Batches
+from bert.data.order import spread
 from bert.tasks.base import DataSpec, Evaluation
 from bert.tasks.pretrain.instances import Instances
 from bert.tasks.pretrain.shards import ShardFolder, check_length, folder_info, open_test_shards, read_shard
@@ -92,8 +92,7 @@ class Hdf5Batches(Batches):
     def __init__(self, spec: DataSpec, split: str = "training") -> None:
         self.info = folder_info(Path(spec.data), split, spec.seq_len)
         check_length(self.info, spec.seq_len)
-        counts = np.array(self.info.counts, dtype=np.int64)[:, None]
-        super().__init__(spec, counts, self.info.fingerprint, self.info.path)
+        super().__init__(spec, np.array(self.info.counts), self.info.fingerprint, self.info.path)
         self._shards = ShardReader(self.info, spec.vocab_size)
         self._looked_at = 0, 0
 
@@ -107,23 +106,22 @@ class Hdf5Batches(Batches):
             self._shards.close()
 
     def _batch(self, number: int) -> "Batch":
-        which, start, parts = self._part(number)
-        batch = to_batch([(self._shards.read(shard).result(), rows) for shard, rows in parts])
-        self._read_ahead(which, start + self._order.global_batch)
+        batch = to_batch([(self._shards.read(shard).result(), rows) for shard, rows in self._part(number)])
+        self._read_ahead(self._begin(number + 1))
         return batch
 
-    def _lengths(self, shard: int, which: int, rows: Int64) -> Int64:
+    def _lengths(self, shard: int, rows: Int64) -> Int64:
         lengths: Int64 = self._shards.read(shard).result().input_mask[rows].sum(axis=1, dtype=np.int64)
         return lengths
 
-    def _read_ahead(self, which: int, start: int) -> None:
+    def _read_ahead(self, start: int) -> None:
         """Have the shard read that holds the first sample of this rank's next batch, and the one after."""
         begin, end = self._looked_at
         if not begin <= start < end:
-            shard, begin, end = self._order.piece(which, start)
+            shard, begin, end = self._order.piece(start)
             self._looked_at = begin, end
             self._shards.read(shard)
-            self._shards.read(self._order.piece(which, end)[0])
+            self._shards.read(self._order.piece(end)[0])
 
 
 class TestShards:
@@ -200,9 +198,7 @@ def _loss_and_right(logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Te
 
 def to_batch(parts: Sequence[tuple[Instances, Int64]]) -> "Batch":
     """Return the batch of rows of one or several shards, tensors and counts as bert.data.batch documents them."""
-    import torch
-
-    from bert.data.batch import Batch, BatchCounts
+    from bert.data.batch import batch_of
 
     columns = {
         field.name: np.concatenate([getattr(shard, field.name).take(rows, axis=0) for shard, rows in parts])
@@ -214,7 +210,6 @@ def to_batch(parts: Sequence[tuple[Instances, Int64]]) -> "Batch":
     used = columns["masked_lm_positions"] != 0
     np.logical_and.accumulate(used, axis=1, out=used)
     positions = (np.arange(0, samples * seq_len, seq_len)[:, None] + columns["masked_lm_positions"])[used]
-    lengths = mask.sum(axis=1)
     arrays = {
         "input_ids": columns["input_ids"].astype(np.int64),
         "attention_mask": mask,
@@ -223,13 +218,4 @@ def to_batch(parts: Sequence[tuple[Instances, Int64]]) -> "Batch":
         "masked_labels": columns["masked_lm_ids"][used].astype(np.int64),
         "next_sentence_labels": columns["next_sentence_labels"].astype(np.int64),
     }
-    return Batch(
-        {name: torch.from_numpy(array) for name, array in arrays.items()},
-        BatchCounts(
-            samples=samples,
-            real_tokens=int(lengths.sum()),
-            padded_tokens=samples * seq_len,
-            predicted_positions=len(positions),
-            squared_lengths=int(lengths @ lengths),
-        ),
-    )
+    return batch_of(arrays, mask.sum(axis=1))

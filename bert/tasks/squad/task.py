@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.batches import RowBatches
 from bert.data.features import find_features, vocabulary_of
 from bert.data.lengths import is_synthetic
-from bert.data.loading.batches import RowBatches
-from bert.data.loading.order import spread
+from bert.data.order import spread
 from bert.data.rows import Int64, TokenRows
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Pass, Step

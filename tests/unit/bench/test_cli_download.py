@@ -14,7 +14,7 @@ from support.refusals import refused
 from test_obtain import LARGE, ROOT, SMALL, add_dump
 
 from bench.cli.dispatch import call
-from bert.data.remote.sources import SOURCES, RemoteOptions, obtain
+from bert.data.sources import SOURCES, RemoteOptions, obtain
 from common.errors import Code
 
 pytestmark = pytest.mark.usefixtures("no_remote_variables")

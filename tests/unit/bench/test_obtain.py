@@ -4,16 +4,15 @@ import base64
 import hashlib
 import json
 import random
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.file_server import Fault, Site
+from support.file_server import Site
 from support.refusals import refused
 
-from bert.data.remote import download
-from bert.data.remote.sources import SOURCES, RemoteOptions, obtain
+from bert.data import download
+from bert.data.sources import SOURCES, RemoteOptions, obtain
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -104,17 +103,6 @@ def test_latest_stays_the_dump_that_was_begun_and_a_finished_one_needs_no_networ
         wikipedia(site, tmp_path, language="de")
 
 
-def test_a_wrong_file_on_the_server_is_refused_and_the_next_call_continues(site: Site, tmp_path: Path) -> None:
-    add_dump(site, "enwiki", "20261101", LARGE)
-    bad = f"/enwiki/20261101/enwiki-20261101-{PARTS[1]}"
-    right, site.files[bad] = site.files[bad], b"x" * 200_000
-    with refused("download-mismatch", bad):
-        wikipedia(site, tmp_path)
-    site.files[bad] = right
-    assert [path.read_bytes() == site.files[f"/enwiki/20261101/{path.name}"] for path in wikipedia(site, tmp_path)]
-    assert not list(tmp_path.rglob("*.part"))
-
-
 def test_a_dump_that_is_not_there_or_not_finished_is_explained(site: Site, tmp_path: Path) -> None:
     add_dump(site, "enwiki", "20261120", LARGE, state="waiting")
     for date in ("latest", "20261120", "20200101"):
@@ -176,11 +164,3 @@ def test_squad_is_as_published() -> None:
     files = plan(lambda address: b"", RemoteOptions())
     assert sum(file.size or 0 for file in files) == 81_636_712
     assert {file.name for file in files} == {f"{part}-v{v}.json" for part in ("train", "dev") for v in ("1.1", "2.0")}
-
-
-def test_a_server_that_is_busy_for_a_while_is_waited_for(site: Site, tmp_path: Path) -> None:
-    add_dump(site, "enwiki", "20261101", SMALL)
-    (address,) = [path for path in site.files if path.endswith("multistream.xml.bz2")]
-    site.faults["/enwiki/"] = deque([Fault(503)])
-    site.faults[address] = deque([Fault(429), Fault(cut=70_000)])
-    assert wikipedia(site, tmp_path)[0].read_bytes() == site.files[address]

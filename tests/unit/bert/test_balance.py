@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.pretraining_shards import instances, write
 from support.row_task import VOCAB, made_rows
-from support.shared_files import DATA
 
 from bert.data.batch import Batch
+from bert.data.batches import Batches, RowBatches
 from bert.data.lengths import DISTRIBUTIONS
-from bert.data.loading.balance import divide, work_of
-from bert.data.loading.batches import Batches, RowBatches
+from bert.data.order import divide, work_of
 from bert.data.synthetic import QUESTIONS, SyntheticBatches
 from bert.model.config import PRESETS
 from bert.tasks.base import DataSpec
@@ -190,14 +189,3 @@ def test_eight_ranks_of_64_wait_less_than_a_thousandth_of_their_work(
     lengths = DISTRIBUTIONS[name](np.random.default_rng(0), 8 * 64 * 20, seq_len)
     before, after = imbalance(lengths, 8, 64)
     assert before > least and after < most, (before, after)
-
-
-@pytest.mark.public
-def test_real_pairs_of_texts_are_divided_as_well(tmp_path: Path) -> None:
-    table = DATA / "glue" / "STS-B" / "train.tsv"
-    rows = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()[1:]]
-    # Words instead of word pieces: nearly as many, and no vocabulary is needed.
-    lengths = np.array([3 + len(row[7].split()) + len(row[8].split()) for row in rows if len(row) > 8])
-    lengths = np.random.default_rng(0).permutation(lengths)
-    before, after = imbalance(lengths, 8, 8)
-    assert len(lengths) > 5000 and before > 0.15 and after < before / 5, (before, after)

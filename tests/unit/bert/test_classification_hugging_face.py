@@ -13,7 +13,7 @@ from bert.checkpoints.conversion import convert
 from bert.checkpoints.files import save_model
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
 from bert.checkpoints.read import find_checkpoint
-from bert.data.loading.batches import row_batch
+from bert.data.batches import row_batch
 from bert.model.config import preset
 from bert.model.heads import BertForSequenceClassification
 from bert.train.resume import load_weights

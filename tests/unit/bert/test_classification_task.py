@@ -75,7 +75,7 @@ def test_the_loss_of_a_regression_is_the_mean_squared_error():
 
 
 def test_a_batch_without_labels_has_logits_and_no_loss():
-    from bert.data.loading.batches import row_batch
+    from bert.data.batches import row_batch
 
     rows = replace(made_rows(3), labels=np.empty(0, dtype=np.int64))
     output = BertForSequenceClassification(SHAPE, 5).eval()(row_batch(rows, np.arange(3)))

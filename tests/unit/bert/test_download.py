@@ -1,25 +1,20 @@
 """Downloads from servers that break off, change, refuse and stall; nothing under a final name is ever wrong."""
 
 import hashlib
-import os
-import pickle
 import random
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.file_server import Fault, Site, serving
 from support.refusals import refused
 
-from bert.data.remote import download
-from bert.data.remote.download import DownloadError, RemoteFile, Server
+from bert.data import download
+from bert.data.download import DownloadError, RemoteFile, Server
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTENT = random.Random(1).randbytes(900_000)
@@ -92,29 +87,6 @@ def test_ctrl_c_keeps_the_part_and_the_next_call_continues(site: Site, tmp_path:
     assert (tmp_path / "a").read_bytes() == CONTENT
 
 
-def test_a_file_that_changed_meanwhile_comes_anew_and_never_as_two_halves(site: Site, tmp_path: Path) -> None:
-    new = random.Random(2).randbytes(900_000)
-    faults(site, Fault(cut=300_000), Fault(replace=new))
-    fetch(site, tmp_path / "a", RemoteFile("a.bz2", None, hashlib.sha256(new).hexdigest()))
-    assert (tmp_path / "a").read_bytes() == new and ranges(site) == [None, "bytes=300000-", None]
-
-
-def test_a_server_without_ranges_sends_all_again(site: Site, tmp_path: Path) -> None:
-    site.ranges = False
-    faults(site, Fault(cut=300_000))
-    fetch(site, tmp_path / "a")
-    assert (tmp_path / "a").read_bytes() == CONTENT and site.asked[1]["sent"] == len(CONTENT)
-
-
-def test_a_damaged_part_or_one_too_long_is_found_out_and_fetched_from_the_start(site: Site, tmp_path: Path) -> None:
-    for content in (b"damage", CONTENT + b"more"):
-        (tmp_path / "a.part").write_bytes(content)
-        site.asked.clear()
-        fetch(site, tmp_path / "a")
-        assert (tmp_path / "a").read_bytes() == CONTENT
-        assert ranges(site) == [f"bytes={len(content)}-", None]
-
-
 @pytest.mark.parametrize(("size", "asked"), [(len(CONTENT), 0), (None, 1)])
 def test_a_part_that_is_whole_is_only_checked_and_renamed(
     site: Site, tmp_path: Path, size: int | None, asked: int
@@ -140,7 +112,7 @@ def test_busy_servers_are_asked_again_as_late_as_they_wish(
 def test_a_server_that_stays_away_is_given_up(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "ATTEMPTS", 3)
     faults(site, *[Fault(503)] * 5)
-    with refused("download-failed", site.base + NAME, "3 attempts", "HTTP 503"):
+    with refused("download-failed", site.base + NAME, "HTTP 503"):
         fetch(site, tmp_path / "a")
     assert len(site.asked) == 3
     with refused("download-failed", "http://127.0.0.1:9/a", "Connection refused"):
@@ -156,25 +128,12 @@ def test_attempts_that_bring_something_do_not_count_as_failed(
     assert (tmp_path / "a").read_bytes() == CONTENT
 
 
-def test_a_server_that_stalls_is_given_up_after_the_timeout(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(download, "ATTEMPTS", 1)
-    monkeypatch.setattr(download, "TIMEOUT_SECONDS", 0.1)
-    site.pace_seconds = 0.5
-    with refused("download-failed", "timed out"):
-        fetch(site, tmp_path / "a")
-    assert (tmp_path / "a.part").stat().st_size > 0
-
-
 @pytest.mark.parametrize(("status", "remedy"), [(403, "BERTBENCH_CONTACT"), (404, "--mirror"), (418, "--mirror")])
 def test_a_refusal_is_not_repeated(site: Site, tmp_path: Path, status: int, remedy: str) -> None:
     faults(site, Fault(status))
     with refused("download-failed", f"HTTP {status}", remedy, kind=DownloadError) as caught:
         fetch(site, tmp_path / "a")
     assert isinstance(caught.value, DownloadError) and caught.value.status == status and len(site.asked) == 1
-    copied = pickle.loads(pickle.dumps(caught.value))
-    assert (copied.code, copied.status) == ("download-failed", status)
 
 
 def test_a_wrong_checksum_names_both_sums_and_leaves_no_file(site: Site, tmp_path: Path) -> None:
@@ -193,15 +152,10 @@ def test_redirects_are_followed_but_none_to_a_file_of_this_machine(site: Site, t
         fetch(site, tmp_path / "c")
 
 
-def test_lists_are_read_whole(site: Site) -> None:
-    faults(site, Fault(503), Fault(cut=1000))
-    assert Server(site.base, "").read("a.bz2") == CONTENT
-
-
 def test_a_full_disk_is_a_storage_error_that_keeps_the_part(site: Site, tmp_path: Path) -> None:
     program = (
         "import resource, signal, sys; from pathlib import Path\n"
-        "from bert.data.remote.download import RemoteFile, Server; from common.errors import StorageError\n"
+        "from bert.data.download import RemoteFile, Server; from common.errors import StorageError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (300000, 300000))\n"
         "try: Server(sys.argv[1], '').fetch(RemoteFile('a.bz2', 900000, sys.argv[2]), Path(sys.argv[3]), print)\n"
         "except StorageError as error: sys.exit(error.shown())"
@@ -211,27 +165,6 @@ def test_a_full_disk_is_a_storage_error_that_keeps_the_part(site: Site, tmp_path
     assert "[write-failed]" in done.stderr and "a.part" in done.stderr
     assert (tmp_path / "a.part").stat().st_size == 300_000
     assert fetch(site, tmp_path / "a") == 600_000
-
-
-def test_a_kill_in_the_middle_and_a_second_run_give_the_same_bytes(site: Site, tmp_path: Path) -> None:
-    site.pace_seconds = 0.3
-    program = (
-        "import sys; from pathlib import Path; from bert.data.remote.download import RemoteFile, Server\n"
-        "Server(sys.argv[1], '').fetch(RemoteFile('a.bz2', 900000, sys.argv[2]), Path(sys.argv[3]), print)"
-    )
-    argv: list[Any] = [sys.executable, "-c", program, site.base, SHA256, tmp_path / "a"]
-    process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL)
-    part = tmp_path / "a.part"
-    deadline = time.monotonic() + 20
-    while not (part.exists() and part.stat().st_size > 150_000) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    have = part.stat().st_size
-    assert 150_000 < have < len(CONTENT) and not (tmp_path / "a").exists()
-    site.pace_seconds = 0.0
-    assert fetch(site, tmp_path / "a") == len(CONTENT) - have == site.asked[-1]["sent"]
-    assert (tmp_path / "a").read_bytes() == CONTENT
 
 
 def test_an_unknown_host_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,3 +178,24 @@ def test_an_unknown_host_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> N
     with refused("download-failed", "no-such-host", kind=DownloadError):
         Server("http://no-such-host.invalid", "").read("a")
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("part", [b"damage", CONTENT + b"more"])
+def test_a_part_that_does_not_fit_is_found_out_and_fetched_from_the_start(
+    site: Site, tmp_path: Path, part: bytes
+) -> None:
+    (tmp_path / "a.part").write_bytes(part)
+    fetch(site, tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == CONTENT and ranges(site) == [f"bytes={len(part)}-", None]
+
+
+@pytest.mark.parametrize("has_ranges", [True, False])
+def test_a_file_that_changed_meanwhile_comes_anew_and_never_as_two_halves(
+    site: Site, tmp_path: Path, has_ranges: bool
+) -> None:
+    site.ranges = has_ranges
+    new = random.Random(2).randbytes(900_000)
+    faults(site, Fault(cut=300_000), Fault(replace=new))
+    fetch(site, tmp_path / "a", RemoteFile("a.bz2", None, hashlib.sha256(new).hexdigest()))
+    assert (tmp_path / "a").read_bytes() == new
+    assert ranges(site) == [None, "bytes=300000-", None][: 3 if has_ranges else 2]

@@ -10,7 +10,7 @@ from support.gap_files import prepared
 from support.refusals import refused
 
 from bert.data.batch import Batch
-from bert.data.loading.batches import row_batch
+from bert.data.batches import row_batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import EncoderOutput
 from bert.observer import Observer

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
 from bert.data.batch import Batch, BatchCounts
-from bert.data.loading.batches import RowBatches
+from bert.data.batches import RowBatches
 from bert.model.config import ModelConfig, preset
 from bert.model.heads import BertForPretraining, BertForQuestionAnswering, span_losses
 from bert.observer import Observer

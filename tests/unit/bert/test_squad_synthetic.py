@@ -13,7 +13,7 @@ from support.shared_files import DATA
 from support.squad_windows import VOCAB, squad_windows, write_windows
 
 from bert.data.batch import Batch
-from bert.data.lengths import SHORTEST, check_distribution, padded_length, squad
+from bert.data.lengths import SHORTEST, padded_length, squad
 from bert.data.lengths import squad_windows as made_up_windows
 from bert.data.synthetic import QUESTIONS, SyntheticBatches
 from bert.data.vocabulary import load_vocabulary
@@ -27,10 +27,6 @@ def spec(**changes: object) -> DataSpec:
 
 def take(count: int, **changes: object) -> list[Batch]:
     return list(itertools.islice(SyntheticBatches(spec(**changes), QUESTIONS), count))
-
-
-def lengths_of(batches: list[Batch]) -> np.ndarray:
-    return np.concatenate([batch.tensors["attention_mask"].sum(dim=1).numpy() for batch in batches])
 
 
 def moments(histogram: np.ndarray) -> tuple[float, float]:
@@ -109,13 +105,6 @@ def test_made_up_windows_look_like_real_ones(source: str, padding: str) -> None:
             assert (ids[length:] == 0).all() and ids[length - 1] == 102
 
 
-def test_all_batches_and_ranks_together_have_the_distribution() -> None:
-    found = np.concatenate([lengths_of(take(256, rank=rank, world_size=2)) for rank in range(2)])
-    mean, root = moments(made_up_windows(384))
-    assert found.mean() == pytest.approx(mean, rel=0.01)
-    assert np.sqrt((found**2).mean()) == pytest.approx(root, rel=0.01)
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_batch_by_batch_the_lengths_are_those_of_a_features_file_or_of_the_folder_it_is_in(
     rank: int, tmp_path: Path
@@ -129,23 +118,3 @@ def test_batch_by_batch_the_lengths_are_those_of_a_features_file_or_of_the_folde
         assert not torch.equal(made_up[0].tensors["input_ids"], real[0].tensors["input_ids"])
     with refused("data-mismatch", "64 tokens", "not 384", "use 64"):
         take(1, data=f"synthetic:{path}")
-
-
-def test_real_features_become_batches_of_the_task(tmp_path: Path) -> None:
-    features = squad_windows(20)
-    path = write_windows(tmp_path, features)
-    found = SquadTask().batches(spec(data=str(path), seq_len=64, vocab_size=VOCAB))
-    batch = next(iter(found))
-    assert batch.counts.samples == 8 and batch.tensors["input_ids"].shape[1] <= 64
-    with refused("data-mismatch", "not 384", "use 64", "bertbench data squad"):
-        SquadTask().batches(spec(data=str(path)))
-    with refused("data-mismatch", "evaluation"):
-        SquadTask().batches(spec(data=str(path), seq_len=64), "evaluation")
-
-
-def test_what_synthetic_stands_for_is_the_tasks_own() -> None:
-    assert check_distribution("synthetic", task="squad") == "squad" and check_distribution("synthetic") == "phase1"
-    with refused("option-value", "--seq-len 4", "squad"):
-        SyntheticBatches(spec(seq_len=4), QUESTIONS)
-    with refused("option-choice", "'squat'", "'squad'"):
-        SyntheticBatches(spec(data="synthetic:squat"), QUESTIONS)

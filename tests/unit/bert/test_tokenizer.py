@@ -95,36 +95,6 @@ def test_every_character_gives_the_ids_of_the_library(lower_case: bool) -> None:
     assert_same(SMALLS[lower_case], [f"a{sign}the {sign}" for sign in characters])
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        ("a", "b"),
-        ("##a", "##b", ","),
-        ("the", "quick", "THE", "##"),
-        tuple("abcdefghijklmnopqrstuvwxyz"),
-        ("ab", "##c", "##", "abc\u0301", "[", "a b", "\t", " ", "\x07"),
-    ],
-)
-@pytest.mark.parametrize("lower_case", [True, False])
-def test_any_vocabulary_gives_the_ids_of_the_library(pieces: tuple[str, ...], lower_case: bool) -> None:
-    vocabulary = Vocabulary((*SPECIAL_PIECES, *pieces), lower_case)
-    assert_same(vocabulary, [" ".join(WORDS) + " abc abcd quick a\x07 a b", "ABC, [PAD] ## ab##"])
-
-
-def test_added_and_special_tokens_give_the_ids_of_the_library() -> None:
-    from tokenizers import AddedToken, models
-
-    library = bert_rules(models.WordPiece(SMALLS[True].ids, unk_token="[UNK]"), True)
-    library.add_special_tokens(list(SPECIAL_PIECES))
-    library.add_tokens([AddedToken("<new>", single_word=True), AddedToken("un able", lstrip=True, normalized=True)])
-    chosen = Tokenizer(library, (*SMALL, "<new>", "un able"))
-    texts = ["[MASK] the[CLS]a [SEP]", "a <new>, <new>s <new>", "the Un able un  able", *WORDS]
-    expected = [encoding.ids for encoding in library.encode_batch(texts, add_special_tokens=False)]
-    assert SMALLS[True].mask_id in expected[0] and len(SMALL) in expected[1]
-    assert chosen.package == FAST
-    assert rows_of(chosen.encode(texts)) == expected
-
-
 def test_ids_beyond_16_bits_are_kept() -> None:
     words = tuple(f"w{number}" for number in range(tokenizer.MOST_SHORT_IDS - len(SPECIAL_PIECES)))
     small, large = Vocabulary((*SPECIAL_PIECES, *words), True), Vocabulary((*SPECIAL_PIECES, *words, "more"), True)
@@ -132,26 +102,6 @@ def test_ids_beyond_16_bits_are_kept() -> None:
     assert (small.tokenizer.dtype, large.tokenizer.dtype) == (np.dtype(np.uint16), np.dtype(np.int32))
     assert_same(small, [text])
     assert_same(large, [text])
-
-
-def test_special_ids_never_come_from_text() -> None:
-    assert SMALLS[True].mask_id not in SMALLS[True].tokenizer.encode([b"[MASK] [mask]"]).values
-
-
-def test_words_that_come_again_and_again_are_encoded_once_without_nanotoken(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = random.Random(2).choices([word for word in WORDS if word], k=2000)
-    chosen = slow(SMALLS[True], monkeypatch)
-    seen: list[str] = []
-    reference = chosen._reference
-
-    class Counting:
-        def encode_batch_fast(self, batch: list[str], add_special_tokens: bool) -> Any:
-            seen.extend(batch)
-            return reference.encode_batch_fast(batch, add_special_tokens=add_special_tokens)
-
-    monkeypatch.setattr(chosen, "_reference", Counting())
-    assert rows_of(chosen.encode(words)) == encoded_by_library(SMALLS[True], words)
-    assert len(seen) == len(set(words))
 
 
 def test_much_text_goes_to_the_library_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +112,7 @@ def test_much_text_goes_to_the_library_in_parts(monkeypatch: pytest.MonkeyPatch)
 
 def test_without_nanotoken_the_library_encodes_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = slow(SMALLS[True], monkeypatch)
-    assert (chosen.package, chosen._fast) == (REFERENCE, None)
+    assert chosen.package == REFERENCE
     assert chosen.note and FAST in chosen.note and chosen.name in chosen.note
     assert SMALLS[True].tokenizer.note is None
 

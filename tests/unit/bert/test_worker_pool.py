@@ -3,8 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Generator
-from typing import cast
 
 import psutil
 import pytest
@@ -27,11 +25,6 @@ def raise_end_of_file(unit: int) -> int:
     raise EOFError(f"the function's own, of unit {unit}")
 
 
-def wait_a_little(unit: int) -> int:
-    time.sleep(0.2)
-    return unit
-
-
 def process_of(unit: int) -> int:
     time.sleep(0.2)
     return os.getpid()
@@ -51,14 +44,6 @@ def test_an_error_of_the_function_comes_back_and_the_workers_go_on() -> None:
         with pytest.raises(EOFError, match="own, of unit 0"):
             list(workers.map(raise_end_of_file, range(2)))
         assert list(workers.map(abs, [-1])) == [1]
-
-
-def test_results_that_nobody_takes_do_not_disturb_the_pool() -> None:
-    with Workers(2) as workers:
-        results = cast("Generator[int, None, None]", workers.map(wait_a_little, range(9)))
-        assert next(results) == 0
-        results.close()
-        assert list(workers.map(abs, range(-3, 0))) == [3, 2, 1]
 
 
 def test_large_units_and_results_pass_both_ways() -> None:

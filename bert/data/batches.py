@@ -5,14 +5,13 @@ Torch is imported only where batches are made: plans look at data with this modu
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bert.data.lengths import padded_length
-from bert.data.loading.balance import divide, work_of
-from bert.data.loading.order import SampleOrder
+from bert.data.order import SampleOrder, divide, work_of
 from bert.data.rows import Int64, TokenRows
 from bert.model.config import model_config
 from common.errors import InputError, UsageError
@@ -23,33 +22,39 @@ if TYPE_CHECKING:
 
 
 class Batches(ABC):
-    """Endless batches of samples in shards and bins, and where they are in the order of the samples.
+    """Endless batches of the samples of shards, and the position in their order.
 
     All ranks walk the same endless sequence of global batches (see SampleOrder): G = W B samples each, for W ranks and
     B = micro_batch_size, of which rank r takes the r-th run of B, or with `spec.balanced` B samples such that all ranks
-    have about the same work (bert.data.loading.balance). So ranks are disjoint, every sample comes once per epoch, an
+    have about the same work (bert.data.order.divide). So ranks are disjoint, every sample comes once per epoch, an
     incomplete last batch is filled from the next epoch, and fewer samples than one global batch work too.
 
     Args:
         spec: which batches.
-        counts: samples of each bin in each shard [shards, bins].
+        counts: samples of each shard [shards].
         fingerprint: hash of the data.
         place: the data, for messages.
     """
 
     def __init__(self, spec: "DataSpec", counts: Int64, fingerprint: str, place: object) -> None:
         self.spec = spec
-        self._counts = counts
         self._fingerprint = fingerprint
         self._place = place
-        self._order = self._order_from(spec.micro_batch_size * spec.world_size)
+        self._order = SampleOrder(counts, spec.seed)
+        self._global_batch = spec.micro_batch_size * spec.world_size
         self._config = model_config(spec) if spec.balanced and spec.world_size > 1 else None
+        self._origin = 0
+        """First sample of the first batch: where an earlier run with another global batch stopped."""
         self._yielded = 0
-        """Batches yielded since the order began."""
+        """Batches yielded since the origin."""
 
     @abstractmethod
     def _batch(self, number: int) -> "Batch":
         """Make this rank's part of a global batch."""
+
+    @abstractmethod
+    def _lengths(self, shard: int, rows: Int64) -> Int64:
+        """Real tokens of some samples of a shard [N]."""
 
     def __iter__(self) -> "Iterator[Batch]":
         """Yield micro-batches on the CPU, epoch after epoch."""
@@ -58,76 +63,53 @@ class Batches(ABC):
             self._yielded += 1
             yield batch
 
-    @abstractmethod
-    def _lengths(self, shard: int, which: int, rows: Int64) -> Int64:
-        """Real tokens of some samples of a bin in a shard [N]."""
+    def _begin(self, number: int) -> int:
+        """First sample that this rank looks at for a global batch."""
+        first = self._origin + number * self._global_batch
+        return first if self._config else first + self.spec.rank * self.spec.micro_batch_size
 
-    def _part(self, number: int) -> tuple[int, int, list[tuple[int, Int64]]]:
-        """This rank's part of a global batch: its bin, the first sample of the bin's stream that had to be looked at,
-        and (shard, rows) of its samples.
-        """
-        which, first = self._order.batch(number)
-        size, rank = self.spec.micro_batch_size, self.spec.rank
+    def _part(self, number: int) -> list[tuple[int, Int64]]:
+        """This rank's part of a global batch: (shard, rows) of its samples."""
+        start = self._begin(number)
         if self._config is None:
-            start = first + rank * size
-            return which, start, list(self._order.rows(which, start, start + size))
-        pieces = list(self._order.rows(which, first, first + self.spec.world_size * size))
-        lengths = np.concatenate([self._lengths(shard, which, rows) for shard, rows in pieces])
-        own = divide(work_of(lengths, self._config), self.spec.world_size)[rank]
+            return list(self._order.rows(start, start + self.spec.micro_batch_size))
+        pieces = list(self._order.rows(start, start + self._global_batch))
+        lengths = np.concatenate([self._lengths(shard, rows) for shard, rows in pieces])
+        own = divide(work_of(lengths, self._config), self.spec.world_size)[self.spec.rank]
         ends = np.cumsum([len(rows) for _, rows in pieces])
-        parts = np.split(own, own.searchsorted(ends[:-1]))
-        begins = ends - [len(rows) for _, rows in pieces]
-        taken = zip(pieces, parts, begins, strict=True)
-        return which, first, [(shard, rows[part - begin]) for (shard, rows), part, begin in taken if len(part)]
+        parts = zip(pieces, ends, np.split(own, own.searchsorted(ends[:-1])), strict=True)
+        return [(shard, rows[part - (end - len(rows))]) for (shard, rows), end, part in parts if len(part)]
 
     def state_dict(self) -> dict[str, Any]:
         """Position after the last batch that was yielded."""
-        order = self._order
         return {
-            "samples": sum(order.origins) + self._yielded * order.global_batch,
-            "origins": list(order.origins),
+            "samples": self._origin + self._yielded * self._global_batch,
+            "origins": [self._origin],
             "batches": self._yielded,
-            "global_batch": order.global_batch,
+            "global_batch": self._global_batch,
             "seed": self.spec.seed,
             "fingerprint": self._fingerprint,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at a saved position; the number of ranks and the batch size may differ.
-
-        With the same global batch the batches are those that would have come. With another one every bin continues with
-        its next sample, none comes twice and none is left out; without bins the samples keep their order too, and
-        with bins the order in which the bins take turns is drawn again for what is left of the epoch.
+        """Continue at a saved position with the next sample; the number of ranks and the batch size may differ.
 
         Raises:
-            InputError: the state belongs to other data, or is damaged.
+            InputError: the state belongs to other data.
             UsageError: it was saved with another seed, hence another order.
         """
         if state.get("fingerprint") != self._fingerprint:
             raise InputError(
                 "data-mismatch", f"the saved data position is not of {self._place}: use the data it was saved with"
             )
-        size = self._order.global_batch
-        try:
-            seed = int(state["seed"])
-            saved = self._order_from(int(state["global_batch"]), [int(origin) for origin in state["origins"]])
-            batches = int(state["batches"])
-            if len(saved.origins) != saved.bins or min(batches, *saved.origins) < 0 or saved.global_batch < 1:
-                raise ValueError("values out of range")
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError("file-damaged", f"the saved data position {dict(state)} is damaged ({error!r})") from error
-        if seed != self.spec.seed:
+        if state["seed"] != self.spec.seed:
             raise UsageError(
                 "settings-changed",
-                f"the saved data position has seed {seed}, this run seed {self.spec.seed}: use --seed {seed}",
+                f"the saved data position has seed {state['seed']}, this run seed {self.spec.seed}: use the former",
             )
-        if saved.global_batch == size:
-            self._order, self._yielded = saved, batches
-        else:
-            self._order, self._yielded = self._order_from(size, saved.positions(batches)), 0
-
-    def _order_from(self, global_batch: int, origins: Sequence[int] | None = None) -> SampleOrder:
-        return SampleOrder(self._counts, self.spec.seed, global_batch, origins)
+        (self._origin,), self._yielded = state["origins"], state["batches"]
+        if state["global_batch"] != self._global_batch:
+            self._origin, self._yielded = state["samples"], 0
 
 
 class RowBatches(Batches):
@@ -143,11 +125,9 @@ class RowBatches(Batches):
 
     Raises:
         InputError: there are no rows, or their vocabulary is larger than that of `spec`.
-        UsageError: no such padding.
     """
 
     def __init__(self, spec: "DataSpec", rows: TokenRows) -> None:
-        padded_length(spec.seq_len, spec.seq_len, spec.padding)
         _check_any(rows, spec.data)
         if rows.vocab_size > spec.vocab_size:
             raise InputError(
@@ -155,7 +135,7 @@ class RowBatches(Batches):
                 f"{spec.data} uses {rows.vocab_size} word pieces, the model only {spec.vocab_size}: use its vocabulary",
             )
         self.rows = rows
-        super().__init__(spec, np.array([[len(rows)]]), rows.fingerprint, spec.data)
+        super().__init__(spec, np.array([len(rows)]), rows.fingerprint, spec.data)
 
     def _batch(self, number: int) -> "Batch":
         return row_batch(self.rows, self._numbers(number), self.spec.padding)
@@ -165,13 +145,13 @@ class RowBatches(Batches):
         lengths = self.rows.lengths
         return [lengths[self._numbers(number)] for number in range(self._yielded, self._yielded + count)]
 
-    def _lengths(self, shard: int, which: int, rows: Int64) -> Int64:
+    def _lengths(self, shard: int, rows: Int64) -> Int64:
         offsets = self.rows.ids.offsets
         return offsets[rows + 1] - offsets[rows]
 
     def _numbers(self, batch: int) -> Int64:
         """The rows of this rank in a global batch [B]."""
-        return np.concatenate([rows for _, rows in self._part(batch)[2]])
+        return np.concatenate([rows for _, rows in self._part(batch)])
 
 
 def _check_any(rows: TokenRows, source: str) -> None:
@@ -197,15 +177,12 @@ def row_batch(rows: TokenRows, numbers: Int64, padding: str = "longest") -> "Bat
 
     With padding 'fixed' it has rows.max_seq_length columns.
     """
-    import torch
-
-    from bert.data.batch import Batch, BatchCounts
+    from bert.data.batch import batch_of
 
     ids, second = rows.ids, rows.second[numbers]
     begins = ids.offsets[numbers]
     lengths = ids.offsets[numbers + 1] - begins
-    columns = padded_length(int(lengths.max()), rows.max_seq_length, padding)
-    column = np.arange(columns)
+    column = np.arange(padded_length(int(lengths.max()), rows.max_seq_length, padding))
     real = column < lengths[:, None]
     # After a row's end any place will do, as long as it is one.
     places = np.minimum(begins[:, None] + column, len(ids.values) - 1)
@@ -217,16 +194,7 @@ def row_batch(rows: TokenRows, numbers: Int64, padding: str = "longest") -> "Bat
     }
     if rows.has_labels:
         arrays["labels"] = rows.labels[numbers]
-    return Batch(
-        {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()},
-        BatchCounts(
-            samples=len(numbers),
-            real_tokens=int(lengths.sum()),
-            padded_tokens=len(numbers) * columns,
-            predicted_positions=0,
-            squared_lengths=int(lengths @ lengths),
-        ),
-    )
+    return batch_of(arrays, lengths)
 
 
 def evaluation_rows(

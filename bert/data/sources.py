@@ -15,9 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import quote
 
+from bert.data.download import PART, DownloadError, RemoteFile, Server
 from bert.data.finished import Counts, Finished, Stage
 from bert.data.pool import Progress
-from bert.data.remote.download import PART, DownloadError, RemoteFile, Server
 from common.atomic import write_json, write_text
 from common.errors import UsageError
 from common.locks import locked
@@ -49,12 +49,15 @@ class RemoteOptions:
 
     def __post_init__(self) -> None:
         """Refuse an invalid dump, number of books or contact."""
-        if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", self.language):
-            raise UsageError("option-value", f"--language {self.language!r} must be a code such as en or zh-yue")
-        if not re.fullmatch(r"latest|20\d{6}", self.date):
-            raise UsageError("option-value", f"--date {self.date!r} must be `latest` or YYYYMMDD")
-        if self.books_limit is not None and self.books_limit < 1:
-            raise UsageError("option-value", f"--books-limit {self.books_limit} must be at least 1")
+        for option, pattern, needed in (
+            ("language", r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", "a code such as en or zh-yue"),
+            ("date", r"latest|20\d{6}", "`latest` or YYYYMMDD"),
+            ("books_limit", r"None|[1-9]\d*", "at least 1"),
+            ("contact", r"[\x20-\x7e]*", "an e-mail address or a web page"),
+        ):
+            if not re.fullmatch(pattern, str(getattr(self, option))):
+                flag = option.replace("_", "-")
+                raise UsageError("option-value", f"--{flag} {getattr(self, option)!r} must be {needed}")
 
     @property
     def wiki(self) -> str:
@@ -97,7 +100,12 @@ def obtain(name: str, folder: Path, options: RemoteOptions, progress: Progress) 
         StorageError, LockedError: the folder cannot be written, or another download uses it.
     """
     source = named(name)
-    server = Server(_base_of(source, options.mirror), _agent_of(options.contact))
+    base = options.mirror or os.environ.get(f"BERTBENCH_{name.upper().replace('-', '_')}_URL") or source.base
+    if not re.fullmatch(r"https?://[\x21-\x7e]+", base):
+        raise UsageError("option-value", f"--mirror {base!r} must be an http:// or https:// address")
+    contact = options.contact or os.environ.get("BERTBENCH_CONTACT") or "pretraining data for BERT"
+    # In the form that Wikimedia's policy asks for.
+    server = Server(base.rstrip("/"), f"bertbench/{version('bertbench')} ({contact}) Python-urllib")
     target = folder / name
     with locked(target, "another download", "wait for it, or give another folder"):
         settings = {setting: getattr(options, setting) for setting in source.settings}
@@ -116,23 +124,6 @@ def named(name: str) -> NamedSource:
     if source.plan is None:
         raise UsageError("option-choice", f"bertbench does not download {name}: {source.instead}")
     return source
-
-
-def _base_of(source: NamedSource, mirror: str) -> str:
-    """Return the address below which the files of a source are. Raises UsageError for an invalid mirror."""
-    variable = f"BERTBENCH_{source.name.upper().replace('-', '_')}_URL"
-    base = (mirror or os.environ.get(variable) or source.base).rstrip("/")
-    if not re.fullmatch(r"https?://[\x21-\x7e]+", base):
-        raise UsageError("option-value", f"--mirror {base!r} must be an http:// or https:// address")
-    return base
-
-
-def _agent_of(contact: str) -> str:
-    """Return the User-Agent, in the form that Wikimedia's policy asks for. Raises UsageError for odd characters."""
-    contact = contact or os.environ.get("BERTBENCH_CONTACT") or "pretraining data for BERT"
-    if not re.fullmatch(r"[\x20-\x7e]{1,200}", contact):
-        raise UsageError("option-value", f"--contact {contact!r} must be an e-mail address or a web page")
-    return f"bertbench/{version('bertbench')} ({contact}) Python-urllib"
 
 
 def _planned(source: NamedSource, server: Server, options: RemoteOptions, target: Path) -> list[RemoteFile]:
@@ -185,9 +176,7 @@ _JOBS = ("articlesmultistreamdump", "articlesmultistreamdumprecombine", "article
 
 def _dump(read: Read, options: RemoteOptions) -> list[RemoteFile]:
     """Return the files of the newest finished pages-articles dump."""
-    dates = [options.date]
-    if options.date == "latest":
-        dates = _dates(read, f"{options.wiki}/", r"20\d{6}")
+    dates = _dates(read, f"{options.wiki}/", options.date)
     for date in dates:
         folder = f"{options.wiki}/{date}/"
         pattern = re.compile(rf"{options.wiki}-{date}-pages-articles(-multistream)?\d*\.xml(-p\d+p\d+)?\.bz2")
@@ -207,9 +196,7 @@ def _dump(read: Read, options: RemoteOptions) -> list[RemoteFile]:
 def _exports(read: Read, options: RemoteOptions) -> list[RemoteFile]:
     """Return the files of the newest finished MediaWiki Content File Export, current pages."""
     root = f"other/mediawiki_content_current/{options.wiki}/"
-    dates = [f"{options.date[:4]}-{options.date[4:6]}-{options.date[6:]}"]
-    if options.date == "latest":
-        dates = _dates(read, root, r"20\d\d-\d\d-\d\d")
+    dates = _dates(read, root, options.date, "-")
     for date in dates:
         folder = f"{root}{date}/xml/bzip2/"
         listing = (_optional(read, folder + "SHA256SUMS") or b"").decode()
@@ -222,10 +209,12 @@ def _exports(read: Read, options: RemoteOptions) -> list[RemoteFile]:
     )
 
 
-def _dates(read: Read, folder: str, pattern: str) -> list[str]:
-    """Return the dates that a page links to, the newest first."""
-    page = read(folder).decode("utf-8", "replace")
-    dates = sorted(set(re.findall(rf"""href=["']?(?:[^"'>\s]*/)?({pattern})/?["'>\s]""", page)), reverse=True)
+def _dates(read: Read, folder: str, date: str, between: str = "") -> list[str]:
+    """Return the date that is asked for, or those that the page of a folder links to, the newest first."""
+    if date != "latest":
+        return [between.join((date[:4], date[4:6], date[6:]))]
+    pattern = rf"""href=["']?(?:[^"'>\s]*/)?(20\d\d{between}\d\d{between}\d\d)/?["'>\s]"""
+    dates = sorted(set(re.findall(pattern, read(folder).decode("utf-8", "replace"))), reverse=True)
     if not dates:
         raise DownloadError("download-failed", f"{folder} lists no dumps: give --date or another --mirror")
     return dates

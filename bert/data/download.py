@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,21 +41,15 @@ Result = TypeVar("Result")
 class DownloadError(InputError):
     """A file cannot be downloaded; `status` is the HTTP status, None without an answer."""
 
-    def __init__(self, code: Code, message: str, status: int | None = None) -> None:
+    def __init__(
+        self, code: Code, message: str, status: int | None = None, *, passing: bool = False, wait: str = ""
+    ) -> None:
         super().__init__(code, message)
         self.status = status
-
-
-class _Again(Exception):  # noqa: N818 - a turn of the loop, not an error of the program
-    """An attempt failed, another one may not; `wait` is what the server asks for, in seconds."""
-
-    def __init__(self, reason: object, wait: str = "") -> None:
-        super().__init__(reason)
+        self.passing = passing
+        """Another attempt may not fail."""
         self.wait = float(wait) if wait.isdecimal() else None
-
-
-class _Stopped(Exception):  # noqa: N818 - ends the other transfers when one failed
-    """Another transfer failed, or Ctrl-C was pressed."""
+        """What the server asks for, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +82,7 @@ class Server:
             with self._opened(address) as answer, _network_errors(address):
                 return bytes(answer.read())
 
-        return self._patiently(address, attempt, lambda: 0)
+        return self._patiently(attempt)
 
     def fetch(self, file: RemoteFile, path: Path, tell: Callable[[int], None]) -> None:
         """Download a file to `path`; a call after a killed one asks only for the rest.
@@ -99,33 +94,8 @@ class Server:
             StorageError: the file cannot be written; the part is kept.
         """
         part = path.with_name(path.name + PART)
-        received, continued = 0, False
-
-        def attempt() -> None:
-            nonlocal received, continued
-            done = part.stat().st_size if part.exists() else 0
-            continued = continued or done > 0
-            if done == file.size:  # killed between the last byte and the renaming
-                return
-            with self._opened(file.address, done) as answer, storage_errors(part):
-                done = done if answer.status == http.client.PARTIAL_CONTENT else 0
-                with part.open("ab" if done else "wb") as output:
-                    while block := self._block(file.address, answer):
-                        output.write(block)
-                        received += len(block)
-                        tell(len(block))
-                    output.flush()
-                    os.fsync(output.fileno())
-            if answer.length:
-                raise _Again(f"the connection ended {answer.length:,} bytes too early")
-
         while True:
-            continued = False
-            try:
-                self._patiently(file.address, attempt, lambda: received)
-            except DownloadError as error:
-                if error.status != _NOTHING_LEFT:
-                    raise
+            start = self._patiently(partial(self._continue, file, part, tell), part)
             with storage_errors(part):
                 with part.open("rb") as content:
                     digest = hashlib.file_digest(content, _ALGORITHMS[len(file.digest)]).hexdigest()
@@ -133,12 +103,34 @@ class Server:
                     part.replace(path)
                     return
                 part.unlink()
-            if not continued:
+            if not start:
                 raise DownloadError(
                     "download-mismatch",
-                    f"{self.base}/{file.address} has the checksum {digest} instead of {file.digest}: run again, or use "
-                    "another --mirror or date",
+                    f"{self.base}/{file.address} has the checksum {digest} instead of {file.digest}: use another "
+                    "--mirror or date",
                 )
+
+    def _continue(self, file: RemoteFile, part: Path, tell: Callable[[int], None]) -> int:
+        """Append to `part` what it lacks, or all where the server cannot continue; return where it was continued."""
+        start = _size(part)
+        if start == file.size:  # killed between the last byte and the renaming
+            return start
+        try:
+            with self._opened(file.address, start) as answer, storage_errors(part):
+                start = start if answer.status == http.client.PARTIAL_CONTENT else 0
+                with part.open("ab" if start else "wb") as output:
+                    while block := self._block(file.address, answer):
+                        output.write(block)
+                        tell(len(block))
+                    output.flush()
+                    os.fsync(output.fileno())
+        except DownloadError as error:
+            if error.status != _NOTHING_LEFT:
+                raise
+            return start
+        if answer.length:
+            raise DownloadError("download-failed", f"{file.address} ended {answer.length:,} bytes early", passing=True)
+        return start
 
     @contextmanager
     def _opened(self, address: str, start: int = 0) -> Iterator[Any]:
@@ -152,52 +144,47 @@ class Server:
 
     def _block(self, address: str, answer: Any) -> bytes:
         if self.stop.is_set():
-            raise _Stopped
+            raise DownloadError("download-failed", f"{address} was stopped")
         with _network_errors(address):
             return bytes(answer.read1(_BLOCK_BYTES))  # not read(): what came before a stall is kept
 
-    def _patiently(self, address: str, attempt: Callable[[], Result], received: Callable[[], int]) -> Result:
+    def _patiently(self, attempt: Callable[[], Result], part: Path | None = None) -> Result:
         """Return what `attempt` returns; repeat it while waiting may help and not too many in a row bring nothing."""
-        failures, before = 0, received()
-        while not self.stop.is_set():
+        failures, before = 0, _size(part)
+        while True:
             try:
                 return attempt()
-            except _Again as error:
-                failures = 1 if received() > before else failures + 1
-                before = received()
-                if failures >= ATTEMPTS:
-                    raise DownloadError(
-                        "download-failed",
-                        f"cannot download {self.base}/{address}: {failures} attempts failed ({error}): run again, or "
-                        "use a --mirror",
-                    ) from error
+            except DownloadError as error:
+                failures = 1 if _size(part) > before else failures + 1
+                before = _size(part)
+                if not error.passing or failures >= ATTEMPTS or self.stop.is_set():
+                    raise
                 # Spread over time: machines that were cut off together do not come back together.
                 spread = FIRST_WAIT_SECONDS * 2 ** (failures - 1) * random.uniform(0.5, 1.0)
                 wait = min(spread if error.wait is None else error.wait, LONGEST_WAIT_SECONDS)
-                _LOG.warning("%s: %s; attempt %d of %d in %.0f s", address, error, failures + 1, ATTEMPTS, wait)
+                _LOG.warning("%s; attempt %d of %d in %.0f s", error, failures + 1, ATTEMPTS, wait)
                 self.stop.wait(wait)
-        raise _Stopped
+
+
+def _size(part: Path | None) -> int:
+    return part.stat().st_size if part and part.exists() else 0
 
 
 @contextmanager
 def _network_errors(url: str) -> Iterator[None]:
-    """Turn an error of the network into _Again where waiting may help, else into DownloadError."""
+    """Turn an error of the network into DownloadError."""
     try:
         yield
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code in _PASSING:
-            raise _Again(f"HTTP {error.code}", error.headers.get("Retry-After") or "") from error
         remedy = "check the name, the language and the date, or use another --mirror"
         if error.code == http.client.FORBIDDEN:
             remedy = "set BERTBENCH_CONTACT to your e-mail address or web page, as Wikimedia requires"
-        raise DownloadError(
-            "download-failed", f"{url} answers HTTP {error.code} {error.reason}: {remedy}", error.code
-        ) from error
+        message = f"{url} answers HTTP {error.code} {error.reason}: {remedy}"
+        wait, passing = error.headers.get("Retry-After") or "", error.code in _PASSING
+        raise DownloadError("download-failed", message, error.code, passing=passing, wait=wait) from error
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        if isinstance(reason, socket.gaierror) and reason.errno == socket.EAI_NONAME:
-            raise DownloadError(
-                "download-failed", f"cannot download {url}: {reason}; check the network and https_proxy"
-            ) from error
-        raise _Again(reason) from error
+        unknown_host = isinstance(reason, socket.gaierror) and reason.errno == socket.EAI_NONAME
+        message = f"cannot download {url}: {reason}; check the network and https_proxy, or use a --mirror"
+        raise DownloadError("download-failed", message, passing=not unknown_host) from error

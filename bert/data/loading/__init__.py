@@ -1,1 +1,0 @@
-"""Batches of a folder of shards: the order of samples, reading ahead, positions that can be saved."""

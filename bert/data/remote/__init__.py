@@ -1,1 +1,0 @@
-"""Data over the network: named sources, their files, downloads and checksums."""
