@@ -2,6 +2,8 @@
 
 import inspect
 import itertools
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,14 +42,23 @@ def _columns() -> Iterator[str]:
 
 
 def _commands() -> Iterator[str]:
+    """An option of several commands with one text stands once, below them."""
     yield f"## bertbench\n\n```\n{USAGE}```\n"
-    for name in COMMANDS:
-        for words, options in options_of(name).items():
-            summary = " ".join((inspect.getdoc(options) or "").partition("\n\n")[0].split())
-            table = application(options, "bertbench").generate_docs(output_format="markdown")
-            examples = "\n".join(examples_of(options))
-            yield f"## bertbench {words}\n\n{summary}\n\n```sh\n{examples}\n```\n"
-            yield table[table.index("\n**") + 1 :].replace("<", "&lt;")
+    every = {words: options for name in COMMANDS for words, options in options_of(name).items()}
+    docs = [application(options, "bertbench").generate_docs(output_format="markdown") for options in every.values()]
+    counts = Counter(line for text in docs for line in dict.fromkeys(text.splitlines()) if line.startswith("* `--"))
+    often = [line for line, count in reversed(counts.most_common()) if count > 1]
+    shared = {re.findall(r"--[\w-]+", line)[0]: line for line in often}
+    for (words, options), text in zip(every.items(), docs, strict=True):
+        summary = " ".join((inspect.getdoc(options) or "").partition("\n\n")[0].split())
+        examples = "\n".join(examples_of(options))
+        lines = text[text.index("\n**") + 1 :].splitlines()
+        below = sorted(name for name, line in shared.items() if line in lines)
+        own = "\n".join(line for line in lines if line not in shared.values())
+        yield f"## bertbench {words}\n\n{summary}\n\n```sh\n{examples}\n```\n"
+        yield re.sub(r"\*\*[A-Z][a-z ]+\*\*:\s*(?=\*\*|$)", "", own).replace("<", "&lt;")
+        yield f"\n[Shared](#shared-options): `{' '.join(below)}`\n"
+    yield "\n".join(["## Shared options\n", *sorted(shared.values()), ""]).replace("<", "&lt;")
     yield "## Scripts\n"
     for path in sorted(path for folder in _SCRIPT_FOLDERS for path in (ROOT / folder).glob("*.sh")):
         _, *lines = path.read_text(encoding="utf-8").splitlines()
