@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from support.plain_tokenizer import PlainTokenizer
 
@@ -173,9 +174,8 @@ def pieces_of(vocabulary: Path) -> list[str]:
     return vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
 
-def write_hdf5(instances: list[Instance], settings: Settings, path: Path) -> None:
-    """Write the six datasets of the format, gzip-compressed, at the end."""
-    import h5py
+def columns_of(instances: list[Instance], settings: Settings) -> dict[str, Any]:
+    """Return the six arrays of the format."""
     import numpy as np
 
     count, length, most = len(instances), settings.seq_len, settings.max_predictions
@@ -194,8 +194,15 @@ def write_hdf5(instances: list[Instance], settings: Settings, path: Path) -> Non
         columns["masked_lm_positions"][row, : len(instance.positions)] = instance.positions
         columns["masked_lm_ids"][row, : len(instance.labels)] = instance.labels
         columns["next_sentence_labels"][row] = int(instance.is_random)
+    return columns
+
+
+def write_hdf5(instances: list[Instance], settings: Settings, path: Path) -> None:
+    """Write the six datasets of the format, gzip-compressed, at the end."""
+    import h5py
+
     with h5py.File(path, "w") as file:
-        for name, values in columns.items():
+        for name, values in columns_of(instances, settings).items():
             file.create_dataset(name, data=values, compression="gzip")
 
 

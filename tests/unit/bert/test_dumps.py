@@ -88,19 +88,6 @@ def test_every_form_gives_the_same_articles(form: str, tmp_path: Path) -> None:
     assert any(unit.data is None for unit in found) == (form in ("multistream", "empty-streams"))
 
 
-def test_units_and_streams_do_not_depend_on_how_the_bytes_arrive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, packed = write(tmp_path / "x.xml", WHOLE), write(tmp_path / "a", FORMS["multistream"])
-    whole, starts = [unit.data for unit in units(path)], dumps.page_streams(packed)
-    for size in (3, 700):
-        monkeypatch.setattr(dumps, "BLOCK_BYTES", size)
-        monkeypatch.setattr("bert.corpus.files.BLOCK_BYTES", size)
-        assert [unit.data for unit in units(path)] == whole and len(whole) > 5
-        if size > 64:
-            assert dumps.page_streams(packed) == starts and len(starts) == 12
-
-
 @pytest.mark.parametrize("form", ["plain", "bz2", "gz", "multistream", "pbzip2"])
 @pytest.mark.parametrize("share", [0.5, 0.999])
 def test_a_truncated_dump_is_refused_and_gives_its_whole_pages_when_asked(
@@ -116,13 +103,6 @@ def test_a_truncated_dump_is_refused_and_gives_its_whole_pages_when_asked(
     kept = read(path, keep=True, counts=counts)
     assert kept and kept == expected(len(kept))
     assert (counts.get("truncated dumps"), counts.names["truncated dumps"]) == (1, ["x"])
-
-
-def test_a_dump_cut_between_two_streams_is_truncated(tmp_path: Path) -> None:
-    path = write(tmp_path / "x", multistream(page_streams()[:6]))
-    with refused("file-truncated", path, "</mediawiki>"):
-        read(path)
-    assert read(path, keep=True) == expected(20)
 
 
 @pytest.mark.parametrize(("part", "size"), [(150, 2**20), (2, 2**20), (2, 5_000)])

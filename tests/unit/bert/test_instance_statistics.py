@@ -8,7 +8,7 @@ labels "fast" and "plain" of the replicates could be exchanged: that is a permut
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from support import plain_pretraining as plain
 from support.shared_files import DATA
 
 from bert.tasks.pretrain.config import InstanceConfig
-from bert.tasks.pretrain.instances import TokenShard, plan_instances
+from bert.tasks.pretrain.instances import Instances, TokenShard, plan_instances
 from bert.tasks.pretrain.masking import Pieces
 
 REPLICATES = 40
@@ -104,45 +104,36 @@ class Sample:
         return self.first_length + self.second_length + 3
 
 
+def sample_of(made: Instances) -> Sample:
+    rows, slots = np.nonzero(made.masked_lm_positions)
+    columns, labels = made.masked_lm_positions[rows, slots], made.masked_lm_ids[rows, slots]
+    ids = made.input_ids.copy()
+    ids[rows, columns] = labels
+    second_length = made.segment_ids.sum(axis=1, dtype=int) - 1
+    first_length = made.input_mask.sum(axis=1, dtype=int) - second_length - 3
+    return Sample(
+        first_begin=ids[:, 1] - FIRST_ID,
+        first_length=first_length,
+        second_begin=ids[np.arange(len(ids)), first_length + 2] - FIRST_ID,
+        second_length=second_length,
+        is_random=made.next_sentence_labels.astype(bool),
+        positions=columns,
+        labels=labels,
+        shown=made.input_ids[rows, columns],
+        counts=(made.masked_lm_positions > 0).sum(axis=1),
+    )
+
+
 def fast_samples(corpus: Corpus, whole_words: bool) -> list[Sample]:
     config = InstanceConfig(
         seq_len=SEQ_LEN, max_predictions=PREDICTIONS, dupe_factor=1, whole_word_mask=whole_words, seed=77
     )
     continues = np.concatenate([np.zeros(FIRST_ID, np.bool_), corpus.continues])
-    pieces = Pieces(corpus.vocab_size, CLS, SEP, MASK, continues)
-    shard, samples = corpus.shard, []
+    pieces, samples = Pieces(corpus.vocab_size, CLS, SEP, MASK, continues), []
     for replicate in range(REPLICATES):
-        blocks = [*plan_instances(shard, pieces, config, (replicate,)).blocks()]
-        ids, positions, labels, segments, mask, is_random = (
-            np.concatenate([getattr(block, name) for block in blocks])
-            for name in (
-                "input_ids",
-                "masked_lm_positions",
-                "masked_lm_ids",
-                "segment_ids",
-                "input_mask",
-                "next_sentence_labels",
-            )
-        )
-        rows, slots = np.nonzero(positions)
-        columns = positions[rows, slots]
-        shown = ids[rows, columns]
-        ids[rows, columns] = labels[rows, slots]
-        second_length = segments.sum(axis=1, dtype=int) - 1
-        first_length = mask.sum(axis=1, dtype=int) - second_length - 3
-        samples.append(
-            Sample(
-                first_begin=ids[:, 1] - FIRST_ID,
-                first_length=first_length,
-                second_begin=ids[np.arange(len(ids)), first_length + 2] - FIRST_ID,
-                second_length=second_length,
-                is_random=is_random.astype(bool),
-                positions=columns,
-                labels=labels[rows, slots],
-                shown=shown,
-                counts=(positions > 0).sum(axis=1),
-            )
-        )
+        blocks = [*plan_instances(corpus.shard, pieces, config, (replicate,)).blocks()]
+        columns = {name.name: [getattr(block, name.name) for block in blocks] for name in fields(Instances)}
+        samples.append(sample_of(Instances(**{name: np.concatenate(parts) for name, parts in columns.items()})))
     return samples
 
 
@@ -157,27 +148,9 @@ def plain_samples(corpus: Corpus, whole_words: bool) -> list[Sample]:
         continuing_ids=frozenset((FIRST_ID + np.flatnonzero(corpus.continues)).tolist()),
         whole_word_mask=whole_words,
     )
-    documents, samples = corpus.documents, []
-    for replicate in range(REPLICATES):
-        made = plain.make_instances(documents, settings, random.Random(replicate))
-        shown = [[instance.ids[position] for position in instance.positions] for instance in made]
-        for instance in made:
-            for position, label in zip(instance.positions, instance.labels, strict=True):
-                instance.ids[position] = label
-        samples.append(
-            Sample(
-                first_begin=np.array([instance.ids[1] for instance in made]) - FIRST_ID,
-                first_length=np.array([instance.first_length for instance in made]),
-                second_begin=np.array([instance.ids[instance.first_length + 2] for instance in made]) - FIRST_ID,
-                second_length=np.array([instance.second_length for instance in made]),
-                is_random=np.array([instance.is_random for instance in made]),
-                positions=np.array([position for instance in made for position in instance.positions]),
-                labels=np.array([label for instance in made for label in instance.labels]),
-                shown=np.array([value for row in shown for value in row]),
-                counts=np.array([len(instance.positions) for instance in made]),
-            )
-        )
-    return samples
+    documents = corpus.documents
+    made = (plain.make_instances(documents, settings, random.Random(number)) for number in range(REPLICATES))
+    return [sample_of(Instances(**plain.columns_of(instances, settings))) for instances in made]
 
 
 @dataclass(frozen=True)
@@ -222,109 +195,92 @@ def shares(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
 TOKENS = np.arange(1, SEQ_LEN)
 
 
-def test_the_number_of_instances(comparison: Comparison) -> None:
-    assert comparison.p_value(lambda sample: np.array([len(sample.lengths)])) > LEAST_P
+def lost(values: np.ndarray) -> np.ndarray:
+    return shares(values, np.arange(1, 40))
 
 
-def test_the_lengths_of_instances_and_of_both_segments(comparison: Comparison) -> None:
-    for values in (
-        lambda sample: sample.lengths,
-        lambda sample: sample.first_length,
-        lambda sample: sample.second_length,
-        lambda sample: sample.first_length[sample.is_random],
-        lambda sample: sample.second_length[sample.is_random],
-        lambda sample: sample.first_length[~sample.is_random],
-        lambda sample: sample.second_length[~sample.is_random],
-        lambda sample: (sample.first_length - sample.second_length)[sample.lengths == SEQ_LEN],
-    ):
-        assert comparison.p_value(lambda sample, values=values: shares(values(sample), TOKENS)) > LEAST_P
-    assert min(sample.lengths.min() for sample in comparison.fast) >= 5
-
-
-def test_the_share_of_random_pairs(comparison: Comparison) -> None:
-    assert comparison.p_value(lambda sample: np.array([sample.is_random.mean()])) > LEAST_P
-
-
-def test_the_place_of_both_segments_in_their_sentences(comparison: Comparison) -> None:
-    """How many tokens of its first sentence a segment lost, and of its last one: truncation from front and back."""
-    ends = comparison.corpus.shard.sentence_ends
+def pairs_measures(corpus: Corpus) -> list[Callable[[Sample], np.ndarray]]:
+    """Numbers and lengths of instances and segments, and where segments begin and end."""
+    ends = corpus.shard.sentence_ends
     begins = np.concatenate([[0], ends[:-1]])
+    document_ends = ends[corpus.shard.document_ends - 1]
+    numbers, places = np.arange(1, len(document_ends)), np.linspace(0, corpus.tokens, 60)
 
-    def front(places: np.ndarray) -> np.ndarray:
-        return places - begins[np.searchsorted(ends, places, "right")]
+    def document(begin: np.ndarray) -> np.ndarray:
+        return shares(np.searchsorted(document_ends, begin, "right"), numbers)
 
-    def back(places: np.ndarray) -> np.ndarray:
-        return ends[np.searchsorted(ends, places, "right")] - 1 - places
+    def front(place: np.ndarray) -> np.ndarray:
+        """How many tokens of its first sentence a segment lost."""
+        return lost(place - begins[np.searchsorted(ends, place, "right")])
 
-    for values in (
+    def back(place: np.ndarray) -> np.ndarray:
+        return lost(ends[np.searchsorted(ends, place, "right")] - 1 - place)
+
+    return [
+        lambda sample: np.array([len(sample.lengths)]),
+        lambda sample: np.array([sample.is_random.mean()]),
+        lambda sample: shares(sample.lengths, TOKENS),
+        lambda sample: shares(sample.first_length[sample.is_random], TOKENS),
+        lambda sample: shares(sample.second_length[sample.is_random], TOKENS),
+        lambda sample: shares(sample.first_length[~sample.is_random], TOKENS),
+        lambda sample: shares(sample.second_length[~sample.is_random], TOKENS),
+        lambda sample: shares((sample.first_length - sample.second_length)[sample.lengths == SEQ_LEN], TOKENS),
         lambda sample: front(sample.first_begin),
         lambda sample: front(sample.second_begin),
         lambda sample: back(sample.first_begin + sample.first_length - 1),
         lambda sample: back(sample.second_begin + sample.second_length - 1),
-    ):
-        assert comparison.p_value(lambda sample, values=values: shares(values(sample), np.arange(1, 40))) > LEAST_P
-
-
-def test_where_segments_come_from(comparison: Comparison) -> None:
-    shard = comparison.corpus.shard
-    ends = shard.sentence_ends[shard.document_ends - 1]
-
-    def document(places: np.ndarray) -> np.ndarray:
-        return np.searchsorted(ends, places, "right")
-
-    numbers = np.arange(1, len(ends))
-    for values in (
         lambda sample: document(sample.first_begin),
         lambda sample: document(sample.second_begin[sample.is_random]),
-    ):
-        assert comparison.p_value(lambda sample, values=values: shares(values(sample), numbers)) > LEAST_P
-    places = np.linspace(0, comparison.corpus.tokens, 60)
-    for values in (
-        lambda sample: sample.first_begin,
-        lambda sample: sample.second_begin[sample.is_random],
-        lambda sample: sample.second_begin[~sample.is_random],
-    ):
-        assert comparison.p_value(lambda sample, values=values: shares(values(sample), places)) > LEAST_P
-    for sample in (*comparison.fast, *comparison.plain):
-        assert ((document(sample.first_begin) != document(sample.second_begin)) == sample.is_random).all()
+        lambda sample: shares(sample.first_begin, places),
+        lambda sample: shares(sample.second_begin[sample.is_random], places),
+        lambda sample: shares(sample.second_begin[~sample.is_random], places),
+    ]
 
 
-def test_how_many_tokens_are_masked_and_where(comparison: Comparison) -> None:
-    _masks_agree(comparison)
-
-
-def test_how_many_tokens_are_masked_and_where_by_whole_words(whole_words: Comparison) -> None:
-    _masks_agree(whole_words)
-    # A word that does not fit is skipped, so long words are masked less often than short ones.
-    continues = whole_words.corpus.continues
-    masked = np.concatenate([continues[sample.labels - FIRST_ID] for sample in whole_words.fast])
-    assert masked.mean() < continues.mean()
-
-
-def _masks_agree(comparison: Comparison) -> None:
-    continues = comparison.corpus.continues
-    for measure in (
-        lambda sample: shares(sample.counts, np.arange(1, PREDICTIONS + 1)),
-        lambda sample: np.array([sample.counts.sum() / sample.lengths.sum()]),
-        lambda sample: shares(sample.positions, TOKENS),
-        lambda sample: np.array([continues[sample.labels - FIRST_ID].mean()]),
-    ):
-        assert comparison.p_value(measure) > LEAST_P
-
-
-def test_what_stands_in_place_of_masked_tokens(comparison: Comparison) -> None:
-    assert comparison.p_value(lambda sample: np.array([(sample.shown == MASK).mean()])) > LEAST_P
-    assert comparison.p_value(lambda sample: np.array([(sample.shown == sample.labels).mean()])) > LEAST_P
+def masks_measures(corpus: Corpus) -> list[Callable[[Sample], np.ndarray]]:
+    """How many tokens are masked, where, and what stands in their place."""
 
     def replacements(sample: Sample) -> np.ndarray:
         shown = sample.shown[(sample.shown != MASK) & (sample.shown != sample.labels)]
-        return shares(shown, np.linspace(0, comparison.corpus.vocab_size, 30))
+        return shares(shown, np.linspace(0, corpus.vocab_size, 30))
 
-    assert comparison.p_value(replacements) > LEAST_P
+    return [
+        lambda sample: shares(sample.counts, np.arange(1, PREDICTIONS + 1)),
+        lambda sample: np.array([sample.counts.sum() / sample.lengths.sum()]),
+        lambda sample: shares(sample.positions, TOKENS),
+        lambda sample: np.array([corpus.continues[sample.labels - FIRST_ID].mean()]),
+        lambda sample: np.array([(sample.shown == MASK).mean()]),
+        lambda sample: np.array([(sample.shown == sample.labels).mean()]),
+        replacements,
+    ]
+
+
+def test_pairs_are_drawn_from_the_published_distribution(comparison: Comparison) -> None:
+    for number, measure in enumerate(pairs_measures(comparison.corpus)):
+        assert comparison.p_value(measure) > LEAST_P, number
+    shard = comparison.corpus.shard
+    ends = shard.sentence_ends[shard.document_ends - 1]
+    for sample in (*comparison.fast, *comparison.plain):
+        first, second = (np.searchsorted(ends, begin, "right") for begin in (sample.first_begin, sample.second_begin))
+        assert ((first != second) == sample.is_random).all()
+
+
+def test_masks_are_drawn_from_the_published_distribution(comparison: Comparison) -> None:
+    for number, measure in enumerate(masks_measures(comparison.corpus)):
+        assert comparison.p_value(measure) > LEAST_P, number
     shown = np.concatenate([sample.shown for sample in comparison.fast])
     labels = np.concatenate([sample.labels for sample in comparison.fast])
     for share, expected in (((shown == MASK).mean(), 0.8), ((shown == labels).mean(), 0.1)):
         assert abs(share - expected) < 4 * (expected * (1 - expected) / len(shown)) ** 0.5
+
+
+def test_masks_of_whole_words_are_drawn_from_the_published_distribution(whole_words: Comparison) -> None:
+    for number, measure in enumerate(masks_measures(whole_words.corpus)):
+        assert whole_words.p_value(measure) > LEAST_P, number
+    # A word that does not fit is skipped, so long words are masked less often than short ones.
+    continues = whole_words.corpus.continues
+    masked = np.concatenate([continues[sample.labels - FIRST_ID] for sample in whole_words.fast])
+    assert masked.mean() < continues.mean()
 
 
 def test_the_comparison_finds_a_small_difference(comparison: Comparison) -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 from bert.data.vocabulary import Vocabulary
-from bert.tasks.pretrain import instances as instances_module
 from bert.tasks.pretrain.config import InstanceConfig
 from bert.tasks.pretrain.instances import BLOCK_ROWS, Instances, Plan, TokenShard, plan_instances
 from bert.tasks.pretrain.masking import pieces_of
@@ -141,39 +140,6 @@ def test_blocks_can_be_made_again_and_each_has_its_own_random_numbers(large: Ins
     both_full = (first.input_mask[:, 63] == 1) & (second.input_mask[:, 63] == 1)
     same = first.masked_lm_positions[both_full] == second.masked_lm_positions[both_full]
     assert both_full.sum() > 1000 and same.mean() < 0.1, "row i of one block says nothing about row i of the next"
-
-
-def test_streams_of_random_numbers_are_all_different() -> None:
-    streams = [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 1, 0), (0, 0, 0)]
-    drawn = {
-        int(instances_module._random(seed, stream, purpose, number).integers(2**62))
-        for seed in (0, 1)
-        for stream in streams
-        for purpose in range(3)
-        for number in range(3)
-    }
-    assert len(drawn) == 2 * len(streams) * 3 * 3
-
-
-def test_rows_of_the_duplicates_are_shuffled_together() -> None:
-    made = make(corpus(40, 120), config(dupe_factor=4))
-    document = restored(made)[:, 1] // 100
-    thirds = np.array_split(document, 3)
-    assert all(abs(part.mean() - document.mean()) < 1.5 for part in thirds)
-    assert (np.diff(document) == 0).mean() < 0.1
-
-
-def test_whole_words_are_masked_together_or_not_at_all() -> None:
-    made = make(corpus(20, 40), config(whole_word_mask=True))
-    ids = restored(made)
-    counts = (made.masked_lm_positions > 0).sum(axis=1)
-    lengths = made.input_mask.sum(axis=1)
-    assert (counts <= [min(10, max(1, round(0.15 * int(n)))) for n in lengths]).all() and counts.mean() > 6
-    for row in range(len(made)):
-        masked = set(made.masked_lm_positions[row].tolist()) - {0}
-        for position in range(2, lengths[row] - 1):
-            if KNOWN.continues[ids[row, position]] and ids[row, position - 1] not in (SEP, CLS):
-                assert (position in masked) == (position - 1 in masked)
 
 
 @settings(max_examples=examples(60), deadline=None)

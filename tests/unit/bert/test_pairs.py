@@ -119,11 +119,6 @@ def test_a_document_is_drawn_up_to_ten_times() -> None:
     assert stats.binomtest(int(drawn_itself.sum()), int(drawn.sum()), 2**-10).pvalue > LEAST_P
 
 
-def test_the_first_sentence_of_the_next_document_is_no_continuation() -> None:
-    for part in many([[60], [60], [60]], 200, short_seq_prob=0.0):
-        assert part.is_random.all()
-
-
 @pytest.mark.parametrize("most", [2, 3, 10, 13])
 def test_truncation_ends_at_the_lengths_that_token_by_token_gives(most: int) -> None:
     sizes = [(a, b) for a in range(1, 31) for b in range(1, 31)]
@@ -140,16 +135,3 @@ def test_truncation_ends_at_the_lengths_that_token_by_token_gives(most: int) -> 
 def pairs_of(sizes: list[tuple[int, int]]) -> Pairs:
     first, second = np.array(sizes, np.int32).T
     return Pairs(np.full(len(sizes), 1000), first, np.full(len(sizes), 5000), second, np.zeros(len(sizes), np.bool_))
-
-
-def test_pairs_stay_inside_their_segments_when_truncated() -> None:
-    shard = shard_of([[random.Random(d).randrange(1, 50) for _ in range(200)] for d in range(5)])
-    whole = cut(shard, config(), np.random.default_rng(3))
-    short = truncated(whole, 60, np.random.default_rng(3))
-    for name in ("first", "second"):
-        before, after = (getattr(pairs, f"{name}_begin") for pairs in (whole, short))
-        lengths = [getattr(pairs, f"{name}_length") for pairs in (whole, short)]
-        assert (after >= before).all() and (after + lengths[1] <= before + lengths[0]).all()
-    fits = whole.lengths <= 63
-    assert (short.lengths == np.minimum(whole.lengths, 63)).all() and 0 < fits.mean() < 1
-    assert (short.first_begin[fits] == whole.first_begin[fits]).all()

@@ -56,15 +56,6 @@ def test_every_document_is_in_one_shard_whole_and_in_order(tmp_path: Path) -> No
     assert numbers["shards with one document"] == 0
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
-    parts = make_parts(tmp_path / "in")
-    texts = [
-        [path.read_bytes() for path in sharded(parts, tmp_path / str(number), plan_of(3, 1, 0.1, seed)).files]
-        for number, seed in enumerate((1, 1, 2))
-    ]
-    assert texts[0] == texts[1] != texts[2]
-
-
 def test_how_the_documents_lie_in_parts_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = sharded(make_parts(tmp_path / "a", parts=1), tmp_path / "one", plan_of(3, 1, 0.1))
     monkeypatch.setattr(module, "_BLOCK_DOCUMENTS", 7)
@@ -109,12 +100,6 @@ def test_shards_differ_by_less_than_their_shortest_document() -> None:
     for group in (range(8), range(8, 10)):
         fullest = max(group, key=lambda number: loads[number])
         assert loads[fullest] - min(loads[number] for number in group) <= sentences[chosen == fullest].min()
-
-
-def test_loads_of_many_shards_are_equal_and_the_share_of_the_test_split_is_as_asked() -> None:
-    sentences = np.random.default_rng(5).integers(1, 60, 100_000).astype(np.int32)
-    loads = np.bincount(assign(sentences, plan_of(256, 16, 0.1)), sentences)
-    assert np.ptp(loads[:256]) <= 1 and abs(loads[256:].sum() / loads.sum() - 0.1) < 0.001
 
 
 def test_fewer_documents_than_shards_are_refused_with_a_remedy() -> None:

@@ -224,12 +224,6 @@ def test_text_that_is_gone_or_not_utf_8_is_named(tmp_path: Path) -> None:
         tokenize(tmp_path / "a.txt", VOCABULARY)
 
 
-def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
-    vocabulary = Vocabulary((*SPECIAL_PIECES, *(f"w{number}" for number in range(70_000))), True)
-    ids = tokenize(written(tmp_path / "a.txt", "w69999 w0\n"), vocabulary).ids
-    assert ids.dtype == np.int32 and ids.tolist() == [70_004, 5]
-
-
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("text")
@@ -265,9 +259,3 @@ def test_a_stage_is_complete_and_counts_what_it_made(texts: list[Path], tmp_path
         "unknown tokens": sum(int((ids == 1).sum()) for ids in tokens),
         "shards tokenized with nanotoken": 4,
     }
-
-
-def test_one_bad_shard_leaves_the_finished_ones(texts: list[Path], tmp_path: Path) -> None:
-    with refused("data-too-small", "d_training_2"):
-        make([*texts[:2], written(tmp_path / "d_training_2.txt", "\n\n")], tmp_path / "a")
-    assert {path.name for path in (tmp_path / "a/32").glob("*.hdf5")} == {*NAMES[:2]}

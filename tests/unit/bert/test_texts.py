@@ -59,16 +59,6 @@ def test_windows_quotes_are_told_from_latin1_and_a_damaged_byte_from_another_enc
     assert (found, counts.get("latin-1 files")) == (["Zo\u00eb and here."], 1)
 
 
-def test_control_characters_are_taken_out_and_empty_files_counted(tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_bytes(b"")
-    (tmp_path / "blank.txt").write_bytes(b" \n\n \n")
-    (tmp_path / "marks.txt").write_bytes(b"* * *\n\n1805.\n")
-    (tmp_path / "nul.txt").write_bytes("A sent\0ence \x01 he\x7fre\u0090. ".encode() + b"More words. " * 20)
-    documents, counts = read(tmp_path)
-    assert documents == [["A sentence here. " + "More words. " * 19 + "More words."]]
-    assert (counts.get("files"), counts.names["empty files"]) == (4, ["blank.txt", "empty.txt", "marks.txt"])
-
-
 def test_files_that_are_no_text_or_gone_are_refused_by_name(tmp_path: Path) -> None:
     for raw in (bytes(range(4)) * 100, "UTF-16 without its mark".encode("utf-16-le")):
         with refused("file-encoding", "a.txt", "UTF-8"):
@@ -103,13 +93,6 @@ FRAMES = {
 def test_the_gutenberg_frame_is_left_out(name: str, tmp_path: Path) -> None:
     found, counts = read_bytes(tmp_path, FRAMES[name].encode())
     assert found == ["The story."] and counts.names["Gutenberg frames"] == ["a.txt"]
-
-
-def test_text_about_gutenberg_is_kept(tmp_path: Path) -> None:
-    plain = "Project Gutenberg is a library.\nIt has books.\n\nProduced by hand, it began in 1971.\n"
-    found, counts = read_bytes(tmp_path, plain.encode())
-    assert found == ["Project Gutenberg is a library. It has books.", "Produced by hand, it began in 1971."]
-    assert counts.get("Gutenberg frames") == 0
 
 
 def test_a_large_file_becomes_several_documents_at_blank_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,15 +150,6 @@ def test_a_generated_corpus_depends_on_the_seed_only(tmp_path: Path) -> None:
     assert digests(tmp_path / "a")["generated-000000.txt"].startswith("6f1d5526ed38c708")
 
 
-def test_a_smaller_generated_corpus_replaces_a_larger_one(tmp_path: Path) -> None:
-    generate_corpus(tmp_path, 1, 60_000)
-    (tmp_path / "mine.txt").write_text("Kept.")
-    few = generate_corpus(tmp_path, 1, 12_000)
-    assert set(tmp_path.glob("*.txt")) == {*few, tmp_path / "mine.txt"}
-    with refused("option-value", "500 bytes", 10000):
-        generate_corpus(tmp_path, 1, 500)
-
-
 def test_dumps_and_texts_are_found_at_any_depth_and_own_folders_left_out(tmp_path: Path) -> None:
     for name in ("b.txt", "a/A.TXT", "x.xml.bz2", "p.xml-p1p41242.bz2", "y.xml", "z.xml.gz", "paper.pdf"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -228,12 +202,3 @@ def test_a_file_is_read_again_only_when_it_changed(tmp_path: Path, monkeypatch: 
     assert second.digest != first.digest and second.name == first.name
     memory.write_text("broken")
     assert identify([path], tmp_path, memory) == [second]
-
-
-def test_names_that_are_no_utf8_are_read_and_shown(tmp_path: Path) -> None:
-    path = tmp_path / os.fsdecode(b"\xe9tude.txt")
-    path.write_text("x")
-    for _ in range(2):
-        (source,) = identify([path], tmp_path, tmp_path / "memory.json")
-        assert source.name == "\\udce9tude.txt" and source.path == path
-        source.name.encode()

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from support.shared_files import DATA, OWN, unpacked
 
-from bert.corpus.wikitext import is_disambiguation, paragraphs
+from bert.corpus.wikitext import paragraphs
 
 WIKI = DATA / "pretrain/wiki"
 SAMPLE = WIKI / "enwiki-sample.xml.bz2"
@@ -78,11 +78,6 @@ def test_markup_becomes_the_text_that_a_reader_sees(name: str) -> None:
         assert found == expected
 
 
-def test_names_of_namespaces_come_from_the_dump() -> None:
-    text = "Er kam.[[Datei:A.jpg|mini|Ein Bild.]][[Kategorie:B]]"
-    assert paragraphs(text, ("Datei", "Kategorie")) == ["Er kam."]
-
-
 # Links that show a file or put a page into a category, as dumps of sister languages write them: none leaves a word.
 HIDDEN = (
     "[[Attēls:Rīga.jpg|thumb|250px]]", "[[attēls:Rīga no augšas.JPG|sīktēls|Skats uz [[Rīga|Rīgu]]]]",
@@ -99,22 +94,6 @@ def test_files_and_categories_of_any_language_leave_nothing(link: str) -> None:
     assert paragraphs(f"Rīga ir pilsēta.{link} Tā ir liela.", ("Fails", "Vietas kategorija")) == [
         "Rīga ir pilsēta. Tā ir liela."
     ]
-
-
-@pytest.mark.parametrize(
-    ("link", "shown"),
-    [("[[:Attēls:Rīga.jpg|bilde]]", "bilde"), ("[[:Kategorija:Rīga|vietas]]", "vietas"),
-     ("[[Imagine: Lennon]]", "Imagine: Lennon"),
-     ("[[Node.js|Node]]", "Node"), ("[[Attēls: stāsts|stāsts]]", "stāsts"),
-     ("[[.svg]]", ".svg")],
-)  # fmt: skip
-def test_links_that_name_a_file_or_only_look_like_one_stay(link: str, shown: str) -> None:
-    assert paragraphs(f"Tas ir {link} te.") == [f"Tas ir {shown} te."]
-
-
-def test_disambiguations_are_told() -> None:
-    assert is_disambiguation("x may be:\n{{Disambiguation}}") and is_disambiguation("{{hndis|X}}")
-    assert not is_disambiguation("{{about|x}} {{dablink}}")
 
 
 HOSTILE = {
@@ -139,14 +118,6 @@ def test_hostile_input_takes_linear_time(name: str) -> None:
     # Eight times the text: quadratic would be 64 times the seconds. The least of three on both sides.
     short, long = (min(seconds(count) for _ in range(3)) for count in (3_000, 24_000))
     assert long < max(1.0, 24 * short)
-
-
-@pytest.mark.parametrize(
-    "opening,closing", [("{{a|", "}}"), ("{{lang|a|", "}}"), ("[[a|", "]]"), ("<i>", "</i>"), ("{|\n", "\n|}")]
-)
-def test_deep_nesting_is_no_error(opening: str, closing: str) -> None:
-    paragraphs("A " + opening * 5_000 + "x" + closing * 5_000)
-    assert paragraphs("He came.\n\n" + opening * 5_000 + "x" + closing * 5_000)[0] == "He came."
 
 
 def _articles(path: Path) -> dict[str, str]:
@@ -185,8 +156,3 @@ def test_no_markup_is_left_in_real_pages(real: dict[str, list[str]]) -> None:
             "( ", "()", "&nbsp;", "__"]  # fmt: skip
     assert {mark: text.count(mark) for mark in left if mark in text} == {}
     assert not [line for line in text.split("\n") if line[:1] in set("*#:;=!| ")]
-
-
-def test_powers_keep_their_meaning() -> None:
-    text = "One atom in 10<sup>18</sup> others, or 10<sup>\u221218</sup> of them; see the 21<sup>st</sup> one."
-    assert paragraphs(text) == ["One atom in 10^18 others, or 10^\u221218 of them; see the 21st one."]
