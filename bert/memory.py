@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields
 from bert.model.config import ModelConfig, model_config
 from bert.model.step import FLOAT_BYTES, Step
 from bert.parallel import zero_stage
-from bert.tasks import task_step
+from bert.tasks import make_task
 from common.train_spec import TrainSpec
 
 _MOMENTS = 2
@@ -58,13 +58,13 @@ class Memory:
 
 def parameter_count(config: ModelConfig, task: str, task_options: str = "") -> int:
     """Return the parameters of a task's model with its options, the vocabulary's padding included."""
-    return task_step(task, task_options, config).parameters
+    return make_task(task, task_options).step(config).parameters
 
 
 def predict_memory(spec: TrainSpec, device: str) -> Memory:
     """Return what a rank of a training needs at its peak on `device` (cpu or cuda); see the module for the formulas."""
     config, stage = model_config(spec), zero_stage(spec)
-    step = task_step(spec.task, spec.task_options, config)
+    step = make_task(spec.task, spec.task_options).step(config)
     states = {"parameters": step.parameters, "gradients": step.parameters, "optimizer": _MOMENTS * step.parameters}
     held = {
         name: FLOAT_BYTES * count // (spec.world_size if stage >= _DIVIDED_FROM[name] else 1)

@@ -24,7 +24,7 @@ from bert.model.config import model_config
 from bert.observer import Observer, Observers, StepResult
 from bert.optim.precision import Precision
 from bert.parallel.base import StepPlan, Strategy
-from bert.tasks import make_task, task_step
+from bert.tasks import make_task
 from bert.train.feed import Adapt, Feed, data_spec
 from bert.train.loop import Training, train
 from records.run import TrialDirectory
@@ -70,7 +70,7 @@ class _Measurement:
             self.build: Callable[[], Built] = lambda: built(trial, given)
         else:
             config = model_config(trial)
-            self.step, self.adapt = task_step(trial.task, trial.task_options, config), implementation.adapter(trial)
+            self.step, self.adapt = self.task.step(config), implementation.adapter(trial)
             self.build = lambda: implementation.build(trial, self.task, config, self.observer)
         input_only = trial.kind == "input"
         unknown = dict.fromkeys(("model_flops", "loss", "learning_rate")) if input_only else {}

@@ -23,7 +23,7 @@ from bert.data.batch import BatchCounts
 from bert.memory import parameter_count
 from bert.model.config import model_config
 from bert.parallel.base import Strategy
-from bert.tasks import make_task, task_step
+from bert.tasks import make_task
 from bert.tasks.base import Evaluation
 from bert.train.base_run import RunRequest
 from bert.train.events import Best, Evaluated, Event, Progress, Resumed, RunOutcome, Saved, Warned
@@ -86,7 +86,7 @@ def _counted(
     # Only our vocabulary is padded.
     shape = config if implementation == OURS else config.replace(vocab_multiple=1)
     parameters = parameter_count(shape, settings.task, settings.task_options)
-    return task_step(settings.task, settings.task_options, config).model_flops, {"parameters": parameters}
+    return make_task(settings.task, settings.task_options).step(config).model_flops, {"parameters": parameters}
 
 
 class TrainRecorder:

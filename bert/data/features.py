@@ -97,9 +97,8 @@ class Summary:
     """Result of a preparation for one source."""
 
     input: Path
-    features: Path | None
-    """The feature file; None if none was asked for."""
-    settings: FeatureSettings | None = None
+    features: Path
+    settings: FeatureSettings
     kept: bool
     """Whether it was finished before."""
     counts: Counts

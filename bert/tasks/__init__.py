@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from common.registry import load
 
 if TYPE_CHECKING:
-    from bert.model.config import ModelConfig
-    from bert.model.step import Step
     from bert.tasks.base import DataSource, Task
 
 ENTRY_POINTS = "bertbench.tasks"
@@ -49,18 +47,11 @@ def task_data(name: str) -> "Task":
 def make_task(name: str, task_options: str = "") -> "Task":
     """Return a task; `task_options` is what `resolve_options` gave.
 
-    Raises:
-        UsageError: no such task, or an option it does not have.
-        InputError: `task_options` is damaged.
+    Raises UsageError: no such task, or an option it does not have.
     """
     from bert.tasks.base import read_options
 
     return _make(name, read_options(task_options))
-
-
-def task_step(name: str, task_options: str, config: "ModelConfig") -> "Step":
-    """Return what a training step of a task's model computes; raises as `make_task` does."""
-    return make_task(name, task_options).step(config)
 
 
 def given_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

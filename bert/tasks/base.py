@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from bert.data.lengths import PADDINGS
 from bert.model.config import ModelConfig
 from bert.model.step import Step
-from common.errors import InputError, UsageError
+from common.errors import UsageError
 from common.registry import lookup
 from common.train_spec import TrainSpec
 
@@ -54,7 +54,6 @@ class TaskOption:
     """One option of a task, which the class that trains takes under this name."""
 
     name: str
-    """Such as head."""
     kind: type[str] | type[int] | type[bool]
     default: Value | None = None
     """None if it follows from the data, or nothing holds by default."""
@@ -65,14 +64,13 @@ class TaskOption:
     from_data: bool = False
     """Whether it follows from the data alone, so that nobody is asked for it."""
     says: str = ""
-    """What it is, for the help of the commands."""
+    """For the help of the commands."""
 
     def check(self, value: object) -> None:
         """Refuse an invalid value. Raises UsageError."""
         if self.choices and value not in self.choices:
             raise UsageError("option-choice", f"{self.name}={value!r}: choose one of {', '.join(self.choices)}")
-        low = isinstance(value, int) and self.kind is int and value < self.least
-        if type(value) is not self.kind or low:
+        if type(value) is not self.kind or (type(value) is int and value < self.least):
             wanted = {str: "a word", int: f"a whole number of at least {self.least}", bool: "true or false"}[self.kind]
             raise UsageError("option-value", f"{self.name}={value!r} must be {wanted}")
 
@@ -82,13 +80,13 @@ def check_options(task: str, known: Sequence[TaskOption], given: Mapping[str, An
     by_name = {option.name: option for option in known}
     values: dict[str, Value] = {option.name: option.default for option in known if option.default is not None}
     for name, value in given.items():
-        if value is not None:
-            if name not in by_name:
-                raise UsageError(
-                    "option-not-applicable", f"task {task} has no option {name}, it has {', '.join(by_name) or 'none'}"
-                )
-            by_name[name].check(value)
-            values[name] = value
+        if value is None:
+            continue
+        if name not in by_name:
+            known_names = ", ".join(by_name) or "none"
+            raise UsageError("option-not-applicable", f"task {task} has no option {name}, it has {known_names}")
+        by_name[name].check(value)
+        values[name] = value
     return values
 
 
@@ -98,11 +96,9 @@ def options_text(options: Mapping[str, Value]) -> str:
 
 
 def read_options(text: str) -> dict[str, Any]:
-    """Return the options that `options_text` wrote. Raises InputError if the text is no JSON object."""
-    try:
-        return dict(json.loads(text or "{}"))
-    except (ValueError, TypeError) as error:
-        raise InputError("option-value", f"the task options {text[:80]!r} are not a JSON object") from error
+    """Return the options that `options_text` wrote."""
+    options: dict[str, Any] = json.loads(text) if text else {}
+    return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +110,14 @@ class DataSource:
     fingerprint: str
     """Hash of the data, or of the lengths drawn from; empty for synthetic data of a named distribution."""
     seq_len: int | None
-    """Tokens per sequence of real data; None if any length is possible."""
+    """Tokens per sequence; None if any length is possible."""
     max_predictions: int | None
     """Predicted positions per sequence of a folder; None for a named distribution."""
     vocab_size: int
     samples: int | None = None
-    """Samples of an epoch; None for synthetic data, which have no end."""
+    """Of an epoch; None for synthetic data, which have no end."""
     vocabulary: str | None = None
-    """Hash of the vocabulary they were made with; None if only the ranks look at it."""
+    """Its hash; None if only the ranks look at it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +127,10 @@ class Trained:
     checkpoint: Path
     """The best one, else the latest."""
     run: Path
-    """The run directory, beside which something new may lie."""
     data: str
-    """What it was trained on, a path or synthetic data."""
+    """A path or synthetic data."""
     eval_data: str | None
-    """What it was evaluated on, where that was named."""
+    """None where none was named."""
     options: Mapping[str, Any]
     """Of the task, resolved."""
 
@@ -157,10 +152,7 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSpec(TrainSpec):
-    """A training as one rank draws its batches: micro_batch_size is that of a rank, world_size counts ranks.
-
-    They see disjoint samples.
-    """
+    """A training as one rank draws its batches: micro_batch_size is that of a rank; ranks see disjoint samples."""
 
     padding: str = PADDINGS[0]
     """Of batches that do not come padded: one of bert.data.lengths.PADDINGS."""
@@ -174,7 +166,7 @@ class DataIdentity:
     """Identity of a set of training data, independent of its location."""
 
     source: str
-    """As given: a folder or file, or the name of synthetic data."""
+    """A folder or file as given, or the name of synthetic data."""
     fingerprint: str | None = None
     """Hash of what they are (of shards: names, sizes and sample counts); None for synthetic data."""
     shards: list[str] = field(default_factory=list)
@@ -182,7 +174,7 @@ class DataIdentity:
     vocab_size: int | None = None
     """Word pieces of the vocabulary they were made with; None if nothing beside them says it."""
     vocabulary: str | None = None
-    """Hash of that vocabulary; None if nothing beside the data says it."""
+    """Hash of that vocabulary; None likewise."""
 
     @classmethod
     def of(cls, source: object, rows: "TokenRows") -> "DataIdentity":
@@ -207,7 +199,7 @@ class Evaluation:
     """Scores of a model on data that it is not trained on."""
 
     values: Mapping[str, float]
-    """Scores and losses, by the names in Task.scores."""
+    """By the names in Task.scores."""
     samples: int
     counts: Mapping[str, int] = field(default_factory=dict)
     """What else they were measured on, by name (predicted_positions)."""
@@ -237,9 +229,8 @@ class Evaluator(Protocol):
         """Hash of the samples: only scores on the same samples are compared."""
 
     def measure(self, model: "torch.nn.Module", device: "torch.device", precision: "Precision") -> "torch.Tensor":
-        """This rank's part of a sum over ranks, a float64 vector on the CPU.
+        """Return this rank's part of a sum over ranks, a float64 vector on the CPU, of a model in evaluation mode.
 
-        `model` is on `device`, in evaluation mode and without what a strategy wraps around it; no gradients are kept.
         Raises UsageError: the model has not the heads of the task.
         """
 
@@ -267,32 +258,28 @@ class Task(ABC):
     """
 
     name: str
-    """In bert.tasks."""
     heads: Heads
-    """Which of the heads of bert.model its model has: what is known of them (losses, Hugging Face's class) holds
-    for the task. "" where it has its own."""
+    """Which of the heads of bert.model its model has, so that their losses and Hugging Face's class hold; "" for its
+    own."""
     commands: Mapping[str, tuple[str, str]]
-    """Its commands `data`, `predict` and `eval`, those that it has: "module:class" of the
-    bert.tasks.commands.TaskCommand, and one line of help. They are called by the
-    task's name, unless another one follows the word, as in `data csv`."""
+    """By `data`, `predict` and `eval`: "module:class" of a bert.tasks.commands.TaskCommand, and one line of help. They
+    are called by the task's name, unless another one follows the word, as in `data csv`."""
     seq_len: int
     """Tokens per sequence where no other length is asked for."""
     paddings: tuple[str, ...]
     """Ways to pad a batch, the default first; empty where batches come padded."""
     options: tuple[TaskOption, ...] = ()
-    """Which options the task has; the command line has a flag for each."""
+    """The command line has a flag for each."""
     defaults: Mapping[str, Any]
-    """What training uses by default, by field of TrainSettings. Besides: `epochs`, which the number of
-    updates follows from, and `evaluates`, whether it is evaluated after each epoch without being asked. Empty if the
-    phases of pretraining say it."""
+    """Of a training, by field of TrainSettings; besides `epochs`, and `evaluates`: whether it is evaluated after each
+    epoch without being asked. Empty if the phases of pretraining say it."""
     parts: tuple[str, ...] = ()
-    """Names of the parts of the loss that are reported beside their sum: fields of the model's output."""
+    """Parts of the loss that are reported beside their sum: fields of the model's output."""
     scores: tuple[str, ...]
     """Names of what an evaluation finds; common.scores knows how each is shown."""
     deciding_score: str
-    """The one of them that says which checkpoint is the best."""
+    """Says which checkpoint is the best."""
     higher_is_better: bool
-    """Whether more of it is better."""
     begins_from_encoder: bool
     """Whether a run usually begins from the encoder of another task's model: heads that are absent there are then
     nothing to warn of, and the state of its optimizer is not taken. Else bertbench checkpoints must have all heads."""
@@ -310,12 +297,10 @@ class Task(ABC):
 
     @abstractmethod
     def check_evaluation(self, source: str, seq_len: int, wanted: str | None) -> None:
-        """Inspect the evaluation data of a run of `seq_len` tokens on `source` before it begins.
-
-        `wanted` are other data to evaluate on; None is what is beside the training data.
+        """Inspect the evaluation data of a run of `seq_len` tokens on `source`; by default what is beside these.
 
         Raises:
-            UsageError: the task does not accept such data, or they must be given.
+            UsageError: the task does not accept the data that are `wanted`, or some must be named.
             InputError: there are none, they are damaged or do not fit those that are trained on.
         """
 
@@ -374,6 +359,5 @@ def deciding(task: Task, best_by: str | None) -> tuple[str, bool]:
     """
     if best_by is None or best_by == task.deciding_score:
         return task.deciding_score, task.higher_is_better
-    choices = [score for score in task.scores if not score.endswith("_thresh")]
-    lookup(dict.fromkeys(choices), best_by, f"score of {task.name}")
-    return best_by, not best_by.endswith("_loss")
+    known = [score for score in task.scores if not score.endswith("_thresh")]
+    return lookup(dict.fromkeys(known, best_by), best_by, f"score of {task.name}"), not best_by.endswith("_loss")

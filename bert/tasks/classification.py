@@ -14,14 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.batches import RowBatches, check_rows, lengths_fingerprint
-from bert.data.lengths import (
-    PADDINGS,
-    SYNTHETIC,
-    Lengths,
-    check_distribution,
-    is_synthetic,
-    lengths_folder,
-)
+from bert.data.lengths import PADDINGS, SYNTHETIC, Lengths, check_distribution, is_synthetic, lengths_folder
 from bert.data.order import spread
 from bert.data.rows import Labels, TokenRows
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
@@ -104,11 +97,7 @@ class ClassificationTask(RowData):
     """
 
     heads: Heads = "classes"
-    commands = MappingProxyType(
-        {
-            "predict": ("bert.tasks.commands:RowPredict", "labels of prepared rows, and their scores"),
-        }
-    )
+    commands = MappingProxyType({"predict": ("bert.tasks.commands:RowPredict", "labels of prepared rows, and scores")})
     seq_len = 128
 
     def __init__(self, **options: Any) -> None:
@@ -141,17 +130,9 @@ class ClassificationTask(RowData):
             self.evaluation_rows(source, seq_len, wanted, self.rows(Path(source), TRAINING, seq_len))
 
     def evaluation_rows(self, source: str, seq_len: int, wanted: str | None, training: TokenRows) -> TokenRows:
-        """Return the rows to evaluate on.
+        """Return the rows to evaluate a run of `seq_len` tokens on, those that are `wanted` or in `source`.
 
-        Args:
-            source: the data that are trained on.
-            seq_len: maximum tokens of a row of the run.
-            wanted: other data to evaluate on; None is `source`.
-            training: the rows that are trained on.
-
-        Raises:
-            InputError: there are none with labels, they are longer than those that are trained on, or of another
-                vocabulary.
+        Raises InputError: there are none with labels, or they do not fit the rows in `source` that are trained on.
         """
         rows = self.rows(Path(wanted or source), EVALUATION, seq_len)
         check_judging(rows, wanted or source, seq_len, training, source)

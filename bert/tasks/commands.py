@@ -53,9 +53,9 @@ class Outcome:
     """Plain JSON values: what --json prints."""
     shown: Sequence[Shown]
     notes: Sequence[str] = ()
-    """Further notes for the user; each is shown once."""
+    """Each is shown once."""
     following: Sequence[str] | None = None
-    """The words of the command that comes next, without `bertbench`; None if there is none."""
+    """The words of the command that comes next, without `bertbench`."""
     drawn: Mapping[str, tuple[Sequence[float], Sequence[float], float]] = field(default_factory=dict)
     """Precisions, recalls and average precision of each curve of an evaluation."""
 
@@ -98,31 +98,25 @@ class PrepareCommand(TaskCommand):
     prepare = ".prepare"
     """Module beside that of the command whose function `prepare` makes them."""
 
-    def shown(self, summaries: "Sequence[Any]") -> list[Shown]:
-        """Return the facts about each file: what was counted, the time, the name."""
-        return [
-            [
-                ("input", f"{summary.input}, for {summary.settings.split}"),
-                *((name, f"{count:,}") for name, count in summary.counts.numbers.items()),
-                ("time", "finished before" if summary.kept else f"{summary.seconds:.1f} s"),
-                ("features", summary.features),
-            ]
-            for summary in summaries
-        ]
-
-    def following(self, summaries: "Sequence[Any]") -> list[str] | None:
-        """Return the words of the next command."""
-        return None
-
     def run(self, options: Any, host: Host) -> Outcome:
         """Prepare, and sum up."""
         module = import_module(self.prepare, type(self).__module__.rpartition(".")[0])
-        summaries: Sequence[Summary] = module.prepare(options, host.progress)
+        return self.outcome(module.prepare(options, host.progress))
+
+    def outcome(self, summaries: "Sequence[Summary]") -> Outcome:
+        """Return the facts about each file: what was counted, the time, the name."""
         return Outcome(
             document=[summary.to_json() for summary in summaries],
-            shown=self.shown(summaries),
+            shown=[
+                [
+                    ("input", f"{one.input}, for {one.settings.split}"),
+                    *((name, f"{count:,}") for name, count in one.counts.numbers.items()),
+                    ("time", "finished before" if one.kept else f"{one.seconds:.1f} s"),
+                    ("features", one.features),
+                ]
+                for one in summaries
+            ],
             notes=[note for summary in summaries for note in summary.notes],
-            following=self.following(summaries),
         )
 
 
@@ -188,13 +182,11 @@ def trained_task(name: str, checkpoint: Path) -> ClassificationTask:
 
 
 def open_trained(checkpoint: Path, task: ClassificationTask, rows: "TokenRows", data: Path, host: Host) -> "Opened":
-    """Open a model that is to predict rows. Raises InputError: there are none, or they do not fit it."""
+    """Open a model that is to predict rows. Raises InputError: they do not fit it."""
     from bert.predict import open_model
 
-    if not len(rows):
-        raise InputError("file-empty", f"{data} holds no rows: prepare it from other data")
     opened = open_model(checkpoint, task, DataIdentity.of(data, rows), host.note)
-    check_positions(opened, int(rows.lengths.max()), data)
+    check_positions(opened, int(rows.lengths.max(initial=0)), data)
     return opened
 
 

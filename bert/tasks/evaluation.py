@@ -17,16 +17,16 @@ from common.errors import InputError, UsageError
 Float32 = npt.NDArray[np.float32]
 
 
-def outputs(ready: Ready, rows: TokenRows, told: Callable[[int], None] | None = None) -> Iterator[tuple[Int64, Any]]:
-    """Yield a model's output for each batch of rows, with the numbers [B] of its rows; `told` gets the number done."""
+def outputs(ready: Ready, rows: TokenRows, show: Callable[[int], None] | None = None) -> Iterator[tuple[Int64, Any]]:
+    """Yield a model's output for each batch of rows, with the numbers [B] of its rows; `show` gets the number done."""
     done = 0
     for numbers, batch in evaluation_rows(rows, ready.batch_size, ready.rank, ready.world_size, ready.chosen):
         with torch.inference_mode(), ready.precision.autocast():
             output = ready.model(batch.laid_out().to(ready.device))
         yield numbers, output
         done += len(numbers)
-        if told is not None:
-            told(done)
+        if show is not None:
+            show(done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,6 @@ class LabelledRows:
     """Rows with labels to evaluate on, shared by the ranks."""
 
     rows: TokenRows
-    """All there are."""
     chosen: Int64
     """Numbers of those that are evaluated on."""
     classes: int
@@ -42,7 +41,6 @@ class LabelledRows:
     score_logits: Callable[[Float32], Evaluation]
     """Scores the logits [chosen, K]."""
     spec: DataSpec
-    """Micro batch, rank and number of ranks."""
     fingerprint: str
 
     def measure(self, model: torch.nn.Module, device: torch.device, precision: Precision) -> torch.Tensor:
@@ -59,7 +57,7 @@ class LabelledRows:
         return self.score_logits(logits)
 
 
-def row_logits(ready: Ready, rows: TokenRows, classes: int, told: Callable[[int], None] | None = None) -> Float32:
+def row_logits(ready: Ready, rows: TokenRows, classes: int, show: Callable[[int], None] | None = None) -> Float32:
     """Return the logits [N, K] of the rows that `ready` computes, 0 for the others.
 
     The output of its model has `logits` [B, K], and its `labels` are K, as those of BertForLabels. Raises UsageError:
@@ -67,12 +65,12 @@ def row_logits(ready: Ready, rows: TokenRows, classes: int, told: Callable[[int]
     """
     labels = getattr(ready.model, "labels", None)
     if labels != classes:
-        has = "no classification head" if labels is None else f"a head of {labels}"
         raise UsageError(
-            "weights-mismatch", f"the task needs {classes} logits per row, but {type(ready.model).__name__} has {has}"
+            "weights-mismatch",
+            f"the task needs {classes} logits per row, {type(ready.model).__name__} has {labels or 0}: use its model",
         )
     logits = np.zeros((len(rows), classes), dtype=np.float32)
-    for numbers, output in outputs(ready, rows, told):
+    for numbers, output in outputs(ready, rows, show):
         logits[numbers] = output.logits.float().cpu().numpy()
     return logits
 
@@ -90,5 +88,5 @@ def check_logits(logits: Float32) -> None:
 
 def mean_log_loss(logits: Float32, labels: Labels) -> float:
     """Return the mean cross-entropy in nats of logits [N, K] and classes [N], computed in float64."""
-    found = torch.nn.functional.cross_entropy(torch.from_numpy(logits).double(), torch.from_numpy(labels).long())
-    return float(found)
+    classes = torch.from_numpy(labels).long()
+    return float(torch.nn.functional.cross_entropy(torch.from_numpy(logits).double(), classes))

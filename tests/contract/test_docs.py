@@ -136,12 +136,12 @@ def example_result() -> dict[str, Any]:
 def example_flops() -> float:
     from bert.data.batch import BatchCounts
     from bert.model.config import preset
-    from bert.tasks import task_step
+    from bert.tasks import make_task
 
     counts = BatchCounts(
         samples=8, real_tokens=800, padded_tokens=1024, predicted_positions=120, squared_lengths=8 * 100**2
     )
-    return task_step("pretrain", "", preset("mini")).model_flops(counts)
+    return make_task("pretrain").step(preset("mini")).model_flops(counts)
 
 
 def test_the_worked_example_is_what_the_suite_computes() -> None:

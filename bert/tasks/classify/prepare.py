@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,6 @@ LEFT_OUT = "left out: "
 _MOST_LOST = 0.01
 """Up to this share of rows that do not fit the columns, they are only listed."""
 _BATCH_TEXTS = 2000
-_BATCH_CHARACTERS = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,15 +242,8 @@ def _build(
 
 def batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
     """Yield rows some thousand at a time."""
-    batch: list[Row] = []
-    characters = 0
-    for row in rows:
-        batch.append(row)
-        characters += len(row.text)
-        if len(batch) == _BATCH_TEXTS or characters > _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    yield batch
+    while batch := list(islice(rows, _BATCH_TEXTS)):
+        yield batch
 
 
 def _add(

@@ -1,7 +1,7 @@
 """`bertbench data glue`, `predict glue` and `eval glue`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,27 +39,20 @@ class Prepare(PrepareCommand):
     options = GlueConfig
     prepare = ".features"
 
-    def shown(self, summaries: Sequence[Summary]) -> list[Shown]:
-        """One line for each table."""
-        lines = []
+    def outcome(self, summaries: Sequence[Summary]) -> Outcome:
+        """Return one line for each table, and a training on the first task with a table to train on."""
+        lines, following = [], None
         for one in summaries:
+            settings: Any = one.settings
             numbers, rows = one.counts.numbers, one.counts.get("rows")
             left_out = sum(count for name, count in numbers.items() if name.startswith(LEFT_OUT))
             time = "finished before" if one.kept else f"{one.seconds:.1f} s"
             columns = (f"{rows:,}", f"{left_out:,}", f"{numbers['tokens'] / rows:.1f}", f"{one.counts.get(CUT):,}")
-            lines.append((" ".join(_table(one)), *columns, f"{one.features} ({time})"))
-        return [Grid(("table", "rows", "left out", "tokens", "cut", "file"), lines)]
-
-    def following(self, summaries: Sequence[Summary]) -> list[str] | None:
-        """A training on the first task with a table to train on."""
-        tasks = [(task, one.features) for one in summaries for task, split in [_table(one)] if split == TRAIN]
-        return ["train", "glue", "--task", tasks[0][0], "--data", str(tasks[0][1])] if tasks else None
-
-
-def _table(summary: Summary) -> tuple[str, str]:
-    """Return task and split of features."""
-    settings: Any = summary.settings
-    return settings.task, settings.split
+            lines.append((f"{settings.task} {settings.split}", *columns, f"{one.features} ({time})"))
+            if settings.split == TRAIN and following is None:
+                following = ["train", "glue", "--task", settings.task, "--data", str(one.features)]
+        shown = [Grid(("table", "rows", "left out", "tokens", "cut", "file"), lines)]
+        return replace(super().outcome(summaries), shown=shown, following=following)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,16 +63,10 @@ class PredictOptions:
     """Training run (its best checkpoint, otherwise the latest), a checkpoint, or anything that `bertbench convert`
     reads."""
     features: Path
-    """Features from `bertbench data glue`: a file, or a folder for all of the task except the training split."""
-    task: str | None = None
-    """Task of the features if the folder has several; default the task of the checkpoint."""
+    """Features from `bertbench data glue`: a file, or a folder for all of the checkpoint's task except the training
+    split. For weights that do not name their task, the folder has one task."""
     out: Path = Path("runs/glue-predictions")
     """Folder for the predictions."""
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown task."""
-        if self.task is not None:
-            task_of(self.task)
 
 
 class Predict(TaskCommand):
@@ -101,9 +88,8 @@ class Predict(TaskCommand):
         checkpoint = host.checkpoint(options.checkpoint)
         settings = settings_of(checkpoint)
         trained = None if settings is None else read_options(settings.task_options).get("task", settings.task)
-        task = options.task or (trained if trained in TASKS else None)
-        files = to_predict(options.features, task) if options.features.is_dir() else [options.features]
-        features = [open_features(file, task=options.task) for file in files]
+        task = trained if trained in TASKS else None
+        features = [open_features(file) for file in to_predict(options.features, task)]
         first, spec = features[0], features[0].settings.spec
         if trained not in (None, spec.name):
             raise InputError("weights-mismatch", f"{checkpoint} was trained on {trained}, not on {spec.name}")

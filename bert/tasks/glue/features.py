@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.features import (
-    SUFFIX,
     Columns,
     FeatureSettings,
     Summary,
@@ -114,14 +113,16 @@ def prepare(config: GlueConfig, progress: Progress) -> list[Summary]:
     specs = _with_tables(config)
     for number, spec in enumerate(specs):
         progress("tasks of GLUE", number, len(specs))
-        for split, table in _tables(config, spec):
+        if config.input is None:
+            tables = read_hub(str(config.dataset), spec)
+        else:
+            paths = {split: find_table(config.input, spec, split) for split in spec.splits}
+            tables = {split: read_table(path, spec, split) for split, path in paths.items() if path}
+        for split, table in tables.items():
             settings = Settings(task=spec.name, split=split, **about)
             make = partial(make_columns, table, settings, vocabulary)
-            done.append(
-                prepare_features(
-                    config.output, settings, table.source, table.fingerprint, config.vocab, vocabulary, make
-                )
-            )
+            place, source = config.output, table.source
+            done.append(prepare_features(place, settings, source, table.fingerprint, config.vocab, vocabulary, make))
     progress("tasks of GLUE", len(specs), len(specs))
     return done
 
@@ -137,15 +138,6 @@ def _with_tables(config: GlueConfig) -> list[GlueSpec]:
         needed = ", ".join(f"{spec.folder}/{spec.splits[0]}.tsv" for spec in missing)
         raise InputError("data-missing", f"{folder} does not hold {needed}: give a folder with GLUE's tables")
     return present
-
-
-def _tables(config: GlueConfig, spec: GlueSpec) -> Iterator[tuple[str, GlueTable]]:
-    if config.input is None:
-        yield from read_hub(str(config.dataset), spec).items()
-        return
-    for split in spec.splits:
-        if path := find_table(config.input, spec, split):
-            yield split, read_table(path, spec, split)
 
 
 def make_columns(table: GlueTable, settings: Settings, vocabulary: Vocabulary) -> tuple[Columns, Counts]:
@@ -220,20 +212,19 @@ def open_features(path: Path, *splits: str, task: str | None = None) -> GlueFeat
     return GlueFeatures(file.path, settings, rows, file.columns["index"])
 
 
-def to_predict(folder: Path, task: str | None = None) -> list[Path]:
-    """Return the files of a task in a folder that are not of its training table, in the order of its splits.
+def to_predict(path: Path, task: str | None) -> list[Path]:
+    """Return a file, or those of a folder's tables that are not trained on, in the order of the task's splits.
 
-    Raises InputError: there are none, several of one split, or of several tasks and `task` is None.
+    Raises InputError: there are none, or those of several tasks where `task` is None.
     """
-    tasks = [task] if task else sorted({path.name.split("-")[1] for path in folder.glob(f"glue-*{SUFFIX}")} & {*TASKS})
+    if not path.is_dir():
+        return [path]
+    tasks = {file.name.split("-")[1] for file in features_in(path, "glue")} if task is None else {task}
     if len(tasks) > 1:
-        raise InputError("data-ambiguous", f"{folder} holds features of {', '.join(tasks)}: choose one with --task")
+        raise InputError("data-ambiguous", f"{path} holds features of {', '.join(sorted(tasks))}: give those of one")
     kinds = [f"glue-{name}-{split}" for name in tasks for split in TASKS[name].splits if split != TRAIN]
-    files = [find_features(folder, kind) for kind in kinds if features_in(folder, kind)]
+    files = [find_features(path, kind) for kind in kinds if features_in(path, kind)]
     if not files:
-        raise InputError(
-            "data-unprepared",
-            f"{folder} holds no GLUE features of {task or 'any task'} to predict: create them with "
-            f"`bertbench data glue --tasks {task or 'TASK'}`",
-        )
+        what = task or "any task"
+        raise InputError("data-unprepared", f"{path} holds no GLUE features of {what}: make them with `data glue`")
     return files

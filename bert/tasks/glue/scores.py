@@ -32,7 +32,7 @@ def check_packages(spec: GlueSpec) -> None:
 
 def score_names(spec: GlueSpec) -> tuple[str, ...]:
     """Return the names of what `scores` finds, in its order: metrics, accuracy of classes, the mean of two metrics."""
-    names = dict.fromkeys((*spec.metrics, *(() if spec.is_regression else ("accuracy",))))
+    names = dict.fromkeys((*spec.metrics, *([] if spec.is_regression else ["accuracy"])))
     return (*names, *(["_".join(spec.metrics)] if len(spec.metrics) > 1 else []))
 
 
@@ -43,12 +43,12 @@ def scores(spec: GlueSpec, predictions: npt.NDArray[np.generic], labels: npt.NDA
     are classes, or numbers where the task is a regression [N].
     """
     check_packages(spec)
-    given, right = (one.astype(np.float64 if spec.is_regression else np.int64) for one in (predictions, labels))
-    names = score_names(spec)
+    kind = np.float64 if spec.is_regression else np.int64
+    first_two, mean = score_names(spec)[:2], score_names(spec)[2:]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constant inputs have no correlation
-        values = {name: _metric(name, given, right) for name in names[: 2 if len(spec.metrics) > 1 else None]}
-    return values | {name: float(np.mean([values[one] for one in spec.metrics])) for name in names[len(values) :]}
+        values = {name: _metric(name, predictions.astype(kind), labels.astype(kind)) for name in first_two}
+    return values | {name: float(np.mean([*values.values()])) for name in mean}
 
 
 def _metric(name: str, predictions: Values, labels: Values) -> float:

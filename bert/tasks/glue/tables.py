@@ -244,22 +244,25 @@ def hub_split(split: str) -> str:
 
 def _examples(spec: GlueSpec, split: str, data: Any) -> Iterator[Raw]:
     texts = spec.hub_texts or spec.texts
-    if missing := {*texts, "label"} - {*data.column_names}:
+    names = getattr(data.features.get("label"), "names", None) or spec.classes
+    classes = spec.classes if set(spec.classes) == {"0", "1"} else tuple(names)
+    if (
+        not {*texts, "label"} <= {*data.column_names}
+        or sorted(classes) != sorted(spec.classes)
+        or len(names) != len(classes)
+    ):
         raise InputError(
             "columns-missing",
-            f"the dataset has no columns {', '.join(missing)} of {spec.name}, but {data.column_names}",
+            f"the dataset has the columns {data.column_names} and the classes {names}, but {spec.name} needs {texts}, "
+            f"label and {spec.classes}: give another --dataset",
         )
-    names = getattr(data.features["label"], "names", None) or spec.classes
-    classes = spec.classes if set(spec.classes) == {"0", "1"} else tuple(names)
-    if len(names) != len(spec.classes) or set(classes) != set(spec.classes):
-        raise InputError("labels-invalid", f"the dataset has the classes {names}, but {spec.name} {spec.classes}")
     has_index = "idx" in data.column_names and split != TRAIN
     for number, row in enumerate(data):
         value = row["label"]
         # The library writes a missing label as -1.
         label = "" if value in (None, -1) else str(value) if spec.is_regression else classes[value]
-        index = row["idx"] if has_index else number
-        yield f"row {number}", str(index), [str(row[name]) for name in texts], label
+        index = str(row["idx"] if has_index else number)
+        yield f"row {number}", index, [str(row[name]) for name in texts], label
 
 
 def _table(source: Path, spec: GlueSpec, split: str, raw: Iterable[Raw]) -> GlueTable:

@@ -82,8 +82,7 @@ class GlueTask(ClassificationTask):
         """Answers to the tables it was evaluated on, else to all beside the one it was trained on."""
         if is_synthetic(trained.data):
             return None
-        features = trained.eval_data or str(trained.folder())
-        return trained.prediction(self.name, "--task", str(trained.options["task"]), "--features", features)
+        return trained.prediction(self.name, "--features", trained.eval_data or str(trained.folder()))
 
     def score(self, logits: "Float32", labels: Labels) -> Mapping[str, float]:
         """Return the benchmark's scores, fractions, of logits [N, K] and labels [N]."""

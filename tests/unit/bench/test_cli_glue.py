@@ -123,8 +123,8 @@ def test_predict_glue_answers_every_table_and_eval_glue_finds_the_same_scores(
     out, spec = tmp_path / "answers", TASKS[task]
     (glue / "diagnostic").mkdir()
     shutil.copy(glue / "MNLI" / "test_matched.tsv", glue / "diagnostic" / "diagnostic.tsv")
-    prepared(glue, tmp_path / "data")
-    words = ("--features", tmp_path / "data", "--out", out, "--device", "cpu", "--precision", "fp32", "--task", task)
+    prepared(glue, tmp_path / "data", tasks=(task,))
+    words = ("--features", tmp_path / "data", "--out", out, "--device", "cpu", "--precision", "fp32")
     made = document("predict", "glue", *words, "--checkpoint", saved_model(tmp_path / "model", task))
     assert [Path(table["written"]).name for table in made["tables"]] == names
     assert all(len((out / name).read_text().splitlines()) == 13 for name in names)
@@ -141,8 +141,7 @@ def test_predictions_that_cannot_be_made_are_refused(
     model = str(saved_model(tmp_path / "model", "cola"))
     words = ["predict", "glue", "--checkpoint", model, "--out", str(tmp_path / "out"), "--features"]
     for more, code, facts in (
-        ([str(data)], "data-ambiguous", ["cola, mnli, stsb", "--task"]),
-        ([str(data), "--task", "rte"], "data-unprepared", [data, "--tasks rte"]),
+        ([str(data)], "data-ambiguous", ["cola, mnli, stsb"]),
         ([str(tmp_path)], "data-unprepared", [tmp_path]),
         ([cola, "--batch-size", "0"], "option-value", ["--batch-size 0"]),
     ):

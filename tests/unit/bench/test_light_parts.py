@@ -27,7 +27,7 @@ from bert.parallel.single import SingleStrategy
 from bert.speed import kernels
 from bert.speed.copies import has_low_gradients
 from bert.speed.registry import apply, copy_weights
-from bert.tasks import make_task, resolve_options, task_data, task_step
+from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import DataSpec
 from bert.train.loop import Training, run_step
 from common.train_spec import TrainSpec
@@ -55,7 +55,7 @@ def subject(task_name: str = "pretrain", precision: str = "fp32", way: str = "fa
         strategy=SingleStrategy(), precision=Precision(precision, "cpu"),
     )  # fmt: skip
     batch = typical_batch(stream, lambda each: float(each.counts.real_tokens))
-    step = task_step(task_name, options, SHAPE)
+    step = make_task(task_name, options).step(SHAPE)
     return Subject(task, step, model, training, batch)
 
 

@@ -35,7 +35,7 @@ def options(**changes: Any) -> TrainOptions:
 
 
 def test_ids_of_trials_are_stable():
-    assert Trial().trial_id == "pretrain-bertbench-ddp-base-bf16-s128-b8-a1-n1-r0-4ab41326"
+    assert Trial().trial_id == "pretrain-bertbench-ddp-base-bf16-s128-b8-a1-n1-r0-8349a206"
     assert Trial(task_options='{"head":"mul"}').trial_id != Trial().trial_id
 
 

@@ -11,7 +11,7 @@ from support.row_task import VOCAB, made_rows
 
 from bert.checkpoints.conversion import convert
 from bert.checkpoints.files import save_model
-from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
+from bert.checkpoints.hugging_face import load_hugging_face_state
 from bert.checkpoints.read import find_checkpoint
 from bert.data.batches import row_batch
 from bert.model.config import preset
@@ -50,17 +50,6 @@ def test_logits_and_loss_are_theirs_with_their_weights(labels: int) -> None:
     torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=0)
 
 
-def test_our_weights_have_their_names() -> None:
-    ours = BertForSequenceClassification(SHAPE, 3).eval()
-    state = to_hugging_face_state(ours)
-    model = theirs(3)
-    assert state.keys() == model.state_dict().keys()
-    model.load_state_dict(state)
-    batch = row_batch(made_rows(5), np.arange(5))
-    with torch.no_grad():
-        torch.testing.assert_close(ours(batch).logits, called(model, batch).logits, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("labels", [1, 3])
 def test_a_saved_model_becomes_a_folder_that_transformers_reads(tmp_path: Path, labels: int) -> None:
     ours = BertForSequenceClassification(SHAPE, labels, regression=labels == 1).eval()
@@ -78,22 +67,6 @@ def test_a_saved_model_becomes_a_folder_that_transformers_reads(tmp_path: Path, 
     torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=0)
     back = convert(tmp_path / "theirs", tmp_path / "back", target="bertbench")
     assert (back.missing, back.unexpected) == ((), ())
-
-
-def test_distilbert_classifiers_are_not_exchanged_because_theirs_has_another_layer_before(tmp_path: Path) -> None:
-    shape = SHAPE.replace(type_vocab_size=0)
-    (tmp_path / "ours").mkdir()
-    save_model(tmp_path / "ours", BertForSequenceClassification(shape, 2))
-    done = convert(tmp_path / "ours", tmp_path / "theirs")
-    assert done.architecture == "DistilBertModel"
-    assert any("ReLU" in note for note in done.notes)
-    config = transformers.DistilBertConfig(
-        vocab_size=VOCAB, dim=32, n_layers=2, n_heads=4, hidden_dim=48, max_position_embeddings=32
-    )
-    transformers.DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "published")
-    done = convert(tmp_path / "published", tmp_path / "back", target="bertbench")
-    assert done.architecture == "DistilBertModel"
-    assert {name.partition(".")[0] for name in done.unexpected} == {"classifier", "pre_classifier"}
 
 
 def test_a_classifier_of_other_labels_stays_fresh_and_is_named(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from support.refusals import refused
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.classify import prepare as preparing
 from bert.tasks.classify.prepare import fold
+from bert.tasks.classify.reading import NO_PIECES
 from bert.tasks.classify.store import (
     SCHEMA_VERSION,
     SPLITS,
@@ -140,8 +141,7 @@ def test_what_a_killed_preparation_left_is_removed_by_the_next(tmp_path: Path) -
     for name in (".a.sqlite.x1.tmp", ".a.sqlite.x1.tmp-journal", ".b.sqlite.x1.tmp"):
         (tmp_path / name).write_text("half")
     prepared(path)
-    names = {"a.csv", "a.sqlite", "vocab.txt", ".a.lock", ".b.sqlite.x1.tmp"}
-    assert {file.name for file in tmp_path.iterdir()} == names
+    assert files(tmp_path) == {"a.csv", "a.sqlite", "vocab.txt", ".a.lock", ".b.sqlite.x1.tmp"}
 
 
 def test_processes_that_start_together_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,12 +159,11 @@ def test_processes_that_start_together_make_it_once(tmp_path: Path, monkeypatch:
     assert len(built) == 1 and sorted(found) == [False, True, True, True]
 
 
-def test_lines_that_were_left_out_are_listed(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text,label\n\x01,b\none,a\n,a\ntwo,b\nthree\n\x01,b\n")
-    summary = prepared(tmp_path / "a.csv")
-    pieces = "text without a word piece"
-    assert left_out(summary.source.path) == [(2, pieces), (4, "empty text"), (6, "too few fields"), (7, pieces)]
-    assert summary.source.counts.names["left out: empty text"] == ["line 4"]
+def test_texts_without_a_word_piece_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\n\x01,b\none,a\ntwo,b\n\x01,b\n")
+    source = prepared(tmp_path / "a.csv").source
+    assert left_out(source.path) == [(2, NO_PIECES), (5, NO_PIECES)]
+    assert source.counts.names == {f"left out: {NO_PIECES}": ["line 2", "line 5"]}
 
 
 @pytest.mark.parametrize(
@@ -179,7 +178,7 @@ def test_what_nothing_can_be_learned_from_is_refused_and_leaves_nothing(
     (tmp_path / "a.csv").write_text(content)
     with refused(code, *facts):
         prepared(tmp_path / "a.csv")
-    assert {file.name for file in tmp_path.iterdir()} == {"a.csv", "vocab.txt", ".a.lock"}
+    assert files(tmp_path) == {"a.csv", "vocab.txt", ".a.lock"}
 
 
 def test_labels_of_any_kind_and_number_are_kept_as_they_are(tmp_path: Path) -> None:
@@ -193,6 +192,10 @@ def samples_of(path: Path) -> list[object]:
     source = open_source(path)
     found = [read_split(source, split) for split in SPLITS]
     return [(rows.labels.tolist(), rows.ids.values.tolist(), texts.tolist()) for rows, texts in found]
+
+
+def files(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir()}
 
 
 def damaged_copy(tmp_path: Path) -> Path:

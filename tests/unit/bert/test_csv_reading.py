@@ -3,7 +3,6 @@
 import codecs
 import csv
 import io
-import os
 import random
 import sqlite3
 from collections import Counter
@@ -234,11 +233,9 @@ def test_another_file_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
     assert before == [(tmp_path / name).read_bytes() for name in ("a.csv", "mine.csv", "other.sqlite")]
 
 
-def test_a_pipe_is_no_file_that_does_not_exist(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.csv")
-    with refused("path-kind", "pipe"):
-        prepared(tmp_path / "pipe.csv")
-    with refused("path-missing", "nothing.csv"):
-        prepared(tmp_path / "nothing.csv")
+def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    for path, code in ((tmp_path, "path-kind"), (tmp_path / "nothing.csv", "path-missing")):
+        with refused(code, path):  # type: ignore[arg-type]
+            prepared(path)
     with refused("option-value", "--encoding", "hex"):
         CsvForm(encoding="hex")

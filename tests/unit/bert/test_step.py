@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bert.data.batch import BatchCounts
 from bert.model.config import PRESETS, ModelConfig, preset
 from bert.model.step import Extent, Step
-from bert.tasks import make_task, resolve_options, task_data, task_step
+from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import DataSpec
 
 ODD = ModelConfig(num_layers=3, hidden_size=48, num_heads=2, intermediate_size=100, vocab_size=999, vocab_multiple=1)
@@ -32,7 +32,7 @@ def options_of(task: str, given: dict[str, str]) -> str:
 
 
 def of(name: str, config: ModelConfig, **given: str) -> Step:
-    return task_step(name, options_of(name, given), config)
+    return make_task(name, options_of(name, given)).step(config)
 
 
 @pytest.mark.parametrize("config", [preset("tiny"), ODD], ids=["tiny", "odd"])
