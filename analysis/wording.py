@@ -169,7 +169,6 @@ def strategy(row: Row) -> str:
         hashed = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
         words.append(f"{name}={value if isinstance(value, int | float) else hashed}")
     words += ["checkpointing"] if row.get("activation_checkpointing") else []
-    words += [f"memory={row['allocator']}"] if row.get("allocator") else []
     return " ".join(words)
 
 

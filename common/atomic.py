@@ -46,11 +46,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
             raise
 
 
-def remove_left_overs(folder: Path) -> None:
-    """Remove the temporary files of `atomic_path` that killed processes left; nobody else may be writing there."""
-    for path in folder.glob(".*.????????.tmp"):
-        with contextlib.suppress(OSError):
-            path.unlink()
+def remove_left_overs(folder: Path, *below: str) -> None:
+    """Remove what killed processes left of `atomic_path` in a folder, and in those that the patterns `below` match.
+
+    Nobody else may be writing there.
+    """
+    for place in (folder, *(path for pattern in below for path in folder.glob(pattern))):
+        for path in place.glob(".*.????????.tmp"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def check_writable(folder: Path) -> None:

@@ -8,11 +8,9 @@ from pathlib import Path
 from common.atomic import storage_errors
 from common.errors import LockedError
 
-_LOCK_FILE = ".lock"
-
 
 @contextmanager
-def locked(folder: Path, holder: str, remedy: str, *, wait: bool = False, name: str = _LOCK_FILE) -> Iterator[None]:
+def locked(folder: Path, holder: str, remedy: str, *, wait: bool = False, name: str = ".lock") -> Iterator[None]:
     """Hold `folder`, made where it is missing, or its file `name` alone, for this process.
 
     `holder` (what else may use it, in words) and `remedy` are for messages; `wait` waits instead of failing.

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Environment(TypedDict, total=False):
-    """env.json: bench.machine.environment.capture."""
+    """env.json: bench.machine.devices.capture."""
 
     cpu: dict[str, Any] | None
     """model, physical_cores, logical_cores."""

@@ -78,7 +78,6 @@ _OPTIONS = (
     Column("task_options", str, "", "options of the task as JSON; empty without options"),
     Column("step", str, "", "how our implementation computes a step: fast, or plain PyTorch with padding"),
     Column("activation_checkpointing", bool, "", "whether activations are computed again in the backward pass"),
-    Column("allocator", str, "", "of earlier versions: how processes kept memory"),
 )
 
 # What is measured of a trial, in the order of results.csv: the head stands before its round, device and kind.

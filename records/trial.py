@@ -58,8 +58,6 @@ class Trial(TrainSpec):
     """Name in bench.profilers, for kind profile."""
     profiler_options: tuple[str, ...] = ()
     """Options of the profiler from --with: "name" or "name=value" words, sorted."""
-    allocator: str = ""
-    """Of earlier versions: how processes kept memory. Empty is as the environment says."""
     training: tuple[tuple[str, Any], ...] = ()
     """Of kind train: every setting of the training, (name, plain value), sorted; `round` is then the attempt."""
     command: tuple[str, ...] = ()
@@ -93,7 +91,7 @@ class Trial(TrainSpec):
     @property
     def trial_id(self) -> str:
         """A readable, stable folder name that ends with a hash of every field: of data and model the fingerprint."""
-        fields = dataclasses.asdict(self)
+        fields = {"allocator": "", **dataclasses.asdict(self)}  # so that ids stay those of earlier versions
         fields |= {name: float(fields[name]) for name in ("dropout", "max_seconds", "relative_half_width")}
         if self.data_fingerprint:
             del fields["data"]

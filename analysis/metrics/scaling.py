@@ -32,7 +32,7 @@ PHASES = {1: (128, 230_400_000), 2: (512, 25_600_000)}
 _MODEL = ("task", "task_options", "implementation", "step", "preset", "precision", "seq_len")
 _SAME = (*_MODEL, "device", "activation_checkpointing")
 _CONFIGURATION = (*_SAME, "micro_batch_size", "grad_accum_steps")
-_STRATEGY = ("strategy", "strategy_options", "allocator")
+_STRATEGY = ("strategy", "strategy_options")
 _PROJECTED = (
     "step_time_ms", "samples_per_second", "efficiency", "work_ms", "all_reduce_ms", "exposed_ms", "buckets",
     "measured_step_time_ms", "error",

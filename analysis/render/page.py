@@ -118,8 +118,7 @@ def write_page(
 
     Everything from outside is escaped. Raises StorageError.
     """
-    for place in (folder, *folder.glob("profiles/*")):
-        remove_left_overs(place)
+    remove_left_overs(folder, "profiles/*")
     for name, write in (files or {}).items():
         write(folder / name)
     path, *others = _write(folder, title, eyebrow, sections)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from bench.cli.options import Tables
 from bench.cli.result import ALL_TABLES, Result, of_view
-from bench.profilers.ncu_metrics import metrics_of
+from bench.profilers.ncu import metrics_of
 from bench.sweep.options import ABOVE_0, check_ranges
 from common.errors import InputError
 from common.flags import Positional

@@ -77,7 +77,7 @@ def run(argv: list[str]) -> int:
             return 0
         problem = f"cannot write the output: {error.strerror} [write-failed]"
     except (MemoryError, RuntimeError) as error:
-        from bench.run.out_of_memory import ran_out_of_memory
+        from bench.run.resources import ran_out_of_memory
 
         if not ran_out_of_memory(error):
             raise

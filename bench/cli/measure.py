@@ -14,7 +14,7 @@ from bench.cli.progress import terminal_text
 from bench.cli.result import Result, of_view
 from bench.machine.devices import find_devices
 from bench.run.supervise import LaunchOptions
-from bench.sweep.request import request_of
+from bench.sweep.options import request_of
 from bench.sweep.script import check_program, measure_script, plan_script
 from bench.sweep.sweep import locked, result_rows
 from common.errors import UsageError

@@ -15,9 +15,8 @@ from bench.cli.session import announce, describe, session
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.profilers import PROFILERS, load_profiler
-from bench.run.profiling import profile_trials, with_unprofiled
-from bench.sweep.trials import Sweep, expand
-from bench.sweep.winner import check_winner, fastest_trial
+from bench.sweep.sweep import profile_trials, with_unprofiled
+from bench.sweep.trials import Sweep, check_winner, expand, fastest_trial
 from common.errors import UsageError
 from records.files import write_record
 from records.run import RunDirectory

@@ -1,9 +1,18 @@
 """What the user sees on stderr while a command works: notes, and stages of data."""
 
+import json
+import math
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from textwrap import shorten
+from typing import Any
+
+from bench.run.processes import StopRequest
+from common.scores import evaluation_text
+from records.run import TrialDirectory
+from records.trial import Trial
 
 # Between two states of a line: drawing takes time of a core, which on a CPU-only machine is the trial's.
 LINE_SECONDS = 1.0
@@ -79,3 +88,80 @@ def show_stages(clock: Callable[[], float] = time.monotonic) -> Callable[[str, i
         (draw if terminal and not ended else say)(", ".join(words))
 
     return progress
+
+
+_LOOK_SECONDS = 0.5
+
+
+class TrainProgress:
+    """Watches a launch and shows the events of its events.jsonl on stderr."""
+
+    def __init__(self, stop: StopRequest, until: tuple[str, float] | None = None) -> None:
+        """Have `stop`, or an evaluation with the score and value of `until` or below, make the ranks save and exit."""
+        self._stop = stop
+        self._score, self._target = until or ("", math.nan)
+        self._reached = self._stop_shown = False
+        self._directory: TrialDirectory | None = None
+        self._next_look, self._position = 0.0, 0
+
+    def stop_wanted(self) -> bool:
+        """Return whether the ranks should save and exit."""
+        return self._reached or self._stop.wanted()
+
+    def look(self, trial: Trial, directory: TrialDirectory) -> None:
+        """Show new events of an attempt."""
+        self._directory = directory
+        if self._stop.wanted() and not self._stop_shown:
+            self._stop_shown = True
+            say(f"{self._stop.why()}: saving a checkpoint before exit (a second signal exits at once)")
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            self._show_new()
+
+    def end(self) -> None:
+        """Show the remaining events and end the line."""
+        self._show_new()
+        draw("")
+
+    def _show_new(self) -> None:
+        if self._directory is None or not (path := self._directory.events_jsonl).exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._position)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._position += len(whole + newline)
+        for event in map(json.loads, whole.splitlines()):
+            text = event_text(event)
+            loss = event.get(self._score) if event["event"] == "evaluated" else None
+            self._reached = self._reached or (loss is not None and loss <= self._target)
+            (draw if event["event"] == "progress" and sys.stderr.isatty() else say)(text)
+
+
+def event_text(event: Mapping[str, Any]) -> str:
+    """Return an event as text; a progress event as step, loss, learning rate, samples/s and time left."""
+    if event["event"] == "progress":
+        loss, rate, left = event["loss"], event["samples_per_second"], event["seconds_left"]
+        parts = [
+            f"step {event['applied_steps']:,}/{event['total_steps']:,}",
+            "loss not finite" if loss is None else f"loss {loss:.4f}",
+            f"learning rate {event['learning_rate']:.3g}",
+            "" if event["loss_scale"] is None else f"loss scale {event['loss_scale']:g}",
+            "" if rate is None else f"{rate:,.1f} samples/s",
+            f"{duration(left)} left" if left else "",
+        ]
+        return ", ".join(filter(None, parts))
+    if event["event"] == "evaluated":
+        best = ", best so far" if event.get("best") else ""
+        return f"evaluation after {event['applied_steps']:,} steps: {evaluation_text(event)}{best}"
+    if event["event"] == "warned":
+        return f"note: {event['message']}"
+    if event["event"] == "saved":
+        return f"saved {event['path']} ({event['size_bytes'] / 2**20:.1f} MiB in {event['seconds']:.1f} s)"
+    if event["event"] == "logging":
+        return f"logging to {', '.join(f'{name} run {run_id}' for name, run_id in event['run_ids'].items())}"
+    what = "starts from" if event["new_phase"] else f"resumes after step {event['applied_steps']:,} from"
+    lines = [f"{what} {event['path']}" + ("" if event["moments"] else ", without optimizer state")]
+    for names, side in ((event.get("missing"), "start with random values"), (event.get("unused"), "are not used")):
+        if names:
+            lines.append(f"  {len(names)} weights {side}: {shorten(', '.join(names), 200, placeholder=' ...')}")
+    return "\n".join(lines)

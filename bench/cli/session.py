@@ -15,7 +15,7 @@ from bench.launch.world import World
 from bench.machine.devices import Devices
 from bench.run.inside import Leader, follow
 from bench.run.supervise import LaunchOptions
-from bench.sweep.request import request_of
+from bench.sweep.options import request_of
 from bench.sweep.sweep import Session, expected_seconds, finished_result, locked, run_trials
 from common.errors import BertbenchError
 from records.run import RunDirectory, TrialDirectory

@@ -11,8 +11,7 @@ from bench.cli.session import describe, run_all
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.sweep.options import STEP
-from bench.sweep.trials import Workload, expand
-from bench.sweep.winner import check_winner, fastest_trial
+from bench.sweep.trials import Workload, check_winner, expand, fastest_trial
 from bert.speed.registry import FAST
 from bert.tasks import known_tasks, task_data
 from common.errors import UsageError

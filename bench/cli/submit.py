@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cli.result import Result
-from bench.submit.job import CLUSTERS, ClusterJob
-from bench.submit.render import render
+from bench.submit.job import CLUSTERS, ClusterJob, render
 from common.atomic import write_text
 from common.errors import UsageError
 from common.flags import Positional

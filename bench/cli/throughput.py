@@ -11,7 +11,7 @@ from bench.cli.result import Result, of_view
 from bench.cli.session import run_all, session
 from bench.launch.world import joined_world
 from bench.machine.devices import Devices, find_devices
-from bench.sweep.max_batch import free_memory_gib, largest_batch
+from bench.search.throughput import free_memory_gib, largest_batch
 from bench.sweep.options import AT_LEAST_1, check_ranges
 from bench.sweep.sweep import measured_trials, result_rows
 from bench.sweep.trials import Sweep, expand

@@ -9,21 +9,19 @@ from typing import Any
 
 from bench.cli.options import run_folder
 from bench.cli.parser import words_of
-from bench.cli.progress import duration, note
+from bench.cli.progress import TrainProgress, duration, note
 from bench.cli.result import Result
 from bench.cli.train_classify import TrainClassifyOptions
-from bench.cli.train_progress import TrainProgress, append_log
 from bench.implementations.model_folder import RANDOM
 from bench.launch.world import World, joined_world
 from bench.machine.devices import find_devices
-from bench.run.attempt import train_once
 from bench.run.inside import Leader, follow
 from bench.run.processes import StopRequest
-from bench.sweep.training import Plan, TrainOptions, check_continues, plan_training
+from bench.sweep.sweep import locked
+from bench.sweep.training import Plan, TrainOptions, check_continues, plan_training, train_once
 from bert.data.lengths import is_synthetic
 from bert.tasks import known_tasks, make_task, task_data
 from bert.tasks.base import Trained
-from common import locks
 from common.errors import BertbenchError
 from common.scores import evaluation_text, in_words
 from records.files import read_record
@@ -62,8 +60,8 @@ def run(options: TrainOptions) -> Result:
         devices = find_devices(options.device)
         place = TrainRun(run_folder(options.out or Path("runs/train")))
         plan = plan_training(options, devices, world)
-        progress = TrainProgress(stop, options.logfile)
-        with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
+        progress = TrainProgress(stop)
+        with locked(place.run):
             check_continues(place, plan)
             if devices.note and options.device == "auto" and not options.json:
                 note(f"training on the CPU: {devices.note}")
@@ -127,7 +125,6 @@ def _result(
         if not refused and code != "training-diverged" and place.read_state().checkpoint:
             problem += "; run the same command to resume from the last checkpoint"
         problem += f" [{code}]" if code else ""
-        append_log(options.logfile, f"bertbench: {problem}")
         return Result(document=document, problems=[problem], code=2 if refused else 3)
     outcome, facts, failure = result["outcome"], _facts(place, result), None
     following = next_command(words, place, plan, outcome["finished"])
@@ -143,7 +140,6 @@ def _result(
             facts += leave_results(place, plan.settings, find_devices(options.device), options.threads, note)
         except BertbenchError as error:
             failure = error
-    append_log(options.logfile, "\n".join([*(f"{name:<11} {value}" for name, value in facts), ending]))
     document["next"] = following
     return Result(document=document, blocks=[Facts(facts), Plain(ending)], failure=failure, code=code)
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from analysis.render.terminal import printable
 from bench.cli.options import RARE
 from bench.cli.progress import note, show_stages
-from bench.cli.train_progress import append_log
 from bench.sweep.training import TrainOptions
 from bert.data.lengths import is_synthetic
 from bert.data.vocabulary import VOCABULARY_FILE
@@ -58,7 +57,6 @@ class TrainClassifyOptions(TrainOptions):
             given_options |= {} if self.seq_len is None else {"max_seq_length": self.seq_len}
             summary = prepare(CsvConfig(input=path, vocab=self._vocabulary(), **given_options), show_stages())
             lines = "\n".join(f"{name:<11} {printable(value)}" for name, value in facts(summary))
-            append_log(self.logfile, lines)
             if not self.json:
                 print(lines, file=sys.stderr)
             for text in summary.notes():

@@ -11,19 +11,18 @@ from typing import Any
 from analysis.metrics.comparison.trainings import NOT_BEGUN, NOT_REACHED, SCORE, STOPPED, WHOLE, Course
 from bench.cli.options import TrialOptions, run_folder
 from bench.cli.parser import parse, words_of
-from bench.cli.progress import note
+from bench.cli.progress import TrainProgress, note
 from bench.cli.result import Result, when_writable
 from bench.cli.session import session
-from bench.cli.train_progress import TrainProgress
 from bench.launch.world import joined_world
 from bench.machine.devices import find_devices
-from bench.run.attempt import train_once
 from bench.run.processes import StopRequest
-from bench.sweep.training import TrainOptions
+from bench.sweep.sweep import locked
+from bench.sweep.training import TrainOptions, train_once
 from bench.sweep.trainings import TrainingsPlan, plan_trainings, profile_variants, variant_name
-from common import locks
 from common.errors import UsageError
 from common.flags import flag
+from records.run import RunDirectory
 from records.training import Trainings
 
 # Options that are no part of what is compared, or that have to be the same.
@@ -67,7 +66,7 @@ def run(options: TrainOptions) -> Result:
         plan = plan_trainings(options, *variants_of(options), place, find_devices(options.device))
         if plan.skipped:
             note(f"skipped {by_reason(plan.skipped)}")
-        with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
+        with locked(RunDirectory(place.path)):
             plan.write()  # `report` of a killed command knows its variants
             _train_all(plan, stop)
             document, courses = plan.write()
@@ -89,7 +88,7 @@ def _train_all(plan: TrainingsPlan, stop: StopRequest) -> None:
         print(f"[{number}/{len(plan.trainings)}] {one.run.path}: {about}", file=sys.stderr, flush=True)
         if ended:
             continue
-        progress = TrainProgress(stop, one.plan.options.logfile, None if plan.target is None else (SCORE, plan.target))
+        progress = TrainProgress(stop, None if plan.target is None else (SCORE, plan.target))
         try:
             train_once(one.run, one.plan, plan.devices, progress)
         finally:

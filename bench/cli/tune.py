@@ -19,10 +19,8 @@ from bench.cli.session import session
 from bench.implementations import OURS
 from bench.machine.devices import find_devices
 from bench.run.processes import StopRequest
-from bench.search.score import Worker
-from bench.search.space import read_space
-from bench.search.throughput import Search, lanes
-from bench.sweep.max_batch import free_memory_gib
+from bench.search.score import Worker, read_space
+from bench.search.throughput import Search, free_memory_gib, lanes
 from bench.sweep.options import AT_LEAST_1, AUTO, STRATEGY, check_ranges
 from bench.sweep.sweep import measured_trials, record_request
 from bench.sweep.training import TrainOptions

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from bench.floor.parts import make_parts
-from bench.floor.subject import Part, Subject
+from bench.floor.parts import Part, Subject, make_parts
 from bench.run.peak import matmul_peak, memory_bandwidth, peak_dtype
 from bench.run.recorder import RowWriter
 from bench.run.resources import reset_used_memory, used_memory

@@ -7,21 +7,70 @@ backward in one call.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.floor import fp8_parts
-from bench.floor.subject import Part, Subject, make_part
+from bert.data.batch import Batch
 from bert.model.attention import Where
 from bert.model.heads import gather_positions, label_loss, mean_cross_entropy, span_losses
-from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass
+from bert.model.packing import Unpadded
+from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass, Step
 from bert.optim.fused import FusedAdamW
-from bert.speed.copies import LOW, copy_of, has_low_gradients
+from bert.speed.copies import LOW, Linear, copy_of, give_copies, has_low_gradients
 from bert.speed.elementwise import Product, gelu, residual_norm
-from bert.speed.scales import MULTIPLE
+from bert.speed.fp8 import Fp8Copy, OutputGradient, forward_product, input_gradient, weight_gradient
+from bert.speed.kernels import usable
+from bert.speed.scales import FORMATS, GRADIENT, INPUT, MULTIPLE, WEIGHT, Scales
 from bert.tasks import task_data
+from bert.tasks.base import Task
+from bert.train.loop import Training
+from records.components import Component
+
+
+class Part(NamedTuple):
+    """One part of a step."""
+
+    component: Component
+    run: Callable[[], object]
+
+
+def make_part(run: Callable[[], object], name: str, group: str, shape: str, calls: int, **numbers: float) -> Part:
+    """Return a part; `numbers` are FLOPs and bytes of a call, as Component names them."""
+    return Part(Component(name=name, group=group, shape=shape, calls_per_step=calls, **numbers), run)
+
+
+class Subject:
+    """The step of this suite's BERT, and how its layers compute it."""
+
+    def __init__(self, task: Task, step: Step, model: Any, training: Training, batch: Batch) -> None:
+        """Take the description of a step, its model, not wrapped by a strategy, and a typical batch, on the device."""
+        self.task, self.step, self.model, self.training, self.batch = task, step, model, training, batch
+        self.device, self.dtype = training.strategy.device, training.precision.matmul_dtype
+        # Positions of the tokens that the layers compute; None if they compute the padded batch.
+        self.placed: Unpadded | None = model.encoder.placed(batch.mask, batch.layout)
+        self.padded = Extent.padded(batch.counts)
+        self.extent = self.padded if self.placed is None else Extent.unpadded(batch.counts)
+        # Whether the layers also return hidden states in the type of the GEMMs (bert.speed.elementwise).
+        self.fused = bool(model.encoder.layers[0].fused)
+        # Whether GPU kernels compute the elementwise parts: they add biases and return no float32 hidden states.
+        self.by_kernels = self.fused and usable(self.tensor(1))
+        # Whether these write inputs and gradients of the linear layers in FP8.
+        self.kernels_write_fp8 = self.by_kernels and all(map(self.in_fp8, step.layers))
+
+    def tensor(self, *shape: int, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
+        """Return normally distributed numbers, by default in the type of a GEMM."""
+        values = torch.randn(shape, device=self.device).to(dtype or self.dtype)
+        return values.requires_grad_(grad)
+
+    def in_fp8(self, gemm: Gemm) -> bool:
+        """Whether the layers multiply this matrix in FP8."""
+        weights = self.model.encoder.layers[0].parameters()
+        return any(isinstance(copy_of(p), Fp8Copy) and p.shape == (gemm.columns, gemm.inner) for p in weights)
+
 
 _DIRECTIONS = ("forward", "input gradient", "weight gradient")
 Forward = Callable[[], Tensor | tuple[Tensor, ...]]
@@ -44,7 +93,7 @@ def _gemm_parts(subject: Subject, gemm: Gemm, extent: Extent, group: str) -> Ite
     if low:
         m = -(-m // MULTIPLE) * MULTIPLE  # FP8's rows of zeros
     size, wide = (1, LOW.itemsize) if low else (subject.dtype.itemsize,) * 2
-    products = (fp8_parts.products if low else _products)(subject, m, k, n)
+    products = (_fp8_products if low else _products)(subject, m, k, n)
     sizes = ((m, k, n), (m, n, k), (n, m, k))
     for direction, (rows, inner, columns), run in zip(_DIRECTIONS, sizes, products, strict=True):
         yield make_part(
@@ -110,7 +159,7 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     x, y = (subject.tensor(rows, each.width, grad=True) for each in (activation, closing))
     biases = [subject.tensor(each.width, dtype=torch.float32, grad=True) for each in (activation, closing) if kernels]
     if subject.kernels_write_fp8:
-        yield fp8_parts.gelu(subject, activation)
+        yield _fp8_gelu(subject, activation)
     else:
         product = Product(x, biases[0] if kernels else None)
         yield _pass(subject, activation, "elementwise", lambda: gelu(product, fused), [x, *biases[:1]])
@@ -121,7 +170,7 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
         closing = replace(closing, narrow=9 + subject.kernels_write_fp8, wide=0)  # the result in FP8 too
     elif twice:  # also the result in the type of the GEMMs, and its gradient
         closing = replace(closing, narrow=closing.narrow + 2)
-    reader, output = fp8_parts.around_norm(subject, closing.width) if subject.kernels_write_fp8 else (None, None)
+    reader, output = _around_norm(subject, closing.width) if subject.kernels_write_fp8 else (None, None)
 
     def dropout_residual_norm() -> Tensor | tuple[Tensor, ...]:
         given = Product(y, biases[1] if kernels else None, output)
@@ -222,7 +271,7 @@ def _copies(subject: Subject) -> Iterator[Part]:
         yield make_part(lambda: words[0] + words[1], "word embedding's gradients", "copies", shape, 1)
     if dtype == torch.float32:
         return
-    yield from fp8_parts.casts(subject)
+    yield from _fp8_casts(subject)
     narrow = subject.tensor(rows, hidden)
     if not subject.by_kernels:
         shape = f"{rows} x {hidden}, there and back"
@@ -274,3 +323,78 @@ def _optimizer(subject: Subject) -> Part:
         if copy is not None and (isinstance(optimizer, FusedAdamW) or grad.dtype == LOW):
             moved += copy.values.nbytes
     return make_part(update, "optimizer", "optimizer", f"{count:,} parameters", 1, bytes=float(moved))
+
+
+def _fp8_products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable[[], Tensor]]:
+    """Return forward product, input gradient and weight gradient of x [m, k] and a weight [n, k] in FP8.
+
+    The operands are cast beforehand.
+    """
+    scales = Scales()
+    layer = scales.add(subject.device)
+    shapes = ((INPUT, m, k), (WEIGHT, n, k), (GRADIENT, m, n))
+    x, weight, grad = (scales.quantize(subject.tensor(*shape), layer, role) for role, *shape in shapes)
+    bias = None if subject.by_kernels else subject.tensor(n)  # kernels add it later
+    return (
+        lambda: forward_product(x, weight, bias),
+        lambda: input_gradient(grad, weight.columns, weight.scale),
+        lambda: weight_gradient(grad, x.columns, x.scale),
+    )
+
+
+def _around_norm(subject: Subject, width: int) -> tuple[Linear, OutputGradient]:
+    """Return a linear layer that reads a norm's result in FP8, and one gradient in FP8, both with known scales."""
+    reader = Linear(width, width, device=subject.device)
+    give_copies(reader.parameters(), gradients=False, kind=Fp8Copy)
+    copy = copy_of(reader.weight)
+    assert isinstance(copy, Fp8Copy)
+    for role in (INPUT, GRADIENT):
+        copy.scales.scale(copy.layer, role, lambda: torch.ones((), device=subject.device))
+    return reader, OutputGradient(copy)
+
+
+def _fp8_gelu(subject: Subject, described: Pass) -> Part:
+    """GELU by kernels that write FP8 and its transpose, of 2 bytes together, in place of a result of 16 bits."""
+    from bert.speed.kernels.gelu import gelu_backward_to_fp8, gelu_to_fp8
+
+    rows, scale, record = subject.extent.tokens, *torch.ones(2, device=subject.device)
+    x, grad = (subject.tensor(-(-rows // MULTIPLE) * MULTIPLE, described.width) for _ in range(2))
+    bias = subject.tensor(described.width, dtype=torch.float32)
+
+    def run() -> None:
+        gelu_to_fp8(x, bias, rows, FORMATS[INPUT], scale, record)
+        gelu_backward_to_fp8(x, bias, grad, rows, FORMATS[GRADIENT], scale, record)
+
+    traffic = float(described.traffic(rows, subject.dtype.itemsize))
+    shape = f"{rows} x {described.width}, in FP8"
+    return make_part(run, described.name, "elementwise", shape, described.times, bytes=traffic)
+
+
+def _fp8_casts(subject: Subject) -> Iterator[Part]:
+    """Yield the casts of a layer's inputs, gradients and weights to FP8, with their transposes and magnitudes.
+
+    Kernels of norms and GELU write all inputs but that of the attention output, and all gradients but that of queries,
+    keys and values.
+    """
+    gemms, depth = [gemm for gemm in subject.step.layers if subject.in_fp8(gemm)], subject.step.config.num_layers
+    if not gemms:
+        return
+    rows, scales = subject.extent.tokens, Scales()
+    moving, still = list[tuple[Tensor, int, int]](), list[tuple[Tensor, int, int]]()
+    layers = [scales.add(subject.device) for _ in gemms]
+    for layer, gemm in zip(layers, gemms, strict=True):
+        if not subject.kernels_write_fp8 or gemm == gemms[1]:
+            moving.append((subject.tensor(rows, gemm.inner), layer, INPUT))
+        if not subject.kernels_write_fp8 or gemm == gemms[0]:
+            moving.append((subject.tensor(rows, gemm.columns), layer, GRADIENT))
+        still.append((subject.tensor(gemm.columns, gemm.inner, dtype=LOW), layer, WEIGHT))
+
+    def cast(given: Sequence[tuple[Tensor, int, int]]) -> None:
+        for values, layer, role in given:
+            scales.quantize(values, layer, role)
+
+    cast([*moving, *still])
+    scales.renew()  # now they are known, as in every step but the first
+    for name, given in (("activations and gradients", moving), ("weights", still)):
+        shape = f"{sum(values.numel() for values, _, _ in given):,} numbers of a layer"
+        yield make_part(partial(cast, given), f"FP8 casts of {name}", "copies", shape, depth)

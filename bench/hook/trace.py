@@ -7,12 +7,16 @@ or crashes the process. One of the script's own goes first: where it begins befo
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+_EMPTY_BYTES = 100
 
 
 def describe(profiler: Any, rank: int) -> None:
@@ -21,10 +25,15 @@ def describe(profiler: Any, rank: int) -> None:
 
 
 def write(recorded: Any, path: Path) -> None:
-    """Write a trace, gzipped; it has its name when it is whole."""
+    """Write a trace, gzipped; it has its name when it is whole. Raises OSError."""
     temporary = path.with_name(f".{path.name}")  # torch takes its ending for the wish to have it gzipped
-    recorded.export_chrome_trace(str(temporary))
-    temporary.replace(path)
+    try:
+        recorded.export_chrome_trace(str(temporary))
+        if temporary.stat().st_size < _EMPTY_BYTES:  # torch first writes it there
+            raise OSError(errno.ENOSPC, f"{tempfile.gettempdir()} is full")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 class Profile:

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from bench.machine.devices import Devices, Gpu
-from bench.machine.nvml import ask, nvml
+from bench.machine.devices import Devices, Gpu, ask, nvml
 from common.errors import InputError, UsageError
 from common.reading import read_json
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bench.machine.devices import Devices
-from bench.machine.environment import bounded_spin
+from bench.machine.devices import Devices, bounded_spin
 from bench.run.processes import STOP_SIGNALS, descendants, die_with_parent, end_in_words, send
 from common.atomic import write_text
 from common.errors import UsageError, first_line

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.machine.devices import Devices, installed_version
-from bench.machine.environment import cpu_description, driver_version, native_bf16
+from bench.machine.devices import Devices, cpu_description, driver_version, installed_version, native_bf16
 from bench.profilers import PROFILERS, load_profiler
 from bench.submit.job import CLUSTERS
 from common.errors import BertbenchError
@@ -16,7 +15,7 @@ from common.tools import run_program
 from records.trial import Trial
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
-# Seconds to wait for a tool; a container engine that hangs keeps its socket open without an answer.
+# Seconds to wait for a tool.
 _TOOL_SECONDS = 10.0
 # How to install each distribution.
 _PACKAGES = {
@@ -95,27 +94,15 @@ def _tools() -> Iterator[Check]:
         yield _check(f"tool {name}", path is not None, path or "not on PATH", remedy)
     if "BERTBENCH_REVISION" in os.environ:  # set in the container image, which starts no containers
         return
-    answers, detail = False, "not on PATH"
-    for path in filter(None, map(shutil.which, ("docker", "podman"))):
-        answers, message = _run(path, "ps", "--quiet")
-        detail = _with_version(path) if answers else f"{path} does not answer: {message}"
-        if answers:
-            break
-    remedy = 'for start_container.sh: sudo systemctl start docker; sudo usermod -aG docker "$USER"; or install podman'
-    yield _check("tool docker", answers, detail, remedy)
-
-
-def _run(*argv: str) -> tuple[bool, str]:
-    """Return whether a program succeeds, and what it prints."""
-    try:
-        done = run_program([*argv], _TOOL_SECONDS)
-    except BertbenchError as error:
-        return False, str(error)
-    return done.exit_code == 0, done.stdout or done.message
+    engine = shutil.which("docker") or shutil.which("podman")
+    yield _check("tool docker", engine is not None, engine or "not on PATH", "install docker or podman for containers")
 
 
 def _with_version(path: str) -> str:
-    lines = _run(path, "--version")[1].splitlines()
+    try:
+        lines = run_program([path, "--version"], _TOOL_SECONDS).stdout.splitlines()
+    except BertbenchError as error:
+        return str(error)
     return next((f"{path}: {line.strip()}" for line in reversed(lines) if any(map(str.isdigit, line))), path)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from bench.profilers.base import Profiler, window
+from bench.profilers import Profiler, window
 from bert.observer import Observer
 from common.errors import InputError, UsageError
 from records.trial import Trial

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import ClassVar
 
-from bench.machine.environment import first_gpu_capability
+from bench.machine.devices import first_gpu_capability
 from bench.profilers.tool import ToolProfiler, nothing_usable
 from common.errors import UsageError
 from records.trial import Trial

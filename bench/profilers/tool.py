@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from bench.profilers.base import Profiler, window
+from bench.profilers import Profiler, window
 from bert.observer import Observer
 from common.errors import InputError, MissingToolError, UsageError
 from common.tools import Version, dotted, find_tool, need, run_program, version_in

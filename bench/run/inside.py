@@ -18,8 +18,7 @@ from typing import IO, Any
 
 from bench.launch.torchrun import import_torch
 from bench.launch.world import AGENT_STORE_VARIABLE, World
-from bench.machine.devices import Devices
-from bench.machine.environment import bounded_spin
+from bench.machine.devices import Devices, bounded_spin
 from bench.run import worker
 from bench.run.processes import STOP_SIGNALS
 from bert.parallel import JOIN_TIMEOUT_VARIABLE

@@ -13,12 +13,11 @@ import torch
 from bench.implementations import make_implementation
 from bench.implementations.base import Built
 from bench.profilers import load_profiler
-from bench.run.clock import StepClock
+from bench.run.clock import StepClock, Window
 from bench.run.peak import matmul_peak, peak_dtype
 from bench.run.recorder import RowWriter
 from bench.run.resources import reset_used_memory, used_memory
 from bench.run.stopwatch import Stopwatch, stopwatch
-from bench.run.window import Window
 from bert.data.batch import Batch
 from bert.model.config import model_config
 from bert.observer import Observer, Observers, StepResult

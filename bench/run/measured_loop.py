@@ -19,15 +19,14 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from bench.machine.devices import find_devices
-from bench.machine.environment import capture
+from bench.machine.devices import capture, find_devices
 from bench.run.recorder import RowWriter
 from bench.run.resources import used_memory
 from bench.run.stopwatch import stopwatch
 from bench.run.supervise import LaunchOptions, finish
 from bench.run.telemetry import Telemetry
 from bench.sweep.script import in_next_round, plan_script
-from bench.sweep.sweep import locked, record_request, tidy, write_results
+from bench.sweep.sweep import locked, record_request, write_results
 from common.errors import StorageError, UsageError
 from common.registry import lookup
 from records.files import write_record
@@ -70,7 +69,6 @@ class MeasuredLoop:
             raise UsageError("option-conflict", "this measurement has been used: call bertbench.measure again")
         with ExitStack() as stack:  # undone if the folder cannot be written
             stack.enter_context(locked(self.run))
-            tidy(self.run)
             self.trial = in_next_round(self.run, self.trial)  # others may have measured since it was planned
             self.directory = self.run.trial(self.trial.trial_id)
             self.directory.path.mkdir(parents=True, exist_ok=True)

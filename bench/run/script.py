@@ -94,7 +94,7 @@ def _steps(directory: TrialDirectory) -> list[dict[str, Any]]:
 
 
 def profile_of(trial: Trial, directory: TrialDirectory, step_time_ms: float | None) -> dict[str, Any]:
-    """Return the field `profile` of a profiled script's result, as bench.run.profiling has it.
+    """Return the field `profile` of a profiled script's result, as bench.sweep.sweep has it.
 
     It is compared with `step_time_ms`, the median of the steps that were not profiled; None where it is unknown.
     """

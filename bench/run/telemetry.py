@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from bench.machine.nvml import nvml
+from bench.machine.devices import nvml
 from bench.run.recorder import RowWriter
 from records.schema import TELEMETRY_COLUMNS
 

@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.run.out_of_memory import ran_out_of_memory
 from bench.run.processes import die_with_parent, listen_for_stop
-from bench.run.resources import limit_memory, take_share_of_cores, torch_versions
+from bench.run.resources import limit_memory, ran_out_of_memory, take_share_of_cores, torch_versions
 from common.errors import BertbenchError, Code, StorageError
 from records.files import write_record
 from records.run import TrialDirectory

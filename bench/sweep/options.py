@@ -1,14 +1,15 @@
 """Options shared by sweeps and training runs: their ranges, the meaning of `auto`, and the options of each task."""
 
 import dataclasses
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from bench.machine.devices import Devices
-from bench.machine.environment import native_bf16
+from bench.machine.devices import Devices, native_bf16
 from bert.model.config import PRESETS
 from bert.parallel import STRATEGIES
 from bert.speed.registry import STEPS
@@ -115,3 +116,21 @@ else:
     TaskFlags = dataclasses.make_dataclass(
         "TaskFlags", _fields(), bases=(_Given,), namespace={"__module__": __name__}, frozen=True, kw_only=True
     )
+
+
+def request_of(options: Any) -> dict[str, Any]:
+    """Return a dataclass of options as plain JSON values."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(options), default=str))
+    return plain
+
+
+def check_same_request(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to resume a folder that was begun with another request than `now`; `before` is empty for a new one.
+
+    Raises UsageError with the first difference and both values.
+    """
+    for name in {**now, **before} if before else ():
+        if before.get(name) != now.get(name):
+            difference = f"{name} {before.get(name)}, not {now.get(name)}"
+            problem = f"{folder} was begun with {difference}: give that again, or another --out"
+            raise UsageError("settings-changed", problem)

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.machine.devices import Devices
-from bench.machine.environment import capture
+from bench.machine.devices import Devices, capture
 from bench.run.supervise import LaunchOptions, finish, run_trial
-from bench.sweep.sweep import record_request, tidy, write_results
+from bench.sweep.sweep import record_request, write_results
 from common.errors import SchemaError, UsageError
 from common.redact import redact_text
 from records.run import RunDirectory, TrialDirectory
@@ -106,7 +105,6 @@ def measure_script(
     options: LaunchOptions,
 ) -> TrialDirectory:
     """Run a trial of `plan_script` to its end and return its folder; the run directory must be locked."""
-    tidy(run)
     for directory, before in _trials(run):
         if before.kind == "measure" and not directory.result_json.exists():  # another kind is resumed
             reason = "killed with its launcher before it recorded a result"

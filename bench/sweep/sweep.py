@@ -1,19 +1,20 @@
 """Run the trials of a sweep in a run directory that a later call can resume."""
 
+import dataclasses
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from bench.machine.devices import Devices
-from bench.machine.environment import capture
+from bench.machine.devices import Devices, capture
+from bench.profilers import load_profiler
 from bench.run.supervise import LaunchOptions, run_trial
 from common import locks
 from common.atomic import remove_left_overs, storage_errors
-from common.errors import SchemaError
+from common.errors import BertbenchError, SchemaError
 from common.reading import read_notes
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
@@ -27,9 +28,14 @@ Measure = Callable[[Trial], Mapping[str, Any]]
 """Runs a trial, or reads its result."""
 
 
-def locked(run: RunDirectory) -> AbstractContextManager[None]:
-    """Lock the run directory. Raises LockedError if another sweep uses it, or StorageError."""
-    return locks.locked(run.path, "another sweep", "wait for it, or choose another --out")
+@contextmanager
+def locked(run: RunDirectory) -> Iterator[None]:
+    """Lock a run directory, and leave no file half-written. Raises LockedError: another call uses it; StorageError."""
+    with locks.locked(run.path, "another call", "wait for it, or choose another --out"):
+        try:
+            yield
+        finally:
+            remove_left_overs(run.path, "trials/*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +54,6 @@ class Session:
 def run_trials(session: Session, trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """Run unfinished trials, update results.csv after every trial, and return the results in order."""
     run, options = session.run, session.options
-    tidy(run)
     environment = capture(session.devices)
     record_request(run, trials, session.request)
     results = []
@@ -75,12 +80,6 @@ def run_trials(session: Session, trials: Sequence[Trial]) -> list[dict[str, Any]
 def measured_trials(session: Session) -> Measure:
     """Return a function that runs a trial, or reads its result if it is finished."""
     return lambda trial: run_trials(session, [trial])[0]
-
-
-def tidy(run: RunDirectory) -> None:
-    """Remove temporary files of killed processes; the caller holds the lock, and no rank is running."""
-    for folder in (run.path, *(directory.path for directory in run.trials())):
-        remove_left_overs(folder)
 
 
 def expected_seconds(run: RunDirectory, trials: Sequence[Trial]) -> float | None:
@@ -142,3 +141,56 @@ def result_rows(run: RunDirectory) -> list[dict[str, Any]]:
         if result is not None:
             rows.append({**trial.row(), **result, "trial_id": trial.trial_id})
     return rows
+
+
+def unprofiled(trial: Trial) -> Trial:
+    """Return the same run without the profiler. Of kind `probe`: its few steps are no throughput result."""
+    return dataclasses.replace(trial, kind="probe", profiler=None, profiler_options=())
+
+
+def with_unprofiled(trials: Sequence[Trial]) -> list[Trial]:
+    """Return every trial behind the same run without its profiler."""
+    return [item for trial in trials for item in (unprofiled(trial), trial)]
+
+
+def profile_trials(session: Session, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """Run every trial without and with its profiler, and return the results of those with it.
+
+    `profile` of a result has the files, the `problem` why there are none, and the comparison with the unprofiled run.
+    """
+    for trial in trials:
+        directory = session.run.trial(trial.trial_id)
+        done = finished_result(directory)
+        if done is not None and (done.get("profile") or {}).get("problem"):
+            directory.result_json.unlink()
+    results = run_trials(session, with_unprofiled(trials))
+    return [
+        _with_profile(session.run.trial(trial.trial_id), trial, plain, result)
+        for trial, plain, result in zip(trials, results[::2], results[1::2], strict=True)
+    ]
+
+
+def _with_profile(
+    directory: TrialDirectory, trial: Trial, plain: Mapping[str, Any], result: dict[str, Any]
+) -> dict[str, Any]:
+    files: list[str] = (result.get("profile") or {"files": []})["files"]
+    problem = ""
+    if not (files and all((directory.path / file).exists() for file in files)):
+        files, problem = [], str(result["reason"])
+        if result["status"] == "ok":
+            try:
+                written = load_profiler(str(trial.profiler), trial.profiler_options).collect(trial, directory.profile)
+                files = [str(file.relative_to(directory.path)) for file in written]
+            except BertbenchError as error:  # one profile that cannot be had must not cost the others theirs
+                problem = str(error)
+    unprofiled_ms, profiled_ms = plain.get("step_time_ms"), result.get("step_time_ms")
+    result["profile"] = {
+        "files": files,
+        "problem": problem,
+        "waits_at_step_ends": trial.device == "cuda",
+        "unprofiled_trial_id": unprofiled(trial).trial_id,
+        "unprofiled_step_time_ms": unprofiled_ms,
+        "step_time_ratio": profiled_ms / unprofiled_ms if unprofiled_ms and profiled_ms else None,
+    }
+    write_record(directory.result_json, result)
+    return result

@@ -6,13 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 from cyclopts import Parameter
 
 from bench.implementations import IMPLEMENTATIONS, OURS, TRAININGS
 from bench.implementations.model_folder import check_data, check_options, find_model
 from bench.launch.world import World
 from bench.loggers import LOGGERS, chosen_loggers
-from bench.machine.devices import Devices
+from bench.loggers import VARIABLE as LOG_TO_VARIABLE
+from bench.machine.devices import Devices, capture
+from bench.run.inside import Leader
+from bench.run.supervise import LaunchOptions, finish, run_trial
 from bench.sweep.options import (
     ABOVE_0,
     AT_LEAST_1,
@@ -25,21 +29,28 @@ from bench.sweep.options import (
     STRATEGY,
     TaskFlags,
     check_ranges,
+    check_same_request,
+    request_of,
     resolve_precision,
     resolve_strategy,
 )
-from bench.sweep.request import check_same_request, request_of
-from bench.sweep.starting_model import initial_weights, shape_of
+from bench.sweep.sweep import write_results
+from bert.checkpoints.model_config import read_config
+from bert.model.config import preset_of, shape_in_words
 from bert.parallel import devices_per_rank, options_text
 from bert.parallel.deepspeed_config import read_deepspeed_config, training_values
 from bert.speed.registry import FAST
 from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import DataSource
 from bert.train.settings import GIVEN, TrainSettings, resolve_settings, task_defaults
+from common.atomic import remove_left_overs
 from common.errors import InputError, UsageError
 from common.flags import Positional
 from common.registry import load
-from records.training import TrainRun
+from records.documents import Best, TrainState
+from records.files import write_record
+from records.run import TrialDirectory
+from records.training import TrainRun, is_train_run, read_events
 from records.trial import Trial
 
 TRAINS_GIVEN = "hf-trainer"
@@ -162,8 +173,6 @@ class TrainOptions:
     """Save and stop after this time in s, for queues with a time limit; default no limit."""
     threads: int | None = None
     """CPU threads per process; default an equal share."""
-    logfile: Path | None = None
-    """File to append progress, evaluations and results to, with timestamps; default no file."""
     log_to: Annotated[tuple[str, ...], Parameter(choices=(*LOGGERS, "none"))] = ()
     """Loggers; default tensorboard, and mlflow if MLFLOW_RUN_ID and MLFLOW_TRACKING_URI name a run."""
     json: bool = False
@@ -299,3 +308,112 @@ def check_continues(run: TrainRun, plan: Plan) -> None:
     for attempt in run.attempts()[-1:]:
         before = {"implementation": attempt.read_trial().implementation}
         check_same_request(run.path, before, {"implementation": plan.implementation})
+
+
+def initial_weights(path: Path, best: bool) -> Path:
+    """Return the path of the weights for --init: of a run its checkpoints, whose latest is used, or its `best` one.
+
+    The next phase of pretraining uses the latest, which has the optimizer state too.
+    """
+    path = path.resolve()
+    if not is_train_run(path):
+        return path
+    run = TrainRun(path)
+    state = run.read_state()
+    if not state.finished:
+        steps = f"step {state.applied_steps} of {state.total_steps or 'unknown'}"
+        raise UsageError(
+            "run-incomplete", f"--init {path} is an unfinished run ({steps}): finish it, or give one of its checkpoints"
+        )
+    return (run.best_checkpoint() if best else None) or run.checkpoints
+
+
+def shape_of(init: Path, given: str | None) -> dict[str, str]:
+    """Return `preset` and `shape` of the model in `init`; a `given` preset must match it."""
+    from bert.checkpoints.read import find_checkpoint
+
+    saved = sorted([*init.glob("step-*/config.json"), *init.glob("checkpoints/step-*/config.json")])
+    path = saved[-1] if saved else find_checkpoint(init).config  # of another format
+    if path is None and given is None:
+        raise UsageError("option-missing", f"--init {init} has no config.json or bert_config.json: give --preset too")
+    if path is None:
+        return {}
+    config = read_config(path)
+    name = preset_of(config)
+    label = name or preset_of(config.replace(max_positions=512)) or f"{config.num_layers}x{config.hidden_size}"
+    if given not in (None, label):
+        problem = f"--preset {given} does not match the model in {init} ({shape_in_words(config)})"
+        raise UsageError("weights-mismatch", f"{problem}: omit --preset")
+    return {"preset": label, "shape": "" if name else shape_in_words(config)}
+
+
+def train_once(
+    run: TrainRun, plan: Plan, devices: Devices, watcher: Any, leader: Leader | None = None
+) -> tuple[TrialDirectory, dict[str, Any]]:
+    """Make one attempt inside a lock on the run; return its folder and result.
+
+    `watcher` has `look` and `stop_wanted` of LaunchOptions. The ranks of the world of `leader` make it together.
+    """
+    options = LaunchOptions(
+        timeout_seconds=None,
+        leader=leader,
+        variables={LOG_TO_VARIABLE: " ".join(plan.log_to)},
+        look=watcher.look,
+        stop_wanted=watcher.stop_wanted,
+    )
+    for before in run.attempts():
+        if before.read_result() is None:
+            reason = "killed with its launcher, or interrupted, before it recorded a result"
+            finish(before.read_trial(), before, "crashed", reason, options, code="worker-lost")
+    trial = plan.trial(
+        kind="train",
+        device=devices.kind,
+        round=max((before.read_trial().round for before in run.attempts()), default=-1) + 1,
+        max_steps=plan.settings.steps,
+        threads_per_rank=plan.options.threads,
+        training=tuple(sorted(plan.settings.to_json().items())),
+    )
+    directory = run.run.trial(trial.trial_id)
+    try:
+        result = run_trial(trial, directory, devices, capture(devices), options)
+    finally:
+        remove_left_overs(run.path, "trials/*")  # of killed ranks
+        if directory.trial_json.exists():
+            write_record(run.state_json, msgspec.to_builtins(_state(run, plan)))
+            write_results(run.run)
+    return directory, result
+
+
+def _state(run: TrainRun, plan: Plan) -> TrainState:
+    """Where the run stands: what the attempts wrote down while they ran is there however they ended.
+
+    An attempt that was refused changes nothing of what the run is: phase, steps and request stay those before it.
+    """
+    attempts = run.attempts()
+    events = [event for directory in attempts for event in read_events(directory)]
+    reached = [event for event in events if event["event"] in ("resumed", "saved")]
+    applied_steps = reached[-1]["applied_steps"] if reached else 0
+    # After a damaged checkpoint an earlier one continues.
+    checkpoints = [Path(event["path"]).name for event in reached if not event.get("new_phase")]
+    checkpoint = checkpoints[-1] if checkpoints else None
+    saved: dict[str, Any] = next((event for event in reversed(reached) if event["event"] == "saved"), {})
+    best: dict[str, Any] = {name: saved.get(f"best_{name}") for name in Best.__struct_fields__}
+    result = attempts[-1].read_result() or {}
+    state = TrainState(
+        phase=plan.phase,
+        total_steps=plan.settings.steps,
+        request=plan.request,
+        loss=make_task(plan.settings.task, plan.settings.task_options).loss_label(),
+        applied_steps=applied_steps,
+        status=result.get("status", "interrupted"),
+        reason=result.get("reason", ""),
+        checkpoint=checkpoint,
+        evaluation=next((event for event in reversed(events) if event["event"] == "evaluated"), None),
+        best=None if best["checkpoint"] is None else Best(**best),
+        attempts=[directory.path.name for directory in attempts],
+    )
+    if state.status == "refused" and run.state_json.exists():
+        before = run.read_state()
+        state.phase, state.total_steps, state.request = before.phase, before.total_steps, before.request
+    state.finished = checkpoint is not None and applied_steps >= state.total_steps
+    return state

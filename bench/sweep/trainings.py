@@ -20,9 +20,8 @@ from analysis.metrics.comparison.trainings import (
 )
 from analysis.render.tables import write_csv
 from bench.machine.devices import Devices
-from bench.run.profiling import profile_trials
-from bench.sweep.request import check_same_request
-from bench.sweep.sweep import Session
+from bench.sweep.options import check_same_request
+from bench.sweep.sweep import Session, profile_trials
 from bench.sweep.training import Plan, TrainOptions, plan_training
 from bert.data.lengths import is_synthetic
 from bert.tasks import task_data
@@ -31,7 +30,7 @@ from bert.train.settings import DEFAULT_SEED
 from common.errors import UsageError
 from records.files import write_record
 from records.schema import TRAINING_COLUMNS
-from records.training import Trainings, TrainRun, read_trainings
+from records.training import Trainings, TrainRun, is_train_run, read_trainings
 from records.trial import Trial
 
 EVALUATIONS = 50
@@ -150,6 +149,8 @@ def plan_trainings(
     devices: Devices,
 ) -> TrainingsPlan:
     """Return the trainings of all variants with each seed; they may have begun. Raises UsageError."""
+    if is_train_run(place.path):
+        raise UsageError("folder-occupied", f"{place.path} is the folder of one training: give another --out")
     if options.until and not re.fullmatch(rf"{SCORE}=\d+(\.\d+)?", options.until):
         raise UsageError("option-value", f"--until {options.until}: give {SCORE}=X, such as {SCORE}=6.5")
     if options.until and options.task != "pretrain":

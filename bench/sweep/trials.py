@@ -33,8 +33,9 @@ from bert.parallel.deepspeed_config import read_deepspeed_config
 from bert.speed.registry import FAST
 from bert.tasks import resolve_options, task_data
 from bert.train.settings import check_seed
-from common.errors import UsageError
+from common.errors import InputError, UsageError
 from common.flags import Positional, flag
+from records.run import RunDirectory
 from records.trial import Trial
 
 # Fewer rounds do not show the variation between processes.
@@ -280,3 +281,35 @@ def _share(sweep: Sweep, batch: int, world_size: int, fewest: int) -> int:
         problem = f"--scaling strong: {batch * fewest} sequences cannot be divided equally among {world_size} devices"
         raise UsageError("batch-size-mismatch", f"{problem}: give another --batch-sizes")
     return share
+
+
+def check_winner(options: Any, besides: Collection[str]) -> None:
+    """Refuse options other than `besides` with --winner-of. Raises UsageError."""
+    default = type(options)()
+    names = (item.name for item in dataclasses.fields(options) if item.name not in besides)
+    if other := [flag(name) for name in names if getattr(options, name) != getattr(default, name)]:
+        problem = f"--winner-of takes the configuration from the run: omit {' '.join(other)}"
+        raise UsageError("option-conflict", problem)
+
+
+def fastest_trial(
+    folder: Path, task: str, devices: Devices, implementation: str | None = None, **changes: Any
+) -> Trial:
+    """Return a trial of the fastest configuration of a task with its own `changes`; `implementation` restricts it.
+
+    Raises InputError (nothing was measured) and UsageError (on devices that this machine does not have).
+    """
+    from analysis.load import load_run
+    from analysis.run_views import fastest
+
+    trials = [trial for trial in load_run(RunDirectory(folder)) if trial.trial.task == task]
+    rounds = fastest([one for one in trials if implementation in (None, one.trial.implementation)])
+    if not rounds:
+        problem = f"{folder} has no throughput of {implementation or task}"
+        raise InputError("run-incomplete", f"{problem}: measure it with `bertbench throughput {task}`")
+    winner = rounds[0].trial
+    if winner.device != devices.kind or winner.nodes > 1:
+        where = f"{winner.nodes} nodes" if winner.nodes > 1 else winner.device
+        raise UsageError("device-missing", f"the fastest configuration of {folder} ran on {where}: use that machine")
+    devices.environment(winner.world_size)
+    return dataclasses.replace(winner, round=0, relative_half_width=Sweep().precision_target, **changes)

@@ -17,8 +17,7 @@ from analysis.metrics.kernels.roofline import roofline
 from analysis.open import open_sources
 from analysis.readers.ncu import read
 from bench.profilers import ncu as ncu_profiler
-from bench.profilers.ncu import NsightCompute
-from bench.profilers.ncu_metrics import metrics_of
+from bench.profilers.ncu import NsightCompute, metrics_of
 from records.trial import Trial
 
 pytestmark = pytest.mark.skipif(shutil.which("ncu") is None, reason="Nsight Compute is not installed (ncu on PATH)")

@@ -10,8 +10,7 @@ import psutil
 import pytest
 from support.slurm_cluster import Slurm, cluster, why_not
 
-from bench.submit.job import CLUSTERS, ClusterJob
-from bench.submit.render import render
+from bench.submit.job import CLUSTERS, ClusterJob, render
 
 pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a Slurm"),

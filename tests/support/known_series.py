@@ -68,7 +68,7 @@ def held_after_stopping(kind: Kind, count: int, seed: int, fewest: int = 10) -> 
     """Return, of `count` series that the suite's own rule ends: how many intervals hold LEVEL, how many were ended
     because the interval was narrow enough, and the mean number of steps.
     """
-    from bench.run.window import Window
+    from bench.run.clock import Window
 
     random = np.random.default_rng(seed)
     hits, narrow, steps = 0, 0, 0

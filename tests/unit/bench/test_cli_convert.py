@@ -1,20 +1,16 @@
 """`bertbench convert` says what it read, what became of it and what is wrong."""
 
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.commands import facts, result, text
-from support.refusals import refused
 
 from bert.checkpoints.files import save_model
 from bert.model.config import ModelConfig
 from bert.model.heads import BertForPretraining
-from common.errors import Code
 
-ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, intermediate_size=16, vocab_size=13, max_positions=8)
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
 
@@ -47,15 +43,3 @@ def test_missing_and_unexpected_names_are_listed(source: Path, tmp_path: Path) -
     shown = text(result("convert", tmp_path / "hf", tmp_path / "again").blocks)
     assert "2 encoder.pooler.bias, encoder.pooler.weight" in shown
     assert "30 head.0, head.1" in shown and ", ..." in shown
-
-
-def test_what_cannot_be_converted_is_refused_and_nothing_is_left(source: Path, tmp_path: Path) -> None:
-    new = tmp_path / "x"
-    for words, code, fact in (
-        ((tmp_path / "none", new), "path-missing", tmp_path / "none"),
-        ((source, source), "folder-occupied", source),
-        ((source, new, "--to", "onnx"), "option-choice", "convert --help"),
-    ):
-        with refused(cast(Code, code), fact):
-            result("convert", *words)
-    assert not new.exists()

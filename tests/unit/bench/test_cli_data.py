@@ -3,11 +3,9 @@ from pathlib import Path
 
 import pytest
 from support.commands import result, text
-from support.refusals import refused
 
 from bench.cli.dispatch import call
 
-ROOT = Path(__file__).resolve().parents[3]
 SMALL = ["--seq-len", "16", "--dupe-factor", "1", "--vocab-size", "400"]
 
 
@@ -34,18 +32,3 @@ def test_json_is_the_summary_and_nothing_else(tmp_path: Path, capsys: pytest.Cap
     assert "lower_case_0" in length["folder"] and "latin-1" in " ".join(summary["notes"])
     call(["data", "pretrain", "--input", str(tmp_path / "in"), *options])
     assert json.loads(capsys.readouterr().out)["lengths"][0]["shards_kept"] == 3
-
-
-def test_expected_failures_are_bertbench_errors(tmp_path: Path) -> None:
-    for argv, code, fact in (
-        (["--output", "x"], "option-missing", "pretrain"),
-        ([], "option-missing", "pretrain"),
-        (["pictures"], "option-choice", "'pictures'"),
-        (["pretrain", "--output", str(tmp_path)], "option-missing", "--input"),
-    ):
-        with refused(code, fact):
-            call(["data", *argv])
-    with refused("path-missing", tmp_path / "none"):
-        call(["data", "pretrain", "--input", str(tmp_path / "none"), "--output", str(tmp_path)])
-    with refused("option-unknown", "--seq-len"):
-        call(["data", "pretrain", "--generate", "9", "--output", str(tmp_path), "--seq-length", "3"])

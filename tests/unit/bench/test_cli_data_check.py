@@ -48,13 +48,6 @@ def test_ten_rows_are_decoded_with_what_is_hidden_and_their_label(folder: Path) 
     assert rows[1]["tokens"] == expected and rows[1]["is_random"] == bool(arrays["next_sentence_labels"][row])
 
 
-def test_without_a_vocabulary_ids_are_shown(folder: Path, tmp_path: Path) -> None:
-    (folder / "vocab.txt").rename(tmp_path / "other.txt")
-    assert document("data", "check", folder)["rows"][0]["tokens"][0] == str(shards.CLS)
-    rows = document("data", "check", folder, "--vocab", tmp_path / "other.txt")["rows"]
-    assert rows[0]["tokens"][0] == "[CLS]"
-
-
 def test_what_training_refuses_is_refused(folder: Path, tmp_path: Path) -> None:
     with refused("path-missing", tmp_path / "none"):
         result("data", "check", tmp_path / "none")

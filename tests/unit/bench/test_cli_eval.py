@@ -7,10 +7,6 @@ from typing import Any
 import pytest
 from support import shared_files
 from support.commands import document, result, text
-from support.refusals import check_refusal, refused
-
-from bench.cli.main import run
-from common.errors import Code, StorageError
 
 SQUAD = shared_files.DATA / "squad"
 PICTURES = ["precision_recall.png"]
@@ -73,50 +69,6 @@ def test_json_has_every_digit_and_all_missing_ids() -> None:
     printed = document("eval", "squad", *files, str(SQUAD / "v1.1.logistic-regression.json.gz"))
     assert printed["scores"] == {"exact_match": 40.14191106906339, "f1": 50.98153647324461}
     assert (len(printed["missing"]), len(printed["extra"]), printed["questions"]) == (13, 28, 10_570)
-
-
-def test_scores_are_shown_also_where_the_disk_is_full(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise StorageError("disk-full", "the disk is full")
-
-    monkeypatch.setattr("analysis.render.figure.write_png", full)
-    argv = ["eval", "squad", "--dataset", dataset(tmp_path), "--predictions", predictions(tmp_path)]
-    assert run([*argv, "--na-prob", null_odds(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    shown = capsys.readouterr()
-    assert "SQuAD 2.0, 5 questions" in shown.out
-    check_refusal(shown.err, "disk-full")
-    assert (tmp_path / "out" / "scores.json").is_file()
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "facts"),
-    [
-        (["--na-prob", "{odds}", "--dataset", "{old}"], "option-not-applicable", ["--na-prob", "2.0"]),
-        (["--threshold", "0"], "option-missing", ["--na-prob"]),
-        (["--predictions", "{dataset}"], "file-format", ["{dataset}"]),
-        (["--predictions", "{odds}"], "file-format", ["null_odds.json"]),
-        (["--na-prob", "{predictions}"], "file-format", ["{predictions}"]),
-        (["--predictions", "/no/such/file"], "path-missing", ["/no/such/file"]),
-        (["--out", "/proc/none/x"], "write-failed", ["/proc/none"]),
-    ],
-)
-def test_bad_input_is_one_message_and_exit_code_2(
-    options: list[str], code: Code, facts: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "old").mkdir()
-    names = {
-        "{dataset}": dataset(tmp_path),
-        "{old}": dataset(tmp_path / "old", "1.1"),
-        "{predictions}": predictions(tmp_path),
-        "{odds}": null_odds(tmp_path),
-        "{folder}": str(tmp_path),
-    }
-    given = {"--dataset": names["{dataset}"], "--predictions": names["{predictions}"]}
-    given |= dict(zip(options[::2], (names.get(word, word) for word in options[1::2]), strict=True))
-    with refused(code, *(names.get(fact, fact) for fact in facts)):
-        result("eval", "squad", *(word for pair in given.items() for word in pair))
 
 
 def test_an_empty_file_of_predictions_is_scored_and_of_repeated_ids_the_last_counts(tmp_path: Path) -> None:

@@ -1,19 +1,15 @@
 """`data gap`, `predict gap` and `eval gap` as a user calls them."""
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
 from support.commands import document, result, text
 from support.gap_files import COLUMNS, learnable, prepared, vocabulary, write
-from support.refusals import refused
 from support.training_runs import Recorder, settings
 from support.training_runs import run as training_run
 
 from bench.cli.main import run
-from bert.checkpoints.files import save_model
-from bert.model.config import ModelConfig
 from bert.tasks import given_options, resolve_options, task_data
 
 
@@ -84,17 +80,6 @@ def _documents(text: str) -> list[str]:
     return [first + "}", "{" + second]
 
 
-def test_a_model_that_was_not_trained_on_gap_is_refused(tmp_path: Path, folder: Path) -> None:
-    from bert.model.heads import BertForQuestionAnswering
-
-    tmp_path.joinpath("model").mkdir()
-    shape = ModelConfig(num_layers=1, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=100)
-    save_model(tmp_path / "model", BertForQuestionAnswering(shape))
-    (features,) = folder.glob("gap-validation-*.safetensors")
-    with refused("weights-mismatch", tmp_path / "model", "train gap"):
-        result("predict", "gap", "--checkpoint", str(tmp_path / "model"), "--features", str(features))
-
-
 def test_eval_gap_prints_scores_and_slices(tmp_path: Path) -> None:
     gold = write(tmp_path / "gold.tsv", learnable(12))
     system = tmp_path / "system.tsv"
@@ -104,15 +89,3 @@ def test_eval_gap_prints_scores_and_slices(tmp_path: Path) -> None:
     for part in ("overall", "masculine", "bias", "accuracy  33.3 %", "missing", "extra"):
         assert part in told
     assert json.loads((tmp_path / "out" / "scores.json").read_text())["overall"]["true_positives"] == 4
-
-
-def test_predict_gap_names_the_dataset_to_score_against(
-    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (features,) = folder.glob("gap-validation-*.safetensors")
-    model = checkpoint(tmp_path / "model", folder, "mul")
-    words = ["predict", "gap", "--checkpoint", str(model), "--features", str(features), "--device", "cpu"]
-    assert run([*words, "--out", str(tmp_path / "out")]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next: ")]
-    assert run(shlex.split(line.removeprefix("next: bertbench "))) == 0
-    assert "GAP, 12 rows" in capsys.readouterr().out

@@ -108,7 +108,7 @@ def test_words_go_to_the_option_or_argument_that_can_take_them() -> None:
 def test_bash_completes_commands_tasks_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--completion", "bash"]) == 0
     (tmp_path / "bertbench").write_text(capsys.readouterr().out)
-    asked = "source bertbench; COMP_CWORD=2; COMP_WORDS=(bertbench {}); _bertbench; echo ${{COMPREPLY[@]}}"
+    asked = "source ./bertbench; COMP_CWORD=2; COMP_WORDS=(bertbench {}); _bertbench; echo ${{COMPREPLY[@]}}"
     for words, completed in (("throughput --strat", {"--strategies"}), ("eval g", {"gap", "glue"})):
         shown = subprocess.check_output(["bash", "-c", asked.format(words)], cwd=tmp_path, text=True)
         assert set(shown.split()) == completed

@@ -5,18 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import squad_runs
 from support.commands import result
 from support.refusals import check_refusal, refused
 from support.training_runs import settings, shards
 
 from bench.cli.main import run
-from bench.cli.train_progress import TrainProgress
+from bench.cli.progress import TrainProgress
 from bench.machine.devices import Devices
-from bench.run.attempt import train_once
 from bench.run.processes import StopRequest
-from bench.sweep.starting_model import initial_weights
-from bench.sweep.training import Plan, TrainOptions, check_continues, plan_training
+from bench.sweep.training import Plan, TrainOptions, check_continues, initial_weights, plan_training, train_once
 from bert.checkpoints.model_config import to_our_json
 from bert.model.config import PRESETS, ModelConfig, model_config, shape_in_words
 from common.errors import Code
@@ -46,16 +43,11 @@ REAL = ("pretrain", "--data", "DATA", "--seq-len", "32")
     ("words", "code", "facts"),
     [
         ((), "option-missing", ["bertbench train --help"]),
-        (("squat",), "option-choice", ["squat"]),
         (("pretrain",), "option-missing", ["--data FOLDER"]),
         (("pretrain", "--data", "nowhere"), "path-missing", ["nowhere"]),
         (("pretrain", "--data", "DATA"), "data-mismatch", ["32 tokens", 128, "--seq-len 32"]),
-        ((*REAL, "--phase", "3"), "option-choice", ["--phase 3"]),
-        ((*REAL, "--max-seconds", "0"), "option-value", ["--max-seconds 0.0"]),
         ((*REAL, "--model", "m", "--init", "w"), "option-conflict", ["--init"]),
         ((*REAL, "--model", "m", "--implementation", "bertbench"), "unsupported-combination", ["hf-trainer"]),
-        ((*REAL, "--model", "./no where"), "path-missing", ["./no where"]),
-        ((*REAL, "--init", "nowhere"), "path-missing", ["nowhere"]),
         ((*REAL, "--devices", "999"), "device-missing", ["999"]),
         ((*REAL, "--global-batch-size", "10", "--micro-batch-size", "4"), "batch-size-mismatch", ["4 x 1 = 4"]),
     ],
@@ -96,32 +88,6 @@ def test_the_shape_is_that_of_the_initial_model_and_a_preset_only_checks_it(data
     with refused("option-missing", "config.json", weights, "--preset"):
         planned({**given, "init": weights})
     assert planned({**given, "init": weights, "preset": "tiny"}).settings.preset == "tiny"
-
-
-def test_what_a_fine_tuning_cannot_use_is_refused_before_anything_is_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files, other = squad_runs.features(tmp_path), squad_runs.features(tmp_path / "other", lower_case=False)
-    words = ["train", "squad", "--data", str(files["training"]), "--device", "cpu", "--out", str(tmp_path / "run")]
-    weights = tmp_path / "weights"
-    weights.mkdir()
-    (weights / "model.safetensors").write_bytes(b"")
-    vocabulary = (tmp_path / "vocab.txt").read_text()
-
-    def check(code: Code, *facts: object, more: tuple[str, str]) -> None:
-        assert run([*words, *more]) == 2
-        assert not list(tmp_path.glob("run/checkpoints/step-*"))
-        check_refusal(capsys.readouterr().err, code, *facts)
-
-    model = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, intermediate_size=16, vocab_size=500)
-    check("option-missing", "--eval-data", more=("--eval-every", "2"))
-    needed = "bertbench data squad --input"
-    check("data-unprepared", needed, more=("--eval-data", str(tmp_path / "none")))
-    check("data-mismatch", files["training"], "training", more=("--eval-data", str(files["training"])))
-    check("vocabulary-mismatch", other["evaluation"], more=("--eval-data", str(other["evaluation"])))
-    (weights / "config.json").write_text(json.dumps(to_our_json(model)))
-    (weights / "vocab.txt").write_text(vocabulary + "unknown\n")
-    check("vocabulary-mismatch", weights / "vocab.txt", more=("--init", str(weights)))
 
 
 def test_init_takes_a_finished_run_or_any_folder(tmp_path: Path) -> None:
@@ -166,9 +132,9 @@ def results(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[dict[str, A
         (directory.path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
         return result
 
-    monkeypatch.setattr("bench.run.attempt.run_trial", attempted)
-    monkeypatch.setattr("bench.run.attempt.capture", lambda devices: {})
-    monkeypatch.setattr("bench.run.attempt.write_results", lambda folder: None)
+    monkeypatch.setattr("bench.sweep.training.run_trial", attempted)
+    monkeypatch.setattr("bench.sweep.training.capture", lambda devices: {})
+    monkeypatch.setattr("bench.sweep.training.write_results", lambda folder: None)
     return coming
 
 

@@ -43,17 +43,6 @@ def test_a_child_sees_exactly_its_devices_under_the_names_the_user_gave() -> Non
         devices.environment(3)
 
 
-def test_a_cpu_build_of_torch_on_a_gpu_machine_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("bench.machine.devices._nvml_gpus", lambda: PRESENT[:1])
-    monkeypatch.setattr("bench.machine.devices.installed_version", lambda name: "2.13.0+cpu")
-    assert find_devices().kind == "cpu" and "is a CPU build" in find_devices().note
-    with refused("device-missing", "--device cuda", "2.13.0+cpu", "bertbench doctor"):
-        find_devices("cuda")
-    monkeypatch.setattr("bench.machine.devices.installed_version", lambda name: "2.13.0+cu130")
-    assert find_devices().kind == "cuda"
-
-
 def test_world_sizes_double_up_to_every_gpu() -> None:
     assert Devices("cuda", (PRESENT[0],) * 6, 8).default_world_sizes() == (1, 2, 4, 6)
     assert Devices("cpu", (), 8).default_world_sizes() == (1,)

@@ -11,9 +11,7 @@ import pytest
 from bench.machine.devices import Devices, Gpu
 from bench.machine.doctor import MISSING, OK, WARNING, Check, examine
 from bench.profilers import PROFILERS
-from bench.profilers.nsys import NsightSystems
-from common.errors import MissingToolError, UsageError
-from records.trial import Trial
+from common.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = Devices("cpu", (), 4, "NVML cannot be used")
@@ -84,56 +82,6 @@ def test_a_tool_or_package_that_is_not_installed_is_absent_with_its_remedy(
     for name in ("package torch", "profiler torch"):
         assert row(CPU, name).state == MISSING and row(CPU, name).remedy == "make setup"
     assert row(CPU, "package h5py").state == OK
-
-
-def test_a_refusal_of_a_profiler_is_split_into_the_problem_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: NsightSystems, trial: Trial) -> None:
-        assert (trial.kind, trial.device, trial.profiler) == ("profile", "cuda", "nsys")
-        raise MissingToolError("tool-missing", "nsys cannot write reports without a link: sudo ln -s /a/host: /b")
-
-    monkeypatch.setattr(NsightSystems, "check", refuse)
-    refused = Check("profiler nsys", MISSING, "nsys cannot write reports without a link", "sudo ln -s /a/host: /b")
-    assert row(CUDA, "profiler nsys") == refused
-
-
-def client(machine: Path, name: str, answer: str) -> None:
-    """A client of a container engine: knows its own version, and does `answer` when it must ask its engine."""
-    path = machine / "bin" / name
-    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{name} version 28.2.2" && exit\n{answer}\n')
-    path.chmod(0o755)
-
-
-REFUSED = "echo 'Cannot connect to the Docker daemon at unix:///var/run/docker.sock.' >&2; exit 1"
-HANGS = "exec /bin/sleep 300"
-
-
-@pytest.mark.parametrize(
-    ("docker", "podman", "state", "detail", "remedy"),
-    [
-        (REFUSED, None, MISSING, "does not answer", "systemctl start docker"),
-        (HANGS, None, MISSING, "did not end within 0.5 s", "systemctl start docker"),
-        (REFUSED, "exit 0", OK, "podman version 28.2.2", ""),
-        (None, "exit 0", OK, "podman version 28.2.2", ""),
-        (None, None, MISSING, "not on PATH", "install podman"),
-    ],
-)
-def test_a_client_whose_engine_does_not_answer_is_no_engine(
-    docker: str | None,
-    podman: str | None,
-    state: str,
-    detail: str,
-    remedy: str,
-    machine: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("bench.machine.doctor._TOOL_SECONDS", 0.5 if docker == HANGS else 60.0)
-    for name, answer in (("docker", docker), ("podman", podman)):
-        if answer is not None:
-            client(machine, name, answer)
-    found = row(CPU, "tool docker")
-    assert found.state == state and detail in found.detail and remedy in found.remedy
-    monkeypatch.setenv("BERTBENCH_REVISION", "3049ef4")  # in the image
-    assert "tool docker" not in [check.name for check in examine(CPU)]
 
 
 def test_looking_at_the_profilers_imports_no_torch() -> None:

@@ -22,7 +22,6 @@ from bench.sweep.training import TrainOptions, plan_training
 from bench.sweep.trials import Sweep, expand
 from bert.data.batch import Batch, BatchCounts
 from bert.tasks import make_task
-from common.errors import Code
 from records.trial import Trial
 
 COUNTS = BatchCounts(
@@ -132,49 +131,6 @@ def test_a_moved_model_keeps_its_trial_and_another_shape_is_another_trial(tmp_pa
     assert (first.vocab_size, first.dropout) == (VOCAB, 0.1)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "code"),
-    [
-        ("none", None, "path-missing"),
-        ("damaged", "{", "file-damaged"),
-        ("ours", "{}", "model-unsupported"),
-        ("code", '{"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}', "model-unsupported"),
-    ],
-)
-def test_folders_that_cannot_be_used_are_refused(
-    name: str, content: str | None, code: Code, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    if name != "none":
-        (tmp_path / name).mkdir()
-    if content is not None:
-        (tmp_path / name / "config.json").write_text(content)
-    with refused(code, tmp_path / name):
-        find_model(str(tmp_path / name))
-
-
-@pytest.mark.parametrize(("given", "revision"), [("who/bert", "main"), ("who/bert@0a1b2c", "0a1b2c")])
-def test_an_id_of_the_hub_is_downloaded_at_its_revision_without_pickles(
-    given: str, revision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import huggingface_hub
-
-    asked = []
-
-    def download(name: str, **how: Any) -> str:
-        asked.append((name, how["revision"], how["allow_patterns"]))
-        if len(asked) > 1:
-            raise ConnectionError("404: no such revision")
-        return str(write_config(tmp_path / "snapshot"))
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert find_model(given).settings["preset"].startswith("bert-")
-    ((name, found, patterns),) = asked
-    assert (name, found) == ("who/bert", revision) and not any("bin" in pattern for pattern in patterns)
-    with refused("download-failed", given):
-        find_model(given)
-
-
 def test_pickled_weights_alone_are_refused_and_the_configuration_is_not(tmp_path: Path) -> None:
     folder = write_config(tmp_path / "bert")
     (folder / "pytorch_model.bin").write_bytes(b"no matter")
@@ -195,16 +151,6 @@ def test_code_of_a_folder_runs_only_where_it_is_trusted(tmp_path: Path) -> None:
         find_model(str(folder))
     assert not ran.exists()
     assert find_model(str(folder), trust_remote_code=True).vocab_size == VOCAB and ran.exists()
-
-
-def test_options_that_a_model_excludes_are_refused(tmp_path: Path) -> None:
-    path = str(write_config(tmp_path / "bert"))
-    with refused("unsupported-combination", "bertbench", "hf"):
-        Sweep(model=path)
-    with refused("option-conflict", "--presets"):
-        Sweep(model=path, implementations=("hf",), presets=("tiny",))
-    with refused("option-not-applicable", "squad"):
-        Sweep(model=path, implementations=("hf",), task="squad")
 
 
 def test_sequences_and_shards_that_do_not_fit_are_refused(tmp_path: Path) -> None:

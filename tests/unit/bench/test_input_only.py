@@ -4,10 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.refusals import refused
 from support.shard_files import write_shard
 
-from bench.cli.throughput import ThroughputOptions
 from bench.machine.devices import Devices
 from bench.run.clock import StepClock
 from bench.run.measure import draw
@@ -43,11 +41,6 @@ def test_input_trials_are_the_same_grid_under_ids_of_their_own(tmp_path: Path) -
     assert [(t.micro_batch_size, t.round) for t in alone] == [(t.micro_batch_size, t.round) for t in training]
     assert not {trial.trial_id for trial in alone} & {trial.trial_id for trial in training}
     assert alone[0].trial_id.startswith("input-pretrain-bertbench-")
-
-
-def test_a_search_of_the_input_alone_is_refused() -> None:
-    with refused("option-conflict", "--input-only", "--max-batch-search"):
-        ThroughputOptions(sweep=Sweep(), input_only=True, max_batch_search=True)
 
 
 def test_drawing_records_samples_and_the_wait(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.commands import result
 
-from bench.sweep import max_batch, sweep
-from bench.sweep.max_batch import PROOF_STEPS, largest_batch
+from bench.search import throughput as max_batch
+from bench.search.throughput import PROOF_STEPS, largest_batch
+from bench.sweep import sweep
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial

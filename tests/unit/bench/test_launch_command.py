@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.refusals import check_refusal, refused
+from support.refusals import check_refusal
 
 from bench.cli import main as cli
 from bench.launch import torchrun
@@ -67,18 +67,3 @@ def test_a_process_is_a_rank_only_where_all_variables_say_so(monkeypatch: pytest
         with monkeypatch.context() as patch:
             patch.delenv(name)
             assert joined_world() is None
-
-
-def test_the_devices_of_a_training_in_a_world_are_its_ranks() -> None:
-    world = World(0, 0, 3, 1, 3)
-    assert world.check_devices(None) == world.check_devices(3) == 3
-    with refused("option-conflict", "--devices 2", 3):
-        world.check_devices(2)
-
-
-@pytest.mark.parametrize(("given", "threads"), [("3", 3), ("1", 4), ("0", 4), ("", 4), ("x", 4)])
-def test_threads_of_a_rank_are_those_of_its_launch_or_a_share(
-    given: str, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", given)
-    assert World(0, 0, 3, 2, 1).threads(8) == threads

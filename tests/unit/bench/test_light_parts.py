@@ -13,8 +13,7 @@ from support.triton_needed import need_triton
 
 from bench.cli.speed_of_light import SpeedOfLightOptions, planned
 from bench.floor.measure import _Steps, _time_rounds, typical_batch
-from bench.floor.parts import make_parts
-from bench.floor.subject import Part, Subject
+from bench.floor.parts import Part, Subject, make_parts
 from bench.machine.devices import find_devices
 from bench.run.recorder import RowWriter
 from bench.run.stopwatch import Stopwatch

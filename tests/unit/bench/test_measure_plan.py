@@ -1,6 +1,5 @@
 """`bertbench measure` around commands that do not train: what is refused, and how each end is told."""
 
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -10,14 +9,13 @@ from support.refusals import refused
 from analysis.diagnose.answer import script_answer
 from analysis.diagnose.run import cautions_of_scripts
 from analysis.load import load_run, summarize_trial
-from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.runs import compare_runs
 from analysis.metrics.throughput import summarize
 from bench.cli.dispatch import result_of
 from bench.cli.result import Result
 from bench.run.recorder import RowWriter
 from bench.run.script import profile_of, why_incomplete
-from bench.sweep.script import name_of, plan_script, script_sha256
+from bench.sweep.script import name_of, plan_script
 from common.errors import Code
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
@@ -96,12 +94,6 @@ def test_what_cannot_be_started_is_refused(
         result_of(words)
 
 
-def test_a_launcher_belongs_into_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    with refused("option-not-applicable"):
-        result_of(["measure", "--", "true"])
-
-
 def test_the_steps_outside_of_a_profile_are_measured() -> None:
     trial = Trial(
         kind="measure", command=("train",), precision="", profiler="torch", start_iteration=3, stop_iteration=5
@@ -174,32 +166,6 @@ def test_rounds_of_an_edited_script_are_one_measurement_that_says_so(tmp_path: P
     (found,) = cautions_of_scripts(trials)
     assert found.code == "script_changed" and "aa, bb" in found.message
     assert cautions_of_scripts(trials[:2]) == []
-
-
-def test_history_knows_a_script_by_its_name(tmp_path: Path) -> None:
-    for name, step_ms in (("old", 2.0), ("new", 4.0)):
-        for number in range(3):
-            one = script(implementation="t.py", round=number)
-            stepped(dataclasses.replace(one, command=(f"/{name}/t.py",)), tmp_path / name, 30, step_ms, name)
-    runs = [RunDirectory(tmp_path / name) for name in ("new", "old")]
-    (series,) = history_of(runs)["series"]
-    assert series["implementation"] == "t.py"
-    assert [Path(point["run"]).name for point in series["points"]] == ["old", "new"]
-    assert [point["step_time_ms"] for point in series["points"]] == [2.0, 4.0]
-    assert series["points"][1]["verdict"] == "regression" and series["points"][1]["time_ratio"] == 2.0
-    assert "command: /old/t.py -> /new/t.py" in series["points"][1]["changed"]
-    assert any("content" in text for text in series["points"][1]["changed"])
-
-
-def test_the_hash_of_a_script_is_that_of_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "package").mkdir()
-    for place, text in (("a.py", "1"), ("package/b.py", "1"), ("c.py", "2")):
-        (tmp_path / place).write_text(text)
-    whole = script_sha256(("python", "a.py", "--epochs", "1"))
-    assert whole and whole == script_sha256(("python", "-m", "package.b"))
-    assert whole != script_sha256(("torchrun", "c.py"))
-    assert script_sha256(("python", "-m", "no.such")) is None is script_sha256(("true",))
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,7 @@ import csv
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from support.refusals import refused
 
@@ -74,27 +72,6 @@ def test_a_block_without_steps_is_refused_with_a_warning(tmp_path: Path) -> None
     with pytest.warns(UserWarning, match="step"), bertbench.measure("empty", out=tmp_path):
         pass
     assert [status for status, _ in statuses(tmp_path)] == ["refused"]
-
-
-@pytest.mark.parametrize("wrong", [{"samples": -3}, {"samples": "8"}, {"tokens": 8.5}])
-def test_a_value_that_is_no_count_is_refused_and_the_steps_before_are_there(
-    tmp_path: Path, wrong: dict[str, Any]
-) -> None:
-    with refused("option-value", *wrong), bertbench.measure("loop", out=tmp_path) as m:
-        m.step(samples=8)
-        m.step(**wrong)
-    ((status, _),) = statuses(tmp_path)
-    assert status == "crashed" and m.steps == 1
-    assert bertbench.load_run(tmp_path).steps["samples"].tolist() == [8]
-
-
-def test_counts_of_other_libraries_and_a_loss_that_is_no_number_are_taken(tmp_path: Path) -> None:
-    with bertbench.measure("loop", out=tmp_path) as m:
-        m.step(samples=np.int64(8), tokens=0, loss=np.float32(0.5))
-        m.step(samples=True, loss=float("nan"))
-    steps = bertbench.load_run(tmp_path).steps
-    assert m.result is not None and m.result["status"] == "ok"
-    assert steps["samples"].tolist() == [8, 1] and steps["loss"].tolist()[0] == 0.5
 
 
 def test_the_same_name_again_is_another_round(tmp_path: Path) -> None:

@@ -13,15 +13,14 @@ from support.shared_files import OWN
 from analysis.counters import rules_file
 from analysis.open import open_sources
 from analysis.readers.ncu import read
-from bench.profilers import load_profiler, ncu, tool
-from bench.profilers.base import Profiler
-from bench.profilers.ncu_metrics import NEWER, metrics_of
+from bench.profilers import Profiler, load_profiler, ncu, tool
+from bench.profilers.ncu import NEWER, metrics_of
 from common.errors import Code
 from records.trial import Trial
 
-CPU, GPU, GPUS = (
+GPU, GPUS = (
     Trial(kind="profile", device=device, start_iteration=3, stop_iteration=6, micro_batch_size=16, world_size=ranks)
-    for device, ranks in (("cpu", 1), ("cuda", 1), ("cuda", 2))
+    for device, ranks in (("cuda", 1), ("cuda", 2))
 )
 HOPPER = metrics_of((9, 0))
 # Of the metrics for 9.0 ncu 2022.3 has all but the newer ones.
@@ -127,39 +126,6 @@ def test_every_name_is_listed_for_its_chip(version: str, chip: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "trial", "code", "facts"),
-    [
-        ((), CPU, "option-not-applicable", ("CPU", "--profiler torch", "--profiler nsys")),
-        (("stacks",), GPU, "option-choice", ("'stacks'", "ncu", "kernels, metrics")),
-        (("kernels=0",), GPU, "option-value", ("--with kernels=0",)),
-    ],
-)
-def test_what_cannot_be_profiled_is_refused(
-    machine: Path, words: tuple[str, ...], trial: Trial, code: Code, facts: tuple[str, ...]
-) -> None:
-    profiler().check(GPUS)
-    with refused(code, *facts):
-        profiler(*words).check(trial)
-
-
-@pytest.mark.parametrize("found", ["NVML is not there", (6, 1), (99, 0)])
-def test_a_gpu_without_metrics_needs_their_names(machine: Path, monkeypatch: pytest.MonkeyPatch, found: object) -> None:
-    monkeypatch.setattr(ncu, "first_gpu_capability", lambda: found)
-    with refused("device-unsupported", found, "--with metrics", "nvprof"):
-        profiler().check(GPU)
-    profiler("metrics=dram__bytes.sum").check(GPU)
-
-
-def test_a_missing_or_old_ncu_is_refused(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_ncu.install(machine / "bin", "2020.1.0")
-    with refused("tool-version", "ncu 2020.1.0", "2022.1"):
-        profiler().check(GPU)
-    monkeypatch.setenv("PATH", str(machine))
-    with refused("tool-missing", "ncu", "Nsight Compute"):
-        profiler().check(GPU)
-
-
-@pytest.mark.parametrize(
     ("admin_only", "capabilities", "fails"), [(1, 0, True), (0, 0, False), (1, 1 << 21, False), (1, 1 << 38, False)]
 )
 def test_without_permission_to_count_it_is_refused_with_the_ways_out(
@@ -223,18 +189,3 @@ def test_what_ncu_says_is_the_reason_for_no_report_or_no_kernel(
     here = reported(machine, log) if there else folder(machine, log=log)
     with refused(code, here, *facts):
         profiler().collect(GPU, here)
-
-
-@pytest.mark.parametrize(
-    ("mode", "content", "code", "fact"),
-    [
-        ("ok", b"", "file-empty", "batch_16.ncu-rep"),
-        ("bad-import", b"report", "tool-failed", "Failed to load report"),
-    ],
-)
-def test_a_report_that_cannot_be_exported_is_refused_in_the_words_of_ncu(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, mode: str, content: bytes, code: Code, fact: str
-) -> None:
-    monkeypatch.setenv("FAKE_NCU", mode)
-    with refused(code, fact):
-        profiler().collect(GPU, reported(machine, content=content))

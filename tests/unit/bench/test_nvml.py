@@ -11,9 +11,7 @@ import pytest
 from support.refusals import refused
 
 from bench.launch.layout import _load
-from bench.machine import environment
-from bench.machine.devices import find_devices
-from bench.machine.environment import first_gpu_capability
+from bench.machine.devices import driver_version, find_devices, first_gpu_capability
 from bench.run.telemetry import Telemetry
 from records.run import TrialDirectory
 
@@ -64,7 +62,7 @@ def test_whole_gpus_are_numbered_in_the_order_of_the_bus(nvml: pytest.MonkeyPatc
     assert [gpu.name for gpu in devices.gpus] == ["NVIDIA H100"] * 2 and devices.note == ""
     assert chosen(nvml) == [("0", "GPU-00000000-0000", 80 * GIB), ("1", "GPU-00000001-0000", 80 * GIB)]
     assert chosen(nvml, "GPU-00000001") == [("GPU-00000001", "GPU-00000001-0000", 80 * GIB)]
-    assert first_gpu_capability() == (9, 0) and environment.driver_version() == "580.95.05"
+    assert first_gpu_capability() == (9, 0) and driver_version() == "580.95.05"
 
 
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION])
@@ -92,14 +90,6 @@ def test_without_a_driver_or_permission_the_reason_is_told(
     with refused("device-missing", "--device cuda", *facts):
         find_devices("cuda")
     assert isinstance(first_gpu_capability(), str)
-
-
-def test_a_capability_that_is_not_told_is_unknown_with_the_reason(nvml: pytest.MonkeyPatch) -> None:
-    fails(nvml, nvmlDeviceGetCudaComputeCapability=NO_PERMISSION, nvmlSystemGetDriverVersion=NOT_SUPPORTED)
-    assert isinstance(first_gpu_capability(), str)
-    described = environment.capture(find_devices())
-    assert described["native_bf16"] is None and described["driver"] is None
-    assert [gpu["compute_capability"] for gpu in described["gpus"]] == [None, None]
 
 
 def sampled(uuid: str, folder: Path) -> tuple[dict[str, float], dict[str, str]]:

@@ -54,14 +54,6 @@ def test_only_gpus_before_ampere_are_accepted(
     return None
 
 
-def test_without_nvprof_or_a_gpu_it_is_refused(nvprof: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with refused("option-not-applicable", "CPU", "--profiler nsys", "--profiler torch"):
-        Nvprof().check(Trial(kind="profile", device="cpu"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with refused("tool-missing", "nvprof", "before 13"):
-        Nvprof().check(GPUS)
-
-
 def test_the_launcher_is_followed_and_recording_waits_for_the_range(nvprof: Path, tmp_path: Path) -> None:
     argv = Nvprof().wrap(["python", "-m", "bench.launch.torchrun"], GPUS, tmp_path / "p")
     assert argv[0] == str(nvprof) and argv[-3:] == ["python", "-m", "bench.launch.torchrun"]

@@ -12,8 +12,8 @@ from analysis.open import Source
 from analysis.views import View
 from bench.cli import profile
 from bench.cli.profile import ProfileOptions
-from bench.run.profiling import unprofiled
 from bench.sweep import sweep
+from bench.sweep.sweep import unprofiled
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
@@ -64,7 +64,7 @@ def test_a_finished_profile_is_not_measured_again_unless_it_is_useless(
     read = OpenedProfile(source=Source(path=tmp_path)), {"compute": [], "core": []}
     monkeypatch.setattr(views, "summarize", lambda directory: read)
     monkeypatch.setattr(profile, "load_profiler", lambda *rest: collected)
-    monkeypatch.setattr("bench.run.profiling.load_profiler", lambda *rest: collected)
+    monkeypatch.setattr("bench.sweep.sweep.load_profiler", lambda *rest: collected)
     words = ["pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precisions", "fp32"]
     words += ["--start", "3", "--stop", "6", "--profiler", "torch", "--out", str(tmp_path / "run")]
     (first,) = document("profile", *words)["profiles"]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from support.commands import result
-from support.refusals import refused
 
 pytest.importorskip("optuna")
 
@@ -21,7 +20,7 @@ from support.training_runs import SEQ_LEN
 from bench.cli.parser import parse
 from bench.search import score
 from bench.sweep.training import TrainOptions
-from common.errors import Code, StorageError
+from common.errors import StorageError
 from records.files import write_record
 from records.run import TrialDirectory
 from records.training import TrainRun
@@ -30,7 +29,7 @@ Scores = Callable[[Mapping[str, Any], int], float | None]
 
 
 class Trainings:
-    """Stands for bench.run.attempt.train_once: writes the evaluations that `scores` gives for the settings."""
+    """Stands for bench.sweep.training.train_once: writes the evaluations that `scores` gives for the settings."""
 
     def __init__(self) -> None:
         self.scores: Scores = lambda settings, number: abs(math.log10(settings["learning_rate"]) + 3) + 1 / number
@@ -194,30 +193,3 @@ def test_an_error_that_ends_the_call_leaves_the_trial_to_the_next_one(
     trainings.ends = {}
     found = called(data, tmp_path / "study", "--trials", "2")
     assert states(found) == ["complete"] * 2 and found["trials"][0]["resumed"] == 1
-
-
-@pytest.mark.parametrize(
-    ("more", "code", "facts"),
-    [
-        (["dropout"], "option-value", ["dropout"]),
-        (["--search", "speed=1,2"], "option-unknown", ["--speed"]),
-        (["--best-by", "f1"], "option-choice", ["pretrain", "'f1'"]),
-        (["--sampler", "grid"], "option-choice", ["grid"]),
-        (["--head", "mul"], "option-not-applicable", ["head", "pretrain"]),
-        (["--data", "synthetic"], "option-not-applicable", ["synthetic"]),
-    ],
-)
-def test_options_that_mean_nothing_are_refused_before_anything_runs(
-    more: list[str], code: Code, facts: list[object], data: Path, tmp_path: Path, trainings: Trainings
-) -> None:
-    with refused(code, *facts):
-        result("tune", *words(data, tmp_path / "study"), *more)
-    assert trainings.made == [] and not (tmp_path / "study").exists()
-
-
-def test_a_storage_that_cannot_be_read_is_named(data: Path, tmp_path: Path, trainings: Trainings) -> None:
-    path = tmp_path / "study" / "study.db"
-    path.parent.mkdir()
-    path.write_bytes(b"no database at all, but long enough to be read as one" * 30)
-    with refused("write-failed", path, kind=StorageError):
-        result("tune", *words(data, tmp_path / "study"))

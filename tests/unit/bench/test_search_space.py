@@ -6,7 +6,7 @@ import pytest
 from support.refusals import refused
 
 from bench.cli.parser import parse
-from bench.search.space import Parameter, option_words, read_space
+from bench.search.score import Parameter, option_words, read_space
 from bench.sweep.training import TrainOptions
 from common.errors import UsageError
 

@@ -5,10 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.commands import result
-from support.refusals import refused
 
-from bench.machine.devices import Devices, find_devices
+from bench.machine.devices import Devices
 from bench.search.throughput import Search, lanes
 from bench.sweep.trials import Sweep
 from records.trial import Trial
@@ -111,17 +109,3 @@ def test_auto_tries_every_installed_strategy_with_its_stages(monkeypatch: pytest
         found = lanes(sweep, devices)
         assert [one.strategy for one in found] == expected and {one.micro_batch_size for one in found} == {1}
     assert [one.strategy for one in lanes(replace(sweep, devices=(1,)), devices)] == ["single"]
-
-
-@pytest.mark.parametrize(
-    ("more", "code"),
-    [
-        (["--last-batch", "0"], "option-value"), (["--rounds", "0"], "option-value"),
-        (["--strategies", "magic"], "option-choice"), (["--presets", "tiny", "mini"], "option-value"),
-        (["--search", "dropout=0,0.1"], "option-unknown"), (["--for", "speed"], "option-choice"),
-    ],
-)  # fmt: skip
-def test_options_that_mean_nothing_are_refused(more: list[str], code: Any, tmp_path: Any) -> None:
-    with refused(code):
-        result("tune", "pretrain", "--for", "throughput", "--device", "cpu", "--out", tmp_path / "out", *more)
-    assert find_devices("cpu").kind == "cpu" and not (tmp_path / "out").exists()

@@ -15,8 +15,8 @@ from support.cli import lives, wait_for
 
 from bench.launch.torchrun import FAILED, KILLED, ONE_NODE, Ending
 from bench.launch.world import AGENT_STORE_VARIABLE
-from bench.run.out_of_memory import ran_out_of_memory
 from bench.run.processes import start_guarded
+from bench.run.resources import ran_out_of_memory
 from bench.run.supervise import ALONE, LaunchOptions, outcome
 from bench.run.worker import _explain
 from common.errors import StorageError, UsageError
@@ -80,12 +80,6 @@ def test_the_cause_of_a_failure_is_status_reason_and_code(
         (directory.path / "torchrun.json").write_bytes(msgspec.json.encode(ending))
     seen = outcome(TWO if ending else Trial(), directory, LaunchOptions(), exit_code, False, oom_killed)
     assert (seen[0], seen[2]) == (status, CODES[status]) and seen[1].startswith(reason)
-
-
-def test_a_program_that_dies_after_its_report_failed_for_what_it_reported(directory: TrialDirectory) -> None:
-    write_record(directory.failure_json(0), A)
-    seen = outcome(Trial(kind="measure"), directory, LaunchOptions(program=("python",)), 134, False, False)
-    assert seen[1].endswith("rank 0: a")
 
 
 def test_a_rank_of_a_launch_that_only_lost_another_leaves_the_cause_to_the_launcher(directory: TrialDirectory) -> None:

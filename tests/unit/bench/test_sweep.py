@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from bench.sweep.request import check_same_request
+from bench.sweep.options import check_same_request
 from bench.sweep.sweep import (
     expected_seconds,
     finished_result,
+    locked,
     record_request,
     result_rows,
-    tidy,
     write_results,
 )
 from records.files import write_record
@@ -95,13 +95,15 @@ def test_another_request_is_refused_with_both_values_of_the_first_difference(tmp
             check_same_request(tmp_path, before, now)
 
 
-def test_a_sweep_begins_without_what_killed_ones_left_half_written(tmp_path: Path) -> None:
+def test_a_sweep_that_is_asked_to_end_leaves_no_file_half_written(tmp_path: Path) -> None:
     run, trial = RunDirectory(tmp_path), Trial()
     put(run, trial, "ok")
+    (run.path / ".lock").touch()
     finished = sorted(tmp_path.rglob("*"))
-    for folder in (run.path, run.trial(trial.trial_id).path):
-        (folder / ".result.json.ab_d1234.tmp").touch()
-    tidy(run)
+    with pytest.raises(KeyboardInterrupt), locked(run):
+        for folder in (run.path, run.trial(trial.trial_id).path):
+            (folder / ".result.json.ab_d1234.tmp").touch()
+        raise KeyboardInterrupt
     assert sorted(tmp_path.rglob("*")) == finished
 
 

@@ -39,16 +39,6 @@ def test_ids_of_trials_are_stable():
     assert Trial(task_options='{"head":"mul"}').trial_id != Trial().trial_id
 
 
-def test_options_of_other_tasks_are_refused_with_those_of_the_task():
-    with refused("option-not-applicable", "head", "squad"):
-        Sweep(task="squad", task_flags=TaskFlags(head="mul"))
-    with refused("option-not-applicable", "task", "rows", "head, sample_limit, train_on_all"):
-        TaskFlags(benchmark_task="cola").options(NAME)
-    with refused("option-choice", "concat, mul"):
-        TaskFlags(head="sum").options(NAME)
-    assert TaskFlags(train_on_all=True).options(NAME) == {"head": "concat", "train_on_all": True}
-
-
 def test_every_command_takes_them_beside_the_task_and_its_data():
     train = parse(TrainOptions, [NAME, "rows.npz", "--head", "mul", "--task", "cola"], "train")
     assert (train.task, train.file, train.task_flags.head, train.task_flags.benchmark_task) == (

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from support.refusals import refused
 from torch import nn
 
 from bench.implementations.torch_encoder import MODELS, PlainEncoder, PlainModel, TorchEncoderImplementation
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.observer import Observer
-from bert.tasks import TASKS, make_task, task_data
+from bert.tasks import make_task, task_data
 from records.trial import Trial
 
 VOCAB = 101  # not a multiple of 8: our embedding has three padding rows
@@ -139,9 +138,3 @@ def test_dropout_is_where_the_configuration_has_it() -> None:
     assert probabilities == [0.25] * (1 + 2 * SHAPE.num_layers)
     attention = [part.dropout for part in model.modules() if isinstance(part, nn.MultiheadAttention)]
     assert attention == [0.125] * SHAPE.num_layers
-
-
-def test_tasks_without_a_model_are_refused_by_name() -> None:
-    assert {task for task in TASKS if task_data(task).heads not in MODELS} == {"gap"}
-    with refused("unsupported-combination", "'torch-encoder'", "pretrain, squad, classify, glue", "'gap'"):
-        TorchEncoderImplementation().check(Trial(implementation="torch-encoder", task="gap"))

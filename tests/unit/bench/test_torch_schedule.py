@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.refusals import refused
 
 from bench.profilers.kineto import Cycle, TorchProfiler
 from bench.profilers.kineto_trace import TraceObserver
 from bert.data.batch import BatchCounts
 from bert.observer import StepResult
-from common.errors import Code
 
 RESULT = StepResult(BatchCounts(0, 0, 0, 0, 0), torch.zeros(()), 0.0, True)
 
@@ -45,21 +43,6 @@ def test_cycles_follow_each_other_as_the_schedule_says(
     options: dict[str, str], window: tuple[int, int], cycles: list[Cycle]
 ) -> None:
     assert TorchProfiler(options).cycles(*window) == cycles
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "facts"),
-    [
-        ({"active": "0"}, "option-value", ("--with active=0", "1 or more")),
-        ({"wait": "x"}, "option-value", ("--with wait=x", "0 or more")),
-        ({"wait": "5", "active": "3"}, "option-conflict", ("5 + 1 + 3", "--stop 9 ")),
-    ],
-)
-def test_a_schedule_that_is_none_or_does_not_fit_is_refused(
-    options: dict[str, str], code: Code, facts: tuple[str, ...]
-) -> None:
-    with refused(code, *facts):
-        TorchProfiler(options).cycles(0, 8)
 
 
 def test_each_cycle_leaves_a_trace_of_its_active_steps(tmp_path: Path) -> None:

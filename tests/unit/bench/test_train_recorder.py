@@ -11,7 +11,6 @@ import pytest
 from support.refusals import refused
 from support.training_runs import settings, shards
 
-from bench.cli.train_progress import TrainProgress
 from bench.loggers import LOGGERS, VARIABLE
 from bench.run.processes import STOP_SIGNALS, StopRequest, listen_for_stop
 from bench.run.train_worker import TrainRecorder
@@ -165,19 +164,3 @@ def test_events_survive_a_line_cut_short_but_no_damage(attempt: TrialDirectory, 
     path.write_text("{\n")
     with refused("file-damaged", "events.jsonl line 1", kind=SchemaError):
         read_events(attempt)
-
-
-def test_progress_shows_what_is_new_once(
-    attempt: TrialDirectory, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    saved = Saved(applied_steps=2, path=Path("step-0000002"), seconds=0.5, size_bytes=2**20)
-    recorded(attempt, data, made(0), made(1), saved, Warned(message="mind the gap"))
-    capsys.readouterr()
-    with StopRequest() as stop:
-        progress = TrainProgress(stop)
-        progress.look(Trial(), attempt)
-        progress.look(Trial(), attempt)
-        progress.end()
-    shown = capsys.readouterr().err
-    assert shown.count("step 2/10, loss 2.0000, learning rate 0.001") == 1
-    assert "saved step-0000002 (1.0 MiB in 0.5 s)" in shown and "note: mind the gap" in shown

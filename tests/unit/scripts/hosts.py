@@ -1,11 +1,8 @@
 """A machine made of a folder: fake engines and tools on PATH that record how they are called."""
 
-import os
-import pty
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -165,32 +162,6 @@ class Host:
         text = self.log_file.read_text(encoding="utf-8") if self.log_file.exists() else ""
         calls = [entry.split("\0")[:-1] for entry in text.split("\36\0")[:-1]]
         return [words[1:] for words in calls if words[0] == name]
-
-
-def on_terminal(command: list[str], cwd: Path, environment: Mapping[str, str], typed: str) -> tuple[int, str]:
-    """Run a command on a terminal; return its exit code and what it showed."""
-    master, slave = pty.openpty()
-    try:
-        os.write(master, typed.encode())
-        code = subprocess.run(
-            command,
-            cwd=cwd,
-            env=dict(environment),
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            check=False,
-            timeout=30,
-            start_new_session=True,
-        ).returncode
-        os.write(slave, b"\n<end>\n")
-        shown = b""
-        while b"<end>" not in shown:
-            shown += os.read(master, 65536)
-    finally:
-        os.close(master)
-        os.close(slave)
-    return code, shown.decode().replace("\r\n", "\n")
 
 
 def option(words: list[str], name: str) -> list[str]:

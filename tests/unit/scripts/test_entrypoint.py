@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hosts import BASH, ROOT, Host, on_terminal
+from hosts import BASH, ROOT, Host
 
 SHOW = 'echo "$HOME|$USER|$LOGNAME|$1"; exit 5'
 # Where they stand in CapEff and the like.
@@ -56,31 +56,7 @@ def test_uid_without_a_name_gets_a_home_and_a_name(host: Host, entrypoint: Path)
     assert home.is_dir()
 
 
-def test_results_that_will_not_be_kept_are_warned_of(host: Host, entrypoint: Path) -> None:
-    (entrypoint.parents[1] / "runs").rmdir()
-    outcome = show(host, entrypoint)
-    assert outcome.returncode == 5
-    for text in (f"{entrypoint.parents[1]}/runs cannot be written", "uid 1000", "start_container.sh", "mount"):
-        assert text in outcome.stderr
-
-
 # ---- greeting ----
-
-
-def test_a_shell_on_a_terminal_greets(host: Host, entrypoint: Path) -> None:
-    code, shown = on_terminal([BASH, str(entrypoint), "/bin/bash"], host.work, host.variables, typed="exit 3\n")
-    assert code == 3 and (ROOT / "docker/greeting.txt").read_text(encoding="utf-8") in shown
-
-
-def test_greeting_names_what_exists() -> None:
-    from bench.cli.dispatch import COMMANDS
-
-    text = (ROOT / "docker/greeting.txt").read_text(encoding="utf-8")
-    commands = re.findall(r"^ +(?:\d +)?(bertbench|bash) (\S+)(.*?)(?:   .*)?$", text, re.MULTILINE)
-    assert len(commands) >= 3
-    for program, name, _ in commands:
-        assert name in COMMANDS if program == "bertbench" else (ROOT / name).is_file(), name
-    assert [name for name in re.findall(r"[\w/]+\.md", text) if not (ROOT / name).is_file()] == []
 
 
 # ---- another user with one capability ----

@@ -91,43 +91,12 @@ def test_a_regression_fails_and_the_summary_has_its_table(runner: Path) -> None:
     assert found["verdict"] == "regression" and float(found["new/old time"].split()[0]) == pytest.approx(1.2, rel=0.02)
 
 
-def test_no_difference_passes(runner: Path) -> None:
-    runs(runner, 1.0)
-    done = step(runner, arguments="pretrain", baseline="baseline", out="new run")
-    assert (done.code, done.outputs) == (0, {"run": "new run", "verdict": "no-regression"})
-    assert done.summary.startswith("### bertbench compare: no regression\n")
-
-
-def test_one_round_passes_or_fails_as_asked(runner: Path) -> None:
-    runs(runner, 1.2, rounds=1)
-    assert step(runner, arguments="pretrain", baseline="baseline").outputs["verdict"] == "not-conclusive"
-    done = step(runner, arguments="pretrain", baseline="baseline", out="again", fail_not_conclusive="true")
-    assert done.code == 4 and "not conclusive" in done.summary
-
-
 def test_without_a_baseline_the_run_is_measured_and_kept(runner: Path) -> None:
     runs(runner, 1.0)
     for baseline in ("", "none"):
         done = step(runner, arguments="pretrain", baseline=baseline, out=f"run{baseline}")
         assert done.code == 0 and done.outputs == {"run": f"run{baseline}", "verdict": "no-baseline"}
         assert "no baseline" in done.summary
-
-
-def test_a_damaged_baseline_fails_with_its_reason(runner: Path) -> None:
-    runs(runner, 1.0)
-    for path in (runner / "work/baseline").glob("trials/*/trial.json"):
-        path.write_text('{"schema_version": 1, "tri')
-    done = step(runner, arguments="pretrain", baseline="baseline")
-    assert done.code == 2 and done.outputs["verdict"] == "error"
-    assert "cannot be compared" in done.summary and "baseline" in done.summary
-
-
-def test_a_failed_measurement_fails(runner: Path) -> None:
-    runs(runner, 1.0)
-    done = step(runner, arguments="nothing", baseline="baseline", CODE="2")
-    assert done.code == 2 and done.outputs["verdict"] == "error" and "no such task" in done.summary
-    done = step(runner, arguments="pretrain", CODE="3")
-    assert done.code == 3 and done.outputs["verdict"] == "no-baseline"
 
 
 def test_the_action_hands_inputs_to_no_shell_and_reads_all_of_them() -> None:

@@ -49,13 +49,6 @@ def test_torch_is_the_locked_one_or_that_of_another_index_or_version(
     assert host.calls("pip") == [["install", *words]]
 
 
-def test_torch_of_the_base_is_kept(host: Host, venv: Path) -> None:
-    host.program("python3", "[[ $1 != -c ]] || echo 2.11.0a0+nv26.2")
-    assert run(host, "torch.sh", LOCKS / "torch.txt", TORCH_INDEX="https://index").returncode == 0
-    assert host.calls("python3")[-1] == ["-m", "venv", "--system-site-packages", str(venv)]
-    assert host.calls("pip") == []
-
-
 @pytest.mark.parametrize(("extra", "locks"), [({}, ["packages"]), ({"WITH_DEEPSPEED": "1"}, ["packages", "deepspeed"])])
 def test_packages_come_from_their_locks_with_hashes(
     host: Host, venv: Path, extra: dict[str, str], locks: list[str]
@@ -92,18 +85,6 @@ def nsight(host: Host, **extra: str) -> "subprocess.CompletedProcess[str]":
     return run(host, "nsight.sh", host.folder / "installers", host.bin, host.folder / "vendor", **extra)
 
 
-def test_nsight_of_the_base_is_kept(image: Host) -> None:
-    for name in ("nsys", "ncu"):
-        image.program(name)
-    assert nsight(image, WITH_NSIGHT="1").returncode == 0
-    assert image.calls("apt-get") == []
-
-
-def test_nsight_that_nobody_asked_for_is_not_installed(image: Host) -> None:
-    assert nsight(image).returncode == 0
-    assert image.calls("apt-get") == image.calls("apt-cache") == []
-
-
 def test_installers_are_used_and_the_newest_of_their_tools_is_linked(image: Host) -> None:
     (image.folder / "installers/systems.deb").touch()
     record = f": >{shlex.quote(str(image.folder))}/ran"
@@ -114,11 +95,3 @@ def test_installers_are_used_and_the_newest_of_their_tools_is_linked(image: Host
     assert nsight(image).returncode == 0
     assert image.calls("apt-get")[1][-1] == f"{image.folder}/installers/systems.deb" and (image.folder / "ran").exists()
     assert ((image.bin / "nsys").readlink(), (image.bin / "ncu").readlink()) == (newest, compute)
-
-
-def test_the_newest_packages_of_the_repository_are_installed(image: Host) -> None:
-    tool(image, "nsight-systems/2025.10.2/bin", "nsys")
-    packages = "nsight-systems-2025.9.1 nsight-systems-2025.10.2 nsight-systems-cli-2026.1.1 nsight-compute-2025.3.1"
-    outcome = nsight(image, WITH_NSIGHT="1", FAKE_PACKAGES=packages)
-    assert image.calls("apt-get")[-1][-2:] == ["nsight-systems-2025.10.2", "nsight-compute-2025.3.1"]
-    assert outcome.returncode == 1 and "WITH_NSIGHT=0" in outcome.stderr  # ncu is still missing

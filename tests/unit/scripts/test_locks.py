@@ -70,13 +70,6 @@ def test_every_requirement_is_pinned_and_has_hashes(name: str) -> None:
         assert HASH.sub("", rest).strip() == ""
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_lock_holds_an_address_or_a_path(name: str) -> None:
-    lines = [line for line in text(name).splitlines() if not HASH.fullmatch(line.strip(" \\"))]
-    assert [line for line in lines if re.search(r"://|^\s*-|/|@|\bfile:", line)] == []
-    assert [requirement for requirement, _ in entries(name) if requirement.url] == []
-
-
 def test_locks_fulfil_what_pyproject_asks() -> None:
     torch = [one for one in wanted() if one.name == "torch"]
     assert unfit(torch, versions("torch")) == [] and len(versions("torch")["torch"]) == 1

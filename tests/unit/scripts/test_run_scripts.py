@@ -26,28 +26,6 @@ def test_help_names_the_variables(script: str) -> None:
     assert done.returncode == 0 and "DATA" in done.stdout and not done.stderr
 
 
-@SCRIPTS
-def test_an_argument_is_refused(script: str) -> None:
-    done = called(script, "extra")
-    assert done.returncode == 2 and "DATA" in done.stdout and "extra" in done.stderr
-
-
-@pytest.mark.parametrize(("name", "value"), [("MAX_SECONDS", "1m"), ("MAX_SECONDS", "08"), ("PHASES", " ")])
-def test_values_that_pretraining_cannot_use_are_named(name: str, value: str) -> None:
-    done = called("run_pretraining.sh", **{"DATA": "shards", name: value})
-    assert done.returncode == 2 and name in done.stderr and "line " not in done.stderr
-
-
-@SCRIPTS
-def test_a_missing_bertbench_is_no_success(script: str, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "bert", tmp_path / "bert", ignore=lambda _, names: [n for n in names if n[-3:] != ".sh"])
-    done = subprocess.run(
-        ["bash", str(tmp_path / "bert" / script)], env={"PATH": os.defpath, "DATA": "shards"}, cwd=tmp_path,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 127 and "bertbench" in done.stderr
-
-
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
     """A folder beside a checkout whose `bertbench` prints how it is called."""
@@ -65,11 +43,6 @@ def prepared(elsewhere: Path, **given: str) -> str:
     environment = {"PATH": os.environ["PATH"], **given}
     argv = ["bash", str(script), "out"]
     return subprocess.run(argv, env=environment, cwd=elsewhere, capture_output=True, text=True, check=True).stdout
-
-
-def test_the_language_of_messages_is_not_that_of_the_wikipedia(elsewhere: Path) -> None:
-    assert " --language en " in prepared(elsewhere, LANGUAGE="de:en")
-    assert " --language de " in prepared(elsewhere, WIKI_LANGUAGE="de")
 
 
 def test_paths_are_those_of_the_folder_of_the_caller(elsewhere: Path) -> None:
