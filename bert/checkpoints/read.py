@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bert.checkpoints.files import is_model_folder, load_model, read_tensors
 from bert.checkpoints.hugging_face import from_hugging_face
-from bert.checkpoints.tensorflow import hugging_face_name, index_file, is_weight, open_checkpoint
+from bert.checkpoints.tensorflow import hugging_face_name, index_file, is_weight, read_variables
 from bert.checkpoints.weights import ENCODER, PADDING, Weights
 from common.errors import InputError, SchemaError
 from common.reading import read_errors, read_json
@@ -141,19 +141,17 @@ def read_weights(found: Found) -> Weights:
         return Weights(tensors, {prefix + name: (name,) for name in state})
     if found.format == HUGGING_FACE:
         return from_hugging_face(read_tensors(found.path), where=found.path)
-    checkpoint = open_checkpoint(found.path)
+    variables, skipped = read_variables(found.path, is_weight)
     translated: dict[str, Tensor] = {}
     originals: dict[str, str] = {}
-    weights = [name for name in checkpoint.entries if is_weight(name) and checkpoint.holds_numbers(name)]
-    for name in weights:
+    for name, tensor in variables.items():
         theirs, transposed = hugging_face_name(name)
         if theirs in translated:
             both = f"{name} and {originals[theirs]} of {found.path}"
             raise InputError("weights-mismatch", f"{both} are one weight: give one model")
-        tensor = checkpoint.read(name)
         translated[theirs] = tensor.T if transposed and tensor.dim() == 2 else tensor
         originals[theirs] = name
-    return from_hugging_face(translated, originals, tuple(checkpoint.entries.keys() - set(weights)), found.path)
+    return from_hugging_face(translated, originals, skipped, found.path)
 
 
 def _newest(source: Path, warn: Callable[[str], None]) -> Path:

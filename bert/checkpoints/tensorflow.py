@@ -11,8 +11,7 @@ https://protobuf.dev/programming-guides/encoding.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,80 +46,51 @@ _LAST_PARTS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """Where one tensor lies."""
-
-    shape: tuple[int, ...]
-    type_number: int
-    shard: int
-    """Number of its data file, from 0."""
-    offset: int
-    size: int
-    """In bytes."""
-    crc: int
-    """Masked CRC-32C of these bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorFlowCheckpoint:
-    """An index; tensors are read when they are asked for."""
-
-    prefix: Path
-    """What the names of its files begin with."""
-    num_shards: int
-    entries: Mapping[str, TensorEntry]
-    """By the tensors' names, in their order."""
-
-    def holds_numbers(self, name: str) -> bool:
-        """Return whether a tensor is numeric; others (text, the object graph) cannot be read."""
-        return self.entries[name].type_number in _TYPES
-
-    def read(self, name: str) -> Tensor:
-        """Return one tensor of numbers, its checksum verified. Raises InputError."""
-        from google_crc32c import value
-
-        entry = self.entries[name]
-        path = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
-        remedy = f"copy all files {self.prefix.name}.* again from their source"
-        with read_errors(path, remedy):
-            content = np.fromfile(path, np.uint8, entry.size, offset=entry.offset)
-        if len(content) < entry.size:
-            raise InputError("file-truncated", f"{path} ends inside {name}: {remedy}")
-        if masked(value(content.tobytes())) != entry.crc:
-            raise InputError("file-damaged", f"the checksum of {name} in {path} is wrong: {remedy}")
-        kind = _TYPES[entry.type_number]
-        tensor = torch.from_numpy(content).view(kind) if entry.size else torch.empty(0, dtype=kind)
-        return tensor.reshape(entry.shape)
-
-
 def index_file(prefix: Path) -> Path:
     """Return the file that makes `prefix` a checkpoint."""
     return prefix.with_name(f"{prefix.name}.index")
 
 
-def open_checkpoint(prefix: Path) -> TensorFlowCheckpoint:
-    """Read the index of the checkpoint whose files begin with `prefix`."""
+def read_variables(prefix: Path, wanted: Callable[[str], bool]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the wanted variables of the checkpoint whose files begin with `prefix`, and the names of all others.
+
+    Checksums are verified. What is not numeric (text, the object graph) is among the others. Raises InputError.
+    """
     path = index_file(prefix)
     with read_errors(path, "give the .index of a checkpoint"):
         table = path.read_bytes()
     try:
         rows = dict(index_entries(table))
-        header = dict(fields(rows.pop(b"")))
+        shards = dict(fields(rows.pop(b"")))[1]
         # Keys that begin with a zero are the slices of partitioned variables.
-        tensors = {key.decode(): _entry(value) for key, value in rows.items() if not key.startswith(b"\0")}
-        return TensorFlowCheckpoint(prefix, header[1], tensors)
+        entries = {key.decode(): dict(fields(value)) for key, value in rows.items() if not key.startswith(b"\0")}
+        shapes = {
+            name: [dict(fields(size)).get(1, 0) for number, size in fields(entry.get(2, b"")) if number == 2]
+            for name, entry in entries.items()
+        }
     except (ValueError, IndexError, KeyError) as error:
         raise InputError(
             "file-damaged", f"{path} is damaged or not a TensorFlow index ({error}): copy it again"
         ) from error
+    names = [name for name, entry in entries.items() if entry.get(1, 0) in _TYPES and wanted(name)]
+    tensors = {name: _read(prefix, shards, name, entries[name]).reshape(shapes[name]) for name in names}
+    return tensors, tuple(entries.keys() - tensors.keys())
 
 
-def _entry(message: bytes) -> TensorEntry:
-    about = dict(fields(message))
-    shape = tuple(dict(fields(size)).get(1, 0) for number, size in fields(about.get(2, b"")) if number == 2)
-    kind, shard, offset, size, crc = (about.get(number, 0) for number in (1, 3, 4, 5, 6))
-    return TensorEntry(shape, kind, shard, offset, size, crc)
+def _read(prefix: Path, shards: int, name: str, entry: dict[int, Any]) -> Tensor:
+    """Return the flat tensor of a BundleEntryProto, by number of field: 1 type, 3 file, 4 offset, 5 size, 6 CRC."""
+    from google_crc32c import value
+
+    kind, size = _TYPES[entry[1]], entry.get(5, 0)
+    path = prefix.with_name(f"{prefix.name}.data-{entry.get(3, 0):05d}-of-{shards:05d}")
+    remedy = f"copy all files {prefix.name}.* again from their source"
+    with read_errors(path, remedy):
+        content = np.fromfile(path, np.uint8, size, offset=entry.get(4, 0))
+    if len(content) < size:
+        raise InputError("file-truncated", f"{path} ends inside {name}: {remedy}")
+    if masked(value(content.tobytes())) != entry.get(6, 0):
+        raise InputError("file-damaged", f"the checksum of {name} in {path} is wrong: {remedy}")
+    return torch.from_numpy(content).view(kind) if size else torch.empty(0, dtype=kind)
 
 
 def is_weight(name: str) -> bool:

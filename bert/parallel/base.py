@@ -258,14 +258,15 @@ class ProcessGroupStrategy(Strategy):
 
     def maximum(self, values: torch.Tensor) -> torch.Tensor:
         """Element-wise maximum over ranks of a CPU float64 vector."""
-        result = values.clone()
-        dist.all_reduce(result, op=dist.ReduceOp.MAX, group=self._cpu_group)
-        return result
+        return self._reduced(values, dist.ReduceOp.MAX)
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """Element-wise sum over ranks of a CPU float64 vector."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def _reduced(self, values: torch.Tensor, operation: Any) -> torch.Tensor:
         result = values.clone()
-        dist.all_reduce(result, op=dist.ReduceOp.SUM, group=self._cpu_group)
+        dist.all_reduce(result, op=operation, group=self._cpu_group)
         return result
 
     def gathered(self, value: T) -> list[T]:

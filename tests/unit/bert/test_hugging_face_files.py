@@ -19,7 +19,7 @@ from torch import Tensor
 from bert.checkpoints.conversion import convert
 from bert.checkpoints.files import load_model, save_model
 from bert.checkpoints.hugging_face import load_hugging_face_state
-from bert.checkpoints.tensorflow import open_checkpoint
+from bert.checkpoints.tensorflow import is_weight, read_variables
 from bert.model.encoder import BertEncoder
 from bert.model.heads import BertForPretraining
 
@@ -66,10 +66,10 @@ def test_the_real_tensorflow_checkpoint_becomes_a_folder_without_missing_or_unex
     if target == "bertbench":
         convert(tmp_path / "dst", tmp_path / "back")
     back = loaded(tmp_path / ("dst" if target == "hugging-face" else "back"))
-    checkpoint = open_checkpoint(source / "bert_model.ckpt")
-    kernel = checkpoint.read("bert/encoder/layer_1/intermediate/dense/kernel")
+    variables, _ = read_variables(source / "bert_model.ckpt", is_weight)
+    kernel = variables["bert/encoder/layer_1/intermediate/dense/kernel"]
     assert torch.equal(back.bert.encoder.layer[1].intermediate.dense.weight, kernel.T)
-    assert torch.equal(back.cls.seq_relationship.weight, checkpoint.read("cls/seq_relationship/output_weights"))
+    assert torch.equal(back.cls.seq_relationship.weight, variables["cls/seq_relationship/output_weights"])
     assert back.cls.predictions.decoder.weight is back.bert.embeddings.word_embeddings.weight
 
 

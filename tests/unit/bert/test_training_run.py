@@ -15,6 +15,7 @@ from bert.checkpoints.read import saved_steps
 from bert.data.batch import Batch
 from bert.model.encoder import BertEncoder
 from bert.optim.schedule import PHASES
+from bert.parallel.single import SingleStrategy
 from bert.train.base_run import LossLog
 from bert.train.checkpoint import read
 from bert.train.loop import DivergenceError
@@ -168,6 +169,17 @@ def test_an_overflow_is_left_out_recovered_from_and_resumed_exactly(
     run(wanted, tmp_path / "parts", ended)
     assert {**begun.losses, **ended.losses} == whole.losses
     assert ended.progress[0].step == 6 and ended.progress[0].loss_scale == 2.0**15
+
+
+def test_a_saved_loss_scale_outlives_the_one_that_a_strategy_begins_with(data: Path, tmp_path: Path) -> None:
+    class Scaling(SingleStrategy):
+        def prepare(self, optimizer: torch.optim.Optimizer, precision: Any) -> None:
+            precision.load_state_dict({**precision.state_dict(), "scale": next(scales)})
+
+    scales, begun, ended = iter((64.0, 8.0)), Recorder(stop_after=2), Recorder()
+    for recorder in (begun, ended):
+        run(settings(data, precision="fp16", steps=3), tmp_path, recorder, Scaling())
+    assert [event.loss_scale for event in (*begun.progress, *ended.progress)] == [64.0] * 3
 
 
 def test_a_loss_that_is_no_number_stops_with_step_rate_and_last_good_checkpoint(
