@@ -42,7 +42,7 @@ from support.squad_columns import silent  # noqa: E402
 from bert.data.pool import Workers  # noqa: E402
 from bert.data.vocabulary import Vocabulary, load_vocabulary  # noqa: E402
 from bert.tasks.squad import prepare  # noqa: E402
-from bert.tasks.squad.config import SquadConfig  # noqa: E402
+from bert.tasks.squad.prepare import SquadConfig  # noqa: E402
 
 DATA = ROOT.parent / "shared/data"
 TIMES = 10

@@ -50,8 +50,7 @@ class Case:
 
 
 def squad(folder: Path) -> Case:
-    from bert.tasks.squad.config import SquadConfig
-    from bert.tasks.squad.prepare import prepare
+    from bert.tasks.squad.prepare import SquadConfig, prepare
 
     rows = [squad_columns.question(f"q{number}", "what is it?", ("c d", 4)) for number in range(3)]
     source = squad_columns.dataset(folder / "train.json", squad_columns.paragraph("a b c d e f", *rows))

@@ -11,7 +11,7 @@ from support.cli import Cli
 from support.squad_columns import dataset, make, paragraph, question, small_vocabulary
 
 from bert.tasks.squad import prepare as parts
-from bert.tasks.squad.config import cpu_count
+from bert.tasks.squad.prepare import cpu_count
 
 
 def large(path: Path, paragraphs: int) -> Path:

@@ -10,9 +10,8 @@ from support import plain_squad
 from support.plain_squad import Example, Remembering
 from support.plain_tokenizer import PlainTokenizer
 
-from bert.tasks.squad.config import SquadConfig
 from bert.tasks.squad.features import SquadFeatures, open_features
-from bert.tasks.squad.prepare import prepare
+from bert.tasks.squad.prepare import SquadConfig, prepare
 
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789.,?!-'")
 SUFFIXES = tuple(f"##{piece}" for piece in "abcdefghijklmnopqrstuvwxyz0123456789")

@@ -6,8 +6,7 @@ from typing import Any
 
 from support.training_runs import settings
 
-from bert.tasks.squad.config import SquadConfig
-from bert.tasks.squad.prepare import prepare
+from bert.tasks.squad.prepare import SquadConfig, prepare
 
 SEQ_LEN = 48
 # Three contexts of two or three sentences, the questions with their answers.

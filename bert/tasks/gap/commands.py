@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.features import made_of
 from bert.tasks.commands import (
     PREDICTIONS_FILE,
     Grid,
@@ -22,6 +23,7 @@ from bert.tasks.commands import (
     timed_logits,
     trained_task,
 )
+from bert.tasks.gap.features import open_features
 from bert.tasks.gap.prepare import GapConfig
 from bert.tasks.gap.reading import (
     DECISIONS,
@@ -32,10 +34,9 @@ from bert.tasks.gap.reading import (
     write_kaggle,
     write_official,
 )
+from bert.tasks.gap.scores import ANSWERS, OVERALL, Scores, read_golds, score, slices
+from common.atomic import check_writable
 from common.errors import InputError
-
-if TYPE_CHECKING:
-    from bert.tasks.gap.scores import Scores
 
 KAGGLE_FILE = "submission.csv"
 
@@ -80,10 +81,6 @@ class Predict(TaskCommand):
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write decisions as the official scorer takes them."""
-        from bert.data.features import made_of
-        from bert.tasks.gap.features import open_features
-        from common.atomic import check_writable
-
         features = open_features(options.features, "test")
         checkpoint = host.checkpoint(options.checkpoint)
         task = trained_task(self.task, checkpoint)
@@ -160,8 +157,6 @@ class Eval(TaskCommand):
 
     def run(self, options: EvalOptions, host: Host) -> Outcome:
         """Score the predictions."""
-        from bert.tasks.gap.scores import read_golds, score, slices
-
         examples = read_golds(options.dataset)
         decisions, probabilities = read_predictions(options.predictions)
         golds = {name: (example.decision, example.gender) for name, example in examples.items()}
@@ -177,9 +172,7 @@ class Eval(TaskCommand):
         return Outcome(document={**about, **asdict(scores), "slices": parts}, shown=_scored(scores, parts))
 
 
-def _scored(scores: "Scores", parts: Sequence[dict[str, Any]]) -> list[Shown]:
-    from bert.tasks.gap.scores import ANSWERS, OVERALL
-
+def _scored(scores: Scores, parts: Sequence[dict[str, Any]]) -> list[Shown]:
     tallies = []
     for name, tally in ((OVERALL, scores.overall), (MASCULINE, scores.masculine), (FEMININE, scores.feminine)):
         recall, precision, f1, *counts = asdict(tally).values()

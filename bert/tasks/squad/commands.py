@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from bert.data.features import made_of, vocabulary_of
 from bert.tasks.base import DataIdentity
 from bert.tasks.commands import (
     Grid,
@@ -17,12 +17,12 @@ from bert.tasks.commands import (
     some_of,
     timed,
 )
-from bert.tasks.squad.config import SquadConfig
-from bert.tasks.squad.predictions import NBestOptions
-
-if TYPE_CHECKING:
-    from bert.tasks.squad.predictions import Answers
-    from bert.tasks.squad.scores import Scores
+from bert.tasks.squad.features import open_features
+from bert.tasks.squad.predictions import NBestOptions, decode
+from bert.tasks.squad.prepare import SquadConfig
+from bert.tasks.squad.reading import read_answers, read_golds
+from bert.tasks.squad.scores import Scores, score
+from common.atomic import check_writable
 
 
 class Prepare(PrepareCommand):
@@ -63,12 +63,8 @@ class Predict(TaskCommand):
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write the files of the official scripts."""
-        from bert.data.features import made_of, vocabulary_of
         from bert.predict import open_model
-        from bert.tasks.squad.features import open_features
-        from bert.tasks.squad.predictions import decode
         from bert.tasks.squad.task import SquadTask, window_logits
-        from common.atomic import check_writable
 
         features = open_features(options.features, "evaluation")
         vocabulary = vocabulary_of(options.features, features.settings, options.vocab)
@@ -96,17 +92,14 @@ class Predict(TaskCommand):
             following = ["eval", "squad", "--dataset", str(dataset), "--predictions", written[-1]]
             odds = [path for path in written if path.endswith("null_odds.json")]
             following += ["--na-prob", odds[0]] if odds else []
-        return Outcome(document=document, shown=[_predicted(document, answers)], following=following)
-
-
-def _predicted(document: dict[str, Any], answers: "Answers") -> list[tuple[str, object]]:
-    empty = sum(not answer for answer in answers.predictions.values())
-    return [
-        ("checkpoint", document["checkpoint"]),
-        ("questions", f"{document['questions']:,}, {empty:,} answered with nothing"),
-        ("windows", rate(document["windows"], document["seconds"])),
-        *(("wrote", path) for path in document["written"]),
-    ]
+        empty = sum(not answer for answer in answers.predictions.values())
+        facts = [
+            ("checkpoint", opened.source),
+            ("questions", f"{len(answers.predictions):,}, {empty:,} answered with nothing"),
+            ("windows", rate(len(features), seconds)),
+            *(("wrote", path) for path in written),
+        ]
+        return Outcome(document=document, shown=[facts], following=following)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,9 +132,6 @@ class Eval(TaskCommand):
 
     def run(self, options: EvalOptions, host: Host) -> Outcome:
         """Score the predictions."""
-        from bert.tasks.squad.reading import read_answers, read_golds
-        from bert.tasks.squad.scores import score
-
         golds = read_golds(options.dataset)
         predictions = read_answers(options.predictions, str)
         null_odds = None if options.na_prob is None else read_answers(options.na_prob, float)
@@ -155,7 +145,7 @@ class Eval(TaskCommand):
         return Outcome(document={**about, **scores.to_json()}, shown=_scored(scores), drawn=curves)
 
 
-def _scored(scores: "Scores") -> list[Shown]:
+def _scored(scores: Scores) -> list[Shown]:
     values, shown = scores.values, [f"SQuAD {scores.version}, {scores.questions:,} questions"]
     if scores.version == "1.1":
         facts = [(name, f"{values[key]:.3f} %") for name, key in (("exact match", "exact_match"), ("F1", "f1"))]
@@ -177,15 +167,14 @@ def _scored(scores: "Scores") -> list[Shown]:
     return [*shown, Grid(("", "exact match", "F1"), rows), *_remarks(scores)]
 
 
-def _remarks(scores: "Scores") -> list[str]:
+def _remarks(scores: Scores) -> list[str]:
     remarks = []
     if scores.missing:
-        named = some_of(scores.missing)
-        remarks.append(f"missing: {len(scores.missing):,} question(s) without a prediction, each is 0: {named}")
+        remarks.append(
+            f"missing: {len(scores.missing):,} question(s) without a prediction, each is 0: {some_of(scores.missing)}"
+        )
     if scores.extra:
         remarks.append(f"extra: {len(scores.extra):,} prediction(s) for unknown ids: {some_of(scores.extra)}")
     if scores.version == "2.0" and "best_f1" not in scores.values:
-        remarks.append(
-            "Best thresholds and precision-recall curves need no-answer scores: add --na-prob null_odds.json"
-        )
+        remarks.append("Best thresholds and curves need no-answer scores: add --na-prob null_odds.json")
     return remarks

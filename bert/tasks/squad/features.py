@@ -95,6 +95,17 @@ class SquadFeatures:
     end_positions: Int32
     """Target: position of its last token, else 0 [W]; all 0 for the split 'evaluation'."""
 
+    @classmethod
+    def of(cls, settings: Settings, fingerprint: str, columns: Columns) -> "SquadFeatures":
+        """Return those of a file's columns."""
+        values: dict[str, Any] = {
+            one.name: Ragged(columns[f"{one.name}.values"], columns[f"{one.name}.offsets"])
+            if one.type is Ragged
+            else columns[one.name]
+            for one in fields(cls)[2:]
+        }
+        return cls(settings=settings, fingerprint=fingerprint, **values)
+
     def __len__(self) -> int:
         """Return the number of windows."""
         return len(self.window_question)
@@ -166,11 +177,7 @@ def open_features(path: Path, split: str, seq_len: int | None = None) -> SquadFe
             f"the windows in {path} have up to {settings.max_seq_length} tokens, not {seq_len}: use "
             f"{settings.max_seq_length}, or create others with `bertbench data squad --max-seq-length {seq_len}`",
         )
-    columns: dict[str, Any] = {
-        field.name: file.ragged(field.name) if field.type is Ragged else file.columns[field.name]
-        for field in fields(SquadFeatures)[2:]
-    }
-    return SquadFeatures(settings=settings, fingerprint=file.header.fingerprint, **columns)
+    return SquadFeatures.of(settings, file.header.fingerprint, file.columns)
 
 
 def golds_of(features: SquadFeatures, numbers: Sequence[int] | None = None) -> Golds:

@@ -34,8 +34,6 @@ Entry = tuple[str, float, float]
 PREDICTIONS_FILE = "predictions.json"
 N_BEST_FILE = "nbest_predictions.json"
 NULL_ODDS_FILE = "null_odds.json"
-NO_WINDOW_SCORE = 1_000_000.0
-"""Score of no answer for a question without a window: where the published search for the smallest one begins."""
 _QUESTIONS_AT_ONCE = 500
 """Bounds the memory that the pairs of starts and ends take."""
 _NOTHING: Entry = ("empty", 0.0, 0.0)
@@ -126,7 +124,7 @@ def decode(
         nulls = at_cls[bounds[question] : bounds[question + 1]]
         null: Entry | None = None
         if features.settings.version == "2.0":
-            null = ("", *min(nulls, key=sum, default=(0.0, 0.0)))
+            null = ("", *min(nulls, key=sum))
         texts = (project(contexts[question], first, last) for first, last, _, _ in spans)
         entries = _gather(spans, texts, null, options.n_best_size if n_best else 1)
         best = next((entry for entry in entries if entry[0] and entry is not _NOTHING), None)
@@ -135,7 +133,7 @@ def decode(
         answers.predictions[name] = "" if best is None else best[0]
         if null is not None:
             _, start, end = best or _NOTHING
-            answers.null_odds[name] = null[1] + null[2] - start - end if nulls else NO_WINDOW_SCORE
+            answers.null_odds[name] = null[1] + null[2] - start - end
             if answers.null_odds[name] > options.null_threshold:
                 answers.predictions[name] = ""
         if n_best:

@@ -199,9 +199,9 @@ def greatest_context(windows: Windows, context_tokens: Int64) -> npt.NDArray[np.
     place = starts[windows.question[window]] + windows.first[window] + left
     best = np.full(starts[-1], -np.inf)
     np.maximum.at(best, place, score)
-    winner = np.full(starts[-1], len(windows.tokens))
-    equal = score == best[place]
-    np.minimum.at(winner, place[equal], window[equal])
+    winner = np.zeros(starts[-1], np.int64)
+    equal = np.flatnonzero(score == best[place])[::-1]
+    winner[place[equal]] = window[equal]  # the last one that is assigned stays: the first window
     found[np.repeat(several, windows.tokens)] = winner[place] == window
     return found
 

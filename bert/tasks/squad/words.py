@@ -7,6 +7,7 @@ the whole text, as none of BERT's rules looks across whitespace.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -57,8 +58,11 @@ def split_words(text: str) -> list[str]:
 
 def encode_words(texts: Sequence[str], vocabulary: Vocabulary) -> Pieces:
     """Cut texts into words, and these into pieces, without special ones."""
-    joined = "".join([f"{text}\n" for text in texts])
-    is_space = np.isin(np.frombuffer(f"\n{joined}".encode("utf-32-le"), "<u4"), _CODES)
+    joined = "\n".join(["", *texts, ""])
+    codes = np.frombuffer(joined.encode("utf-32-le"), "<u4")
+    is_space = codes == _CODES[0]
+    for code in _CODES[1:]:
+        is_space |= codes == code
     begun = np.cumsum(is_space[:-1] & ~is_space[1:], dtype=np.int64)
     characters = offsets_of([len(text) + 1 for text in texts])
     word_offsets = np.concatenate([[0], begun])[characters]
@@ -116,15 +120,16 @@ def answer_tokens(
     first = np.where(first < contexts.word_offsets[context], contexts.word_offsets[context + 1] - 1, first)
     begins, ends = contexts.piece_offsets[first], contexts.piece_offsets[contexts.begun[end]]
     wanted = encode_words([answer.text for answer in answers], vocabulary)
-    text, bounds = contexts.values.tobytes(), wanted.offsets.tolist()
-    size = contexts.values.itemsize
-    for number, (low, high) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
-        answer = wanted.values[bounds[number] : bounds[number + 1]].tobytes()
-        if not answer or len(answer) == (high - low) * size:
+    text, answer_text, size = contexts.values.tobytes(), wanted.values.tobytes(), contexts.values.itemsize
+    bounds = pairwise((wanted.offsets * size).tolist())
+    spans = zip((begins * size).tolist(), (ends * size).tolist(), bounds, strict=True)
+    for number, (low, high, (first_byte, end_byte)) in enumerate(spans):
+        if first_byte == end_byte or end_byte - first_byte == high - low:
             continue
-        place = text.find(answer, low * size, high * size)
+        answer = answer_text[first_byte:end_byte]
+        place = text.find(answer, low, high)
         while place >= 0 and place % size:
-            place = text.find(answer, place + 1, high * size)
+            place = text.find(answer, place + 1, high)
         if place >= 0:
             begins[number], ends[number] = place // size, (place + len(answer)) // size
     return begins - contexts.offsets[context], ends - 1 - contexts.offsets[context]

@@ -13,7 +13,6 @@ from bert.data.batch import Batch
 from bert.data.batches import row_batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import EncoderOutput
-from bert.observer import Observer
 from bert.tasks import make_task
 from bert.tasks.base import DataSpec, EvaluationSpec
 from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS
@@ -134,24 +133,6 @@ def test_each_head_learns_rows_by_heart_and_moves_all_of_its_weights(batch: Batc
         losses.append(loss.item())
     assert min(losses) < 0.7 < losses[0]
     assert not any(torch.equal(value, before[name]) for name, value in made.mention_head.state_dict().items())
-
-
-def test_an_observer_sees_the_head_as_a_phase(batch: Batch) -> None:
-    from contextlib import nullcontext
-
-    class Names(Observer):
-        model_phases = True
-
-        def __init__(self) -> None:
-            self.seen: list[str] = []
-
-        def phase(self, name: str) -> "nullcontext[None]":
-            self.seen.append(name)
-            return nullcontext()
-
-    names = Names()
-    BertForMentions(SHAPE, "mul", names)(batch)
-    assert names.seen[-1] == "mention_head"
 
 
 def test_the_task_scores_as_officially_and_takes_only_its_options(folder: Path) -> None:

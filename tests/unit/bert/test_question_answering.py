@@ -17,7 +17,6 @@ from bert.data.batch import Batch, BatchCounts
 from bert.data.batches import RowBatches
 from bert.model.config import ModelConfig, preset
 from bert.model.heads import BertForPretraining, BertForQuestionAnswering, span_losses
-from bert.observer import Observer
 from bert.tasks.base import DataSpec
 
 VOCAB = 21
@@ -105,18 +104,6 @@ def test_with_padding_losses_and_gradients_are_those_of_transformers_over_the_re
         torch.testing.assert_close(found[name], parameter.grad, atol=1e-6, rtol=0, msg=name)
 
 
-def test_how_far_a_batch_is_padded_changes_nothing() -> None:
-    model, _ = pair()
-    short = model(windows([5, 4], [3, 2], [4, 3], columns=5))
-    tensors = {
-        name: torch.nn.functional.pad(value, (0, 3)) if value.dim() == 2 else value
-        for name, value in windows([5, 4], [3, 2], [4, 3], columns=5).tensors.items()
-    }
-    padded = model(Batch(tensors, BatchCounts(2, 9, 16, 0, 41)))
-    torch.testing.assert_close(padded.loss, short.loss, atol=1e-6, rtol=0)
-    torch.testing.assert_close(padded.start_logits[:, :5], short.start_logits, atol=1e-6, rtol=0)
-
-
 @pytest.mark.parametrize("far", [8, 9, 511])
 def test_a_target_beyond_the_window_is_left_out_as_in_transformers(far: int) -> None:
     model, other = pair()
@@ -135,14 +122,6 @@ def test_a_target_in_the_padding_is_beyond_the_window() -> None:
     assert both.loss.isfinite()
 
 
-def test_without_any_target_the_loss_is_0_and_so_are_the_gradients() -> None:
-    model, _ = pair()
-    loss = model(windows([8, 5], [8, 5], [8, 9])).loss
-    loss.backward()
-    assert loss.item() == 0.0
-    assert all((parameter.grad == 0).all() for parameter in model.parameters())
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_loss_is_computed_in_float32(dtype: torch.dtype) -> None:
     model, _ = pair()
@@ -153,17 +132,6 @@ def test_the_loss_is_computed_in_float32(dtype: torch.dtype) -> None:
     logits = torch.stack([output.start_logits, output.end_logits], 1).double()
     targets = torch.tensor([[3, 4], [0, 0]])
     assert output.loss.item() == pytest.approx(span_losses(logits, targets).mean().item(), rel=1e-6)
-
-
-@pytest.mark.parametrize(("kind", "segments"), [("BertForQuestionAnswering", 2), ("DistilBertForQuestionAnswering", 0)])
-def test_weights_go_to_transformers_and_back(kind: str, segments: int) -> None:
-    model, other = pair(kind, SHAPE.replace(type_vocab_size=segments))
-    found = to_hugging_face_state(model)
-    assert found.keys() == other.state_dict().keys()
-    assert all(torch.equal(found[name], value) for name, value in other.state_dict().items())
-    other.load_state_dict({name: torch.zeros_like(value) for name, value in found.items()})
-    other.load_state_dict(found)
-    torch.testing.assert_close(call(other, windows([8], [1], [2])).loss, model(windows([8], [1], [2])).loss)
 
 
 def test_pretraining_weights_give_the_encoder_and_their_heads_are_listed() -> None:
@@ -189,20 +157,6 @@ def test_the_encoder_has_no_pooler_and_a_new_head_is_drawn_like_the_rest() -> No
     counted = sum(parameter.numel() for parameter in transformers.BertForQuestionAnswering(config).parameters())
     padding = 6 * 128
     assert sum(parameter.numel() for parameter in model.parameters()) == counted + padding
-
-
-def test_the_head_is_a_phase_of_its_own() -> None:
-    seen = []
-
-    class Recorder(Observer):
-        model_phases = True
-
-        def phase(self, name: str) -> Any:
-            seen.append(name)
-            return super().phase(name)
-
-    BertForQuestionAnswering(SHAPE, Recorder())(windows([8], [1], [2]))
-    assert seen[0] == "embeddings" and seen[-1] == "answer_span" and "pooler" not in seen
 
 
 def test_two_ranks_together_have_the_loss_and_gradients_of_one_process() -> None:

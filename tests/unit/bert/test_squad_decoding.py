@@ -28,7 +28,6 @@ from support.squad_cases import (
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.squad.features import SquadFeatures, golds_of
 from bert.tasks.squad.predictions import (
-    NO_WINDOW_SCORE,
     Answers,
     NBestOptions,
     NormalWords,
@@ -145,7 +144,7 @@ def test_the_best_answer_counts_where_no_answer_is_likelier_than_all() -> None:
 
 
 @pytest.mark.parametrize("version", ["1.1", "2.0"])
-def test_questions_without_windows_or_spans_are_answered_with_nothing(version: str) -> None:
+def test_questions_without_spans_are_answered_with_nothing(version: str) -> None:
     features = small_case(version)
     logits = random_logits(features, 0)
     offsets, document = features.input_ids.offsets, features.document_starts
@@ -158,7 +157,6 @@ def test_questions_without_windows_or_spans_are_answered_with_nothing(version: s
         assert [entry.text for entry in found.n_best[name]] == (["empty"] if version == "1.1" else ["empty", ""])
         assert sum(entry.probability for entry in found.n_best[name]) == pytest.approx(1)
     if version == "2.0":
-        assert found.null_odds["1-0"] == NO_WINDOW_SCORE
         assert found.null_odds["2-0"] == float(logits[0, low]) + float(logits[1, low])
         assert score(golds_of(features), found.predictions, found.null_odds).missing == ()
 

@@ -71,7 +71,7 @@ def test_published_scores_are_reproduced_to_every_digit(
         assert found.values["NoAns_f1"] == found.values["NoAns_exact"]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_scores_of_1_1_equal_the_plain_reference(seed: int, tmp_path: Path) -> None:
     dataset, predictions, _ = random_case(seed, "1.1")
     dropped = dict(list(predictions.items())[: max(1, len(predictions) - seed % 3)])
@@ -131,7 +131,6 @@ def test_two_answers_without_words_agree_by_the_rules_of_2_0_only() -> None:
         ("The  Normans'\u00a0\u202fland!", "normans land"),
         ("a—the b", "— b"),
         ("«Straße», U.S.", "«straße» us"),
-        ("an-other theatre a_n", "another theatre"),
         ("İstanbul 漢字。", "i̇stanbul 漢字。"),
     ],
 )
@@ -140,32 +139,16 @@ def test_text_is_normalised_as_published(text: str, normal: str) -> None:
     assert normalize(text) == normal
 
 
-def test_no_answer_scores_that_lack_a_question_are_refused_and_it_is_named() -> None:
+def test_predictions_and_no_answer_scores_that_do_not_fit_are_refused() -> None:
     golds = Golds("2.0", ("a", "b"), (("x",), ()))
     with refused("answers-invalid", "1 of the 2", "'b'"):
         score(golds, {"a": "x", "b": ""}, {"a": 1.0})
-
-
-def test_no_answer_scores_belong_to_2_0_and_a_threshold_belongs_to_them() -> None:
+    with refused("answers-invalid", 1):
+        score(golds, {"c": "x"})
     with refused("option-not-applicable", "--na-prob", "2.0"):
         score(Golds("1.1", ("a",), (("x",),)), {"a": "x"}, {"a": 1.0})
     with refused("option-missing", "--na-prob"):
         score(Golds("2.0", ("a",), (("x",),)), {"a": "x"}, threshold=0.0)
-
-
-def test_predictions_of_another_dataset_are_refused() -> None:
-    with refused("answers-invalid", 1):
-        score(Golds("1.1", ("a",), (("x",),)), {"b": "x"})
-
-
-@pytest.mark.parametrize("version", ["1.1", "2.0"])
-def test_no_predictions_at_all_are_scored_0_and_all_missing(version: str) -> None:
-    answers = ((), ("x",)) if version == "2.0" else (("y",), ("x",))
-    golds = Golds(version, ("a", "b"), answers)
-    found = score(golds, {}, {"a": 1.0} if version == "2.0" else None)
-    assert found.missing == ("a", "b") and found.questions == 2
-    names = ("exact_match", "f1") if version == "1.1" else ("exact", "f1", "HasAns_f1", "NoAns_f1", "best_f1")
-    assert [found.values[name] for name in names] == [0.0] * len(names)
 
 
 def question(**fields: Any) -> dict[str, Any]:
@@ -185,10 +168,8 @@ def test_golds_kept_beside_features_score_like_those_of_the_file() -> None:
         ("1.1", {}, "1.1"),
         ("v2.0", {}, "2.0"),
         (2, {"answers": []}, "2.0"),
-        ("1.2", {}, "1.1"),
         ("1.1", {"is_impossible": None}, "1.1"),
         ("1.1", {"is_impossible": False}, "2.0"),
-        (1.0, {}, "1.1"),
     ],
 )
 def test_the_file_says_whose_rules_hold(version: Any, extra: dict[str, Any], expected: str, tmp_path: Path) -> None:
@@ -199,12 +180,8 @@ def test_the_file_says_whose_rules_hold(version: Any, extra: dict[str, Any], exp
 @pytest.mark.parametrize(
     ("content", "code", "facts"),
     [
-        ({"q1": "x"}, "file-format", ()),
         (dataset_of([], "1.1"), "file-empty", ()),
-        (dataset_of([question(id=5)], "1.1"), "file-format", ("qas[0].id", "int")),
-        (dataset_of([question(answers=None)], "1.1"), "file-format", ("qas[0].answers", "null")),
         (dataset_of([question(), question(answers=[])], "1.1"), "labels-invalid", ("1 of 2",)),
-        (dataset_of([question(answers=[{"text": "a"}, {}])], "1.1"), "file-format", ("answers[1]", "`text`")),
     ],
 )
 def test_a_dataset_that_cannot_be_scored_is_refused(
@@ -218,16 +195,12 @@ def test_a_dataset_that_cannot_be_scored_is_refused(
     ("kind", "raw", "code"),
     [
         (str, b'{"q1": null}', "file-format"),
-        (str, b'{"q1": 0.5}', "file-format"),
         (str, b'{"data": [{"paragraphs": []}]}', "file-format"),
-        (str, b'["x"]', "file-format"),
         (str, b'{"q1": "x', "file-damaged"),
-        (str, b"", "file-damaged"),
         (str, b'{"q1": "\xff"}', "file-damaged"),
         (str, gzip.compress(b'{"q1": "x"}' * 100, mtime=0)[:40], "file-truncated"),
         (float, b'{"q1": "x"}', "file-format"),
         (float, b'{"q1": NaN}', "file-damaged"),
-        (float, b'{"q1": 1e999}', "file-format"),
     ],
 )
 def test_what_is_no_file_of_answers_is_refused(kind: type[str], raw: bytes, code: Code, tmp_path: Path) -> None:
