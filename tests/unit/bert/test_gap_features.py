@@ -173,7 +173,7 @@ def test_what_a_file_is_for_is_told_by_its_name_or_has_to_be_said(tmp_path: Path
         assert config.split_of(Path(name)) == split
     with refused("option-missing", "rows.tsv", "--split"):
         config.split_of(Path("rows.tsv"))
-    with refused("option-missing", "dev-test.tsv", "training and test", "--split"):
+    with refused("option-missing", "dev-test.tsv", "--split"):
         config.split_of(Path("dev-test.tsv"))
     with refused("option-value", "--max-seq-length 4", 5):
         GapConfig(input=(Path("x.tsv"),), vocab=vocab, max_seq_length=4)
