@@ -200,18 +200,11 @@ def row_batch(rows: TokenRows, numbers: Int64, padding: str = "longest") -> "Bat
 def evaluation_rows(
     rows: TokenRows, micro_batch_size: int, rank: int = 0, world_size: int = 1, chosen: Int64 | None = None
 ) -> "Iterator[tuple[Int64, Batch]]":
-    """Yield every row of a rank once, with the numbers of the rows [B] that each batch consists of.
+    """Yield every row of a rank once, or those `chosen` by number, with the numbers of the rows [B] of each batch.
 
     Rows of like length come together, the longest first, so that little is padded and a lack of memory shows at once.
     Batch i of all goes to rank i mod `world_size`; the last batch may be smaller, a rank may have one more than
     another, or none.
-
-    Args:
-        rows: all there are.
-        micro_batch_size: rows of a batch.
-        rank: this rank.
-        world_size: ranks in all.
-        chosen: numbers of the rows that are wanted; None is all.
     """
     order = np.argsort(-rows.lengths, kind="stable")
     if chosen is not None:
@@ -222,12 +215,7 @@ def evaluation_rows(
 
 
 def lengths_fingerprint(longest: int, lengths: Int64) -> str:
-    """Return a hash of everything that synthetic batches with the lengths of real sequences depend on.
-
-    Args:
-        longest: maximum tokens of a sequence.
-        lengths: tokens of each [N].
-    """
+    """Return a hash of what synthetic batches with the lengths of real sequences [N] depend on."""
     digest = hashlib.blake2b(str(longest).encode(), digest_size=16)
     digest.update(lengths.astype("<i8").tobytes())
     return f"lengths-{digest.hexdigest()}"

@@ -112,7 +112,7 @@ class Server:
 
     def _continue(self, file: RemoteFile, part: Path, tell: Callable[[int], None]) -> int:
         """Append to `part` what it lacks, or all where the server cannot continue; return where it was continued."""
-        start = _size(part)
+        start = size_of(part)
         if start == file.size:  # killed between the last byte and the renaming
             return start
         try:
@@ -150,13 +150,13 @@ class Server:
 
     def _patiently(self, attempt: Callable[[], Result], part: Path | None = None) -> Result:
         """Return what `attempt` returns; repeat it while waiting may help and not too many in a row bring nothing."""
-        failures, before = 0, _size(part)
+        failures, before = 0, size_of(part)
         while True:
             try:
                 return attempt()
             except DownloadError as error:
-                failures = 1 if _size(part) > before else failures + 1
-                before = _size(part)
+                failures = 1 if size_of(part) > before else failures + 1
+                before = size_of(part)
                 if not error.passing or failures >= ATTEMPTS or self.stop.is_set():
                     raise
                 # Spread over time: machines that were cut off together do not come back together.
@@ -166,7 +166,8 @@ class Server:
                 self.stop.wait(wait)
 
 
-def _size(part: Path | None) -> int:
+def size_of(part: Path | None) -> int:
+    """Return the bytes of a file, 0 where there is none."""
     return part.stat().st_size if part and part.exists() else 0
 
 

@@ -230,17 +230,13 @@ def find_features(path: Path, *kinds: str) -> Path:
     Raises:
         InputError: there is none, or several.
     """
-    for kind in kinds if path.is_dir() else ():
-        files = features_in(path, kind)
-        if len(files) > 1:
-            choice = "one of them, or --task" if "*" in kind else "one of them"
-            names = ", ".join(file.name for file in files[:_MOST_NAMES])
-            raise InputError("data-ambiguous", f"{path} holds {len(files)} files of {kind}: give {choice}: {names}")
-        if files:
-            return files[0]
-    if not path.is_file():
+    files = [path] if path.is_file() else next(filter(None, (features_in(path, kind) for kind in kinds)), [])
+    if not files:
         raise InputError("data-unprepared", f"{path} holds no {' or '.join(kinds)} features: {_remedy(kinds)}")
-    return path
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:_MOST_NAMES])
+        raise InputError("data-ambiguous", f"{path} holds {len(files)} files of them: give one, or a --task: {names}")
+    return files[0]
 
 
 def read_features(path: Path, *kinds: str) -> FeatureFile:
@@ -324,9 +320,7 @@ def check_inputs(inputs: Sequence[Path], split: str | None, what: str) -> None:
     if not inputs:
         raise UsageError("option-missing", f"give --input {what}")
     if split is not None and len(inputs) > 1:
-        raise UsageError(
-            "option-conflict", f"--split {split} needs one --input, not {len(inputs)}: run them one by one"
-        )
+        raise UsageError("option-conflict", f"--split {split} needs one --input, not {len(inputs)}")
 
 
 def split_by_name(path: Path, splits: Mapping[str, Sequence[str]]) -> str:
@@ -335,17 +329,14 @@ def split_by_name(path: Path, splits: Mapping[str, Sequence[str]]) -> str:
     if len(matches) == 1:
         return matches[0]
     options = " or ".join(f"--split {split}" for split in splits)
-    raise UsageError("option-missing", f"the name {path.name} does not tell the split: give {options}")
+    split = " and ".join(matches) or "nothing"
+    raise UsageError("option-missing", f"the name {path.name} says {split} about the split: give {options}")
 
 
-def vocabulary_notes(vocabulary: Vocabulary, counts: Counts | None = None) -> list[str]:
+def vocabulary_notes(vocabulary: Vocabulary, counts: Counts) -> list[str]:
     """Return notes on a vocabulary that does not fit the casing or, by the counts of tokens, the text; and on a slow
     tokenizer if that is used."""
     used = vocabulary.tokenizer.note if "tokenizer" in vars(vocabulary) else None
-    notes = [note for note in (casing_note(vocabulary), used) if note is not None]
-    share = counts.get("unknown tokens") / max(1, counts.get("tokens")) if counts else 0.0
-    if share > MOST_UNKNOWN:
-        notes.append(
-            f"{100 * share:.0f} % of the tokens are [UNK]: check that the vocabulary fits the language and casing"
-        )
-    return notes
+    share = counts.get("unknown tokens") / max(1, counts.get("tokens"))
+    unknown = f"{100 * share:.0f} % of the tokens are [UNK]: check that the vocabulary fits the language and casing"
+    return [note for note in (casing_note(vocabulary), used, unknown if share > MOST_UNKNOWN else None) if note]

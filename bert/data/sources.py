@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import quote
 
-from bert.data.download import PART, DownloadError, RemoteFile, Server
+from bert.data.download import PART, DownloadError, RemoteFile, Server, size_of
 from bert.data.finished import Counts, Finished, Stage
 from bert.data.pool import Progress
 from common.atomic import write_json, write_text
@@ -85,14 +85,10 @@ class NamedSource:
 
 
 def obtain(name: str, folder: Path, options: RemoteOptions, progress: Progress) -> tuple[Finished, int]:
-    """Download the files of a source into `folder`/`name`; finished and begun ones are continued.
+    """Download the files of a source into `folder`/`name`; return them, and the bytes that came in this call.
 
-    The list of files is kept there, so that a second call asks for the same files although a newer dump has come out.
-
-    `progress` is called with "download NAME", the bytes there, and the bytes in all (None = not published).
-
-    Returns:
-        The files, and the bytes that came over the network in this call.
+    The list of files is kept there, so that a second call continues with the same files although a newer dump has come
+    out. `progress` is called with "download NAME", the bytes there, and the bytes in all (None = not published).
 
     Raises:
         UsageError: an unknown name, or one that this program does not fetch; the message says how to get it.
@@ -146,9 +142,9 @@ def _planned(source: NamedSource, server: Server, options: RemoteOptions, target
 def _fetch(source: NamedSource, server: Server, files: list[RemoteFile], target: Path, progress: Progress) -> int:
     """Download what is missing, a few files at a time; return the bytes that came over the network."""
     missing = [file for file in files if not (target / file.name).exists()]
-    places = [target / (file.name + end) for file in files for end in ("", PART)]
-    there = sum(path.stat().st_size for path in places if path.exists())
-    total = None if None in [file.size for file in files] else sum(file.size or 0 for file in files)
+    there = sum(size_of(target / (file.name + end)) for file in files for end in ("", PART))
+    sizes = [file.size for file in files if file.size is not None]
+    total = sum(sizes) if len(sizes) == len(files) else None
     lock, received = threading.Lock(), 0
 
     def tell(count: int) -> None:

@@ -209,20 +209,3 @@ def test_every_option_that_changes_the_content_changes_the_name(case: Case) -> N
     assert len(names) == len(changes) + 1
     assert all(name.startswith(f"{case.task}-") for name in names)
     assert len(features_in(case.output, case.task)) >= len(names)
-
-
-def test_a_group_is_named_where_there_are_several(tmp_path: Path) -> None:
-    from bert.tasks.glue.features import open_features
-
-    case = glue(tmp_path)
-    glue_folders.make_glue(tmp_path / "glue", ["mnli", "wnli"])
-    case.make()
-    folder = case.output
-    assert open_features(folder, "dev_matched", "dev_mismatched", task="mnli").settings.split == "dev_matched"
-    assert open_features(folder, "dev_mismatched", task="mnli").settings.split == "dev_mismatched"
-    with refused("data-ambiguous", "3 files"):
-        open_features(folder, "train")
-    with refused("data-unprepared", "cola", "train"):
-        open_features(folder, "train", task="cola")
-    with refused("data-mismatch", "wnli", "mnli"):
-        open_features(find_features(folder, "glue-wnli-dev"), "dev", task="mnli")

@@ -87,12 +87,6 @@ def test_a_window_is_question_then_document_and_has_the_places_of_its_answer() -
         assert batch.tensors[name].tolist() == getattr(FEATURES, name)[chosen].tolist()
 
 
-def test_the_longest_never_exceeds_the_greatest_length() -> None:
-    odd = squad_windows(400, max_seq_length=61).rows
-    number = int(np.argmax(odd.lengths))
-    assert odd.lengths[number] == 61 and row_batch(odd, np.array([number])).tensors["input_ids"].shape == (1, 61)
-
-
 def test_every_window_comes_once_per_epoch_in_another_order() -> None:
     one = drawn(stream(micro_batch_size=5), 20)
     first, second = (sorted(flat(epoch)) for epoch in (one[:10], one[10:]))

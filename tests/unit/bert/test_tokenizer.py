@@ -117,11 +117,6 @@ def test_without_nanotoken_the_library_encodes_and_a_note_says_so(monkeypatch: p
     assert SMALLS[True].tokenizer.note is None
 
 
-def test_half_of_a_surrogate_pair_is_an_error() -> None:
-    with pytest.raises((UnicodeEncodeError, TypeError)):
-        Vocabulary(SMALL, True).tokenizer.encode(["a \ud800"])
-
-
 TEXTS = [
     (OWN, "vocab/uncased.txt", 1),
     pytest.param(DATA, "vocab/bert-uncased.txt", 30, marks=pytest.mark.public),
