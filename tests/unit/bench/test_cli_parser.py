@@ -16,7 +16,7 @@ from bench.cli.measure import MeasureOptions
 from bench.cli.parser import examples_of, parse, words_of
 from bench.cli.report import ReportOptions
 from bench.cli.throughput import ThroughputOptions
-from bench.cli.train_classify import TrainClassifyOptions
+from bench.cli.train import TrainClassifyOptions
 from bench.sweep.training import TrainOptions
 from bench.sweep.trials import Sweep
 
