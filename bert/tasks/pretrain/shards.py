@@ -144,8 +144,8 @@ def folder_info(folder: Path, split: str = "training", seq_len: int | None = Non
     paths = _find(folder, split, seq_len)
     headers = {path: check_shard(path) for path in paths}
     metadata = {parent: _metadata(parent, paths, split) for parent in sorted({path.parent for path in paths})}
-    _must_agree("seq_len", {path: header.seq_len for path, header in headers.items()})
-    _must_agree("max_predictions", {path: header.max_predictions for path, header in headers.items()})
+    for name in ("seq_len", "max_predictions"):
+        _must_agree(name, {path: getattr(header, name) for path, header in headers.items()})
     _must_agree("vocab_size", {parent: known.get("vocab_size") for parent, known in metadata.items()})
     common, first = Path(os.path.commonpath(metadata)), headers[paths[0]]
     known = next(iter(metadata.values()))
@@ -215,13 +215,13 @@ def _choose(folder: Path, groups: Mapping[Path, list[Path]], seq_len: int | None
 
 
 def _must_agree(name: str, values: Mapping[Path, Any]) -> None:
-    first, *_ = values
-    other = next((path for path in values if values[path] != values[first]), None)
-    if other is not None:
-        raise InputError(
-            "data-mismatch",
-            f"{name} is {values[first]} in {first}, but {values[other]} in {other}: give the folder of one dataset",
-        )
+    first, *others = values
+    for path in others:
+        if values[path] != values[first]:
+            raise InputError(
+                "data-mismatch",
+                f"{name} is {values[first]} in {first}, but {values[path]} in {path}: give the folder of one dataset",
+            )
 
 
 def _metadata(folder: Path, paths: list[Path], split: str) -> dict[str, Any]:
@@ -293,7 +293,6 @@ class SplitCounts:
     shards: int
     instances: int
     real_tokens: int
-    """Tokens without padding."""
     masked_tokens: int
     random_pairs: int
 

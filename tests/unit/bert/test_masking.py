@@ -10,9 +10,8 @@ from scipy import stats
 from support import plain_pretraining as plain
 from support.examples import examples
 
-from bert.data.vocabulary import Vocabulary
 from bert.tasks.pretrain.config import InstanceConfig
-from bert.tasks.pretrain.masking import Masked, Pieces, mask, pieces_of, prediction_counts
+from bert.tasks.pretrain.masking import Masked, Pieces, mask, prediction_counts
 
 CLS, SEP, MASK, SIZE = 1, 2, 3, 60
 LEAST_P = 1e-4
@@ -128,9 +127,3 @@ def test_whole_words_are_chosen_as_the_plain_algorithm_does(first: list[int], se
     assert set(made) == set(expected)
     if len(expected) > 1:
         assert stats.chi2_contingency([[c[key] for key in expected] for c in (expected, made)]).pvalue > LEAST_P
-
-
-def test_pieces_of_a_vocabulary() -> None:
-    found = pieces_of(Vocabulary(("a", "[MASK]", "[SEP]", "##b", "[CLS]", "[UNK]", "[PAD]"), True))
-    assert (found.size, found.cls_id, found.sep_id, found.mask_id) == (7, 4, 2, 1)
-    assert found.continues.tolist() == [False, False, False, True, False, False, False]

@@ -1,5 +1,4 @@
 import random
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -89,22 +88,6 @@ def test_segments_hold_the_fewest_sentences_that_reach_the_target(
             assert np.searchsorted(document_ends, first, "right") != np.searchsorted(document_ends, second, "right")
         else:
             assert is_fewest(first, end, target)
-
-
-def test_a_random_segment_comes_from_any_other_document_and_any_of_its_sentences() -> None:
-    documents = [[10] * 300, [10] * 6, [10] * 60, [10] * 10]
-    parts = many(documents, 400, short_seq_prob=0.0)
-    ends = np.cumsum([sum(document) for document in documents])
-    first, second, is_random = (column(parts, name) for name in ("first_begin", "second_begin", "is_random"))
-    own, other = np.searchsorted(ends, first, "right"), np.searchsorted(ends, second, "right")
-    # Three other documents of four: ten draws that all hit the document itself come once in a million.
-    for document in range(4):
-        drawn = Counter(other[is_random & (own == document)].tolist())
-        assert document not in drawn
-        assert stats.chisquare(list(drawn.values())).pvalue > LEAST_P, "documents are as likely, short or long"
-    for document, begin in ((1, 3000), (3, 3660)):
-        starts = (second[is_random & (other == document)] - begin) // 10
-        assert stats.chisquare(np.bincount(starts, minlength=len(documents[document]))).pvalue > LEAST_P
 
 
 def test_a_document_is_drawn_up_to_ten_times() -> None:

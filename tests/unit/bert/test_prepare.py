@@ -95,19 +95,6 @@ def test_both_phases_are_made_by_one_call(text: Path, tmp_path: Path) -> None:
     assert all(length.folder.is_dir() for length in first.lengths), "the other lengths stay"
 
 
-def test_finished_shards_are_kept_and_missing_ones_made_again(text: Path, tmp_path: Path) -> None:
-    folder = only(prepare(config(text, tmp_path))).folder
-    before = everything(tmp_path)
-    kept, gone = (folder / f"novels_training_{i}.hdf5" for i in range(2))
-    written = kept.stat().st_mtime_ns
-    gone.unlink()
-    stages: list[tuple[str, int, int | None]] = []
-    second = prepare(config(text, tmp_path), lambda *call: stages.append(call))
-    assert only(second).shards_kept == 3 and everything(tmp_path) == before
-    assert kept.stat().st_mtime_ns == written
-    assert {stage for stage, *_ in stages} == {"hdf5"}
-
-
 def test_other_settings_or_text_are_refused_and_everything_stays(text: Path, tmp_path: Path) -> None:
     mine = tmp_path / "novels"
     mine.mkdir()
@@ -135,13 +122,6 @@ def test_a_given_vocabulary_is_used_and_copied_and_its_capitals_are_a_note(
     first = read_shard(folder_info(copied.parent).paths[0])
     assert (first.input_ids[:, 0] == 800 - 1 - 2).all(), "[CLS] is looked up"
     assert any("200 pieces" in note for note in summary.notes) and not done.notes
-
-
-def test_generated_text_needs_no_input(tmp_path: Path) -> None:
-    values = {"output": tmp_path, "generate": 20_000, "seq_lens": (16,), "dupe_factor": 1, "vocab_size": 400}
-    length = only(prepare(PrepareConfig(**values)))  # type: ignore[arg-type]
-    assert (tmp_path / "text" / "generated-000000.txt").exists() and length.folder.name == "generated"
-    assert only(prepare(PrepareConfig(**values))).shards_kept == length.shards == 5  # type: ignore[arg-type]
 
 
 def test_fewer_documents_than_shards_are_refused_with_what_fits(tmp_path: Path) -> None:
@@ -175,13 +155,6 @@ def test_unusable_options_are_refused(
 ) -> None:
     with refused(code, *facts):
         config(tmp_path, tmp_path, **changes)
-
-
-def test_the_output_may_lie_in_the_text_folder(tmp_path: Path) -> None:
-    generate_corpus(tmp_path, 7, 12_000)
-    first = prepare(config(tmp_path, tmp_path, vocab_size=400))
-    second = prepare(config(tmp_path, tmp_path, vocab_size=400))
-    assert (second.documents, only(second).shards_kept) == (first.documents, 4)
 
 
 def test_two_preparations_into_one_folder_do_not_mix(text: Path, tmp_path: Path) -> None:

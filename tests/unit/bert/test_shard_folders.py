@@ -81,12 +81,6 @@ def test_folders_without_shards_say_what_to_do(tmp_path: Path) -> None:
         folder_info(tmp_path)
 
 
-def test_the_fingerprint_follows_the_content_not_the_place(tmp_path: Path) -> None:
-    first = folder_info(make_folder(tmp_path / "a", [4, 5])).fingerprint
-    assert folder_info(make_folder(tmp_path / "b", [4, 5])).fingerprint == first
-    assert folder_info(make_folder(tmp_path / "c", [5, 4])).fingerprint != first
-
-
 def made_up(folder: Path, count: int, **changes: object) -> list[Batch]:
     stream = PretrainTask().batches(spec(folder, **{"data": f"synthetic:{folder}", **changes}))
     return [*itertools.islice(stream, count)]

@@ -12,9 +12,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.examples import examples
 from support.pretraining_shards import overwrite
 from support.refusals import refused
 from support.shard_files import write_shard
@@ -96,16 +93,6 @@ def test_the_same_instances_give_the_same_bytes_at_any_time_in_any_blocks_and_wi
     assert digests == {hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
-@settings(max_examples=examples(200), deadline=None)
-@given(st.lists(st.tuples(st.binary(min_size=1, max_size=40), st.integers(1, 2000)), max_size=60))
-def test_zlib_ng_compresses_to_the_bytes_of_zlib(parts: list[tuple[bytes, int]]) -> None:
-    zlib_ng = pytest.importorskip("zlib_ng.zlib_ng")
-    data = b"".join(part * count for part, count in parts)
-    found = [of.compressobj(1, strategy=zlib.Z_RLE) for of in (zlib, zlib_ng)]
-    one, other = (compressor.compress(data) + compressor.flush() for compressor in found)
-    assert one == other
-
-
 @pytest.mark.parametrize("types", [("i8", "i8"), (">i4", "i1")])
 @pytest.mark.parametrize("options", [{"compression": "gzip", "shuffle": True}, {}])
 def test_shards_from_elsewhere_are_read(tmp_path: Path, types: tuple[str, str], options: dict[str, Any]) -> None:
@@ -117,7 +104,7 @@ def test_shards_from_elsewhere_are_read(tmp_path: Path, types: tuple[str, str], 
     assert same(read_shard(tmp_path / "a.hdf5"), made)
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.3, 0.999])
+@pytest.mark.parametrize("keep", [0.0, 0.9])
 def test_a_truncated_shard_is_named(tmp_path: Path, keep: float) -> None:
     path = tmp_path / "a.hdf5"
     write_shard(path, instances(50))

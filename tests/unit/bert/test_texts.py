@@ -73,19 +73,11 @@ FRAMES = {
         "The story.\n\n"
         "End of Project Gutenberg's X, by\nY\n\n*** END OF THE PROJECT GUTENBERG EBOOK X ***\nMore licence.\n"
     ),
-    "marker over two lines": (
-        "Title: X\n\n***START OF THE PROJECT GUTENBERG EBOOK A VERY LONG\nTITLE***\n\nE-text prepared by A\n\n"
-        "The story.\n\n"
-        "***END OF THE PROJECT GUTENBERG EBOOK A VERY LONG\nTITLE***\n\nMore.\n"
-    ),
     "small print": (
         "**The Project Gutenberg Etext of X**\n\nOctober, 1994\n\n***START**THE SMALL PRINT!**FOR PUBLIC DOMAIN "
         "ETEXTS**START***\nWhy is this here?\n\nLawyers.\n\n*END*THE SMALL PRINT! FOR PUBLIC DOMAIN "
         "ETEXTS*Ver.04.29.93*END*\n\nThe story.\n\nEnd of the Project Gutenberg Etext of X\n"
     ),
-    "no marker at the end": "A\n*** START OF THE PROJECT GUTENBERG EBOOK 7 ***\nThe story.\n",
-    "no marker at the beginning": "The story.\n*** END OF THE PROJECT GUTENBERG EBOOK X ***\n\nLicence.",
-    "small print at the end": "The story.\n\n***START** THE SMALL PRINT! ***\n\nLawyers.\n",
 }
 
 
