@@ -11,6 +11,7 @@ from bert.checkpoints.read import STATE_FILE, checkpoint_path, saved_steps
 from bert.model.config import ModelConfig
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
+from bert.speed.registry import FAST, apply
 from bert.tasks.base import DataIdentity, Ready, Task
 from bert.train.checkpoint import read
 from bert.train.resume import find_weights, load_weights, unpadded
@@ -65,6 +66,7 @@ def open_model(checkpoint: Path, task: Task, data: DataIdentity, warn: Callable[
                 f"prepared with {data.vocab_size}: use the vocabulary the model was trained with",
             )
     model = task.build_model(config)
+    apply(model, FAST)
     missing = load_weights(found, model, config, whole=False).missing
     if missing:
         raise InputError(

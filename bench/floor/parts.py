@@ -15,15 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.data.batch import Batch
-from bert.model.attention import Where
-from bert.model.heads import gather_positions, label_loss, mean_cross_entropy, span_losses
-from bert.model.packing import Unpadded
+from bert.data.packing import Unpadded
+from bert.model.heads import gather_positions, label_loss, span_losses
 from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass, Step
 from bert.optim.fused import FusedAdamW
 from bert.speed.copies import LOW, Linear, copy_of, give_copies, has_low_gradients
 from bert.speed.elementwise import Product, gelu, residual_norm
 from bert.speed.fp8 import Fp8Copy, OutputGradient, forward_product, input_gradient, weight_gradient
 from bert.speed.kernels import usable
+from bert.speed.layers import FastEncoder
+from bert.speed.native import loops
 from bert.speed.scales import FORMATS, GRADIENT, INPUT, MULTIPLE, WEIGHT, Scales
 from bert.tasks import task_data
 from bert.tasks.base import Task
@@ -51,13 +52,14 @@ class Subject:
         self.task, self.step, self.model, self.training, self.batch = task, step, model, training, batch
         self.device, self.dtype = training.strategy.device, training.precision.matmul_dtype
         # Positions of the tokens that the layers compute; None if they compute the padded batch.
-        self.placed: Unpadded | None = model.encoder.placed(batch.mask, batch.layout)
+        fast = isinstance(model.encoder, FastEncoder)
+        self.placed: Unpadded | None = model.encoder.placed(batch.mask, batch.layout) if fast else None
         self.padded = Extent.padded(batch.counts)
         self.extent = self.padded if self.placed is None else Extent.unpadded(batch.counts)
-        # Whether the layers also return hidden states in the type of the GEMMs (bert.speed.elementwise).
-        self.fused = bool(model.encoder.layers[0].fused)
         # Whether GPU kernels compute the elementwise parts: they add biases and return no float32 hidden states.
-        self.by_kernels = self.fused and usable(self.tensor(1))
+        self.by_kernels = fast and usable(self.tensor(1))
+        # Whether the layers also return hidden states in the type of the GEMMs (bert.speed.elementwise).
+        self.fused = self.by_kernels or (fast and self.device.type == "cpu" and loops() is not None)
         # Whether these write inputs and gradients of the linear layers in FP8.
         self.kernels_write_fp8 = self.by_kernels and all(map(self.in_fp8, step.layers))
 
@@ -133,7 +135,7 @@ def _both_ways(subject: Subject, forward: Forward, inputs: Sequence[Tensor]) -> 
 def _attention(subject: Subject) -> Part:
     step, batch, extent = subject.step, subject.batch, subject.extent
     placed, layer = subject.placed, subject.model.encoder.layers[0].attention
-    where: Where = placed
+    where: Unpadded | Tensor | None = placed
     ids = batch.tensors["input_ids"]
     if placed is not None:
         ids = placed.take(ids)
@@ -162,7 +164,8 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
         yield _fp8_gelu(subject, activation)
     else:
         product = Product(x, biases[0] if kernels else None)
-        yield _pass(subject, activation, "elementwise", lambda: gelu(product, fused), [x, *biases[:1]])
+        activate = (lambda: gelu(product)) if fused else (lambda: F.gelu(x))
+        yield _pass(subject, activation, "elementwise", activate, [x, *biases[:1]])
     residual = subject.tensor(rows, closing.width, dtype=None if kernels else torch.float32, grad=True)
     norm = torch.nn.LayerNorm(closing.width, eps=subject.step.config.layer_norm_eps).to(subject.device)
     twice = kernels or (fused and y.dtype != residual.dtype)
@@ -174,7 +177,10 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
 
     def dropout_residual_norm() -> Tensor | tuple[Tensor, ...]:
         given = Product(y, biases[1] if kernels else None, output)
-        result = residual_norm(given, residual, norm, dropout, fused, reader)
+        if not fused:
+            plain: Tensor = norm(F.dropout(y, dropout) + residual)
+            return plain
+        result = residual_norm(given, residual, norm, dropout, reader)
         return result[:2] if twice else result.wide
 
     inputs = [y, residual, *norm.parameters(), *biases[1:]]
@@ -235,8 +241,8 @@ def _head_passes(subject: Subject) -> Iterator[Part]:
         norm = torch.nn.LayerNorm(transform.width, eps=subject.step.config.layer_norm_eps).to(subject.device)
         yield _pass(subject, transform, "head", lambda: norm(F.gelu(x)), [x, *norm.parameters()])
         logits = subject.tensor(predicted, loss.width, grad=True)
-        fused, labels = subject.model.masked_words.fused, tensors["masked_labels"]
-        yield _pass(subject, loss, "head", lambda: mean_cross_entropy(logits, labels, fused), [logits])
+        words, labels = subject.model.masked_words, tensors["masked_labels"]
+        yield _pass(subject, loss, "head", lambda: words.loss(logits, labels), [logits])
     elif heads == "answer spans":
         spans = subject.tensor(size, 2, length, dtype=torch.float32, grad=True)
         targets = torch.stack([tensors["start_positions"], tensors["end_positions"]], dim=1)

@@ -16,8 +16,8 @@ from torch import Tensor
 from bench.implementations.hugging_face import GivenModel
 from bench.implementations.model_folder import first_position
 from bert.data.batch import Batch
-from bert.model.attention import attend
-from bert.model.packing import Unpadded
+from bert.data.packing import Unpadded
+from bert.speed.attention import attend, chunks
 from bert.tasks.base import Task
 from common.errors import UsageError
 from common.train_spec import TrainSpec
@@ -93,7 +93,7 @@ def _attend(
 def _within(qkv: Tensor, layout: Unpadded, dropout: float, window: int) -> Tensor:
     """Attention [T, N, D] of tokens to those nearer than `window` in their sequences."""
     parts = []
-    for chunk in layout.chunks(qkv.shape[2], qkv.device.type == "cpu"):
+    for chunk in chunks(layout.lengths, qkv.shape[2]):
         query, key, value = chunk.take(qkv).permute(2, 0, 3, 1, 4).unbind(0)
         places = torch.arange(chunk.longest, device=qkv.device)
         mask = (places[:, None] - places).abs() < window

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bert.model.packing import Unpadded, unpad
+from bert.data.packing import Unpadded, unpad
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Batch:
         return None if all_real else self.tensors["attention_mask"]
 
     def laid_out(self, *, full: bool = False) -> "Batch":
-        """Return this batch, which is on the CPU, with its layout (bert.model.packing).
+        """Return this batch, which is on the CPU, with its layout (bert.data.packing).
 
         One without padding needs none; `full` lays it out too.
         """

@@ -1,33 +1,26 @@
-"""BERT without heads: embeddings and transformer layers (Devlin et al. 2018).
+"""BERT without heads by PyTorch's functions, on padded batches: embeddings and transformer layers (Devlin et al. 2018).
 
-Shapes: B sequences, S tokens, T real tokens of all sequences, H hidden width.
+This is the plain step, the reference; bert.speed.layers computes the same faster.
+
+Shapes: B sequences, S tokens, H hidden width, N heads, D width of a head (H = N x D).
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert.model.attention import SelfAttention, Where
+from bert.data.packing import Unpadded
 from bert.model.config import ModelConfig
-from bert.model.packing import Unpadded, unpad
 from bert.observer import Observer
-from bert.speed.copies import Linear, add_embedding
-from bert.speed.dropout import dropout
-from bert.speed.elementwise import Stream, feed_forward, product, product_dtype, residual_norm, stream
-from bert.speed.kernels import usable
 from common.errors import UsageError
 
 PAD_TOKEN_ID = 0
 
 _NO_PHASE: AbstractContextManager[None] = nullcontext()
-
-# (layer, hidden states [B, S, H] or [T, H], where they lie) -> hidden states.
-RunLayer = Callable[[nn.Module, Tensor | Stream, Where], Tensor | Stream]
 
 
 # Without slots: DeepSpeed's ZeRO stage 3 looks at vars() of what modules return.
@@ -42,12 +35,11 @@ class EncoderOutput:
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and segment embeddings, then LayerNorm and dropout. `fused` is as in a Layer."""
+    """Sum of word, position and segment embeddings, then LayerNorm and dropout."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.dropout = config.hidden_dropout
-        self.fused = False
         # The padding token gets no gradient as an input, as in Hugging Face; as a prediction it does.
         self.word = nn.Embedding(config.padded_vocab_size, config.hidden_size, padding_idx=PAD_TOKEN_ID)
         self.position = nn.Embedding(config.max_positions, config.hidden_size)
@@ -72,75 +64,76 @@ class Embeddings(nn.Module):
         Segment 0 is everywhere where `token_type_ids` is None. With `further` [K, H] there is segment 0 and, in place
         of the others, these: 1 to K.
         """
-        if self.fused and usable(self.word.weight, self.word.weight):
-            return self._by_kernel(input_ids, token_type_ids, further, columns)
-        summed = self.position.weight[: input_ids.shape[-1]] if columns is None else self.position(columns)
-        if further is not None and token_type_ids is not None:
-            first = torch.zeros_like(further[:1]) if self.token_type is None else self.token_type.weight[:1]
-            summed = summed + F.embedding(token_type_ids, torch.cat([first, further]))
-        elif self.token_type is not None:
-            if token_type_ids is None:
-                summed = summed + self.token_type.weight[0]
-            else:
-                summed = summed + self.token_type(token_type_ids)
-        summed = add_embedding(summed, input_ids, self.word.weight, PAD_TOKEN_ID)
-        return dropout(self.norm(summed), self.dropout, self.training)
+        summed = self.word(input_ids) + self.places(input_ids, token_type_ids, further, columns)
+        return F.dropout(self.norm(summed), self.dropout, self.training)
 
-    def _by_kernel(
+    def places(
         self, input_ids: Tensor, token_type_ids: Tensor | None, further: Tensor | None, columns: Tensor | None
     ) -> Tensor:
-        from bert.speed.kernels.embedding import Tokens, embed
-
-        if columns is None:
-            columns = torch.arange(input_ids.shape[-1], device=input_ids.device).expand_as(input_ids)
-        segments = None if self.token_type is None else self.token_type.weight
+        """Return the sum of position and segment embeddings, of a shape that those of words can be added to."""
+        summed = self.position.weight[: input_ids.shape[-1]] if columns is None else self.position(columns)
         if further is not None and token_type_ids is not None:
-            segments = torch.cat([torch.zeros_like(further[:1]) if segments is None else segments[:1], further])
-        elif segments is not None and token_type_ids is None:
-            token_type_ids = torch.zeros_like(input_ids)
-        return embed(
-            (self.word.weight, self.position.weight, segments), Tokens(input_ids, columns, token_type_ids), self.norm,
-            self.dropout if self.training else 0.0, product_dtype(self.word.weight), PAD_TOKEN_ID,
-        )  # fmt: skip
+            return summed + F.embedding(token_type_ids, self.segments(further))
+        if self.token_type is None:
+            return summed
+        return summed + (self.token_type.weight[0] if token_type_ids is None else self.token_type(token_type_ids))
+
+    def segments(self, further: Tensor) -> Tensor:
+        """Return segment 0 and, in place of the others, `further` [K, H]."""
+        first = torch.zeros_like(further[:1]) if self.token_type is None else self.token_type.weight[:1]
+        return torch.cat([first, further])
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention (Vaswani et al. 2017, eq. 1), before dropout and residual."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.dropout = config.attention_dropout
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        """Return [B, S, H] for [B, S, H] and a bool mask [B, 1, 1, S], True for tokens that may be attended to."""
+        output: Tensor = self.output(self.context(self.qkv(hidden), mask))
+        return output
+
+    def context(self, qkv: Tensor, mask: Tensor | None) -> Tensor:
+        """Return what the heads attend to [B, S, H], of their queries, keys and values side by side [B, S, 3 H]."""
+        query, key, value = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        dropout = self.dropout if self.training else 0.0
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        return context.transpose(1, 2).flatten(-2)
 
 
 class Layer(nn.Module):
-    """One transformer layer, LayerNorm after each residual connection. `fused` is that of bert.speed.elementwise."""
+    """One transformer layer, LayerNorm after each residual connection."""
 
     def __init__(self, config: ModelConfig, index: int, observer: Observer) -> None:
         super().__init__()
         self.observer = observer
         self.index = index
         self.dropout = config.hidden_dropout
-        self.fused = False
         self.attention = SelfAttention(config)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.intermediate = Linear(config.hidden_size, config.intermediate_size)
-        self.output = Linear(config.intermediate_size, config.hidden_size)
+        self.intermediate = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.output = nn.Linear(config.intermediate_size, config.hidden_size)
         self.output_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.reader: tuple[Linear, ...] = ()
-        """The linear layer that reads the result, in a tuple because it is part of the next layer, not of this one."""
 
-    def forward(self, hidden: Tensor | Stream, where: Where) -> Tensor | Stream:
-        """Return [B, S, H] for [B, S, H], or [T, H] for [T, H], for tokens in a layout (bert.model.attention.Where)."""
-        wide, narrow, low = stream(hidden)
+    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        """Return [B, S, H] for [B, S, H] and a mask as in SelfAttention."""
         with phase(self.observer, "layer", self.index, ".attention"):
-            attended = product(self.attention.output, self.attention.attended(narrow, where, low), self.fused)
-            wide, narrow, low = residual_norm(
-                attended, wide, self.attention_norm, self.dropout, self.fused, self.intermediate
-            )
-        reader = self.reader[0] if self.reader else None
+            attended = F.dropout(self.attention(hidden, mask), self.dropout, self.training)
+            hidden = self.attention_norm(attended + hidden)
         with phase(self.observer, "layer", self.index, ".mlp"):
-            transformed = feed_forward(self.intermediate, self.output, narrow, self.fused, low)
-            result = residual_norm(transformed, wide, self.output_norm, self.dropout, self.fused, reader)
-        return result if self.fused else result.wide
+            transformed = F.dropout(self.output(F.gelu(self.intermediate(hidden))), self.dropout, self.training)
+            result: Tensor = self.output_norm(transformed + hidden)
+        return result
 
 
 class BertEncoder(nn.Module):
     """BERT without heads. `observer` sees phases "embeddings", "layer.3", "layer.3.attention"...
-
-    Batches come padded, and so does what is made of them; where `unpads` is true, the layers see only the real tokens.
-    None, as it is made, is true on CPUs.
 
     Args:
         config: shape and dropout.
@@ -153,13 +146,9 @@ class BertEncoder(nn.Module):
         self.config = config
         self.observer = observer or Observer()
         self.embeddings = Embeddings(config)
-        layers = [Layer(config, index, self.observer) for index in range(config.num_layers)]
-        for layer, following in pairwise(layers):
-            layer.reader = (following.attention.qkv,)
-        self.layers = nn.ModuleList(layers)
-        self.run_layer: RunLayer = _call
-        self.unpads: bool | None = None
-        self.pooler = Linear(config.hidden_size, config.hidden_size) if pooler else None
+        self.layers = nn.ModuleList(Layer(config, index, self.observer) for index in range(config.num_layers))
+        self.recomputes = False
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if pooler else None
         initialize(self, config)
         self.embeddings.reset_padding()
 
@@ -178,50 +167,43 @@ class BertEncoder(nn.Module):
             attention_mask: [B, S], nonzero for real tokens; pass None if all are real, which is faster.
             token_type_ids: segments [B, S]; None is segment 0 everywhere.
             further_types: embeddings [K, H] of the segments from 1 on, instead of the encoder's own.
-            layout: where the real tokens of the mask lie; None reads it from the mask, which on a GPU waits for it.
+            layout: where the real tokens of the mask lie, for an encoder that computes these alone.
 
         Raises:
             UsageError: the sequences are longer than the model has positions for.
         """
+        self.refuse_longer(input_ids)
+        mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
+        with phase(self.observer, "embeddings"):
+            hidden = self.embeddings(input_ids, token_type_ids, further_types)
+        for index, layer in enumerate(self.layers):
+            with phase(self.observer, "layer", index):
+                hidden = self.run_layer(layer, hidden, mask)
+        return self.pooled(hidden)
+
+    def refuse_longer(self, input_ids: Tensor) -> None:
+        """Refuse sequences that are longer than the model has positions for."""
         if input_ids.shape[1] > self.config.max_positions:
             raise UsageError(
                 "data-mismatch",
                 f"sequences of {input_ids.shape[1]} tokens exceed max_positions={self.config.max_positions}: "
                 "shorten them or use a model with more positions",
             )
-        placed = self.placed(attention_mask, layout)
-        where: Where = placed
-        with phase(self.observer, "embeddings"):
-            if placed is None:
-                where = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
-                hidden = self.embeddings(input_ids, token_type_ids, further_types)
-            else:
-                types = None if token_type_ids is None else placed.take(token_type_ids)
-                hidden = self.embeddings(placed.take(input_ids), types, further_types, placed.position_ids)
-        carried: Tensor | Stream = hidden
-        for index, layer in enumerate(self.layers):
-            with phase(self.observer, "layer", index):
-                carried = self.run_layer(layer, carried, where)
-        hidden = stream(carried).wide
-        if placed is not None:
-            hidden = placed.put_back(hidden)
-        pooled = None
-        if self.pooler is not None:
-            with phase(self.observer, "pooler"):
-                pooled = torch.tanh(self.pooler(hidden[:, 0]))
-        return EncoderOutput(hidden, pooled)
 
-    def placed(self, attention_mask: Tensor | None, layout: Unpadded | None = None) -> Unpadded | None:
-        """Return where the layers are to see the tokens of a mask [B, S]; None if they see the padded batch.
+    def run_layer(self, layer: nn.Module, *given: Any) -> Any:
+        """Return what a layer gives, recomputed in the backward pass where `recomputes`."""
+        if not (self.recomputes and torch.is_grad_enabled()):
+            return layer(*given)
+        from torch.utils.checkpoint import checkpoint
 
-        `layout` is that of the mask if it is known, as it is for batches of a loader.
-        """
-        known = attention_mask if layout is None else layout.places
-        if known is None:
-            return None
-        if not (known.device.type == "cpu" if self.unpads is None else self.unpads):
-            return None
-        return unpad(known) if layout is None else layout
+        return checkpoint(layer, *given, use_reentrant=False)
+
+    def pooled(self, hidden: Tensor) -> EncoderOutput:
+        """Return the output of hidden states [B, S, H]."""
+        if self.pooler is None:
+            return EncoderOutput(hidden, None)
+        with phase(self.observer, "pooler"):
+            return EncoderOutput(hidden, torch.tanh(self.pooler(hidden[:, 0])))
 
 
 def recompute_activations(model: nn.Module) -> None:
@@ -229,35 +211,10 @@ def recompute_activations(model: nn.Module) -> None:
 
     Losses and gradients stay the same, dropout included; a step computes one more forward pass of the layers
     (Chen et al. 2016, arXiv 1604.06174).
-
-    Raises:
-        UsageError: there is no encoder in it.
     """
-    encoders = [part for part in model.modules() if isinstance(part, BertEncoder)]
-    if not encoders:
-        raise UsageError(
-            "model-unsupported",
-            f"{type(model).__name__} has no bert.model.encoder.BertEncoder, which activation checkpointing needs",
-        )
-    for encoder in encoders:
-        encoder.run_layer = _recomputed
-        for layer in encoder.layers:
-            assert isinstance(layer, Layer)
-            layer.reader = ()  # the input that a layer keeps would be kept in FP8 too
-
-
-def _call(layer: nn.Module, hidden: Tensor | Stream, where: Where) -> Tensor | Stream:
-    result: Tensor | Stream = layer(hidden, where)
-    return result
-
-
-def _recomputed(layer: nn.Module, hidden: Tensor | Stream, where: Where) -> Tensor | Stream:
-    if not torch.is_grad_enabled():
-        return _call(layer, hidden, where)
-    from torch.utils.checkpoint import checkpoint
-
-    result: Tensor | Stream = checkpoint(layer, hidden, where, use_reentrant=False)
-    return result
+    for part in model.modules():
+        if isinstance(part, BertEncoder):
+            part.recomputes = True
 
 
 @torch.no_grad()

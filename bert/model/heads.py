@@ -16,9 +16,6 @@ from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import BertEncoder, EncoderOutput, initialize, phase
 from bert.observer import Observer
-from bert.speed.copies import Linear, linear
-from bert.speed.dropout import dropout
-from bert.speed.kernels import usable
 from common.errors import UsageError
 
 # Bias of the vocabulary's padding rows. Against it exp() is exactly 0 in float32, so these rows take no probability and
@@ -73,8 +70,7 @@ class MaskedWordHead(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.vocab_size = config.vocab_size
-        self.fused = False  # as in bert.speed.elementwise: the loss of the logits, on a GPU
-        self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
         self.reset_padding()
@@ -86,8 +82,15 @@ class MaskedWordHead(nn.Module):
 
     def forward(self, hidden: Tensor, word_embedding: Tensor) -> Tensor:
         """Return logits [M, V] of hidden states [M, H] and the embedding [V, H]; those of padding rows never win."""
-        transformed = self.norm(F.gelu(self.dense(hidden)))
-        return linear(transformed, word_embedding, self.bias)
+        return self.decode(self.norm(F.gelu(self.dense(hidden))), word_embedding)
+
+    def decode(self, transformed: Tensor, word_embedding: Tensor) -> Tensor:
+        """Return logits [M, V] of transformed hidden states [M, H] and the embedding [V, H]."""
+        return F.linear(transformed, word_embedding, self.bias)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy of logits [M, V] and labels [M], as `mean_cross_entropy`."""
+        return mean_cross_entropy(logits, labels)
 
 
 def gather_positions(hidden: Tensor, positions: Tensor) -> Tensor:
@@ -95,15 +98,8 @@ def gather_positions(hidden: Tensor, positions: Tensor) -> Tensor:
     return hidden.flatten(0, 1).index_select(0, positions)
 
 
-def mean_cross_entropy(logits: Tensor, labels: Tensor, fused: bool = False) -> Tensor:
-    """Mean cross-entropy in nats of logits [M, V] and labels [M], computed in float32; 0, with gradients, for M = 0.
-
-    With `fused`, a GPU reads the logits once and overwrites them with their gradient: nothing else may read them.
-    """
-    if fused and usable(logits):
-        from bert.speed.kernels import loss as kernels
-
-        return kernels.mean_cross_entropy(logits, labels)
+def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy in nats of logits [M, V] and labels [M], computed in float32; 0, with gradients, for M = 0."""
     total = F.cross_entropy(logits.float(), labels, reduction="sum")
     return total / max(labels.numel(), 1)
 
@@ -177,7 +173,7 @@ class BertForPretraining(nn.Module):
         with phase(self.observer, "masked_words"):
             predicted = gather_positions(encoded.hidden, tensors["masked_positions"])
             word_logits = self.masked_words(predicted, self.encoder.embeddings.word.weight)
-            mlm_loss = mean_cross_entropy(word_logits, tensors["masked_labels"], self.masked_words.fused)
+            mlm_loss = self.masked_words.loss(word_logits, tensors["masked_labels"])
             mlm_loss = mlm_loss if batch.weight == 1.0 else mlm_loss * batch.weight
         with phase(self.observer, "next_sentence"):
             sentence_logits = self.next_sentence(encoded.pooled)
@@ -282,6 +278,7 @@ class BertForSequenceClassification(BertForLabels):
         self, config: ModelConfig, labels: int, observer: Observer | None = None, *, regression: bool = False
     ) -> None:
         super().__init__(config, labels, observer, regression=regression)
+        self.dropout = nn.Dropout(config.hidden_dropout)
         self.classifier = nn.Linear(config.hidden_size, labels)
         initialize(self.classifier, config)
 
@@ -290,5 +287,5 @@ class BertForSequenceClassification(BertForLabels):
         pooled = self.encode(batch).pooled
         assert pooled is not None
         with phase(self.observer, "classifier"):
-            result: Tensor = self.classifier(dropout(pooled, self.config.hidden_dropout, self.training))
+            result: Tensor = self.classifier(self.dropout(pooled))
         return result

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from bert.speed.native import is_wanted, loops
+from bert.speed.native import loops
 
 # A dropout probability is rounded to a multiple of 1 / _LEVELS, which moves it by at most 2^-17.
 _LEVELS = 1 << 16
@@ -21,7 +21,7 @@ def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
     """Zero elements of `x` with `probability` and scale the others by 1 / (1 - probability); any shape."""
     if not training or probability == 0.0:
         return x
-    if own_kernels(x):
+    if x.device.type == "cpu":
         result: Tensor = _Dropout.apply(x, probability)  # type: ignore[no-untyped-call]
         return result
     return F.dropout(x, probability)
@@ -29,28 +29,23 @@ def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
 
 def dropout_add(x: Tensor, residual: Tensor, probability: float, training: bool) -> Tensor:
     """Return dropout(x) + residual; `x` and `residual` have one shape, the result has their promoted type."""
-    if training and probability > 0.0 and own_kernels(x):
+    if training and probability > 0.0 and x.device.type == "cpu":
         result: Tensor = _DropoutAdd.apply(x, residual, probability)  # type: ignore[no-untyped-call]
         return result
     return dropout(x, probability, training) + residual
 
 
-def own_kernels(x: Tensor) -> bool:
-    """Whether dropout of `x` is made here."""
-    return x.device.type == "cpu"
-
-
-def random_levels(like: Tensor, fused: bool = False) -> Tensor:
+def random_levels(like: Tensor, by_loop: bool = False) -> Tensor:
     """Draw int16 numbers, uniform over all 2^16 values, in the shape of `like`.
 
-    They come from PyTorch's CPU generator, one number after another. `fused` takes one number from it as the key of
-    Philox4x32-10 (Salmon et al. 2011), which all threads compute at once, compiled as in bert.speed.elementwise.
+    They come from PyTorch's CPU generator, one number after another. A loop takes one number from it as the key of
+    Philox4x32-10 (Salmon et al. 2011), which all threads compute at once (bert.speed.native).
     """
-    count = like.numel()
-    if fused and is_wanted():
+    count, library = like.numel(), loops() if by_loop else None
+    if library is not None:
         levels = torch.empty(like.shape, dtype=torch.int16)
         key = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) & (2**64 - 1)
-        loops().random_levels(count, torch.get_num_threads(), key, levels.data_ptr())
+        library.random_levels(count, torch.get_num_threads(), key, levels.data_ptr())
         return levels
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)  # four numbers in each word
     return words.view(torch.int16)[:count].view(like.shape)

@@ -10,17 +10,16 @@ Shapes: T rows, T' a multiple of 16, H hidden width, F features between the laye
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
-from bert.speed.copies import Linear
 from bert.speed.fp8 import Fp8Copy, OutputGradient, forward_product, input_gradient, weight_gradient
 from bert.speed.kernels.gelu import gelu, gelu_backward, gelu_backward_to_fp8, gelu_to_fp8
 from bert.speed.scales import FORMATS, GRADIENT, INPUT, Quantized, largest
 
 
 def products(
-    x: Tensor, first: Linear, second: Linear, first_copy: Fp8Copy, second_copy: Fp8Copy, low: Quantized | None,
+    x: Tensor, first: nn.Linear, second: nn.Linear, first_copy: Fp8Copy, second_copy: Fp8Copy, low: Quantized | None,
     output: OutputGradient,
 ) -> Tensor:  # fmt: skip
     """Return second(GELU(first(x))) [..., H] in bf16 without the second bias, for x [..., H].

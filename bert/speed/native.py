@@ -2,7 +2,6 @@
 of bert.speed.kernels by Triton. Imports no torch.
 """
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -11,9 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import sysconfig
-import tempfile
 from pathlib import Path
 
 from common.errors import MissingToolError
@@ -29,26 +26,15 @@ _FLAGS = (
 _LONGEST_SECONDS = 120.0
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
-_RANDOM_LEVELS = (_LONG, _INT, ctypes.c_uint64, _POINTER)
 _ARGUMENTS = {
     "norm_forward": (_LONG, _LONG, _INT, *3 * (_POINTER,), _INT, _FLOAT, _FLOAT, *6 * (_POINTER,)),
     "norm_backward": (_LONG, _LONG, _INT, *5 * (_POINTER,), _INT, _FLOAT, *6 * (_POINTER,)),
     "gelu_backward": (_LONG, _INT, *3 * (_POINTER,)),
     "softmax_forward": (
-        _LONG,
-        _LONG,
-        _INT,
-        *2 * (_POINTER,),
-        _LONG,
-        _INT,
-        _FLOAT,
-        _POINTER,
-        _INT,
-        _FLOAT,
-        *2 * (_POINTER,),
+        _LONG, _LONG, _INT, *2 * (_POINTER,), _LONG, _INT, _FLOAT, _POINTER, _INT, _FLOAT, *2 * (_POINTER,)
     ),
     "softmax_backward": (_LONG, _LONG, _INT, *2 * (_POINTER,), *2 * (_FLOAT,), _POINTER),
-}
+}  # fmt: skip
 
 
 @functools.cache
@@ -67,112 +53,54 @@ def triton_missing() -> MissingToolError | None:
     return None
 
 
-@functools.cache
-def cpp_missing() -> MissingToolError | None:
-    """Return what is missing for torch.compile on a CPU; None if nothing is.
+def loops() -> ctypes.CDLL | None:
+    """Return the loops, after torch has been imported: both then share the threads of one OpenMP.
 
-    Inductor compiles C++ with the compiler that CXX names, by default g++, and Python's headers.
+    None where they cannot be compiled, or are not wanted.
     """
-    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(compiler) is None:
-        return MissingToolError(
-            "tool-missing", f"C++ compiler {compiler!r} not found: install g++, or name another one with CXX="
-        )
-    headers = Path(sysconfig.get_paths()["include"])
-    if not (headers / "Python.h").exists():
-        return MissingToolError("tool-missing", f"torch.compile needs {headers}/Python.h on a CPU: install python3-dev")
-    return None
+    found = None if os.environ.get(VARIABLE) == "0" else _loaded()
+    return found if isinstance(found, ctypes.CDLL) else None
 
 
-def has_avx512_bf16() -> bool:
-    """Whether this CPU multiplies bf16 numbers (AVX512-BF16)."""
-    return "avx512_bf16" in _processor().split()
-
-
-def is_wanted() -> bool:
-    """Whether loops are to be compiled in this process."""
-    return os.environ.get(VARIABLE) != "0"
+def loops_missing() -> MissingToolError | None:
+    """Return what is missing to compile the loops; None if nothing is, or they are not wanted."""
+    found = None if os.environ.get(VARIABLE) == "0" else _loaded()
+    return found if isinstance(found, MissingToolError) else None
 
 
 @functools.cache
-def loops() -> ctypes.CDLL:
-    """Return the loops, after torch has been imported: both then share the threads of one OpenMP."""
-    library = compiled()
+def _loaded() -> ctypes.CDLL | MissingToolError:
     try:
-        found = ctypes.CDLL(os.fspath(library))
-    except OSError as error:
-        raise MissingToolError(
-            "file-damaged", f"{library} cannot be loaded ({error}): delete it to compile it again"
-        ) from error
+        library = ctypes.CDLL(os.fspath(compiled()))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        said = str(getattr(error, "stderr", None) or error).strip().partition("\n")[0][:300]
+        problem = f"{_SOURCE.name} cannot be compiled ({said}): install gcc, or name another C compiler with CC="
+        return MissingToolError("tool-failed", problem)
     types = {f"{name}_{kind}": types for name, types in _ARGUMENTS.items() for kind in ("bf16", "float")}
-    for name, arguments in {"random_levels": _RANDOM_LEVELS, **types}.items():
-        function = getattr(found, name)
+    for name, arguments in {"random_levels": (_LONG, _INT, ctypes.c_uint64, _POINTER), **types}.items():
+        function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
-    return found
+    return library
 
 
-@functools.cache
 def compiled() -> Path:
     """Return the library, compiled where it is not in the folder of the user's cache yet.
 
-    Raises:
-        MissingToolError: there is no C compiler, or it cannot compile it.
+    Raises OSError or SubprocessError where it cannot be, RuntimeError for a user without a home.
     """
-    compiler = os.environ.get("CC", "cc")
-    command = [compiler, *_FLAGS]
+    command = [os.environ.get("CC", "cc"), *_FLAGS, os.fspath(_SOURCE), "-lm", "-o"]
+    # Homes are shared by nodes of different processors.
     key = hashlib.sha256("\0".join([_SOURCE.read_text(), *command, _processor()]).encode()).hexdigest()[:16]
-    name = f"elementwise-{key}.so"
-    kept = _cache() / name
-    if kept.exists():
-        return kept
-    if shutil.which(compiler) is None:
-        raise MissingToolError(
-            "tool-missing", f"C compiler {compiler!r} not found: install gcc, or name another one with CC="
-        )
-    folder = Path(tempfile.mkdtemp(prefix="bertbench-"))
-    made = folder / name
-    try:
-        subprocess.run(
-            [*command, os.fspath(_SOURCE), "-o", os.fspath(made), "-lm"],
-            check=True, capture_output=True, text=True, timeout=_LONGEST_SECONDS,
-        )  # fmt: skip
-    except (subprocess.SubprocessError, OSError) as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[0][:300]
-        raise MissingToolError(
-            "tool-failed",
-            f"the C compiler {compiler!r} cannot compile {_SOURCE.name} ({said}): fix it, or name another one with CC=",
-        ) from error
-    return _keep(made, kept)
-
-
-def _keep(made: Path, kept: Path) -> Path:
-    """Move a library into the cache; other processes see all of it or nothing. Where that is full it stays."""
-    own = kept.with_name(f".{kept.name}.{platform.node()}.{os.getpid()}")
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made, own)
-        own.replace(kept)
-    except OSError:
-        with contextlib.suppress(OSError):
-            own.unlink()
-        return made
-    shutil.rmtree(made.parent, ignore_errors=True)
-    return kept
-
-
-def _cache() -> Path:
-    folder = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(folder) if folder else Path.home() / ".cache") / "bertbench"
-    except RuntimeError:  # a user without a home
-        return Path(tempfile.mkdtemp(prefix="bertbench-"))
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertbench"
+    library = folder / f"elementwise-{key}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        made = folder / f".{library.name}.{platform.node()}.{os.getpid()}"
+        subprocess.run([*command, made], check=True, capture_output=True, text=True, timeout=_LONGEST_SECONDS)
+        made.replace(library)  # other processes see all of it or nothing
+    return library
 
 
 def _processor() -> str:
-    """What a library for one processor must not be used without: homes are shared by nodes of different ones."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

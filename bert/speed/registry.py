@@ -5,9 +5,9 @@ in both. Imports no torch until a step is applied. Measurements: docs/explanatio
 """
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bert.speed.native import compiled, is_wanted, triton_missing
+from bert.speed.native import loops_missing, triton_missing
 from common.errors import MissingToolError, UsageError
 from common.registry import lookup
 from common.train_spec import TrainSpec
@@ -45,14 +45,7 @@ def lacking(step: str, device_type: str) -> MissingToolError | None:
     """
     if step == PLAIN:
         return None
-    if device_type == "cuda":
-        return triton_missing()
-    if is_wanted():
-        try:
-            compiled()
-        except MissingToolError as error:
-            return error
-    return None
+    return triton_missing() if device_type == "cuda" else loops_missing()
 
 
 def balances(spec: TrainSpec) -> bool:
@@ -64,21 +57,13 @@ def balances(spec: TrainSpec) -> bool:
 
 
 def apply(model: "nn.Module", step: str) -> None:
-    """Have every encoder in `model`, not wrapped or run yet, compute a step so."""
-    from bert.model.attention import SelfAttention
-    from bert.model.encoder import BertEncoder, Embeddings, Layer
-    from bert.model.heads import MaskedWordHead
+    """Have every encoder in `model`, not wrapped or run yet, and its heads compute a step so."""
+    if step == PLAIN:
+        return
+    from bert.speed.layers import FAST_CLASSES
 
-    device = next(model.parameters()).device.type
-    fast, fused = step == FAST, step == FAST and (device != "cpu" or lacking(step, device) is None)
     for part in model.modules():
-        if isinstance(part, BertEncoder):
-            part.unpads = fast
-        elif isinstance(part, Layer | Embeddings | MaskedWordHead):
-            part.fused = fused
-        elif isinstance(part, SelfAttention):
-            part.in_chunks = part.in_bf16 = fast
-            part.fused = fused
+        part.__class__ = FAST_CLASSES.get(type(part), type(part))
 
 
 def copy_weights(model: "nn.Module", spec: TrainSpec, optimizer: str = "adamw") -> None:
@@ -100,21 +85,28 @@ def copy_weights(model: "nn.Module", spec: TrainSpec, optimizer: str = "adamw") 
         return
     from torch import nn
 
-    from bert.model.encoder import Embeddings, Layer
+    from bert.model.encoder import BertEncoder, Embeddings, Layer
+    from bert.model.heads import MaskedWordHead
     from bert.speed.copies import Copy, Linear, give_copies
     from bert.speed.fp8 import Fp8Copy, fits
     from bert.speed.scales import Scales
 
-    layers = [part for part in model.modules() if isinstance(part, Layer)]
-    inner = {part.weight for layer in layers for part in layer.modules() if isinstance(part, Linear)}
-    weights = [part.weight for part in model.modules() if isinstance(part, Linear)]
-    weights += [part.word.weight for part in model.modules() if isinstance(part, Embeddings)]
+    inner = _inside(model, Layer, nn.Linear)
+    words = [embeddings.word for embeddings in _inside(model, nn.Module, Embeddings)]
     alone = spec.strategy == "single" and spec.grad_accum_steps == 1 and (optimizer == "adamw" or fused)
     scales = Scales()
-    for weight in weights:
-        in_fp8 = low and weight in inner and fits(weight)
-        if (in_fp8 or narrow) and isinstance(weight, nn.Parameter) and weight.requires_grad:
-            give_copies([weight], gradients=alone, kind=partial(Fp8Copy, scales=scales) if in_fp8 else Copy)
+    for part in dict.fromkeys([*inner, *_inside(model, BertEncoder | MaskedWordHead, nn.Linear), *words]):
+        in_fp8 = low and part in inner and fits(part.weight)
+        if (in_fp8 or narrow) and part.weight.requires_grad:
+            give_copies([part.weight], gradients=alone, kind=partial(Fp8Copy, scales=scales) if in_fp8 else Copy)
+            if type(part) is nn.Linear:
+                part.__class__ = Linear
+
+
+def _inside(model: "nn.Module", outer: Any, kind: type) -> list[Any]:
+    """Return the modules of a kind inside of those of another kind."""
+    parts = (part for each in model.modules() if isinstance(each, outer) for part in each.modules())
+    return [part for part in dict.fromkeys(parts) if isinstance(part, kind)]
 
 
 def fuses_optimizer(model: "nn.Module", spec: TrainSpec) -> bool:

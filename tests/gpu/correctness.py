@@ -30,13 +30,18 @@ from support.plain_lamb import PlainLamb  # noqa: E402
 from support.scaling import scaled  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from bert.model.attention import attend  # noqa: E402
-from bert.model.packing import unpad  # noqa: E402
-from bert.model.varlen import FLASH, TRITON, attend_by_lengths, operator_for  # noqa: E402
+from bert.data.packing import unpad  # noqa: E402
 from bert.optim.lamb import Lamb  # noqa: E402
 from bert.optim.precision import Precision  # noqa: E402
 from bert.optim.registry import adamw  # noqa: E402
 from bert.parallel.single import SingleStrategy  # noqa: E402
+from bert.speed.attention import (  # noqa: E402
+    FLASH,
+    TRITON,
+    attend,
+    attend_by_lengths,
+    operator_for,
+)
 from bert.speed.copies import LOW, copy_of, give_copies, linear  # noqa: E402
 from bert.speed.fp8 import Fp8Copy, OutputGradient  # noqa: E402
 from bert.speed.kernels import usable  # noqa: E402
@@ -80,7 +85,7 @@ def needs_cuda(device: torch.device) -> None:
 
 def trained_once(step: str, device: torch.device, precision: str = "fp32") -> dict[str, Tensor]:
     """Return loss and gradients of the tiny model on `device`."""
-    made = model(None)
+    made = model(True)
     apply(made, step)
     made.to(device)
     copy_weights(made, TrainSpec(step=step, precision=precision, strategy="single"), "lamb")
@@ -130,7 +135,7 @@ def attention(dtype: torch.dtype, device: torch.device, operator: str | None = N
     def attended(values: torch.Tensor, probability: float) -> torch.Tensor:
         if operator is None:
             return attend(values, where, probability)
-        return attend_by_lengths(operator, values, where.bounds, probability, None, False)
+        return attend_by_lengths(operator, values, where.ends, where.columns, probability, None)
 
     found = attended(qkv, 0.0)
     limit = 1e-4 if dtype == torch.float32 else 1e-2
@@ -342,7 +347,7 @@ def fused_adamw(precision: str, device: torch.device) -> Found:
     strategy, results = SingleStrategy(), []
     strategy.device = device
     for fused in (True, False):
-        made, scaling = model(None).to(device), scaled(precision, 1024.0, device_type=device.type)
+        made, scaling = model(True).to(device), scaled(precision, 1024.0, device_type=device.type)
         copy_weights(made, TrainSpec(precision=precision, strategy="ddp"))
         optimizer, generator = adamw(made, 1e-2, fused=fused), torch.Generator().manual_seed(1)
         for step in range(4):

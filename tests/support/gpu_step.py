@@ -206,8 +206,7 @@ def _passes(model: BertForPretraining, batch: Batch, passes: Launches) -> Tensor
 def _take_the_ways_of_a_gpu(patch: pytest.MonkeyPatch) -> None:
     """Have models on "meta" do what they do on a GPU under autocast in bf16."""
     patch.setattr("bert.speed.copies._usable_copy", copy_of)
-    for module in ("encoder", "attention"):
-        patch.setattr(f"bert.model.{module}.product_dtype", lambda x: torch.bfloat16)
+    patch.setattr("bert.speed.layers.product_dtype", lambda x: torch.bfloat16)
     # PyTorch's fused kernel of AdamW has an implementation for "meta", but is not asked for there.
     optimizer = sys.modules["torch.optim.optimizer"]
     patch.setattr(optimizer, "_get_fused_kernels_supported_devices", lambda: ["meta", "cpu", "cuda"])

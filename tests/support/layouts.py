@@ -5,6 +5,7 @@ import torch
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.model.heads import BertForPretraining
+from bert.speed.registry import apply
 
 VOCAB = 96
 SHAPE = ModelConfig(
@@ -32,13 +33,13 @@ def batch_of(lengths: list[int], columns: int, seed: int = 0) -> Batch:
     return Batch(tensors, BatchCounts(len(lengths), sum(lengths), ids.numel(), len(positions), squared))
 
 
-def model(unpads: bool | None, **changes: float) -> BertForPretraining:
+def model(fast: bool, **changes: float) -> BertForPretraining:
     torch.manual_seed(0)
     made = BertForPretraining(SHAPE.replace(**changes))
     for parameter in made.parameters():  # wide enough that every part matters
         torch.nn.init.normal_(parameter, std=0.2)
     made.masked_words.reset_padding()
-    made.encoder.unpads = unpads
+    apply(made, "fast" if fast else "plain")
     return made
 
 

@@ -13,7 +13,6 @@ from bert.model.config import ModelConfig
 from bert.model.encoder import EncoderOutput, initialize, phase
 from bert.model.heads import BertForLabels
 from bert.observer import Observer
-from bert.speed.dropout import dropout
 from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, MENTIONS
 from bert.tasks.gap.reading import LABELS
 from common.registry import lookup
@@ -54,7 +53,7 @@ class MentionHead(nn.Module, ABC):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
+        self.drop = nn.Dropout(config.hidden_dropout)
 
     @abstractmethod
     def forward(self, encoded: EncoderOutput, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -63,10 +62,6 @@ class MentionHead(nn.Module, ABC):
     def types(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return the type of each token [B, S], and the embeddings [T, H] of types from 1 on; None for the usual."""
         return None
-
-    def drop(self, hidden: Tensor) -> Tensor:
-        """Apply the dropout of hidden states."""
-        return dropout(hidden, self.config.hidden_dropout, self.training)
 
 
 class ConcatHead(MentionHead):

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 
-from bert.model.attention import SelfAttention
-from bert.model.attention import attend as attend_packed
 from bert.model.config import ModelConfig
+from bert.model.encoder import SelfAttention
+from bert.speed.attention import attend as attend_packed
 from bert.speed.dropout import dropout, dropout_add
 
 
@@ -20,10 +20,10 @@ def seeded(function, *arguments, seed=3):
     return function(*arguments)
 
 
-def attend(query, key, value, mask, probability, in_bf16=True):
+def attend(query, key, value, mask, probability):
     """Of queries, keys and values [B, N, S, D]."""
     qkv = torch.stack([query, key, value]).permute(1, 3, 0, 2, 4)
-    return attend_packed(qkv, mask, probability, in_bf16=in_bf16).transpose(1, 2)
+    return attend_packed(qkv, mask, probability).transpose(1, 2)
 
 
 def test_self_attention_is_the_published_formula():
@@ -80,11 +80,12 @@ def test_attention_dropout_gradients_are_the_derivatives(masked):
 
 # Products in float32 round the result alone; in bf16 scores and weights are rounded to 8 bits, too.
 @pytest.mark.parametrize(("in_bf16", "rtol", "atol"), [(False, 2**-8, 1e-6), (True, 2**-6, 2**-6)])
-def test_attention_dropout_takes_strided_heads_and_returns_their_type(in_bf16, rtol, atol):
+def test_attention_dropout_takes_strided_heads_and_returns_their_type(in_bf16, rtol, atol, monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.setattr("bert.speed.attention.multiplies_bf16", lambda: in_bf16)
     qkv = torch.randn(2, 6, 3, 4, 8, dtype=torch.bfloat16, requires_grad=True)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-    result = seeded(attend, query, key, value, None, 0.2, in_bf16)
+    result = seeded(attend, query, key, value, None, 0.2)
     expected = seeded(attend, query.float(), key.float(), value.float(), None, 0.2)
     result.sum().backward()
     assert result.dtype == qkv.grad.dtype == torch.bfloat16

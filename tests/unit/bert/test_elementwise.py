@@ -1,230 +1,267 @@
-"""Dropout, residual connection and LayerNorm by formulas of our own: what PyTorch's functions give, in every shape."""
+"""The loops in C of a CPU, for dropout, LayerNorm, GELU and softmax, give what PyTorch's functions do."""
 
 import os
-import stat
-import sys
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from support.refusals import refused
+from support.layouts import assert_same, batch_of, loss_and_gradients, model
 from support.softmax_formula import HEADS, LENGTH, MASKS, by_formula
 from torch import Tensor, nn
 
-from bert.model.config import ModelConfig
-from bert.model.encoder import BertEncoder, recompute_activations
+from bert.model.encoder import recompute_activations
 from bert.speed import native
 from bert.speed.dropout import keep_scale, random_levels, threshold
 from bert.speed.elementwise import gelu, residual_norm, softmax_dropout, softmax_dropout_backward
+from common.errors import MissingToolError
 
-WIDTH = 24
 FACTOR = 0.3
-SHAPE = ModelConfig(
-    num_layers=2, hidden_size=WIDTH, num_heads=2, intermediate_size=48, max_positions=16, vocab_size=64
-)  # fmt: skip
-LENGTHS = torch.tensor([9, 1, 16, 5])
+KINDS = pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32], ids=str)
 
 
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A compiler that writes a library of no use and a line into a log for each time it is called."""
-    log, made = tmp_path / "calls", tmp_path / "compiler"
-    made.write_text(
-        f"#!{sys.executable}\nimport sys\nopen({os.fspath(log)!r}, 'a').write('called\\n')\n"
-        "open(sys.argv[sys.argv.index('-o') + 1], 'w').write('library')\n"
-    )
-    made.chmod(made.stat().st_mode | stat.S_IXUSR)
+def loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops, with the random numbers that PyTorch's functions get."""
     monkeypatch.setenv(native.VARIABLE, "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
-    monkeypatch.setenv("CC", os.fspath(made))
-    monkeypatch.setattr(native, "compiled", native.compiled.__wrapped__)
-    monkeypatch.setattr("bert.speed.registry.compiled", native.compiled)
-    return log
+    assert native.loops() is not None
+    monkeypatch.setattr("bert.speed.elementwise.random_levels", lambda like, by_loop: random_levels(like))
 
 
-def norm_of(width: int = WIDTH, dtype: torch.dtype = torch.float32) -> nn.LayerNorm:
-    made = nn.LayerNorm(width, eps=1e-12, dtype=dtype)
-    nn.init.normal_(made.weight)
-    nn.init.normal_(made.bias)
-    return made
-
-
-def both_ways(
-    norm: nn.LayerNorm, x: Tensor, residual: Tensor, probability: float, fused: bool, bf16: bool = False
-) -> list[Tensor]:
-    """Results and gradients, with the same random numbers and gradients of the results each time."""
-    torch.manual_seed(3)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
-        wide, narrow, _ = residual_norm(x, residual, norm, probability, fused)
-    narrow = narrow.to(x.dtype)
-    grads = [torch.randn(wide.shape).to(kind) for kind in (wide.dtype, narrow.dtype)]
-    return [wide, narrow, *torch.autograd.grad([wide, narrow], [x, residual, norm.weight, norm.bias], grads)]
-
-
-@pytest.mark.parametrize("probability", [0.0, 0.1, 0.6])
-@pytest.mark.parametrize("rows", [(1,), (2,), (29,), (3, 7), (1, 1)], ids=str)
-def test_it_gives_what_pytorchs_functions_give(rows: tuple[int, ...], probability: float) -> None:
-    torch.manual_seed(0)
-    norm, shape = norm_of(), (*rows, WIDTH)
-    x, residual = torch.randn(shape, requires_grad=True), torch.randn(shape, requires_grad=True)
-    expected = both_ways(norm, x, residual, probability, False)
-    for found, wanted in zip(both_ways(norm, x, residual, probability, True), expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-
-
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("probability", [0.0, 0.1])
-def test_under_autocast_it_rounds_as_often_as_pytorch_does(probability: float) -> None:
+@pytest.mark.parametrize("rows", [(0,), (1,), (2, 3), (700,)], ids=str)
+@pytest.mark.parametrize("width", [3, 31, 768])
+@KINDS
+def test_loops_are_the_formulas(
+    monkeypatch: pytest.MonkeyPatch, threads: int, probability: float, kind: torch.dtype, rows: tuple[int, ...],
+    width: int,
+) -> None:  # fmt: skip
+    before = torch.get_num_threads()
     torch.manual_seed(0)
-    norm, shape = norm_of(), (29, WIDTH)
-    x = torch.randn(shape).bfloat16().requires_grad_()
-    residual = torch.randn(shape, requires_grad=True)
-    expected = both_ways(norm, x, residual, probability, False, bf16=True)
-    found = both_ways(norm, x, residual, probability, True, bf16=True)
-    assert [each.dtype for each in found] == [each.dtype for each in expected]
-    for each, wanted in zip(found, expected, strict=True):  # one step of bf16 is 2^-8
-        torch.testing.assert_close(each, wanted, rtol=2**-7 if wanted.dtype == torch.bfloat16 else 1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("probability", [0.0, 0.3])
-def test_gradients_are_the_derivatives(probability: float) -> None:
-    torch.manual_seed(0)
-    norm = norm_of(5, torch.float64)
-    x, residual = (torch.randn(4, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
-
-    def fixed(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        torch.manual_seed(3)
-        return residual_norm(x, residual, norm, probability, True)[:2]
-
-    assert torch.autograd.gradcheck(fixed, (x, residual, norm.weight, norm.bias))
-
-
-def test_it_draws_the_random_numbers_of_dropout_alone() -> None:
-    norm, x, states = norm_of(), torch.ones(7, WIDTH), []
-    for fused in (False, True):
-        torch.manual_seed(3)
-        residual_norm(x, x, norm, 0.1, fused)
-        states.append(torch.get_rng_state())
-    assert torch.equal(*states)
-
-
-@pytest.mark.parametrize("unpads", [True, False])
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("recomputed", [False, True])
-def test_layers_with_dropout_are_the_same(unpads: bool, bf16: bool, recomputed: bool) -> None:
-    mask = (torch.arange(16) < LENGTHS[:, None]).long()
-    ids = torch.randint(1, 64, mask.shape, generator=torch.Generator().manual_seed(0)) * mask
+    norm = nn.LayerNorm(width, eps=1e-5)
+    nn.init.normal_(norm.weight)
+    inputs = [torch.randn(*rows, width).to(kind).requires_grad_(), torch.randn(*rows, width, requires_grad=True)]
     found = []
-    for fused in (False, True):
-        torch.manual_seed(0)
-        encoder = BertEncoder(SHAPE)
-        for parameter in encoder.parameters():  # wide enough that every part matters
-            nn.init.normal_(parameter, std=0.2)
-        encoder.unpads = unpads
-        for layer in encoder.layers:
-            layer.fused = fused
-        if fused and recomputed:
-            recompute_activations(encoder)
+    torch.set_num_threads(threads)
+    try:
+        for wanted in "01":
+            monkeypatch.setenv(native.VARIABLE, wanted)
+            torch.manual_seed(3)
+            wide, narrow, _ = residual_norm(*inputs, norm, probability)
+            given = [wide, narrow, gelu(inputs[0])]
+            grads = torch.autograd.grad(given, [*inputs, *norm.parameters()], [torch.randn_like(wide) for _ in given])
+            found.append([*given, *grads])
+    finally:
+        torch.set_num_threads(before)
+    assert [each.dtype for each in found[1][:3]] == [torch.float32, kind, kind]
+    for formula, loop in zip(*found, strict=True):
+        rounding = 2e-5 * max(1.0, len(formula) ** 0.5 if formula.dim() == 1 else 1.0)
+        low = torch.bfloat16 in (loop.dtype, kind)
+        tolerance, least = (2**-7, 2**-6 * max(1.0, len(rows) and rows[0] ** 0.5)) if low else (1e-4, rounding)
+        torch.testing.assert_close(loop.float(), formula.float(), rtol=tolerance, atol=least)
+
+
+@pytest.mark.usefixtures("loops")
+@KINDS
+def test_the_slope_of_gelu_is_right_everywhere(kind: torch.dtype) -> None:
+    x = torch.linspace(-40, 40, 400_001).to(kind).requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    (found,) = torch.autograd.grad(gelu(x).sum(), x)
+    (expected,) = torch.autograd.grad(nn.functional.gelu(exact).sum(), exact)
+    torch.testing.assert_close(found.double(), expected, rtol=2**-8 if kind == torch.bfloat16 else 0, atol=4e-7)
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@KINDS
+def test_what_is_not_finite_stays_so_in_its_row(bad: float, kind: torch.dtype) -> None:
+    x = torch.ones(3, 40)
+    x[1, 7] = bad
+    wide, narrow, _ = residual_norm(x.to(kind), torch.randn(3, 40), nn.LayerNorm(40), 0.0)
+    for given in (wide, narrow):
+        assert given.isnan().all(1).tolist() == [False, True, False] and given[::2].isfinite().all()
+
+
+@pytest.mark.usefixtures("loops", "one_thread")
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("lengths", [[16, 3, 9, 1], [4, 0, 7], [7, 7]], ids=str)
+def test_a_model_with_loops_is_the_one_without(lengths: list[int], bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for wanted, recomputed in (("0", False), ("1", False), ("1", True)):
+        monkeypatch.setenv(native.VARIABLE, wanted)
+        made = model(True, hidden_dropout=0.1, attention_dropout=0.1)
+        if recomputed:
+            recompute_activations(made)
         torch.manual_seed(7)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
-            output = encoder(ids, mask)
-        loss = (output.hidden * mask[..., None]).square().mean() + output.pooled.float().sum()
-        loss.backward()
-        found.append({"loss": loss.detach(), **{name: value.grad for name, value in encoder.named_parameters()}})
-    for name, expected in found[0].items():
-        given = found[1][name]
-        assert given is not None and (given - expected).norm() <= (2e-2 if bf16 else 1e-5) * expected.norm() + 1e-6, (
-            name
-        )
+            loss = made(batch_of(lengths, max(lengths))).loss
+        found.append(loss_and_gradients(made, loss))
+    assert_same(found[2], found[1], 0.0)
+    least = 1e-3 * max(value.norm() for value in found[0].values())
+    for name, value in found[0].items():
+        assert (found[1][name] - value).norm() <= (2e-2 if bf16 else 1e-5) * max(value.norm(), least), name
 
 
-def test_evaluation_and_other_types_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*_: object) -> None:
-        raise AssertionError("the formula was used")
-
-    monkeypatch.setattr("bert.speed.elementwise._norm_forward", forbidden)
-    low, x = norm_of(dtype=torch.bfloat16), torch.ones(2, WIDTH, dtype=torch.bfloat16)
-    assert residual_norm(x, x, low, 0.1, True).wide.dtype == torch.bfloat16
-    assert residual_norm(x.float(), x.float(), norm_of().eval(), 0.1, True).wide.dtype == torch.float32
-    assert gelu(x.double().requires_grad_(), True).dtype == torch.float64
-    with pytest.raises(AssertionError, match="the formula was used"):
-        residual_norm(x, x.float(), norm_of(), 0.1, True)
-
-
-def test_it_is_compiled_once_for_all_processes(compiler: Path) -> None:
-    first = native.compiled()
-    assert first.read_text() == "library" and first.parent == compiler.parent / "cache" / "bertbench"
-    assert native.compiled() == first and compiler.read_text() == "called\n"
-    assert [path.name for path in first.parent.iterdir()] == [first.name]
-
-
-def test_another_processor_or_compiler_has_its_own(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {native.compiled()}
-    monkeypatch.setattr(native, "_processor", lambda: "flags: none")
-    found.add(native.compiled())
-    other = compiler.parent / "other"
-    other.symlink_to(compiler.parent / "compiler")
-    monkeypatch.setenv("CC", os.fspath(other))
-    found.add(native.compiled())
-    assert len(found) == 3
-
-
-def test_a_cache_that_cannot_be_written_costs_a_compilation(compiler: Path) -> None:
-    (compiler.parent / "cache").write_text("no folder")
-    made = native.compiled()
-    assert made.read_text() == "library" and native.compiled() != made
-
-
-@pytest.mark.usefixtures("compiler")
-def test_a_damaged_library_is_named() -> None:
-    with refused("file-damaged", "elementwise-", ".so"):
-        native.loops.__wrapped__()
-
-
-def test_what_cannot_be_compiled_says_so(compiler: Path, tmp_path: Path) -> None:
-    (tmp_path / "compiler").write_text("#!/bin/sh\necho 'no such option -fopenmp' >&2\nexit 1\n")
-    with refused("tool-failed", "elementwise.c", "no such option -fopenmp"):
-        native.compiled()
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("probability", [0.0, 0.1, 0.6])
+@pytest.mark.parametrize("name", MASKS)
+@KINDS
+def test_softmax_and_its_gradient_are_those_of_pytorchs_functions(
+    kind: torch.dtype, name: str, probability: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    scores, upstream = torch.randn(2, 2 * HEADS, LENGTH, LENGTH).to(kind).unbind(0)
+    found = []
+    for wanted in "01":
+        monkeypatch.setenv(native.VARIABLE, wanted)
+        torch.manual_seed(3)
+        kept, saved = softmax_dropout(scores.clone(), MASKS[name], FACTOR, probability)
+        found.append([kept, *softmax_dropout_backward(upstream.clone(), saved, FACTOR, probability)])
+    low = kind == torch.bfloat16
+    for formula, loop in zip(*found, strict=True):
+        torch.testing.assert_close(loop, formula, rtol=2**-7 if low else 1e-5, atol=2**-9 if low else 1e-6)
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize("name", MASKS)
 def test_softmax_is_the_formula(name: str, probability: float) -> None:
-    mask = MASKS[name]
     scores = torch.randn(2 * HEADS, LENGTH, LENGTH, dtype=torch.float64)
     torch.manual_seed(3)
-    found, _ = softmax_dropout(scores.clone(), mask, FACTOR, probability, False)
+    found, _ = softmax_dropout(scores.clone(), MASKS[name], FACTOR, probability)
     torch.manual_seed(3)
-    levels = random_levels(scores) if probability else None
-    expected = by_formula(scores, mask, FACTOR)
-    if levels is not None:
-        expected = torch.where(levels >= threshold(probability), expected * keep_scale(probability), 0)
+    expected = by_formula(scores, MASKS[name], FACTOR)
+    if probability:
+        expected = torch.where(random_levels(scores) >= threshold(probability), expected * keep_scale(probability), 0)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("probability", [0.0, 0.3])
-@pytest.mark.parametrize("name", sorted(set(MASKS) - {"nothing allowed"}))
-def test_the_backward_pass_of_softmax_is_the_derivative(name: str, probability: float) -> None:
-    mask = MASKS[name]
-    scores = torch.randn(2 * HEADS, LENGTH, LENGTH, dtype=torch.float64, requires_grad=True)
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("length", [1, 3, 16, 33, 257])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 50.0, 1e4])
+def test_softmax_is_its_formula_to_the_last_digits_of_float32(length: int, spread: float) -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(6, length, length) * spread
+    kept, _ = softmax_dropout(scores, None, 1.0, 0.0)
+    rounded = 2**-24 * min(87, 8 * spread)  # the difference to the greatest score, in float32
+    torch.testing.assert_close(kept.double(), scores.double().softmax(-1), rtol=1e-6 + rounded, atol=1e-37)
 
-    def fixed(scores: Tensor) -> Tensor:
-        return Checked.apply(scores, mask, probability)  # type: ignore[no-untyped-call]
 
-    assert torch.autograd.gradcheck(fixed, scores)
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_softmax_passes_on_what_is_not_a_number(value: float) -> None:
+    scores = torch.zeros(2, 4, 4)
+    scores[0, 1, 2] = value
+    kept, _ = softmax_dropout(scores, None, 1.0, 0.0)
+    assert torch.equal(kept.isnan(), scores.softmax(-1).isnan()) and kept[0, 1].isnan().all()
+
+
+def philox(counter: int, key: int) -> list[int]:
+    """The 8 numbers of 16 bits, low ones first, of a block of Philox4x32-10 as Salmon et al. 2011 define it."""
+    words = [counter >> 32 * n & 0xFFFFFFFF for n in range(4)]
+    first, second = key & 0xFFFFFFFF, key >> 32
+    for _ in range(10):
+        even, odd = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [odd >> 32 ^ words[1] ^ first, odd & 0xFFFFFFFF, even >> 32 ^ words[3] ^ second, even & 0xFFFFFFFF]
+        first, second = (first + 0x9E3779B9) & 0xFFFFFFFF, (second + 0xBB67AE85) & 0xFFFFFFFF
+    return [part for word in words for part in (word & 0xFFFF, word >> 16)]
+
+
+def test_the_reference_gives_the_published_answer() -> None:
+    words = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]  # of Random123's kat_vectors, all zeros
+    assert philox(0, 0) == [part for word in words for part in (word & 0xFFFF, word >> 16)]
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("count", [1, 7, 128, 1000, 4096 + 5])
+def test_random_levels_are_philox_whatever_the_threads(count: int) -> None:
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        torch.manual_seed(5)
+        found.append(random_levels(torch.empty(count), by_loop=True))
+    torch.set_num_threads(before)
+    assert torch.equal(*found) and found[0].dtype == torch.int16
+    torch.manual_seed(5)
+    key = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) % 2**64
+    blocks = [philox(block, key) for block in range(-(-count // 128) * 16)]
+    # In each 16 blocks the first words of all come first.
+    expected = [blocks[16 * many + block][2 * word + half] for many in range(-(-count // 128)) for word in range(4)
+                for block in range(16) for half in range(2)]  # fmt: skip
+    assert [number % 2**16 for number in found[0].tolist()] == expected[:count]
+
+
+@pytest.mark.usefixtures("loops")
+def test_random_levels_drop_what_they_should_and_are_new_each_time() -> None:
+    torch.manual_seed(0)
+    first, second = (random_levels(torch.empty(1 << 20), by_loop=True) for _ in range(2))
+    for levels in (first, second):
+        dropped = (levels < threshold(0.1)).double()
+        deviation = (0.1 * 0.9 / len(levels)) ** 0.5
+        assert abs(float(dropped.mean()) - 0.1) < 4 * deviation
+        counts = torch.bincount(levels.int() + 2**15, minlength=2**16).double()
+        assert abs(float(((counts - 16).square() / 16).sum()) - 2**16) < 5 * (2 * 2**16) ** 0.5, "chi-squared"
+    assert abs(float(((first < 0) ^ (second < 0)).double().mean()) - 0.5) < 4 * 0.5 / 2**10
+
+
+def test_other_types_and_evaluation_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.VARIABLE, "1")
+    monkeypatch.setattr("bert.speed.elementwise._run", lambda *given: pytest.fail("a loop ran"))
+    x, low = torch.ones(2, 8, dtype=torch.bfloat16), nn.LayerNorm(8, dtype=torch.bfloat16)
+    assert residual_norm(x, x, low, 0.1).wide.dtype == torch.bfloat16
+    assert residual_norm(x.float(), x.float(), nn.LayerNorm(8).eval(), 0.1).wide.dtype == torch.float32
+    assert gelu(x.double().requires_grad_()).dtype == torch.float64
+
+
+def test_it_is_compiled_once_for_each_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path))
+    first = native.compiled()
+    written = first.stat().st_mtime_ns
+    assert native.compiled() == first and first.stat().st_mtime_ns == written
+    assert [path.name for path in first.parent.iterdir()] == [first.name]
+    monkeypatch.setattr(native, "_processor", lambda: "flags: none")
+    assert native.compiled() != first
+
+
+def test_without_a_compiler_pytorch_computes_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(native.VARIABLE, "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    missing = native._loaded.__wrapped__()
+    assert isinstance(missing, MissingToolError) and "no-such-compiler" in str(missing)
+    monkeypatch.setattr(native, "_loaded", lambda: missing)
+    assert native.loops() is None and native.loops_missing() is missing
+    x = torch.randn(3, 8, requires_grad=True)
+    torch.testing.assert_close(residual_norm(x, x, nn.LayerNorm(8), 0.0).wide, nn.functional.layer_norm(2 * x, (8,)))
+
+
+def test_the_compiler_warns_of_nothing(tmp_path: Path) -> None:
+    command = [os.environ.get("CC", "cc"), *native._FLAGS, "-Wall", "-Wextra", os.fspath(native._SOURCE)]
+    done = subprocess.run([*command, "-o", os.fspath(tmp_path / "made.so")], capture_output=True, text=True, check=True)
+    lines = done.stderr.splitlines()
+    assert not [line for line in lines if "warning:" in line and "unused-parameter" not in line]
 
 
 class Checked(torch.autograd.Function):
-    """The two functions as one for autograd's check."""
+    """Softmax and its gradient as one function for autograd's check."""
 
     @staticmethod
     def forward(ctx, scores: Tensor, mask: Tensor | None, probability: float) -> Tensor:
         torch.manual_seed(3)
         ctx.probability = probability
-        ctx.kept, ctx.saved = softmax_dropout(scores.clone(), mask, FACTOR, probability, False)
+        ctx.kept, ctx.saved = softmax_dropout(scores.clone(), mask, FACTOR, probability)
         return ctx.kept.clone()
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        grad_scores, again = softmax_dropout_backward(grad.clone(), ctx.saved, FACTOR, ctx.probability, False)
+        grad_scores, again = softmax_dropout_backward(grad.clone(), ctx.saved, FACTOR, ctx.probability)
         assert torch.equal(again, ctx.kept)
         return grad_scores, None, None
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3])
+@pytest.mark.parametrize("name", sorted(set(MASKS) - {"nothing allowed"}))
+def test_the_backward_pass_of_softmax_is_the_derivative(name: str, probability: float) -> None:
+    scores = torch.randn(2 * HEADS, LENGTH, LENGTH, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda given: Checked.apply(given, MASKS[name], probability), scores)

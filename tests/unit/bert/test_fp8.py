@@ -29,7 +29,7 @@ def _off(found: Tensor, expected: Tensor) -> float:
 
 
 def _model(precision: str = "fp8", accumulation: int = 1, recomputed: bool = False) -> Any:
-    made = model(None)
+    made = model(True)
     apply(made, "fast")
     if recomputed:
         recompute_activations(made)
@@ -115,7 +115,7 @@ def test_a_cast_weight_is_that_of_the_last_update_with_the_scale_of_the_one_befo
 def test_products_are_in_fp8_where_a_weight_has_such_a_copy(
     precision: str, step: str, strategy: str, dtype: torch.dtype
 ) -> None:
-    made = model(None)
+    made = model(True)
     copy_weights(made, TrainSpec(precision=precision, strategy=strategy, step=step))
     assert products_dtype(made, Precision(precision, "cpu").matmul_dtype) == dtype
 

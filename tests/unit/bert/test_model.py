@@ -16,6 +16,7 @@ from bert.model.encoder import BertEncoder
 from bert.model.heads import BertForPretraining
 from bert.observer import Observer
 from bert.optim.registry import adamw
+from bert.speed.registry import STEPS, apply
 
 VOCAB = 101  # not a multiple of 8: three padding rows
 
@@ -109,7 +110,7 @@ def assert_same_gradients(ours, theirs, tolerance=1e-5):
         assert difference <= tolerance * scale, f"{name}: {difference:.2e} of {scale:.2e}"
 
 
-@pytest.mark.parametrize("unpads", [False, True])
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
@@ -122,9 +123,9 @@ def assert_same_gradients(ours, theirs, tolerance=1e-5):
         (shape(num_layers=3, hidden_size=16, num_heads=1, vocab_multiple=64), [31, 30, 2, 8, 31], 31),
     ],
 )
-def test_losses_and_gradients_are_hugging_faces(config, lengths, seq_len, training, attention, unpads):
+def test_losses_and_gradients_are_hugging_faces(config, lengths, seq_len, training, attention, step):
     ours, theirs = pair(config, attention)
-    ours.encoder.unpads = unpads
+    apply(ours, step)
     ours.train(training)
     theirs.train(training)
     batch = make_batch(lengths, seq_len)

@@ -77,7 +77,7 @@ def test_triton_needs_a_compiler_and_headers(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("bf16", [False, True])
 def test_both_give_the_same_losses_and_gradients(step: str, bf16: bool) -> None:
     batch = batch_of([16, 3, 9, 1], 20)
-    plain, other = model(False), model(None)
+    plain, other = model(False), model(True)
     apply(plain, "plain")
     apply(other, step)
     expected = loss_and_gradients(plain, plain(batch).loss)

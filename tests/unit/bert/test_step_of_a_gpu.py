@@ -12,7 +12,7 @@ from support.gpu_step import ATTENTION, ATTENTION_KERNELS, GEMMS, Call, Launches
 from support.triton_needed import need_triton
 
 from bert.model.config import ModelConfig
-from bert.model.varlen import FLASH
+from bert.speed.attention import FLASH
 from bert.speed.scales import INPUT, Scales
 from common.train_spec import TrainSpec
 
@@ -153,7 +153,7 @@ def test_attention_by_kernels_drops_out_and_sees_whole_sequences(text: str) -> N
 @pytest.mark.parametrize("text", ["plain bf16", "fast bf16", "fast bf16 without Triton"])
 def test_attention_by_operators_drops_out_and_sees_whole_sequences(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     need_triton()
-    monkeypatch.setattr("bert.model.attention.operator_for", lambda *_: FLASH)
+    monkeypatch.setattr("bert.speed.attention.operator_for", lambda *_: FLASH)
     passes = step_of(spec_of(text), SHAPE, LENGTHS, monkeypatch, "without" not in text).passes
     calls = [call for call in passes.kept if call.name.startswith(ATTENTION)]
     forward = [call for call in calls if not call.name.endswith("_backward")]
@@ -176,15 +176,15 @@ def test_attention_by_operators_drops_out_and_sees_whole_sequences(text: str, mo
 def test_a_copy_more_in_each_layer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "fast bf16"
     before = measured(text)
-    from bert.model.encoder import Layer
+    from bert.speed.layers import FastLayer
 
-    forward = Layer.forward
+    forward = FastLayer.forward
 
-    def copying(self: Layer, hidden: object, where: object) -> object:
-        result = forward(self, hidden, where)  # type: ignore[arg-type]
+    def copying(self: FastLayer, *given: object) -> object:
+        result = forward(self, *given)  # type: ignore[arg-type]
         return type(result)(*(one.clone() for one in result[:2]))  # type: ignore[index]
 
-    monkeypatch.setattr(Layer, "forward", copying)
+    monkeypatch.setattr(FastLayer, "forward", copying)
     step.cache_clear()
     try:
         after = measured(text)

@@ -8,12 +8,12 @@ import torch
 from support.triton_needed import need_triton
 from torch import Tensor
 
-from bert.model import varlen
-from bert.model.attention import SelfAttention, attend
+from bert.data.packing import Unpadded, unpad
 from bert.model.config import ModelConfig
-from bert.model.packing import Bounds
-from bert.model.varlen import FLASH, TRITON, attend_by_lengths, operator_for
+from bert.speed import attention
+from bert.speed.attention import FLASH, TRITON, attend, attend_by_lengths, operator_for
 from bert.speed.kernels import Processor
+from bert.speed.layers import FastAttention
 from common.errors import MissingToolError
 
 LENGTHS = (5, 1, 9, 3)
@@ -23,12 +23,18 @@ META = torch.device("meta")
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> None:
-    varlen.operator_for.cache_clear()
+    attention.operator_for.cache_clear()
 
 
-def bounds(device: str = "cpu") -> Bounds:
-    ends = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
-    return Bounds(ends.to(device), 16)
+def bounds(device: str = "cpu") -> tuple[Tensor, int]:
+    """Ends of the sequences, and the tokens that none has more of."""
+    return torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32).to(device), 16
+
+
+def layout() -> Unpadded:
+    found = unpad((torch.arange(16) < torch.tensor(LENGTHS)[:, None]).long())
+    assert found is not None
+    return found.map(lambda one: one.to("meta"))
 
 
 def by_sequence(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -45,7 +51,7 @@ def test_padded_rows_give_the_context_and_gradients_of_each_sequence_alone() -> 
     torch.manual_seed(0)
     qkv = torch.randn(sum(LENGTHS), 3, HEADS, WIDTH, requires_grad=True)
     upstream = torch.randn(sum(LENGTHS), HEADS, WIDTH)
-    results = [attend_by_lengths(None, qkv, bounds(), 0.0, None, False), by_sequence(*qkv.unbind(1))]
+    results = [attend_by_lengths(None, qkv, *bounds(), 0.0, None), by_sequence(*qkv.unbind(1))]
     torch.testing.assert_close(*results)
     torch.testing.assert_close(*(torch.autograd.grad(result, qkv, upstream) for result in results))
 
@@ -53,7 +59,7 @@ def test_padded_rows_give_the_context_and_gradients_of_each_sequence_alone() -> 
 def test_padded_rows_drop_the_same_weights_in_both_passes() -> None:
     torch.manual_seed(0)
     qkv = torch.randn(sum(LENGTHS), 3, HEADS, WIDTH, requires_grad=True)
-    context = attend_by_lengths(None, qkv, bounds(), 0.25, None, False)
+    context = attend_by_lengths(None, qkv, *bounds(), 0.25, None)
     (grad,) = torch.autograd.grad(context, qkv, context.detach())
     torch.testing.assert_close((qkv[:, 2] * grad[:, 2]).sum(), context.square().sum())
 
@@ -65,7 +71,7 @@ def test_shapes_on_a_gpu(name: str | None, dtype: torch.dtype) -> None:
         need_triton()
     qkv = torch.empty(sum(LENGTHS), 3, HEADS, 64, dtype=dtype, device="meta", requires_grad=True)
     bias = torch.empty(3 * HEADS * 64, device="meta", requires_grad=True)
-    context = attend_by_lengths(name, qkv, bounds("meta"), 0.1, bias if name == TRITON else None, False)
+    context = attend_by_lengths(name, qkv, *bounds("meta"), 0.1, bias if name == TRITON else None)
     assert context.shape == (sum(LENGTHS), HEADS, 64) and context.dtype == dtype
     context.backward(torch.empty_like(context))
     assert qkv.grad is not None and qkv.grad.shape == qkv.shape and qkv.grad.dtype == dtype
@@ -88,13 +94,13 @@ def test_shapes_on_a_gpu(name: str | None, dtype: torch.dtype) -> None:
 def test_the_operator_follows_from_the_gpu_the_type_and_the_width(
     major: int, dtype: torch.dtype, width: int, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(varlen, "processor", lambda device: Processor(major, 80))
-    monkeypatch.setattr(varlen, "triton_missing", lambda: None)
+    monkeypatch.setattr(attention, "processor", lambda device: Processor(major, 80))
+    monkeypatch.setattr(attention, "triton_missing", lambda: None)
     assert operator_for(META, dtype, width) == expected
 
 
 def test_without_triton_a_gpu_takes_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(varlen, "triton_missing", lambda: MissingToolError("tool-missing", "no compiler"))
+    monkeypatch.setattr(attention, "triton_missing", lambda: MissingToolError("tool-missing", "no compiler"))
     assert operator_for(META, torch.bfloat16, 64) == FLASH
 
 
@@ -102,7 +108,7 @@ def test_the_widths_of_heads_are_those_of_the_kernels() -> None:
     need_triton()
     from bert.speed.kernels.attention import WIDTHS
 
-    assert set(varlen._TRITON_WIDTHS) == WIDTHS
+    assert set(attention._TRITON_WIDTHS) == WIDTHS
 
 
 def test_a_cpu_has_no_operator() -> None:
@@ -113,16 +119,17 @@ def test_the_layers_take_the_operator_of_their_type(monkeypatch: pytest.MonkeyPa
     used: list[str | None] = []
 
     def noted(
-        operator: str | None, qkv: Tensor, where: Bounds, probability: float, bias: Tensor | None, fused: bool
+        operator: str | None, qkv: Tensor, ends: Tensor, longest: int, probability: float, bias: Tensor | None
     ) -> Tensor:
         used.append(operator)
         return qkv[:, 0]
 
-    monkeypatch.setattr("bert.model.attention.attend_by_lengths", noted)
-    monkeypatch.setattr(varlen, "triton_missing", lambda: None)
+    monkeypatch.setattr("bert.speed.attention.attend_by_lengths", noted)
+    monkeypatch.setattr(attention, "triton_missing", lambda: None)
     for dtype in (torch.bfloat16, torch.float32):
-        attend(torch.empty(sum(LENGTHS), 3, HEADS, 64, dtype=dtype, device="meta"), bounds("meta"), 0.0)
+        attend(torch.empty(sum(LENGTHS), 3, HEADS, 64, dtype=dtype, device="meta"), layout(), 0.0)
+    placed = layout()
     with META:
-        layer = SelfAttention(ModelConfig(num_layers=1, hidden_size=160, num_heads=2, intermediate_size=64))
-        layer.to(torch.bfloat16)(torch.empty(sum(LENGTHS), 160, dtype=torch.bfloat16), bounds("meta"))
+        layer = FastAttention(ModelConfig(num_layers=1, hidden_size=160, num_heads=2, intermediate_size=64))
+        layer.to(torch.bfloat16)(torch.empty(sum(LENGTHS), 160, dtype=torch.bfloat16), placed)
     assert used == [TRITON, None, FLASH]

@@ -18,7 +18,7 @@ from bert.optim.precision import Precision
 from bert.optim.registry import adamw, parameter_groups
 from bert.parallel.single import SingleStrategy
 from bert.speed.copies import LOW, _add_all, _add_used, add_embedding, copy_of, give_copies, has_low_gradients, linear
-from bert.speed.registry import copy_weights
+from bert.speed.registry import apply, copy_weights
 from common.train_spec import TrainSpec
 
 VOCAB = 96
@@ -49,6 +49,7 @@ def model(step: str = "fast", optimizer: str = "adamw", **changes: Any) -> BertF
     for parameter in made.parameters():  # wide enough that every part matters
         nn.init.normal_(parameter, std=0.2)
     made.masked_words.reset_padding()
+    apply(made, "fast")
     copy_weights(made, TrainSpec(**{"step": step, "precision": "bf16", "strategy": "single", **changes}), optimizer)
     return made
 

@@ -255,7 +255,7 @@ def _exact_gelu_to_fp8(
 
 
 def _trained(probability: float, recomputed: bool = False) -> dict[str, Tensor]:
-    made = model(None, hidden_dropout=probability)
+    made = model(True, hidden_dropout=probability)
     apply(made, "fast")
     if recomputed:
         recompute_activations(made)
