@@ -169,7 +169,6 @@ class TextClassifier:
     opened: "Opened"
     labels: tuple[str, ...]
     vocabulary: Vocabulary
-    """How its texts are cut into word pieces."""
     max_seq_length: int
     """Maximum tokens of a row; longer texts have several."""
 

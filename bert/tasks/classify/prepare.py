@@ -101,10 +101,9 @@ class CsvSummary:
     sizes: Mapping[str, Mapping[str, int]]
     """Texts and rows of each split."""
     kept: bool
-    """Whether an earlier call had finished it."""
     seconds: float
     tokenized: str | None
-    """Why this call did not use the fastest tokenizer; None if it did, or tokenized nothing."""
+    """Why this call did not use the fastest tokenizer, if so."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -144,10 +143,7 @@ def prepare(config: CsvConfig, progress: Progress) -> CsvSummary:
 
     One process at a time makes it, others wait and keep what it has made. Memory does not grow with the CSV.
 
-    Raises:
-        InputError: the CSV or the vocabulary cannot be read, or has nothing to train on; or the output is another file.
-        StorageError: it cannot be written.
-        LockedError: another program holds the database.
+    Raises InputError (the CSV or the vocabulary cannot be used, the output is another file), StorageError, LockedError.
     """
     began, path = time.monotonic(), config.database
     vocabulary = load_vocabulary(config.vocab, config.lower_case)
@@ -204,11 +200,7 @@ def _build(
     path, counts = config.database, Counts()
     names = {"text": form.header[form.text], "label": form.header[form.label or 0]}
     settings = {**origin["options"], **asdict(form), **names, "vocab_size": len(vocabulary.pieces)}
-    with (
-        atomic_path(path) as temporary,
-        database_errors(path),
-        closing(sqlite3.connect(temporary)) as connection,
-    ):
+    with atomic_path(path) as temporary, database_errors(path), closing(sqlite3.connect(temporary)) as connection:
         # Nobody else sees the file before it is whole and has its name.
         connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + TABLES)
         labels: dict[str, int] = {}

@@ -72,14 +72,13 @@ class FoundForm:
     """How a CSV is read."""
 
     encoding: str
-    """Python's name of the encoding."""
     delimiter: str
     quoting: bool
     header: tuple[str, ...]
     text: int
     """Number of the column with the texts, from 0."""
     label: int | None
-    """Number of the column with the labels, from 0; None if there is none."""
+    """Of that with the labels; None if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +88,6 @@ class Row:
     line: int
     """Where it begins, from 1."""
     text: str = ""
-    """As it is in the file."""
     label: str | None = None
     """Without whitespace around it; None without a column of labels, empty if the row has none."""
     odd: tuple[str, ...] = ()
@@ -100,8 +98,7 @@ class Row:
 def find_form(path: Path, given: CsvForm, needs_label: bool = True) -> FoundForm:
     """Return how a file is written; what is `given` takes precedence.
 
-    Raises:
-        InputError: it is missing, empty, an archive, cannot be read, or lacks a column.
+    Raises InputError: it is missing, empty, an archive, cannot be read, or lacks a column.
     """
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"

@@ -59,11 +59,8 @@ def database_errors(path: Path) -> Iterator[None]:
 def opened(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a file of these tables; rows that are added are whole when the block has ended.
 
-    Raises:
-        InputError: it is missing, damaged, or of another program.
-        SchemaError: another version of these tables.
-        LockedError: another program holds it for more than ten seconds.
-        StorageError: it cannot be written.
+    Raises InputError (missing, damaged, another program's), SchemaError, LockedError (held for more than ten seconds),
+    StorageError.
     """
     if not is_database(path):
         raise InputError("data-unprepared", f"{path} is no SQLite file of `data csv`: {REMEDY}")
@@ -123,8 +120,8 @@ _END = "DROP TABLE keys; DROP TABLE places; DROP TABLE chosen_test; DROP TABLE c
 def text_key(pieces: Sequence[int], seed: int) -> int:
     """Return the hash of a text that the division goes by, a signed number of 64 bits.
 
-    It is that of its word pieces: what is one text to the model, whatever its capitals, accents and whitespace in the
-    file, has one key. Another vocabulary divides otherwise.
+    It is that of its word pieces: whatever its capitals, accents and whitespace, what is one text to the model has one
+    key. Another vocabulary divides otherwise.
     """
     content = np.asarray(pieces, dtype="<i4").tobytes()
     digest = hashlib.blake2b(content, digest_size=8, salt=(seed % 2**64).to_bytes(8, "little")).digest()
@@ -136,8 +133,7 @@ def divide(connection: sqlite3.Connection, validation: float, test: float) -> No
 
     Texts of equal word pieces come into one split. Of the different texts, in the order of their labels and keys,
     every n-th one is taken, so that each label has its share in each split, up to a text or two: of each label at
-    least one text is trained on.
-    `validation` and `test` are shares of the texts, below 1 together.
+    least one text is trained on. The shares are below 1 together.
     """
     connection.executescript(_KEYS)
     connection.executescript(_TAKE.format(split="test", share=float(test)))
@@ -155,7 +151,6 @@ class TextSource:
     fingerprint: str
     """Hash of everything its samples depend on."""
     labels: tuple[str, ...]
-    """In the order of their codes."""
     label_texts: tuple[int, ...]
     settings: Mapping[str, Any]
     """Columns, encoding, delimiter, max_seq_length, lower_case, shares of the splits, seed, vocabulary's hash."""

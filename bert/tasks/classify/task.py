@@ -112,7 +112,7 @@ def probabilities(logits: "Float32") -> Float64:
 def text_probabilities(logits: "Float32", texts: Int64) -> tuple[Int64, Float64]:
     """Return the first row of each text [T] and its probabilities [T, K]: the mean over its rows.
 
-    `texts` has the number of each row's text [N], ascending, `logits` are those of the rows [N, K].
+    `texts` has the number of each row's text [N], ascending.
     """
     _, first, counts = np.unique(texts, return_index=True, return_counts=True)
     return first.astype(np.int64), np.add.reduceat(probabilities(logits), first, axis=0) / counts[:, None]

@@ -94,7 +94,6 @@ class GlueFeatures:
     path: Path
     settings: Settings
     rows: TokenRows
-    """Word pieces and labels."""
     index: Int64
     """Number of each row in its table [N]."""
 
@@ -102,10 +101,7 @@ class GlueFeatures:
 def prepare(config: GlueConfig, progress: Progress) -> list[Summary]:
     """Make the features of each table; finished ones are kept.
 
-    Raises:
-        InputError: a table or the vocabulary is not as it must be, or there is none.
-        MissingToolError: `datasets` is not installed.
-        StorageError: the output cannot be written.
+    Raises InputError (a table or the vocabulary is not as it must be), MissingToolError (`datasets`), StorageError.
     """
     vocabulary = load_vocabulary(config.vocab, config.lower_case)
     about = {**vocabulary_settings(vocabulary), "max_seq_length": config.max_seq_length}

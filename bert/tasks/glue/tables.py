@@ -174,8 +174,7 @@ def read_lines(path: Path) -> list[str]:
 def read_table(path: Path, spec: GlueSpec, split: str) -> GlueTable:
     """Read a file. Lines that cannot be used are left out and counted.
 
-    Raises:
-        InputError: it cannot be read, has not the columns of the split, or too many lines cannot be used.
+    Raises InputError: it cannot be read, has not the columns of the split, or too many lines cannot be used.
     """
     return _table(path, spec, split, _lines(path, spec, split))
 
@@ -205,9 +204,7 @@ def _lines(path: Path, spec: GlueSpec, split: str) -> Iterator[Raw]:
 def read_hub(name: str, spec: GlueSpec) -> dict[str, GlueTable]:
     """Return the tables of a task by split; `name` is what datasets.load_dataset takes.
 
-    Raises:
-        InputError: the library cannot load it, or it is no task of GLUE.
-        MissingToolError: the library is missing or too old.
+    Raises InputError (it cannot be loaded, or is no task of GLUE) and MissingToolError (no library, or too old a one).
     """
     try:
         import datasets
