@@ -191,17 +191,11 @@ def _scored(scores: Scores, parts: Sequence[dict[str, Any]]) -> list[Shown]:
     if scores.extra:
         facts.append(("extra", f"{len(scores.extra):,} of no row: {some_of(scores.extra)}"))
     confusion = [(name, *map(str, row.values())) for name, row in scores.confusion.items()]
-    slices = [
-        (
-            part["by"],
-            part["name"],
-            f"{part['rows']:,}",
-            f"{100 * part['accuracy']:.1f} %",
-            f"{part['f1']:.1f} %",
-            "-" if part["log_loss"] is None else f"{part['log_loss']:.4f}",
-        )
-        for part in parts
-    ]
+    slices = []
+    for part in parts:
+        loss = "-" if part["log_loss"] is None else f"{part['log_loss']:.4f}"
+        values = (f"{part['rows']:,}", f"{100 * part['accuracy']:.1f} %", f"{part['f1']:.1f} %", loss)
+        slices.append((part["by"], part["name"], *values))
     return [
         f"GAP, {scores.rows:,} rows",
         Grid(("", "recall", "precision", "F1", "tp", "fp", "fn", "tn"), tallies),

@@ -124,14 +124,12 @@ class SquadFeatures:
     @property
     def rows(self) -> TokenRows:
         """The windows as batches are made of them, with start_positions and end_positions [W]."""
+        targets = {"start_positions": self.start_positions, "end_positions": self.end_positions}
         return TokenRows(
             ids=self.input_ids,
             second=self.document_starts.astype(np.int64),
             labels=np.empty(0, dtype=np.int64),
-            columns={
-                "start_positions": self.start_positions.astype(np.int64),
-                "end_positions": self.end_positions.astype(np.int64),
-            },
+            columns={name: column.astype(np.int64) for name, column in targets.items()},
             fingerprint=self.fingerprint,
             vocab_size=self.settings.vocab_size,
             vocabulary=self.settings.vocabulary,

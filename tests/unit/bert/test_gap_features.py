@@ -86,19 +86,6 @@ def test_a_window_holds_all_mentions_and_as_much_around_them_as_there_is_place_f
         assert longest - 2 - len(kept) < 6, "one token more on both sides of each would be too much"
 
 
-def test_mentions_far_apart_each_keep_what_is_around_them(tmp_path: Path) -> None:
-    text = f"Ada met Bea {'was kind ' * 100}because she {'was kind ' * 100}"
-    summary = made(tmp_path, [row("x-1", text, "she", "Ada", "Bea", 1)], max_seq_length=20)
-    assert summary.counts.get("windowed") == 1
-    features = open_features(summary.features, "training")
-    pieces = load_vocabulary(tmp_path / "vocab.txt", True).pieces
-    tokens = [pieces[token] for token in features.rows.ids[0].tolist()]
-    starts = features.rows.columns[MENTION_STARTS][0].tolist()
-    assert [tokens[start] for start in starts] == ["she", "ada", "bea"]
-    assert len(tokens) <= 20
-    assert (tokens[0], tokens[-1]) == ("[CLS]", "[SEP]")
-
-
 def test_a_mention_inside_a_word_and_one_inside_another_still_spell_themselves(tmp_path: Path) -> None:
     words = load_vocabulary(vocabulary(tmp_path / "vocab.txt"), lower_case=True)
     text = "McAda Bea Cleo was kind because she was."

@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -76,32 +75,6 @@ def test_answers_lists_and_scores_equal_the_plain_reference(version: str, seed: 
     assert (quick.predictions, quick.null_odds, quick.n_best) == (predictions, found.null_odds, {})
 
 
-def every_span(features: SquadFeatures, logits: Any, question: int) -> dict[tuple[int, int], float]:
-    """Each span of a question's context with its sum, in the window that has the start's greatest context."""
-    found = {}
-    for window in range(*features.question_windows[question : question + 2].tolist()):
-        low = int(features.input_ids.offsets[window] + features.document_starts[window])
-        count, first = int(features.window_tokens[window]), int(features.window_first[window])
-        for start in range(count):
-            if features.max_context[window][start]:
-                for end in range(start, count):
-                    found[first + start, first + end] = float(logits[0, low + start]) + float(logits[1, low + end])
-    return found
-
-
-@pytest.mark.parametrize("longest", [1, 2, 5, 1000])
-def test_without_other_limits_the_spans_are_all_short_enough_ones_best_first(longest: int) -> None:
-    features = small_case()
-    logits = random_logits(features, longest)
-    found = list(find_spans(features, logits, 1000, longest))
-    assert len(found) == len(features.question_ids)
-    for question, spans in enumerate(found):
-        sums = {(first, last): start + end for first, last, start, end in spans}
-        every = every_span(features, logits, question)
-        assert sums == {pair: total for pair, total in every.items() if pair[1] - pair[0] < longest}
-        assert list(sums.values()) == sorted(sums.values(), reverse=True) and len(sums) == len(spans)
-
-
 def test_blocks_of_questions_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     features = small_case("2.0", questions=5)
     logits = random_logits(features, 3, steps=2)
@@ -131,18 +104,6 @@ def test_the_threshold_decides_between_answer_and_none_and_equal_is_an_answer() 
         assert found.null_odds == odds
 
 
-def test_the_best_answer_counts_where_no_answer_is_likelier_than_all() -> None:
-    features = small_case("2.0")
-    logits = random_logits(features, 8)
-    logits[0, features.input_ids.offsets[:-1]] = 50
-    whole = decode(features, logits, UNCASED, NBestOptions(null_threshold=1000))
-    named = [name for name, text in whole.predictions.items() if text]
-    assert len(named) == 9 and all(whole.n_best[name][0].text == "" for name in named)
-    assert all(whole.n_best[name][1].text == whole.predictions[name] for name in named)
-    quick = decode(features, logits, UNCASED, NBestOptions(null_threshold=1000), n_best=False)
-    assert (quick.predictions, quick.null_odds) == (whole.predictions, whole.null_odds)
-
-
 @pytest.mark.parametrize("version", ["1.1", "2.0"])
 def test_questions_without_spans_are_answered_with_nothing(version: str) -> None:
     features = small_case(version)
@@ -169,12 +130,6 @@ def test_a_logit_that_is_no_number_names_the_question(side: int, value: float) -
     logits[side, features.input_ids.offsets[window + 1] - 1] = value
     with refused("logits-not-finite", features.question_ids.text(int(features.window_question[window])), value):
         decode(features, logits, UNCASED)
-
-
-def test_limits_without_meaning_are_refused() -> None:
-    for wrong in ({"n_best_size": 0}, {"max_answer_length": 0}, {"null_threshold": float("nan")}):
-        with refused("option-value", *(f"--{name.replace('_', '-')} {value}" for name, value in wrong.items())):
-            NBestOptions(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("version", ["1.1", "2.0"])
@@ -216,26 +171,6 @@ def test_questions_are_decoded_like_the_plain_reference(path: Path) -> None:
     assert len(predictions) >= 20
     assert found.predictions == predictions and as_dicts(found) == lists
     assert found.null_odds == (odds if "v2.0" in path.name else {})
-
-
-@pytest.mark.parametrize("path", samples("squad/dev-v1.1.json*"))
-def test_logits_that_know_the_answers_score_almost_everything(path: Path) -> None:
-    features, vocabulary = case_of(path, contexts=60)
-    offsets = features.input_ids.offsets
-    logits = np.full((2, int(offsets[-1])), -5, np.float32)
-    for window in range(len(features)):
-        question = int(features.window_question[window])
-        answer = features.answers.text(int(features.question_answers[question]))
-        (pieces,) = vocabulary.encode([answer])
-        ids = features.input_ids[window].tolist()
-        first = int(features.document_starts[window])
-        for place in range(first, len(ids) - len(pieces)):
-            if ids[place : place + len(pieces)] == pieces:
-                logits[0, offsets[window] + place] = 5 - place / 1000
-                logits[1, offsets[window] + place + len(pieces) - 1] = 5 - place / 1000
-    found = decode(features, logits, vocabulary, n_best=False)
-    values = score(golds_of(features), found.predictions).values
-    assert values["exact_match"] > 98 and values["f1"] > 99
 
 
 def one_context(text: str, *, lower_case: bool) -> SquadFeatures:

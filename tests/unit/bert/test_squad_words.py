@@ -99,13 +99,6 @@ def test_the_plain_tokenizer_agrees_on_odd_words() -> None:
     assert ids_of(encode_words([text, ""], VOCABULARY)) == [plain.encode(text), []]
 
 
-def test_no_texts_and_texts_without_words_have_no_pieces() -> None:
-    for texts in ([], ["", " ", "\u202f\n"]):
-        pieces = encode_words(texts, VOCABULARY)
-        assert len(pieces.values) == 0 and pieces.offsets.tolist() == [0] * (len(texts) + 1)
-        assert np.array_equal(pieces.token_words, [])
-
-
 QUESTIONS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=6)
 
 
