@@ -51,13 +51,8 @@ class Scores:
 
     def to_json(self) -> dict[str, Any]:
         """Return the scores as plain JSON values, without the curves."""
-        return {
-            "version": self.version,
-            "scores": self.values,
-            "questions": self.questions,
-            "missing": list(self.missing),
-            "extra": list(self.extra),
-        }
+        about = {"version": self.version, "scores": self.values, "questions": self.questions}
+        return {**about, "missing": list(self.missing), "extra": list(self.extra)}
 
 
 def normalize(text: str) -> str:
@@ -103,14 +98,13 @@ def score(
 
 
 def _score_1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
-    exact, f1 = 0, 0.0
-    for name, answers in zip(golds.ids, golds.answers, strict=True):
-        if name in predictions:
-            exact_here, f1_here = _best(answers, predictions[name], empty_counts=False)
-            exact += exact_here
-            f1 += f1_here
-    total = len(golds.ids)
-    return {"exact_match": 100.0 * exact / total, "f1": 100.0 * f1 / total}
+    found = [
+        _best(answers, predictions[name], empty_counts=False)
+        for name, answers in zip(golds.ids, golds.answers, strict=True)
+        if name in predictions
+    ]
+    exact, f1 = (_percent((one[place] for one in found), len(golds.ids)) for place in (0, 1))
+    return {"exact_match": exact, "f1": f1}
 
 
 def _score_2(
