@@ -17,9 +17,7 @@ from analysis.diagnose.advice import LEAST, MOST, Advice, Context, ranked, throu
 from analysis.diagnose.answer import complete_answers, points
 from analysis.diagnose.cores import findings as core_findings
 from analysis.diagnose.explain import explain, to_do
-from analysis.diagnose.run import cautions_of_run
 from analysis.load import load_run
-from analysis.metrics.comparison.runs import ratios_of
 from analysis.open import Source
 from analysis.timeline import Timeline
 
@@ -193,15 +191,3 @@ def test_counters_advise_by_what_the_busiest_unit_leaves() -> None:
     found = core_findings(KernelCounters(pd.DataFrame(kernels), {}, None, None, ()))
     (one,) = next(finding for finding in found if finding.name == "roofline").advice
     assert one.saves == pytest.approx(0.75) and one.cause == "latency" and "gemm" in one.seen
-
-
-def test_one_round_is_no_caution_where_the_known_spread_makes_every_comparison_conclusive(tmp_path: Path) -> None:
-    """Rounds at one batch size show the spread of the machine, by which one round at the other decides."""
-    settings: dict[str, Any] = {"worlds": (1,), "noise": 0.002}
-    one = load_run(write_sweep(tmp_path / "one", batches=(8, 16), **settings))
-    assert [caution.code for caution in cautions_of_run(one, ratios_of(one), [])] == ["one_round"]
-    write_sweep(tmp_path / "more", batches=(8,), **settings)
-    more = load_run(write_sweep(tmp_path / "more", batches=(16,), rounds=3, **settings))
-    ratios = ratios_of(more)
-    assert [row["decided"] for row in ratios] == ["yes", "yes"] and min(row["rounds"] for row in ratios) == 1
-    assert cautions_of_run(more, ratios, []) == []

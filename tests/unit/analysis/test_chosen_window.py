@@ -126,22 +126,6 @@ def test_a_rank_without_the_range_is_named_and_left_out() -> None:
         windowed([other], "range:forward")
 
 
-def test_times_count_from_the_first_event_or_from_the_start_of_a_recording_of_nsys() -> None:
-    shift = 1_700_000_000_000_000_000
-    made = three_steps()
-    later = {
-        name: (table := getattr(made, name)).assign(start=table["start"] + shift, end=table["end"] + shift)
-        for name in ("steps", "kernels", "api", "ranges", "operators")
-    }
-    assert times(chosen("130ms..190ms", dataclasses.replace(made, **later))) == times(chosen("130ms..190ms"))
-    begun = {
-        name: (table := getattr(made, name)).assign(start=table["start"] + 2000 * MS, end=table["end"] + 2000 * MS)
-        for name in later
-    }
-    nsys = dataclasses.replace(made, **begun, source="nsys 2024.1")
-    assert times(chosen("2.13s..2.19s", nsys)) == times(chosen("130ms..190ms"))
-
-
 def test_the_command_takes_windows_and_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events: list[dict[str, Any]] = [event("train", 0, 1_000_000, "user_annotation")]
     for number in range(2):

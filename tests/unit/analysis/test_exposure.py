@@ -14,7 +14,6 @@ from analysis.metrics.communication.exposure import (
     communication_by_rank,
 )
 from analysis.metrics.communication.matching import match_collectives, stragglers
-from analysis.metrics.time.temporal import temporal_breakdown
 from analysis.timeline import Timeline
 
 LAUNCH, MS = "cudaLaunchKernel", 1_000_000
@@ -109,23 +108,6 @@ def test_a_trace_without_marks_has_all_collectives_also_outside_its_gpu_work() -
     assert buckets(mpi)["start_ms"].tolist() == [0, 10] and len(collective_table(mpi)) == 2
 
 
-def test_a_rank_with_two_gpus_has_the_mean_of_both() -> None:
-    """GPU 0 computes 0..40 and reduces 30..50; GPU 1 reduces 30..60 of 100 ms: exposed 10 and 30, on average 20."""
-    kernels = [("gemm", 0, 0, 40 * MS), (NCCL, 7, 30 * MS, 50 * MS), (NCCL, 8, 30 * MS, 60 * MS)]
-    calls = [("all_reduce", 30 * MS, 50 * MS, 8), ("all_reduce", 30 * MS, 60 * MS, 8)]
-    trace = timeline(steps=[(0, 0, 100 * MS)], kernels=kernels, collectives=calls)
-    trace = dataclasses.replace(
-        trace,
-        kernels=trace.kernels.assign(device=[0, 0, 1]),
-        collectives=trace.collectives.assign(device=[0, 1]),
-    )
-    row, kind = communication_by_rank([trace]).iloc[0], communication_by_kind([trace]).iloc[0]
-    time = temporal_breakdown(trace)
-    assert time is not None and time.exposed_communication_ns == 20 * MS
-    assert (row["communication_ms"], row["exposed_ms"]) == (kind["total_ms"], kind["exposed_ms"]) == (25, 20)
-    assert collective_table(trace)["exposed_ns"].tolist() == [10 * MS, 30 * MS]
-
-
 @pytest.mark.parametrize(
     ("calls", "count", "size", "algbw", "busbw"),
     [
@@ -145,10 +127,3 @@ def test_bandwidths_are_of_calls_with_a_size_and_unknown_without_group(
     expected = {"count": count, "bytes": size, "algbw_gb_s": algbw, "busbw_gb_s": busbw}
     known = {name: None if pd.isna(row[name]) else row[name] for name in expected}
     assert known == {**expected, "busbw_gb_s": None if busbw is None else pytest.approx(busbw)}
-
-
-def test_times_of_buckets_count_from_the_start_of_the_step() -> None:
-    table = buckets(one_rank())
-    columns = ["step", "bytes", "start_ms", "end_ms", "duration_ms", "exposed_ms"]
-    assert table[columns].to_numpy().tolist() == [[3, 20_000_000, 30, 50, 20, 10], [3, 50_000_000, 65, 90, 25, 20]]
-    assert table["wait_ms"].isna().all() and buckets(with_step(-10, 100))["start_ms"].tolist() == [40, 75]

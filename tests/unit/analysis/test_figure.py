@@ -14,12 +14,10 @@ from analysis.render.figure import (
     COLOURS,
     Figure,
     bars,
-    categories,
     cells,
     curve,
     ink_on,
     legend,
-    number_ticks,
     short_label,
 )
 from analysis.render.task_figures import precision_recall_figure
@@ -47,17 +45,6 @@ def test_hovering_shows_the_values_of_a_line_with_labels_units_and_intervals() -
     shown = titles(figure(lambda axes: curve(axes, name="one", colour="blue", **points)))
     assert shown == {"one": [["one", "step: 1.000", "time (ms): 10.00 (9.000–11.00)"],  # noqa: RUF001
                              ["one", "step: 4.000", "time (ms): 30.12 (–)"]]}  # fmt: skip # noqa: RUF001
-
-
-def test_numbers_of_ticks_and_names_of_categories_are_those_of_the_axis() -> None:
-    def mark(axes: Any) -> None:
-        number_ticks(axes, [8, 32])
-        categories(axes, ["first", "second"])
-        bars(axes, [0, 1], [32, 8], "b", "green", begin=[16, 0])
-
-    assert titles(figure(mark)) == {
-        "b": [["b", "first", "step: 16 (16.00–32.00)"], ["b", "second", "step: 8"]]  # noqa: RUF001
-    }
 
 
 def test_cells_without_words_show_their_texts() -> None:

@@ -111,19 +111,6 @@ def test_two_gpus_have_gaps_of_their_own() -> None:
     assert idle_causes(trace, gaps)["window_share"].sum() == pytest.approx(0.6)
 
 
-def test_with_three_steps_or_more_what_the_median_step_has_repeats() -> None:
-    """Four steps of 100 us, of which a kernel fills what its launch leaves, after 49, 50, 50 and 90 us."""
-    late = [(100 * n, 100 * n + wait, n + 1) for n, wait in enumerate((50, 50, 50, 90))]
-    api = [(LAUNCH, (begun - 5) * US, begun * US, number) for _, begun, number in late]
-    kernels = [("gemm", 7, begun * US, (begin + 100) * US, number) for begin, begun, number in late]
-    steps = [(number, begin * US, (begin + 100) * US) for begin, _, number in late]
-    trace = timeline(steps=steps, kernels=[("first", 7, 0, US), *kernels], api=api)
-    gaps = idle_gaps(trace)
-    assert gaps is not None
-    row = idle_causes(trace, gaps).set_index("cause").loc["launch_bound"]
-    assert row[["idle_ms", "repeating_ms"]].tolist() == pytest.approx([0.049 + 0.05 + 0.05 + 0.09, 4 * 0.05])
-
-
 # Two pieces of work that start together, launched by calls that begin together.
 TOGETHER = [((36, 39), 11, 2), ((36, 39), 11, 1)]
 SPAN = st.tuples(st.integers(0, 120), st.integers(0, 20)).map(lambda item: (item[0], sum(item)))

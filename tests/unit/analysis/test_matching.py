@@ -37,15 +37,6 @@ def test_the_offset_of_a_clock_is_the_median_of_the_differences_of_ends() -> Non
     assert pd.isna(clock_offsets(lonely, match_collectives(lonely))["offset_us"].iloc[1])
 
 
-def test_a_rank_that_lacks_the_first_collectives_is_shifted_into_place() -> None:
-    ranks = [rank(0, SPANS), rank(1, shifted(SPANS[3:], 5_000_000))]
-    matching = match_collectives(ranks)
-    assert clock_offsets(ranks, matching)["offset_us"].iloc[1] * 1e3 == pytest.approx(5_000_000, abs=3)
-    assert unmatched(ranks) == [3, 0]
-    pairs = matching.pivot(index="match", columns="member", values="index")
-    assert (pairs[0] - pairs[1] == 3).all()
-
-
 def test_numbers_win_over_order() -> None:
     ranks = [
         timeline(n, collectives=[("all_reduce", at, at + 10, 8, -1, -1, "0", 2, seq) for at, seq in calls])

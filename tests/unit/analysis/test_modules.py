@@ -68,27 +68,6 @@ def test_each_kernel_is_of_the_innermost_module_and_backward_kernels_of_the_forw
     assert classes.loc["Linear", "own_share"] == pytest.approx(150 / 1776)
 
 
-def test_sequence_numbers_count_per_thread(tmp_path: Path) -> None:
-    """Two threads of the forward pass count alike: each evaluation finds the operator of its own."""
-    events = [
-        module("Mm_0", 10, 5), module("Bmm_0", 12, 5) | {"tid": 3},
-        module("Relu_0", 20, 5), module("Sum_0", 22, 5) | {"tid": 3},
-        numbered("aten::mm", 10, 5, 1, thread=1), numbered("aten::bmm", 12, 5, 1, thread=3),
-        numbered("aten::relu", 20, 5, 2, thread=1), numbered("aten::sum", 22, 5, 3, thread=3),
-        numbered(f"{EVALUATES}MmBackward0", 100, 9, 1, 1, 9), *launch(1, 101, 1000, 1, 9),
-        numbered(f"{EVALUATES}ReluBackward0", 110, 9, 2, 1, 9), *launch(2, 111, 1010, 2, 9),
-        numbered(f"{EVALUATES}BmmBackward0", 120, 9, 1, 2, 9), *launch(3, 121, 1020, 4, 9),
-        numbered(f"{EVALUATES}SumBackward0", 130, 9, 3, 2, 9), *launch(4, 131, 1030, 8, 9),
-    ]  # fmt: skip
-    rows = module_rows([read(write(tmp_path / "trace.json", events))]).set_index("path")
-    assert (rows["backward_ms"] * 1e3).round().to_dict() == {
-        "Mm_0": 1,
-        "Relu_0": 2,
-        "Bmm_0": 4,
-        "Sum_0": 8,
-    }
-
-
 def test_the_backward_pass_is_tied_as_by_the_arrows_of_the_profiler(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4))

@@ -24,10 +24,6 @@ def table(tmp_path: Path, *lines: str, ending: str = "\n", name: str = "a.csv") 
     return path
 
 
-def long_row(kernel: int, metric: str, unit: str, value: str, process: int = 7, name: str = "gemm") -> str:
-    return f'"{kernel}","{process}","{name}","1","s","{metric}","{unit}","{value}",'
-
-
 # ---- forms ----
 
 
@@ -53,15 +49,6 @@ def test_the_raw_page_is_read_with_its_units_row_and_its_device(tmp_path: Path) 
 
 
 # ---- values ----
-
-
-@pytest.mark.parametrize("text", ["n/a", "12,5"])
-def test_values_that_are_no_numbers_are_unknown_and_told(tmp_path: Path, text: str) -> None:
-    values = [text, "", "all", "CachePreferNone", "nan", "inf", "7"]
-    rows = [long_row(kernel, "a__b.sum", "inst", value) for kernel, value in enumerate(values)]
-    found = read(table(tmp_path, LONG, *rows))
-    assert found.kernels["a__b.sum"].notna().tolist() == [False] * 6 + [True]
-    assert any(f"a__b.sum is {text} for some kernels" in problem for problem in found.problems)
 
 
 def test_a_metric_in_two_sections_is_one_column_and_a_label_in_two_sections_is_two(tmp_path: Path) -> None:
@@ -107,16 +94,6 @@ def test_both_pages_of_one_run_give_equal_tables(tmp_path: Path) -> None:
     assert left["kernel_id"].tolist() == [0, 1, 0, 1] and left["process"].tolist() == [7, 7, 8, 8]
     assert left["cycles"].sum() == 20_000 and left["duration_ns"].sum() == 10_000
     assert left[ncu_csv.METRICS[1]].isna().tolist() == [False, True, False, False]
-
-
-@pytest.mark.parametrize("page", [ncu_csv.details, ncu_csv.raw])
-def test_ranges_are_read_beside_the_kernels_and_are_no_metrics(tmp_path: Path, page: object) -> None:
-    cells = [(ncu_csv.ranges("run", "step 3", "forward"), ""), ("", ""), ("", ncu_csv.ranges("all-reduce")), ("", "")]
-    found = read(table(tmp_path, page(cells)))  # type: ignore[operator]
-    assert found.kernels["push_pop_ranges"].tolist() == [
-        ("bertbench@run", "bertbench@step 3", "bertbench@forward"), (), (), ()]  # fmt: skip
-    assert found.kernels["start_stop_ranges"].tolist() == [(), (), ("bertbench@all-reduce",), ()]
-    assert set(found.metrics) == {"gpc__cycles_elapsed.max", "gpu__time_duration.sum", *ncu_csv.METRICS}
 
 
 @pytest.mark.parametrize(

@@ -42,17 +42,6 @@ def ranks(figure: Figure) -> list[str]:
     return [label.get_text() for label in charts.drawn(figure).axes[0].get_yticklabels()]
 
 
-def test_the_step_of_median_length_is_shown_from_each_ranks_own_start() -> None:
-    iteration, breakdown = of_time(rank_timeline(1), rank_timeline(0))
-    assert (iteration.name, breakdown.name) == ("iteration_timeline", "time_breakdown")
-    assert "step 1" in iteration.title and "marked steps" in breakdown.caption
-    assert ranks(iteration) == ["rank 0", "rank 1"]
-    assert values(iteration, "computation") == pytest.approx([40, 40], abs=0.1)
-    assert values(iteration, "exposed communication") == pytest.approx([20, 20], abs=0.1)
-    assert sum(sum(values(breakdown, name)) for name in titles(breakdown)) == pytest.approx(200, abs=0.2)
-    assert all("(40.00–60.00)" in lines[2] for lines in titles(iteration)["exposed communication"])  # noqa: RUF001
-
-
 def test_many_ranks_are_cut_a_still_step_is_idle_and_a_cpu_trace_is_shown() -> None:
     for figure in of_time(*(rank_timeline(rank, steps=1) for rank in range(18))):
         assert len(ranks(figure)) == 16 and "first 16 of 18 ranks" in figure.caption

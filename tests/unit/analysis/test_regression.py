@@ -174,28 +174,6 @@ def test_other_circumstances_are_no_rounds_of_each_other(tmp_path: Path, other: 
     assert complete_answers([], found, ratios, "run")[0].cards[-1].label == "throughput relative to hf"
 
 
-def test_what_has_no_equal_and_several_of_its_kind_is_not_held_against_any(tmp_path: Path) -> None:
-    a = write_sweep(tmp_path / "a", implementations=("hf",), **ONE_SHAPE, seed=1)
-    b = write_sweep(tmp_path / "b", implementations=("hf",), **ONE_SHAPE, seed=2)
-    assert compare_runs(a, b)["rows"][0]["differences"] == ["seed: 1 -> 2"]
-    write_sweep(tmp_path / "b", implementations=("hf",), **ONE_SHAPE, seed=3)
-    found = compare_runs(a, b)
-    assert found["rows"] == [] and [text.split(":")[0] for text in found["differences"]] == [
-        f"only in {tmp_path / name}" for name in "ab"
-    ]
-
-
-@pytest.mark.parametrize("fingerprint", ["", "1234"])
-def test_data_that_lie_elsewhere_are_the_same_data(tmp_path: Path, fingerprint: str) -> None:
-    places = ("/old/place/books", "/new/books" if not fingerprint else "/new/renamed")
-    runs = [
-        write_sweep(tmp_path / str(n), rounds=3, data=place, data_fingerprint=fingerprint, **ONE_SHAPE)
-        for n, place in enumerate(places)
-    ]
-    found = compare_runs(*runs)
-    assert len(found["rows"]) == 2 and all(row["differences"] == [] for row in found["rows"])
-
-
 @pytest.mark.parametrize("kind", ["probe", "profile"])
 def test_short_trials_are_in_no_number(tmp_path: Path, kind: str) -> None:
     run = write_sweep(tmp_path, rounds=3, worlds=(1, 2), batches=(8,), count=20)

@@ -124,14 +124,6 @@ def test_what_is_too_close_to_call_has_no_fastest_in_its_headline(
     assert html.escape(answer.headline) in text_of(run)
 
 
-def test_one_configuration_with_one_step_still_makes_a_page(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    trial = Trial(preset="mini", start_iteration=0, stop_iteration=1)
-    write_trial(run, trial, {0: step_rows([100.0], 8)}, environment={}, ranks={0: {"peak_memory_bytes": None}})
-    text = text_of(run, price_per_hour=3.0)
-    assert "80.0 samples/s" in text and "rank 0 measured no peak" in text and "cost / 10⁶ samples" in text
-
-
 def test_stragglers_and_peaks_reach_the_page(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     steps = {0: step_rows([100.0] * 20, 8, communication=20.0), 1: step_rows([100.0] * 20, 8, communication=1.0)}

@@ -97,17 +97,6 @@ def test_bytes_and_peak_of_a_level_are_of_one_counter(base: str, clock: str, lev
     assert sectors["l2_bytes"] == 4000 and "l2" not in roofline(counters({**ONE, "lts__t_sectors.sum": 1.0})).ceilings
 
 
-def test_rates_of_every_type_are_apart() -> None:
-    """In 1 us: 10,000 fp32, 2 + 3 + 2 x 5 = 15 fp64, 6 fp16 operations, and 4,096 of the tensor cores."""
-    own = {**ONE, **ops("d", 2, 3, 5), **ops("h", 2, 2, 1), TENSOR: 3.0, TENSOR_OPS.format("bf16"): 4096.0}
-    row = only(counters(own))
-    rates = [row[f"{kind}_flops"] for kind in ("fp32", "fp64", "fp16", "tensor")]
-    assert rates == pytest.approx([10_000e6, 15e6, 6e6, 4096e6])
-    assert row["achieved_flops"] == pytest.approx(sum(rates))
-    unknown = only(counters({**ONE, TENSOR: 3.0}))
-    assert math.isnan(unknown["tensor_flops"]) and math.isnan(unknown["fp64_flops"])
-
-
 @pytest.mark.parametrize("end", ["", "_sparsity_off"])
 def test_operations_of_tensor_cores_are_read_as_rates_and_with_their_peak(end: str) -> None:
     """4 per cycle at 1 GHz for 1 us are 4,000; the parts by sparsity are not added to their whole."""
@@ -149,11 +138,6 @@ def test_tensor_operations_that_nothing_tells_leave_the_sum_unknown_and_the_pipe
     assert row["compute_fraction"] == pytest.approx(0.7) and row["bound"] == "compute (tensor)"
 
 
-def test_a_count_of_0_of_a_pipe_that_worked_is_no_count() -> None:
-    assert math.isnan(only(counters({**ONE, TENSOR: 70.0, TENSOR_OPS.format("fp16"): 0.0}))["flop"])
-    assert only(counters({**ONE, TENSOR: 0.0, TENSOR_OPS.format("fp16"): 0.0}))["flop"] == 10_000
-
-
 def test_instructions_tell_operations_on_volta_only() -> None:
     work = {**ops("f", 0, 0, 0), "sm__inst_executed_pipe_tensor.sum": 10.0, "dram__bytes.sum": 1.0}
     assert only(counters(work, cc=(7, 0)))["flop"] == 5120
@@ -176,15 +160,6 @@ def test_no_kernel_gives_empty_tables() -> None:
 
 
 # ---- ceilings ----
-
-
-def test_implied_ceilings_come_before_those_of_the_table() -> None:
-    implied = {"dram__bytes.sum.peak_sustained": 2000.0, "dram__cycles_elapsed.avg.per_second": 1e9,
-               "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained": 10_000.0,
-               "sm__cycles_elapsed.avg.per_second": 1.5e9}  # fmt: skip
-    known = ceilings(counters({**ONE, **implied}, device="NVIDIA A100-SXM4-40GB"))
-    assert (known[DRAM], known["fp32"]) == (2e12, 2 * 10_000 * 1.5e9), "implied"
-    assert known["tensor_bf16"] == 312e12, "of the table"
 
 
 def test_a_percentage_of_the_peak_implies_the_peak() -> None:

@@ -38,12 +38,6 @@ def test_the_same_cores_are_claimed_only_where_threads_times_ranks_are_equal(thr
     assert {found["basis"] for found in efficiency(rows)} == {"equal shares of the cores"}
 
 
-def test_single_is_the_base_of_every_strategy() -> None:
-    rows = [row(1, 100.0, strategy="single"), row(2, 190.0), row(2, 170.0, strategy="fsdp")]
-    found = {found["strategy"]: found for found in efficiency(rows) if found["world_size"] == 2}
-    assert found["ddp"]["efficiency"] == pytest.approx(0.95) and found["fsdp"]["efficiency"] == pytest.approx(0.85)
-
-
 def test_rounds_are_combined_by_their_median_and_failed_trials_left_out() -> None:
     rows = [row(1, rate) for rate in (90.0, 100.0, 400.0)] + [row(2, 200.0), row(2, None, status="oom")]
     assert by_size(rows, "weak")[2]["efficiency"] == pytest.approx(1.0)

@@ -1,9 +1,7 @@
 """What is said of tables: numbers worked by hand, and fits of times that were made from a known alpha and beta."""
 
-import math
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -11,8 +9,6 @@ from analysis.counters import KernelCounters, Summary
 from analysis.diagnose.explain import counter_endings
 from analysis.diagnose.finding import Finding, distinct_names
 from analysis.diagnose.summaries import communication_share, findings
-from analysis.metrics.communication.collectives import alpha_beta
-from analysis.names import has_fused_optimizer
 from analysis.open import Source
 
 
@@ -82,16 +78,6 @@ def test_a_bandwidth_that_still_rises_is_not_that_of_the_links_and_wrong_results
     assert "wrong results" in wrong.sentence and wrong.advice[0].cause == "machine"
 
 
-def test_no_fit_is_made_of_too_few_sizes_or_of_times_that_fall() -> None:
-    sizes = np.array([1.0, 1000.0, 1e6])
-    assert alpha_beta(sizes[:2], np.array([1.0, 2.0])) is None
-    assert alpha_beta(sizes, np.array([30.0, 20.0, 10.0])) is None
-    # 5 us, 100 GB/s; a size or time of nothing and an unknown time say nothing
-    sizes = np.array([0.0, 1e3, 1e6, 1e9, 1e9, 1e9])
-    fit = alpha_beta(sizes, np.array([99.0, 5.01, 15.0, 10_005.0, 0.0, math.nan]))
-    assert fit is not None and fit[:2] == (pytest.approx(5), pytest.approx(100))
-
-
 def test_names_of_findings_are_distinct() -> None:
     names = [found.name for found in findings([totals("api", ("a", 1, 1)), totals("api", ("a", 1, 1))])]
     assert names == ["api_totals", "api_totals_2"]
@@ -100,16 +86,3 @@ def test_names_of_findings_are_distinct() -> None:
     nothing = KernelCounters(pd.DataFrame(), {}, None, None, ())
     endings = counter_endings(Source(path=Path(), counters=(nothing,) * len(files), counter_files=files))
     assert endings == ["_a", "_a_3", "_a_2", "_table", f"_{'x' * 60}", "_a_b_c"]
-
-
-@pytest.mark.parametrize(
-    ("name", "fused"),
-    [
-        ("void multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>", True),
-        ("lamb_apply", True),
-        ("aten::_foreach_add_", False),
-        ("fused_dropout", False),
-    ],
-)
-def test_a_fused_optimizer_is_not_advised_where_there_is_one(name: str, fused: bool) -> None:
-    assert has_fused_optimizer(["aten::mm", name]) == fused

@@ -1,7 +1,5 @@
 """Computation, communication, copies and idle time, as a whole and by step: by hand and by brute force. Times: ns."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,12 +7,10 @@ from support.timelines import timeline
 
 from analysis.metrics.time.temporal import (
     Temporal,
-    compute_utilization,
     iterations,
     launched_compute_ns,
     running_ns,
     temporal_breakdown,
-    temporal_frame,
 )
 from analysis.timeline import Timeline
 
@@ -51,16 +47,6 @@ def test_a_hand_worked_step() -> None:
     assert (whole.span_ns, whole.compute_ns, whole.window, whole.steps) == (110, 55, "kernels", 0)
 
 
-def test_times_of_a_rank_with_two_gpus_are_means_as_its_utilization_is() -> None:
-    """Of 100 ns GPU 0 computes 0..40, GPU 1 20..60 and copies 60..70: busy 40 and 50, on average 45 %."""
-    trace = timeline(steps=[(0, 0, 100)], kernels=work(("gemm", 0, 40), ("gelu", 20, 60), ("Memcpy HtoD", 60, 70)))
-    trace = dataclasses.replace(trace, kernels=trace.kernels.assign(device=[0, 1, 1]))
-    row, step = breakdown(trace), iterations(trace).iloc[0]
-    assert (row.devices, row.compute_ns, row.busy_ns, row.idle_ns, row.exposed_memory_ns) == (2, 40, 45, 55, 5)
-    assert (step["compute_ms"] * MS, step["idle_ms"] * MS) == (pytest.approx(40), pytest.approx(55))
-    assert compute_utilization(trace).compute_utilization == row.compute_ns / row.span_ns == 0.4
-
-
 @given(SPANS)
 def test_every_time_agrees_with_counting_nanoseconds(spans: list[tuple[str, int, int]]) -> None:
     trace = timeline(
@@ -91,17 +77,6 @@ def test_on_a_cpu_gloo_is_communication_and_outermost_operators_compute() -> Non
     assert (unmarked.span_ns, unmarked.compute_ns, unmarked.idle_ns) == (90, 70, 20)
     named = timeline(steps=[(0, 0, 100)], ranges=[("gloo:all_reduce", 10, 30), ("forward", 0, 90)])
     assert breakdown(named).communication_ns == 20
-
-
-def test_a_trace_in_which_nothing_ran_has_no_breakdown_and_what_is_unknown_is_missing() -> None:
-    frame = temporal_frame([breakdown(timeline(None, kernels=work(("gemm", 0, 2 * MS))))])
-    assert frame["rank"].isna().all() and frame["overlap_share"].isna().all()
-    assert frame.loc[0, ["span_ms", "compute_ms", "compute_share", "idle_share"]].tolist() == [2.0, 2.0, 1.0, 0.0]
-    assert temporal_breakdown(timeline()) is None
-    assert temporal_breakdown(timeline(kernels=work(("gemm", 5, 5)))) is None
-    empty = iterations(timeline())
-    assert len(empty) == 0
-    assert iterations(timeline(steps=[(0, 0, 10)]))["compute_ms"].isna().all()
 
 
 def test_a_step_has_what_it_launched_beside_what_ran_in_it() -> None:

@@ -10,10 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.kineto_events import event, write
-from support.profiles import sqlite_with
 from support.timelines import timeline
 
-from analysis.readers import nsys
 from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline, clip_overlaps, kept
 
@@ -98,18 +96,3 @@ def test_work_of_a_stream_ends_where_the_next_begins() -> None:
     clipped, problems = clip_overlaps(*np.array([(0, 7, 0, 504), (0, 7, 500, 1000), (0, 7, 500, 600)]).T)
     assert clipped.tolist() == [500, 1000, 500] and len(problems) == 1
     assert clip_overlaps(*np.array([(0, 7, 0, 504), (0, 7, 500, 1000)]).T)[1] == ()
-
-
-def test_an_export_of_nsys_is_clipped_too(tmp_path: Path) -> None:
-    owner = 40 << 24
-    columns = "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER"
-    rows = [(0, 900, 0, 7, 1, owner, 1, 1), (100, 200, 0, 7, 2, owner, 1, 1)]
-    path = tmp_path / "export.sqlite"
-    sqlite_with(
-        {
-            "StringIds": ("id INTEGER, value TEXT", [(1, "sgemm")]),
-            "CUPTI_ACTIVITY_KIND_KERNEL": (f"{columns}, demangledName INTEGER, shortName INTEGER", rows),
-        }
-    )(path)
-    (found,) = nsys.read(path)
-    assert found.work.end.tolist() == [100, 200] and any("1 overlaps" in problem for problem in found.problems)

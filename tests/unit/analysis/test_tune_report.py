@@ -1,17 +1,9 @@
 """The screen of a study: the best trial first."""
 
-import pytest
 from support.commands import facts, text
 from support.studies import study, trial
 
 from analysis.render.study import tune_blocks
-from analysis.render.tables import Table
-
-
-@pytest.mark.parametrize(("maximize", "order"), [(True, [2, 4, 1, 3, 0, 5]), (False, [1, 4, 2, 3, 0, 5])])
-def test_complete_trials_come_first_by_value_then_the_others(maximize: bool, order: list[int]) -> None:
-    table = tune_blocks(study(maximize=maximize))[0]
-    assert isinstance(table, Table) and [row["number"] for row in table.rows] == order
 
 
 def test_the_text_says_what_counts() -> None:

@@ -85,15 +85,6 @@ def test_copies_alone_are_unknown_and_an_empty_trace_too(tmp_path: Path) -> None
     assert nothing.window_ms is nothing.compute_utilization is None and "no event" in nothing.reason
 
 
-def test_a_graph_recorded_as_one_piece_computes() -> None:
-    graph = pd.DataFrame(
-        [{"name": "CUDA graph 7", "kind": "graph", "device": 0, "stream": 7, "start": 0, "end": 2_000_000}]
-    )
-    steps = pd.DataFrame({"step": [0], "start": [0], "end": [5_000_000]})
-    found = compute_utilization(ranges_only(kernels=graph, steps=steps))
-    assert found.compute_utilization == pytest.approx(0.4)
-
-
 def with_grids(kernels: list[tuple[int, int, int, tuple[int, int, int]]], sms: dict[int, int]) -> Timeline:
     """Kernels (device, start, end, grid) in a window 0..1000."""
     rows = [
@@ -103,11 +94,6 @@ def with_grids(kernels: list[tuple[int, int, int, tuple[int, int, int]]], sms: d
     ]
     steps = pd.DataFrame({"step": [0], "start": [0], "end": [1000]})
     return ranges_only(steps=steps, kernels=pd.DataFrame(rows), sm_counts=sms)
-
-
-def test_the_sm_weighted_utilisation_of_two_gpus_is_their_mean() -> None:
-    found = compute_utilization(with_grids([(0, 0, 1000, (50, 1, 1)), (1, 0, 1000, (50, 1, 1))], {0: 100, 1: 50}))
-    assert found.sm_weighted_utilization == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(

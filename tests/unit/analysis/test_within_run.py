@@ -76,15 +76,6 @@ def test_what_needs_a_model_is_unknown_with_the_reason(tmp_path: Path) -> None:
     assert "measured the input pipeline alone" in without_measurement(run, [trial]).headline
 
 
-def test_shards_that_are_read_slower_than_batches_are_made_are_named(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    write_input(run, read={"samples": 10_000, "seconds": 2.0})
-    (trial,) = load_run(run)
-    assert trial.row["shards_read_samples_per_second"] == 5000
-    (caution,) = [one for one in trial.row["cautions"] if one["code"] == "reading"]
-    assert "read at 5,000 samples/s" in caution["message"]
-
-
 def test_terminal_and_report_show_both(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, rounds=3, noise=0.001, **SMALL, **REAL)
     write_sweep(tmp_path, rounds=3, noise=0.001, **SMALL, **TWIN)
