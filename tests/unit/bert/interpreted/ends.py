@@ -188,7 +188,7 @@ def _fed_forward(x: Tensor, upstream: Tensor, layers: list[Linear], updates: int
         give_copies([layer.weight], gradients=False, kind=partial(Fp8Copy, scales=own))
     for _ in range(updates + 1):
         with Precision("bf16", "cpu").autocast():
-            values, bias, _ = feed_forward(*layers, x, True)
+            values, bias, _ = feed_forward(*layers, x)
         result = values + bias
         found = torch.autograd.grad(result, [x, *(p for layer in layers for p in layer.parameters())], upstream)
         own.renew()
@@ -236,7 +236,7 @@ def test_recomputed_layers_around_gelu_cast_the_same_numbers() -> None:
                 if recomputed:
                     values, *_ = checkpoint(feed_forward, *layers, x, True, use_reentrant=False)
                 else:
-                    values, *_ = feed_forward(*layers, x, True)
+                    values, *_ = feed_forward(*layers, x)
             values.sum().backward()
             found.append([values, x.grad, *(layer.weight.grad for layer in layers)])
             own.renew()
