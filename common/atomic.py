@@ -64,10 +64,15 @@ def check_writable(folder: Path) -> None:
         file.write(bytes(4096))
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, atomically. Raises StorageError."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` as UTF-8 to `path`, atomically. Raises StorageError."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:

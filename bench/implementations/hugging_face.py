@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from safetensors import SafetensorError
 
 from bench.implementations import TRAINER_STRATEGIES
 from bench.implementations.base import Built, Implementation
 from bench.implementations.model_folder import SAFETENSORS, load_config
 from bench.implementations.module_flops import NotTracedError, TrainingFlops, training_flops
-from bert.checkpoints.files import safetensors_errors
 from bert.checkpoints.model_config import hugging_face_fields
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
@@ -160,8 +160,11 @@ class HuggingFaceModel:
 
     def write(self, model: Any, folder: Path) -> None:
         """Save configuration and weights as `save_pretrained` does. Raises StorageError."""
-        with storage_errors(folder), safetensors_errors():
-            model.save_pretrained(folder)
+        with storage_errors(folder):
+            try:
+                model.save_pretrained(folder)
+            except SafetensorError as error:
+                raise OSError(str(error)) from error
             for path in folder.iterdir():
                 with path.open("rb") as file:
                     os.fsync(file.fileno())

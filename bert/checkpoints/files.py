@@ -5,7 +5,6 @@ PyTorch holds besides tensors is never run.
 """
 
 import os
-import re
 import secrets
 import shutil
 import warnings
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from bert.checkpoints.model_config import from_our_json, is_ours, to_our_json
 from bert.model.config import ModelConfig
-from common.atomic import atomic_path, storage_errors, write_json
+from common.atomic import storage_errors, write_bytes, write_json
 from common.errors import Code, InputError, UsageError, first_line
 from common.reading import read_errors, read_json, read_notes
 
@@ -31,25 +30,11 @@ _NESTED = ("model", "state_dict", "model_state_dict", "module")
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write contiguous tensors on the CPU to `path`, atomically. Raises StorageError."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    with atomic_path(path) as temporary, safetensors_errors():
-        # Hugging Face's readers require the framework's name.
-        save_file(dict(tensors), temporary, metadata={"format": "pt"})
-
-
-@contextmanager
-def safetensors_errors() -> Iterator[None]:
-    """Turn an error of the system that the library met into OSError."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except SafetensorError as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+    # Not save_file, whose temporary file outlives a killed process and whose errors have no number. Hugging Face's
+    # readers require the framework's name.
+    write_bytes(path, save(dict(tensors), {"format": "pt"}))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

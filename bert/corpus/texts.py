@@ -14,7 +14,7 @@ import numpy as np
 
 from bert.corpus.files import Source, find_encoding
 from bert.data.finished import Counts
-from common.atomic import atomic_path
+from common.atomic import write_bytes
 from common.errors import UsageError
 from common.reading import read_errors
 
@@ -166,8 +166,7 @@ def generate_corpus(folder: Path, seed: int, size_bytes: int) -> list[Path]:
     files = []
     for number, text in enumerate(documents(seed, size_bytes)):
         path = folder / f"generated-{number:06d}.txt"
-        with atomic_path(path) as temporary:
-            temporary.write_bytes(text)
+        write_bytes(path, text)
         files.append(path)
     for stale in set(folder.glob("generated-*.txt")) - set(files):
         stale.unlink()

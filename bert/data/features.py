@@ -22,7 +22,7 @@ from safetensors.numpy import save
 from bert.data.finished import Counts, fingerprint_of
 from bert.data.rows import Ragged
 from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, casing_note, load_vocabulary
-from common.atomic import atomic_path, remove_left_overs
+from common.atomic import remove_left_overs, write_bytes
 from common.errors import InputError, SchemaError, UsageError, read_code
 from common.locks import locked
 
@@ -76,7 +76,7 @@ def vocabulary_settings(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Header:
     """What a file of features says about itself."""
 
@@ -112,58 +112,6 @@ class Summary:
         return {**plain, "counts": self.counts.numbers, "examples": self.counts.names}
 
 
-def make_features(
-    folder: Path, settings: FeatureSettings, source: Path, content: str, vocab: Path, make: Make
-) -> tuple[Path, Counts, bool]:
-    """Return a file of features, its counts, and whether it was finished before; else it is made.
-
-    Args:
-        folder: where it lies; one preparation at a time is at work there, others wait.
-        settings: what to make.
-        source: what it is made of.
-        content: hash of that.
-        vocab: the vocabulary, which is copied into the folder.
-        make: returns the columns and what was counted.
-
-    Raises:
-        InputError: the folder holds features of another vocabulary.
-        StorageError: it cannot be written.
-    """
-    values = dataclasses.asdict(settings)
-    fingerprint = fingerprint_of(settings.kind, VERSION, values, content)
-    casing = "uncased" if settings.lower_case else "cased"
-    words = (settings.kind, casing, settings.vocabulary[:8], *settings.lengths, fingerprint[:8])
-    path = folder / ("-".join(map(str, words)) + SUFFIX)
-    if path.is_file():
-        return path, read_header(path).counts, True
-    with locked(folder, "another preparation", "wait for it, or give another --output", wait=True):
-        if path.is_file():  # made by the other preparation
-            return path, read_header(path).counts, True
-        remove_left_overs(folder)
-        _keep_vocabulary(folder / VOCABULARY_FILE, vocab)
-        columns, counts = make()
-        header = Header(
-            version=VERSION,
-            kind=settings.kind,
-            settings=values,
-            fingerprint=fingerprint,
-            counts=counts,
-            source=str(source.resolve()),
-        )
-        with atomic_path(path) as temporary:
-            write_columns(temporary, columns, {_HEADER: json.dumps(dataclasses.asdict(header), sort_keys=True)})
-    return path, counts, False
-
-
-def _keep_vocabulary(place: Path, vocab: Path) -> None:
-    content = vocab.read_bytes()
-    if not place.exists():
-        with atomic_path(place) as temporary:
-            temporary.write_bytes(content)
-    elif place.read_bytes() != content:
-        raise InputError("folder-occupied", f"{place} is another vocabulary than {vocab}: give another --output")
-
-
 def prepare_features(
     folder: Path,
     settings: FeatureSettings,
@@ -173,9 +121,37 @@ def prepare_features(
     vocabulary: Vocabulary,
     make: Make,
 ) -> Summary:
-    """Make a file of features, unless it is finished, and sum up; arguments as `make_features` has them."""
+    """Make a file of features, unless it is finished, and sum up.
+
+    Args:
+        folder: where it lies; one preparation at a time is at work there, others wait.
+        settings: what to make.
+        source: what it is made of.
+        content: hash of that.
+        vocab: the file of the vocabulary, which is copied into the folder.
+        vocabulary: what it holds.
+        make: returns the columns and what was counted.
+
+    Raises:
+        InputError: the folder holds features of another vocabulary.
+        StorageError: it cannot be written.
+    """
     began = time.monotonic()
-    path, counts, kept = make_features(folder, settings, source, content, vocab, make)
+    values = dataclasses.asdict(settings)
+    fingerprint = fingerprint_of(settings.kind, VERSION, values, content)
+    casing = "uncased" if settings.lower_case else "cased"
+    words = (settings.kind, casing, settings.vocabulary[:8], *settings.lengths, fingerprint[:8])
+    path = folder / ("-".join(map(str, words)) + SUFFIX)
+    with locked(folder, "another preparation", "wait for it, or give another --output", wait=True):
+        kept = path.is_file()
+        if kept:
+            counts = read_header(path).counts
+        else:
+            remove_left_overs(folder)
+            _keep_vocabulary(folder / VOCABULARY_FILE, vocab)
+            columns, counts = make()
+            header = Header(VERSION, settings.kind, values, fingerprint, counts, str(source.resolve()))
+            write_bytes(path, packed(columns, {_HEADER: json.dumps(dataclasses.asdict(header), sort_keys=True)}))
     return Summary(
         input=source,
         features=path,
@@ -187,6 +163,14 @@ def prepare_features(
     )
 
 
+def _keep_vocabulary(place: Path, vocab: Path) -> None:
+    content = vocab.read_bytes()
+    if not place.exists():
+        write_bytes(place, content)
+    elif place.read_bytes() != content:
+        raise InputError("folder-occupied", f"{place} is another vocabulary than {vocab}: give another --output")
+
+
 def left_out_notes(counts: Counts) -> list[str]:
     """Return what was left out, by reason: how many and the first few."""
     return [
@@ -196,10 +180,9 @@ def left_out_notes(counts: Counts) -> list[str]:
     ]
 
 
-def write_columns(path: Path, columns: Columns, metadata: dict[str, str] | None = None) -> None:
-    """Write columns to a file. Raises OSError."""
-    # Not save_file, whose temporary file outlives a killed process and whose errors have no number.
-    path.write_bytes(save({name: np.ascontiguousarray(column) for name, column in columns.items()}, metadata))
+def packed(columns: Columns, metadata: dict[str, str] | None = None) -> bytes:
+    """Return what a file of columns holds."""
+    return save({name: np.ascontiguousarray(column) for name, column in columns.items()}, metadata)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from bert.data.features import make_features
+from bert.data.features import prepare_features
 from bert.data.finished import Counts
 from bert.data.rows import Ragged
+from bert.data.vocabulary import Vocabulary
 from bert.tasks.squad.features import Settings, SquadFeatures
 
 VOCAB = 1000
@@ -89,4 +90,8 @@ def write_windows(folder: Path, features: SquadFeatures) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     vocab.write_text("[PAD]\n")
     source = Path("dev.json")
-    return make_features(folder, features.settings, source, features.fingerprint, vocab, lambda: (columns, Counts()))[0]
+    words = Vocabulary(("[PAD]",), True)
+    made = prepare_features(
+        folder, features.settings, source, features.fingerprint, vocab, words, lambda: (columns, Counts())
+    )
+    return made.features

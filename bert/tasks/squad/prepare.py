@@ -15,10 +15,10 @@ from bert.data.features import (
     Summary,
     check_inputs,
     left_out_notes,
+    packed,
     prepare_features,
     split_by_name,
     vocabulary_settings,
-    write_columns,
 )
 from bert.data.finished import Counts
 from bert.data.pool import Progress, Workers
@@ -201,7 +201,7 @@ def _part(
         return columns, counts
     path = folder / f".part.{number:08}.tmp"  # a name of those that `remove_left_overs` removes
     with storage_errors(path):
-        write_columns(path, columns)
+        path.write_bytes(packed(columns))
     return path, counts
 
 

@@ -53,7 +53,7 @@ def test_what_training_refuses_is_refused(folder: Path, tmp_path: Path) -> None:
         result("data", "check", tmp_path / "none")
     with h5py.File(folder / FIRST, "r+") as file:
         file["input_mask"][33, 0] = 0
-    with refused("rows-invalid", folder / FIRST, "33"):
+    with refused("rows-invalid", folder / FIRST):
         result("data", "check", folder)
     with h5py.File(folder / FIRST, "r+") as file:
         del file["segment_ids"]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from support import training_runs
 from support.bert_folders import PIECES, SHAPE, loaded, saved, theirs
@@ -174,11 +173,12 @@ def names_below(folder: Path) -> list[str]:
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = saved(tmp_path / "src", theirs())
 
-    def full(tensors: Any, path: Any, metadata: Any = None) -> None:
-        Path(path).write_bytes(b"half")
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    def full(path: Path, content: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     for target in ("hugging-face", "bertbench"):
         with refused("disk-full", tmp_path):
             convert(source, tmp_path / "dst", target=target)
