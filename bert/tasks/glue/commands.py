@@ -12,14 +12,13 @@ from bert.tasks.commands import (
     Host,
     Outcome,
     PrepareCommand,
-    Shown,
     TaskCommand,
     check_positions,
     plain_scores,
     rate,
     timed_logits,
 )
-from bert.tasks.glue.features import CUT, GlueConfig, GlueFeatures, open_features, to_predict
+from bert.tasks.glue.features import CUT, GlueConfig, GlueFeatures, open_features, to_predict, write_texts
 from bert.tasks.glue.scores import check_packages, decided, pair, read_answers, scores, write_answers
 from bert.tasks.glue.tables import LEFT_OUT, TASKS, TRAIN, read_table, task_of
 from common.atomic import check_writable
@@ -28,16 +27,25 @@ from common.scores import in_words, score
 
 
 class Prepare(PrepareCommand):
-    """Convert the tables of GLUE to features for training, evaluation and prediction. The same command keeps finished
-    files.
+    """Convert the tables of GLUE to features for training, evaluation and prediction, or their sentences to text for
+    pretraining. The same command keeps finished features.
 
     Examples:
         bertbench data glue --input glue_data --vocab vocab.txt
         bertbench data glue --dataset nyu-mll/glue --tasks mrpc rte --vocab vocab.txt
+        bertbench data glue --input glue_data --text glue_text
     """
 
     options = GlueConfig
     prepare = ".features"
+
+    def run(self, options: GlueConfig, host: Host) -> Outcome:
+        """Make features, or write text."""
+        if options.text is None:
+            return super().run(options, host)
+        files = write_texts(options, host.progress)
+        following = ["data", "pretrain", "--input", str(options.text)]
+        return Outcome(document=[*map(str, files)], shown=[[("text", path) for path in files]], following=following)
 
     def outcome(self, summaries: Sequence[Summary]) -> Outcome:
         """Return one line for each table, and a training on the first task with a table to train on."""
@@ -100,11 +108,10 @@ class Predict(TaskCommand):
             check_positions(opened, one.settings.max_seq_length, one.path)
         check_writable(options.out)
         ready = host.ready(opened)
-        tables = [_answer(ready, one, options.out, host) for one in features]
-        document = {"checkpoint": str(opened.source), "task": spec.name, "tables": tables}
-        facts: list[tuple[str, object]] = [("checkpoint", opened.source)]
-        following = None
-        for one, table in zip(features, tables, strict=True):
+        tables, facts, following = list[dict[str, Any]](), list[tuple[str, object]](), None
+        for one in features:
+            table = _answer(ready, one, options.out, host)
+            tables.append(table)
             facts.append((table["split"], f"{rate(table['rows'], table['seconds'])}: {table['written']}"))
             if table["scores"] is not None:
                 facts.append(("", ", ".join(in_words(name, value) for name, value in table["scores"].items())))
@@ -112,7 +119,8 @@ class Predict(TaskCommand):
                 if labels is not None and following is None:
                     words = ["eval", "glue", "--task", spec.name, "--labels", str(labels), "--predictions"]
                     following = [*words, table["written"]]
-        return Outcome(document=document, shown=[facts], following=following)
+        document = {"checkpoint": str(opened.source), "task": spec.name, "tables": tables}
+        return Outcome(document=document, shown=[[("checkpoint", opened.source), *facts]], following=following)
 
 
 def _answer(ready: Ready, features: GlueFeatures, out: Path, host: Host) -> dict[str, Any]:
@@ -170,9 +178,6 @@ class Eval(TaskCommand):
             "extra": sorted(answers.keys() - {row.index for row in table.rows}),
             "left_out": {name: count for name, count in table.counts.numbers.items() if name.startswith(LEFT_OUT)},
         }
-        facts = [
-            (score(name).label, "undefined" if value is None else f"{100 * value:.3f}")
-            for name, value in values.items()
-        ]
-        shown: list[Shown] = [f"{spec.folder}, {len(table.rows):,} rows of {options.labels}", facts]
-        return Outcome(document=document, shown=shown)
+        shown = {name: "undefined" if value is None else f"{100 * value:.3f}" for name, value in values.items()}
+        facts = [(score(name).label, text) for name, text in shown.items()]
+        return Outcome(document=document, shown=[f"{spec.folder}, {len(table.rows):,} rows of {options.labels}", facts])

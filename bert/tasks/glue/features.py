@@ -3,7 +3,7 @@
 Imports no torch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,12 @@ from bert.data.finished import Counts
 from bert.data.pool import Progress
 from bert.data.rows import Int64, TokenRows, offsets_of
 from bert.data.vocabulary import Vocabulary, load_vocabulary
-from bert.tasks.glue.tables import TASKS, TRAIN, GlueRow, GlueSpec, GlueTable, find_table, read_hub, read_table, task_of
+from bert.tasks.glue.tables import TASKS, TRAIN, GlueSpec, GlueTable, find_table, read_hub, read_table, task_of
+from common.atomic import write_text
 from common.errors import InputError, UsageError
 
-_SPECIAL_TOKENS = 3
-"""[CLS] and two [SEP]; one of them is not needed where there is one sentence."""
+_LEAST_LENGTH = 5
+"""[CLS] a [SEP] b [SEP]."""
 CUT = "rows cut to the sequence length"
 _BATCH = 20_000
 
@@ -45,8 +46,11 @@ class GlueConfig:
     """Folder of the GLUE archive (CoLA, SST-2, ...), or of one task (train.tsv, dev.tsv, test.tsv)."""
     dataset: str | None = None
     """Instead of --input: data set for datasets.load_dataset, nyu-mll/glue or a local folder in that format."""
-    vocab: Path
-    """BERT vocab.txt."""
+    vocab: Path | None = None
+    """BERT vocab.txt, for features."""
+    text: Path | None = None
+    """Instead of --vocab: folder for the sentences of the training tables as text, which `bertbench data pretrain
+    --input` reads."""
     output: Path = Path("runs/glue-data")
     """Folder for the features."""
     lower_case: bool = True
@@ -58,15 +62,14 @@ class GlueConfig:
         """Refuse options no features can be made with."""
         for name in self.tasks:
             task_of(name)
-        if (self.input is None) == (self.dataset is None):
-            raise UsageError(
-                "option-missing" if self.input is None else "option-conflict",
-                "give either --input FOLDER with GLUE's tables, or --dataset nyu-mll/glue",
-            )
-        if self.max_seq_length < _SPECIAL_TOKENS + 2:
-            raise UsageError(
-                "option-value", f"--max-seq-length {self.max_seq_length}: give {_SPECIAL_TOKENS + 2} or more"
-            )
+        for one, other, remedy in (
+            (self.input, self.dataset, "--input FOLDER with GLUE's tables, or --dataset nyu-mll/glue"),
+            (self.vocab, self.text, "--vocab VOCAB.txt for features, or --text FOLDER for text"),
+        ):
+            if (one is None) == (other is None):
+                raise UsageError("option-missing" if one is None else "option-conflict", f"give either {remedy}")
+        if self.max_seq_length < _LEAST_LENGTH:
+            raise UsageError("option-value", f"--max-seq-length {self.max_seq_length}: give {_LEAST_LENGTH} or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,37 +106,49 @@ def prepare(config: GlueConfig, progress: Progress) -> list[Summary]:
 
     Raises InputError (a table or the vocabulary is not as it must be), MissingToolError (`datasets`), StorageError.
     """
-    vocabulary = load_vocabulary(config.vocab, config.lower_case)
+    assert config.vocab is not None
+    vocab, vocabulary = config.vocab, load_vocabulary(config.vocab, config.lower_case)
     about = {**vocabulary_settings(vocabulary), "max_seq_length": config.max_seq_length}
     done: list[Summary] = []
-    specs = _with_tables(config)
-    for number, spec in enumerate(specs):
-        progress("tasks of GLUE", number, len(specs))
-        if config.input is None:
-            tables = read_hub(str(config.dataset), spec)
-        else:
-            paths = {split: find_table(config.input, spec, split) for split in spec.splits}
-            tables = {split: read_table(path, spec, split) for split, path in paths.items() if path}
-        for split, table in tables.items():
-            settings = Settings(task=spec.name, split=split, **about)
-            make = partial(make_columns, table, settings, vocabulary)
-            place, source = config.output, table.source
-            done.append(prepare_features(place, settings, source, table.fingerprint, config.vocab, vocabulary, make))
-    progress("tasks of GLUE", len(specs), len(specs))
+    for spec, split, table in _tables(config, progress):
+        settings = Settings(task=spec.name, split=split, **about)
+        make = partial(make_columns, table, settings, vocabulary)
+        source, content = table.source, table.fingerprint
+        done.append(prepare_features(config.output, settings, source, content, vocab, vocabulary, make))
     return done
 
 
-def _with_tables(config: GlueConfig) -> list[GlueSpec]:
-    """Return the tasks that are wanted, of a folder those that it has tables of. Raises InputError: it lacks one."""
+def write_texts(config: GlueConfig, progress: Progress) -> list[Path]:
+    """Write the text of each training table, a paragraph for each row; raises as `prepare` does."""
+    assert config.text is not None
+    files = []
+    for spec, split, table in _tables(config, progress):
+        if split == TRAIN:
+            files.append(config.text / f"{spec.name}.txt")
+            write_text(
+                files[-1], "".join(f"{' '.join(filter(None, (row.first, row.second)))}\n\n" for row in table.rows)
+            )
+    return files
+
+
+def _tables(config: GlueConfig, progress: Progress) -> Iterator[tuple[GlueSpec, str, GlueTable]]:
+    """Yield the tables of the tasks that are wanted, of a folder those that it has; raises as `prepare` does."""
     specs, folder = [TASKS[name] for name in config.tasks or TASKS], config.input
-    if folder is None:
-        return specs
-    present = [spec for spec in specs if any(find_table(folder, spec, split) for split in spec.splits)]
-    missing = [spec for spec in specs if spec not in present]
-    if missing and (config.tasks or not present):
-        needed = ", ".join(f"{spec.folder}/{spec.splits[0]}.tsv" for spec in missing)
-        raise InputError("data-missing", f"{folder} does not hold {needed}: give a folder with GLUE's tables")
-    return present
+    if folder is not None:
+        present = [spec for spec in specs if any(find_table(folder, spec, split) for split in spec.splits)]
+        missing = [f"{spec.folder}/{spec.splits[0]}.tsv" for spec in specs if spec not in present]
+        if missing and (config.tasks or not present):
+            raise InputError("data-missing", f"{folder} does not hold {', '.join(missing)}: give GLUE's tables")
+        specs = present
+    for number, spec in enumerate(specs):
+        progress("tasks of GLUE", number, len(specs))
+        if folder is None:
+            tables = read_hub(str(config.dataset), spec)
+        else:
+            paths = {split: find_table(folder, spec, split) for split in spec.splits}
+            tables = {split: read_table(path, spec, split) for split, path in paths.items() if path}
+        yield from ((spec, split, table) for split, table in tables.items())
+    progress("tasks of GLUE", len(specs), len(specs))
 
 
 def make_columns(table: GlueTable, settings: Settings, vocabulary: Vocabulary) -> tuple[Columns, Counts]:
@@ -142,16 +157,17 @@ def make_columns(table: GlueTable, settings: Settings, vocabulary: Vocabulary) -
     Where two sentences are too long together, the longer loses its last piece until they fit, the second one on a tie
     (google-research/bert, run_classifier.py).
     """
-    counts = Counts()
-    counts.merge(table.counts.to_json())
+    counts = table.counts
     kind = np.dtype(np.uint16 if len(vocabulary.pieces) <= 2**16 else np.int32)
     pairs = len(settings.spec.texts) > 1
     ids: list[npt.NDArray[Any]] = []
     lengths: list[int] = []
     second: list[int] = []
     for begin in range(0, len(table.rows), _BATCH):
-        flat: list[int] = []
-        for first_ids, second_ids in _encoded(table.rows[begin : begin + _BATCH], vocabulary):
+        rows, flat = table.rows[begin : begin + _BATCH], list[int]()
+        first = vocabulary.encode([row.first for row in rows])
+        other = vocabulary.encode([row.second for row in rows if row.second is not None])
+        for first_ids, second_ids in zip(first, other or ([] for _ in first), strict=True):
             kept = fitted(len(first_ids), len(second_ids), settings.max_seq_length - 2 - pairs)
             counts.add(CUT, kept != (len(first_ids), len(second_ids)))
             row = [vocabulary.cls_id, *first_ids[: kept[0]], vocabulary.sep_id]
@@ -162,37 +178,24 @@ def make_columns(table: GlueTable, settings: Settings, vocabulary: Vocabulary) -
         ids.append(np.array(flat, dtype=kind))
     counts.add("tokens", sum(lengths))
     labels = [row.label for row in table.rows if row.label is not None]
-    columns = {
+    return {
         "ids.values": np.concatenate(ids),
         "ids.offsets": offsets_of(lengths),
         "second": np.array(second, dtype=np.int64),
         "labels": np.array(labels, dtype=np.float32 if settings.spec.is_regression else np.int64),
         "index": np.array([row.index for row in table.rows], dtype=np.int64),
-    }
-    return columns, counts
-
-
-def _encoded(rows: Sequence[GlueRow], vocabulary: Vocabulary) -> Iterator[tuple[list[int], list[int]]]:
-    first = vocabulary.encode([row.first for row in rows])
-    second = vocabulary.encode([row.second for row in rows if row.second is not None])
-    return zip(first, second or ([] for _ in first), strict=True)
+    }, counts
 
 
 def fitted(first: int, second: int, room: int) -> tuple[int, int]:
     """Return the pieces that are kept of two sentences of so many pieces."""
     while first + second > room:
-        if first > second:
-            first -= 1
-        else:
-            second -= 1
+        first, second = (first - 1, second) if first > second else (first, second - 1)
     return first, second
 
 
-def open_features(path: Path, *splits: str, task: str | None = None) -> GlueFeatures:
-    """Return the features of a file, or of a folder that holds exactly one file of the first split that it has any of.
-
-    Without `splits` or `task` any will do.
-    """
+def open_features(path: Path, *splits: str, task: object = None) -> GlueFeatures:
+    """Return the features of a file, or of the one file that a folder has of the first split that it has any of."""
     file = read_features(path, *(f"glue-{task or '*'}-{split}" for split in splits or ("*",)))
     settings = Settings(**file.header.settings)
     rows = TokenRows(
@@ -221,6 +224,5 @@ def to_predict(path: Path, task: str | None) -> list[Path]:
     kinds = [f"glue-{name}-{split}" for name in tasks for split in TASKS[name].splits if split != TRAIN]
     files = [find_features(path, kind) for kind in kinds if features_in(path, kind)]
     if not files:
-        what = task or "any task"
-        raise InputError("data-unprepared", f"{path} holds no GLUE features of {what}: make them with `data glue`")
+        raise InputError("data-unprepared", f"{path} holds no GLUE features of {task or 'any task'}: run `data glue`")
     return files

@@ -37,18 +37,13 @@ def score_names(spec: GlueSpec) -> tuple[str, ...]:
 
 
 def scores(spec: GlueSpec, predictions: npt.NDArray[np.generic], labels: npt.NDArray[np.generic]) -> dict[str, float]:
-    """Return all scores of a task by name, fractions of 1; the headline is `spec.headline`.
-
-    Where the benchmark has two metrics their mean, which is its score of the task, comes last. Predictions and labels
-    are classes, or numbers where the task is a regression [N].
-    """
+    """Return the scores of a task by name, fractions of 1, of predictions and labels [N]: classes, or numbers."""
     check_packages(spec)
     kind = np.float64 if spec.is_regression else np.int64
-    first_two, mean = score_names(spec)[:2], score_names(spec)[2:]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constant inputs have no correlation
-        values = {name: _metric(name, predictions.astype(kind), labels.astype(kind)) for name in first_two}
-    return values | {name: float(np.mean([*values.values()])) for name in mean}
+        values = {name: _metric(name, predictions.astype(kind), labels.astype(kind)) for name in score_names(spec)[:2]}
+    return values | {name: float(np.mean([*values.values()])) for name in score_names(spec)[2:]}
 
 
 def _metric(name: str, predictions: Values, labels: Values) -> float:
@@ -74,11 +69,7 @@ def decided(spec: GlueSpec, logits: npt.NDArray[np.floating]) -> npt.NDArray[np.
 def write_answers(
     path: Path, spec: GlueSpec, split: str, index: npt.NDArray[np.int64], predictions: npt.NDArray[np.generic]
 ) -> None:
-    """Write answers, atomically, in the order of the index.
-
-    Classes stand by their names where the task has names. Numbers for GLUE's server are put into the range of the
-    labels; those to score are left as they are.
-    """
+    """Write answers in the order of the index; numbers for GLUE's server are put into the range of the labels."""
     low, high = REGRESSION_RANGE if is_test(split) else (-math.inf, math.inf)
     lines = [HEADER]
     for row in np.argsort(index, kind="stable").tolist():
@@ -99,11 +90,8 @@ def read_answers(path: Path, spec: GlueSpec) -> dict[int, float]:
             index, _, text = line.partition("\t")
             row, value = row_number(index), label_of(spec, text.strip(), anywhere=True)
             if row is None or value is None or row in answers:
-                raise InputError(
-                    "answers-invalid",
-                    f"{path}, line {number}: {line[:60]!r} must be a new index, a tab and an answer of {spec.name}: "
-                    f"{', '.join(spec.classes) or 'a number'}",
-                )
+                needed = f"a new index, a tab and {spec.name}'s {', '.join(spec.classes) or 'number'}"
+                raise InputError("answers-invalid", f"{path}, line {number}: {line[:60]!r} must be {needed}")
             answers[row] = value
     return answers
 
@@ -112,10 +100,7 @@ def pair(table: GlueTable, answers: Mapping[int, float], source: Path) -> tuple[
     """Return the answers to the rows of a table, and their labels [N]. Raises InputError: an answer is missing."""
     missing = [row.index for row in table.rows if row.index not in answers]
     if missing:
-        raise InputError(
-            "answers-invalid",
-            f"{source} has no answer for {len(missing):,} of the {len(table.rows):,} rows of {table.source} (index "
-            f"{some_of(missing)}): GLUE's scores need every one; predict the same table",
-        )
+        lacks = f"{len(missing):,} of the {len(table.rows):,} rows of {table.source} (index {some_of(missing)})"
+        raise InputError("answers-invalid", f"{source} has no answer for {lacks}: predict the same table")
     predictions, labels = np.array([(answers[row.index], row.label) for row in table.rows], dtype=np.float64).T
     return predictions, labels

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bert.data.finished import Counts
-from common.errors import InputError, MissingToolError
+from common.errors import Code, InputError, MissingToolError
 from common.reading import decoded, read_content
 from common.registry import lookup
 
@@ -21,7 +21,7 @@ TRAIN = "train"
 REGRESSION_RANGE = (0.0, 5.0)
 """Range of the labels of STS-B."""
 DIAGNOSTIC = "test_diagnostic"
-"""The benchmark's diagnostic set, answered by a model of MNLI; only the server has its labels."""
+"""Answered by a model of MNLI."""
 LEFT_OUT = "left out: "
 """Begin of the names of counts of unusable rows."""
 MOST_BYTES = 2**30
@@ -152,8 +152,8 @@ class GlueTable:
         for row in self.rows:
             # Six digits: `datasets` keeps numbers as float32.
             label = "" if row.label is None else f"{row.label:.6g}"
-            values = (str(row.index), label, row.first, "" if row.second is None else row.second)
-            digest.update("\t".join(values).encode("utf-8", "surrogatepass") + b"\n")
+            line = "\t".join((str(row.index), label, row.first, row.second or ""))
+            digest.update(line.encode("utf-8", "surrogatepass") + b"\n")
         return digest.hexdigest()
 
 
@@ -185,11 +185,8 @@ def _lines(path: Path, spec: GlueSpec, split: str) -> Iterator[Raw]:
     names = [name.strip() for name in headless or lines[0].split("\t")]
     needed = [*spec.texts, *([] if is_test(split) else [spec.label])]
     if not set(needed) <= set(names):
-        raise InputError(
-            "columns-missing",
-            f"{path}, line 1: {', '.join(names)[:200]!r} lacks columns of {spec.name}'s {split} table, "
-            f"{', '.join(needed)}: give that table",
-        )
+        given, wanted = ", ".join(names)[:200], f"{spec.name}'s {split} table, {', '.join(needed)}"
+        raise InputError("columns-missing", f"{path}, line 1: {given!r} lacks columns of {wanted}: give that table")
     # Nothing is handed in for rows that are trained on: their numbers need not be unique.
     has_index = spec.index in names and split != TRAIN
     first = 1 if headless else 2
@@ -209,22 +206,17 @@ def read_hub(name: str, spec: GlueSpec) -> dict[str, GlueTable]:
     try:
         import datasets
     except ImportError as error:
-        raise MissingToolError(
-            "package-missing", "--dataset needs `datasets`: pip install datasets, or give --input FOLDER"
-        ) from error
+        remedy = "pip install datasets, or give --input FOLDER"
+        raise MissingToolError("package-missing", f"--dataset needs `datasets`: {remedy}") from error
     if int(datasets.__version__.split(".")[0]) < _OLDEST:
-        raise MissingToolError(
-            "tool-version",
-            f"datasets {datasets.__version__} runs code of a dataset: pip install 'datasets>={_OLDEST}'",
-        )
+        remedy = f"pip install 'datasets>={_OLDEST}'"
+        raise MissingToolError("tool-version", f"datasets {datasets.__version__} runs code of a dataset: {remedy}")
     datasets.disable_progress_bars()
     try:
         loaded = datasets.load_dataset(name, spec.name)  # nosec B615 # whose name and version the user chooses
     except Exception as error:  # the library raises what the network, the hub or pyarrow raise
-        raise InputError(
-            "download-failed",
-            f"datasets.load_dataset({name!r}, {spec.name!r}) failed ({error}): give another --dataset, or --input",
-        ) from error
+        call = f"datasets.load_dataset({name!r}, {spec.name!r})"
+        raise InputError("download-failed", f"{call} failed ({error}): give another --dataset, or --input") from error
     places = {split: hub_split(split) for split in spec.splits if hub_split(split) in loaded}
     if not places:
         raise InputError("data-missing", f"the dataset {name} has no split of GLUE's {spec.name}, only {[*loaded]}")
@@ -243,16 +235,10 @@ def _examples(spec: GlueSpec, split: str, data: Any) -> Iterator[Raw]:
     texts = spec.hub_texts or spec.texts
     names = getattr(data.features.get("label"), "names", None) or spec.classes
     classes = spec.classes if set(spec.classes) == {"0", "1"} else tuple(names)
-    if (
-        not {*texts, "label"} <= {*data.column_names}
-        or sorted(classes) != sorted(spec.classes)
-        or len(names) != len(classes)
-    ):
-        raise InputError(
-            "columns-missing",
-            f"the dataset has the columns {data.column_names} and the classes {names}, but {spec.name} needs {texts}, "
-            f"label and {spec.classes}: give another --dataset",
-        )
+    has_columns = {*texts, "label"} <= {*data.column_names}
+    if not has_columns or sorted(classes) != sorted(spec.classes) or len(names) != len(classes):
+        given, wanted = f"columns {data.column_names}, classes {names}", f"{texts}, label, classes {spec.classes}"
+        raise InputError("columns-missing", f"the dataset has {given}, {spec.name} needs {wanted}: give another")
     has_index = "idx" in data.column_names and split != TRAIN
     for number, row in enumerate(data):
         value = row["label"]
@@ -285,27 +271,22 @@ def _table(source: Path, spec: GlueSpec, split: str, raw: Iterable[Raw]) -> Glue
         counts.add(f"{LEFT_OUT}{reason}", example=place)
     if not rows or unusable > max(_LEAST_UNUSABLE, _MOST_UNUSABLE * (unusable + len(rows))):
         reasons = "; ".join(f"{name}: {', '.join(places)}" for name, places in counts.names.items() if name != _EMPTY)
-        raise InputError(
-            "rows-invalid" if unusable else "file-empty",
-            f"{unusable:,} of the {unusable + len(rows):,} rows of {source} are not usable ({reasons}): download it "
-            "again",
-        )
+        share = f"{unusable:,} of the {unusable + len(rows):,} rows of {source}"
+        code: Code = "rows-invalid" if unusable else "file-empty"
+        raise InputError(code, f"{share} are not usable ({reasons}): download it again")
     return GlueTable(source, tuple(rows), counts)
 
 
 def label_of(spec: GlueSpec, text: str, anywhere: bool = False) -> float | None:
-    """Return the class, or the number, that a text stands for; None for none.
-
-    With `anywhere` numbers may lie out of the range of the labels, as those that a model finds.
-    """
+    """Return the class, or the number in the labels' range or `anywhere`, that a text stands for; None for none."""
     if spec.classes:
         return float(spec.classes.index(text)) if text in spec.classes else None
     try:
         value = float(text)
     except ValueError:
         return None
-    low, high = (-math.inf, math.inf) if anywhere else REGRESSION_RANGE
-    return value if math.isfinite(value) and low <= value <= high else None
+    low, high = REGRESSION_RANGE
+    return value if math.isfinite(value) and (anywhere or low <= value <= high) else None
 
 
 def row_number(text: str) -> int | None:

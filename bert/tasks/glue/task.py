@@ -56,9 +56,8 @@ class GlueTask(ClassificationTask):
 
     def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
         """Read features, of any task where none was named; `split` is training, evaluation, or one of the table's."""
-        task = self.values.get("task")
         splits = self.spec.evaluations if split == EVALUATION else (TRAIN if split == TRAINING else split,)
-        return open_features(source, *splits, task=None if task is None else str(task)).rows
+        return open_features(source, *splits, task=self.values.get("task")).rows
 
     def resolve(self, source: DataSource) -> Mapping[str, Any]:
         """The task that the features are of, where none was named; cola for synthetic data."""

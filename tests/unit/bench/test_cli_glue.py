@@ -36,6 +36,15 @@ def test_data_glue_prints_a_line_for_each_table_and_what_comes_next(
     assert [(one["settings"]["task"], one["kept"]) for one in made] == [("cola", True)] * 3 + [("stsb", False)] * 3
 
 
+def test_text_of_the_training_tables_is_a_corpus_that_data_pretrain_reads(glue: Path, tmp_path: Path) -> None:
+    text, words = tmp_path / "text", ["data", "glue", "--input", glue, "--tasks", "cola", "stsb", "--text"]
+    assert document(*words, text) == [str(text / "cola.txt"), str(text / "stsb.txt")]
+    assert (text / "stsb.txt").read_text() == "".join(f"One {n}. Two {n}.\n\n" for n in range(12))
+    made = document("data", "pretrain", "--input", text, "--output", tmp_path / "data", "--shards", "1")
+    assert (made["documents"], made["sentences"]) == (2, 12 + 24)
+    assert run([*map(str, words), str(text), "--vocab", "v"]) == 2
+
+
 def write_dev(path: Path, answers: list[str]) -> Path:
     path.write_text("index\tprediction\n" + "".join(f"{n}\t{text}\n" for n, text in enumerate(answers)))
     return path
