@@ -1,12 +1,14 @@
 """Names that PyTorch and DeepSpeed do not promise to keep: each does here what bert.private says."""
 
 import re
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from bert import private
@@ -101,6 +103,36 @@ def test_what_an_optimizer_of_deepspeed_holds_is_found_under_its_names() -> None
     assert private.flat_vectors(zero) == [copy] and private.loss_scaling(zero) == 4
     private.link_optimizer_state(zero)
     assert linked == [False]
+
+
+def test_the_groups_of_this_process_are_found(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert private.process_groups() == [dist.group.WORLD]
+    finally:
+        dist.destroy_process_group()
+    assert private.process_groups() == []
+
+
+def test_the_cpu_says_whether_it_multiplies_bf16() -> None:
+    flags = re.findall(r"\w+", Path("/proc/cpuinfo").read_text())
+    assert private.multiplies_bf16() == ("avx512_bf16" in flags)
+
+
+def test_flash_attention_takes_the_arguments_that_are_given_by_place() -> None:
+    schema = torch.ops.aten._flash_attention_forward.default._schema
+    assert [argument.name for argument in schema.arguments if not argument.kwarg_only] == [
+        "query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal",
+        "return_debug_mask",
+    ]  # fmt: skip
+
+
+def test_deepspeed_is_kept_from_its_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    operations = {"deepspeed_shm_comm": True, "other": True}
+    module = SimpleNamespace(ops=SimpleNamespace(__compatible_ops__=operations))
+    monkeypatch.setitem(sys.modules, "deepspeed", module)
+    private.without_shared_memory()
+    assert operations == {"deepspeed_shm_comm": False, "other": True}
 
 
 def test_no_other_module_uses_such_names() -> None:

@@ -83,16 +83,36 @@ def test_every_wrong_bit_in_the_data_is_found(tmp_path: Path) -> None:
             read_all(tmp_path / "x")
 
 
-def test_truncated_empty_and_foreign_indexes_are_refused(tmp_path: Path) -> None:
+def test_truncated_empty_foreign_and_damaged_indexes_are_refused(tmp_path: Path) -> None:
     writer.write_checkpoint(tmp_path / "x", some_tensors())
     index = tmp_path / "x.index"
     whole = index.read_bytes()
-    for content in [*(whole[:length] for length in range(0, len(whole), 7)), b"PK\x03\x04" * 40, bytes(100), whole[1:]]:
+    footer = whole[-48:]
+    contents = [whole[:length] for length in range(0, len(whole), 7)] + [b"PK\x03\x04" * 40, whole[1:]]
+    # In the first block, its trailer's kind, the index block, and where it lies.
+    for place in (
+        5,
+        whole.index(footer) - 60,
+        whole.index(footer) - 5,
+        len(whole) - 48,
+        len(whole) - 46,
+        len(whole) - 1,
+    ):
+        contents.append(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+    for content in contents:
         index.write_bytes(content)
         with refused("file-damaged", index):
             read_all(tmp_path / "x")
     index.unlink()
     with refused("path-missing", index):
+        read_all(tmp_path / "x")
+
+
+def test_partitioned_variables_are_refused_by_name(tmp_path: Path) -> None:
+    rows, files = writer.rows_of({"bert/embeddings/word_embeddings": torch.randn(4, 2)})
+    name, entry = rows[1]
+    writer.write_rows(tmp_path / "x", [rows[0], (name, entry + writer.message(7, b""))], files)
+    with refused("model-unsupported", "bert/embeddings/word_embeddings", "x.index"):
         read_all(tmp_path / "x")
 
 

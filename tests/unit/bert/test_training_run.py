@@ -199,13 +199,23 @@ def test_a_loss_that_is_no_number_stops_with_step_rate_and_last_good_checkpoint(
     assert list(recorder.losses) == [0, 1, 2, 3, 4], "the curve up to there is told"
 
 
-def test_parameters_that_are_no_numbers_are_never_saved(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bert.train.run.parameters_are_finite", lambda model: False)
-    with refused("training-diverged", "step 3 ", "learning rate"):
-        run(settings(data), tmp_path)
-    assert saved_steps(tmp_path) == []
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_parameters_that_are_not_finite_are_never_saved(data: Path, tmp_path: Path, value: float) -> None:
+    class Poisoning(SingleStrategy):
+        """Spoils one number in the fourth update, which only the loss of the fifth would show."""
+
+        updates = 0
+
+        def step(self, optimizer: torch.optim.Optimizer, *rest: Any, **named: Any) -> bool | torch.Tensor:
+            applied = super().step(optimizer, *rest, **named)
+            self.updates += 1
+            if self.updates == 4:
+                optimizer.param_groups[0]["params"][-1].data.view(-1)[-1] = value
+            return applied
+
+    with refused("training-diverged", "step 4 ", "learning rate", "step-0000002"):
+        run(settings(data, save_every=2), tmp_path, strategy=Poisoning())
+    assert saved_steps(tmp_path) == [2]
 
 
 @pytest.mark.parametrize(
