@@ -6,28 +6,40 @@ Torch is imported only where batches are made: plans look at data with this modu
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert.data.lengths import padded_length
+from bert.data.lengths import PADDINGS, padded_length
 from bert.data.order import SampleOrder, divide, work_of
 from bert.data.rows import Int64, TokenRows
-from bert.model.config import model_config
 from common.errors import InputError, UsageError
+from common.train_spec import TrainSpec
 
 if TYPE_CHECKING:
     from bert.data.batch import Batch
-    from bert.tasks.base import DataSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSpec(TrainSpec):
+    """A training as one rank draws its batches: micro_batch_size is that of a rank; ranks see disjoint samples."""
+
+    padding: str = PADDINGS[0]
+    """Of batches that do not come padded: one of bert.data.lengths.PADDINGS."""
+    rank: int = 0
+    token_work: int = 0
+    """ModelConfig.token_work, to divide the samples of a global batch between ranks by their work; 0 leaves them in
+    runs."""
 
 
 class Batches(ABC):
     """Endless batches of the samples of shards, and the position in their order.
 
     All ranks walk the same endless sequence of global batches (see SampleOrder): G = W B samples each, for W ranks and
-    B = micro_batch_size, of which rank r takes the r-th run of B, or with `spec.balanced` B samples such that all ranks
-    have about the same work (bert.data.order.divide). So ranks are disjoint, every sample comes once per epoch, an
-    incomplete last batch is filled from the next epoch, and fewer samples than one global batch work too.
+    B = micro_batch_size, of which rank r takes the r-th run of B, or with `spec.token_work` B samples such that all
+    ranks have about the same work (bert.data.order.divide). So ranks are disjoint, every sample comes once per epoch,
+    an incomplete last batch is filled from the next epoch, and fewer samples than one global batch work too.
 
     Args:
         spec: which batches.
@@ -36,13 +48,13 @@ class Batches(ABC):
         place: the data, for messages.
     """
 
-    def __init__(self, spec: "DataSpec", counts: Int64, fingerprint: str, place: object) -> None:
+    def __init__(self, spec: DataSpec, counts: Int64, fingerprint: str, place: object) -> None:
         self.spec = spec
         self._fingerprint = fingerprint
         self._place = place
         self._order = SampleOrder(counts, spec.seed)
         self._global_batch = spec.micro_batch_size * spec.world_size
-        self._config = model_config(spec) if spec.balanced and spec.world_size > 1 else None
+        self._divided = spec.token_work > 0 and spec.world_size > 1
         self._origin = 0
         """First sample of the first batch: where an earlier run with another global batch stopped."""
         self._yielded = 0
@@ -66,16 +78,16 @@ class Batches(ABC):
     def _begin(self, number: int) -> int:
         """First sample that this rank looks at for a global batch."""
         first = self._origin + number * self._global_batch
-        return first if self._config else first + self.spec.rank * self.spec.micro_batch_size
+        return first if self._divided else first + self.spec.rank * self.spec.micro_batch_size
 
     def _part(self, number: int) -> list[tuple[int, Int64]]:
         """This rank's part of a global batch: (shard, rows) of its samples."""
         start = self._begin(number)
-        if self._config is None:
+        if not self._divided:
             return list(self._order.rows(start, start + self.spec.micro_batch_size))
         pieces = list(self._order.rows(start, start + self._global_batch))
         lengths = np.concatenate([self._lengths(shard, rows) for shard, rows in pieces])
-        own = divide(work_of(lengths, self._config), self.spec.world_size)[self.spec.rank]
+        own = divide(work_of(lengths, self.spec.token_work), self.spec.world_size)[self.spec.rank]
         ends = np.cumsum([len(rows) for _, rows in pieces])
         parts = zip(pieces, ends, np.split(own, own.searchsorted(ends[:-1])), strict=True)
         return [(shard, rows[part - (end - len(rows))]) for (shard, rows), end, part in parts if len(part)]
@@ -127,7 +139,7 @@ class RowBatches(Batches):
         InputError: there are no rows, or their vocabulary is larger than that of `spec`.
     """
 
-    def __init__(self, spec: "DataSpec", rows: TokenRows) -> None:
+    def __init__(self, spec: DataSpec, rows: TokenRows) -> None:
         _check_any(rows, spec.data)
         if rows.vocab_size > spec.vocab_size:
             raise InputError(

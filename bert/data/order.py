@@ -6,7 +6,6 @@ from functools import lru_cache, partial
 import numpy as np
 
 from bert.data.rows import Int64
-from bert.model.config import ModelConfig
 
 # What a permutation is of; the numbers tell the random streams apart.
 _SHARDS, _SAMPLES = 1, 2
@@ -59,13 +58,13 @@ def _shuffled(seed: int, count: int, *stream: int) -> Int64:
     return np.random.default_rng([seed, *stream]).permutation(count)
 
 
-def work_of(lengths: Int64, config: ModelConfig) -> Int64:
+def work_of(lengths: Int64, token_work: int) -> Int64:
     """Return the work of sequences of these lengths [N] in a layer, in units of 4 H FLOPs of its linear layers.
 
-    A token costs 8 H^2 + 4 H I FLOPs in the linear layers (I: intermediate size), a sequence of S tokens 4 H S^2 in
-    attention. Heads are left out: their work is a small multiple of the tokens or the same for every sequence.
+    A token costs `token_work` there, a sequence of S tokens 4 H S^2 FLOPs in attention. Heads are left out: their work
+    is a small multiple of the tokens or the same for every sequence.
     """
-    return lengths * (2 * config.hidden_size + config.intermediate_size) + _ATTENTION_COST * lengths**2
+    return lengths * token_work + _ATTENTION_COST * lengths**2
 
 
 def divide(work: Int64, ranks: int) -> Int64:

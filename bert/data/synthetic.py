@@ -11,14 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.batch import Batch, batch_of
-from bert.data.batches import RowBatches
+from bert.data.batches import DataSpec, RowBatches
 from bert.data.lengths import DISTRIBUTIONS, SHORTEST, Lengths, check_distribution, lengths_folder, padded_length
 from bert.data.order import divide, work_of
 from bert.data.rows import TokenRows
-from bert.model.config import model_config
-from bert.tasks.base import DataSpec
-from bert.tasks.pretrain.shards import SampleLengths, folder_info, folder_lengths
-from bert.tasks.squad.features import open_features
 from common.errors import InputError
 
 Array = npt.NDArray[Any]
@@ -54,7 +50,7 @@ class SyntheticBatches:
 
     Of a distribution the samples are one sequence, which depends on the seed and the shape of a sample alone: any
     number of ranks and any micro batch size that make up the same global batch see the same samples in a step. With
-    `spec.balanced` ranks divide a global batch by the work of its samples (bert.data.order.divide).
+    `spec.token_work` ranks divide a global batch by the work of its samples (bert.data.order.divide).
 
     Lengths follow `spec.data`: 'synthetic' = the task's own distribution, 'synthetic:<name>' of bert.data.lengths, or
     'synthetic:<path>'. Of a folder of shards all batches of the pool and all ranks together have the distribution of
@@ -63,16 +59,16 @@ class SyntheticBatches:
 
     Args:
         spec: shape, seed and rank of the batches.
-        content: what they are made of; None is pretraining.
+        content: what they are made of.
 
     Raises:
         UsageError: an unknown distribution, or one that is none for this sequence length.
         InputError: the path holds no samples, damaged ones, or samples of another sequence length.
     """
 
-    def __init__(self, spec: DataSpec, content: Content | None = None) -> None:
+    def __init__(self, spec: DataSpec, content: Content) -> None:
         self.spec = spec
-        self._content = content or PRETRAINING
+        self._content = content
         self._most_kept = max(2, POOL_TOKENS // max(1, spec.micro_batch_size * spec.seq_len))
         self._slots: Slots = []
         path = lengths_folder(spec.data)
@@ -143,8 +139,8 @@ class SyntheticBatches:
 
 def _parts(lengths: Lengths, spec: DataSpec) -> npt.NDArray[np.int64]:
     """Return which samples of a global batch each rank computes [ranks, B]."""
-    if spec.balanced and spec.world_size > 1:
-        return divide(work_of(lengths, model_config(spec)), spec.world_size)
+    if spec.token_work and spec.world_size > 1:
+        return divide(work_of(lengths, spec.token_work), spec.world_size)
     return np.arange(len(lengths)).reshape(spec.world_size, -1)
 
 
@@ -182,27 +178,14 @@ class _Samples:
         }
 
 
-def _like_shards(folder: Path, spec: DataSpec, pool_size: int) -> Slots:
-    info = folder_info(folder, seq_len=spec.seq_len)
-    if info.seq_len != spec.seq_len:
-        raise InputError(
-            "data-mismatch", f"the samples in {info.path} have {info.seq_len} tokens, not {spec.seq_len}: use that"
-        )
-    return _like_samples(folder_lengths(info), spec, pool_size)
-
-
-def _like_samples(lengths: SampleLengths, spec: DataSpec, pool_size: int) -> Slots:
-    """Return a pool whose batches together, over all ranks, have this distribution of lengths."""
+def like_samples(draw: Callable[[np.random.Generator, int], Lengths], spec: DataSpec, pool_size: int) -> Slots:
+    """Return a pool whose batches together, over all ranks, have the distribution of lengths that is drawn from."""
     # Every rank draws the same and takes its part.
     rng = np.random.default_rng([abs(spec.seed), pool_size])
     global_batch = spec.micro_batch_size * spec.world_size
-    drawn = lengths.draw(rng, pool_size * global_batch).clip(SHORTEST, spec.seq_len)
+    drawn = draw(rng, pool_size * global_batch).clip(SHORTEST, spec.seq_len)
     batches = [of_all[_parts(of_all, spec)[spec.rank]] for of_all in drawn.reshape(pool_size, global_batch)]
     return [(batches[slot], spec.seq_len) for slot in rng.permutation(pool_size)]
-
-
-def _like_windows(path: Path, spec: DataSpec, pool_size: int) -> Slots:
-    return like_rows(open_features(path, "training", spec.seq_len).rows, spec, pool_size)
 
 
 def like_rows(rows: TokenRows, spec: DataSpec, pool_size: int) -> Slots:
@@ -299,7 +282,3 @@ def _two_texts(
 def _first_special(spec: DataSpec) -> int:
     """Id before [CLS], [SEP] and [MASK], as in bert-base-uncased where the vocabulary has room for it."""
     return 100 if spec.vocab_size > 200 else 0
-
-
-PRETRAINING = Content("pretrain", 16, _like_shards, pretraining_batch)
-QUESTIONS = Content("squad", 256, _like_windows, question_batch)

@@ -60,6 +60,11 @@ class ModelConfig:
         """Rows of the word embedding: vocab_size rounded up to vocab_multiple."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
+    @property
+    def token_work(self) -> int:
+        """Work of a token in the linear layers of a layer, 8 H^2 + 4 H I FLOPs (I: intermediate size), in 4 H FLOPs."""
+        return 2 * self.hidden_size + self.intermediate_size
+
     def replace(self, **changes: int | float) -> "ModelConfig":
         """Return a copy with `changes`."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

@@ -8,17 +8,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from bert.data.lengths import PADDINGS
 from bert.model.config import ModelConfig
 from bert.model.step import Step
 from common.errors import UsageError
 from common.registry import lookup
-from common.train_spec import TrainSpec
 
 if TYPE_CHECKING:
     import torch
 
     from bert.data.batch import Batch
+    from bert.data.batches import DataSpec
     from bert.data.rows import Int64, TokenRows
     from bert.observer import Observer
     from bert.optim.precision import Precision
@@ -148,17 +147,6 @@ class Trained:
         """Return the folder that the data are in."""
         path = Path(self.data)
         return path if path.is_dir() else path.parent
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataSpec(TrainSpec):
-    """A training as one rank draws its batches: micro_batch_size is that of a rank; ranks see disjoint samples."""
-
-    padding: str = PADDINGS[0]
-    """Of batches that do not come padded: one of bert.data.lengths.PADDINGS."""
-    rank: int = 0
-    balanced: bool = False
-    """Whether the samples of a global batch are divided between ranks by their work, not in runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -329,7 +317,7 @@ class Task(ABC):
         """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""
 
     @abstractmethod
-    def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
+    def batches(self, spec: "DataSpec", split: str = "training") -> BatchStream:
         """Batches of `spec.data`. Raises InputError that names the file at fault."""
 
     def loss(self, model: "torch.nn.Module", batch: "Batch") -> "torch.Tensor":
@@ -343,11 +331,11 @@ class Task(ABC):
         return output.loss, {name: getattr(output, name).detach() for name in self.parts}
 
     @abstractmethod
-    def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
+    def identify(self, spec: "DataSpec", split: str = "training") -> DataIdentity:
         """Inspect the data of a run. Raises InputError if they are missing, damaged or of another vocabulary."""
 
     @abstractmethod
-    def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> Evaluator:
+    def evaluator(self, spec: "DataSpec", wanted: EvaluationSpec) -> Evaluator:
         """Open what a model is evaluated on while it is trained on `spec`; raises as `check_evaluation` does."""
 
 

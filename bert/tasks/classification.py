@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.batches import RowBatches, check_rows, lengths_fingerprint
+from bert.data.batches import DataSpec, RowBatches, check_rows, lengths_fingerprint
 from bert.data.lengths import PADDINGS, SYNTHETIC, Lengths, check_distribution, is_synthetic, lengths_folder
 from bert.data.order import spread
 from bert.data.rows import Labels, TokenRows
@@ -25,7 +25,6 @@ from bert.tasks.base import (
     BatchStream,
     DataIdentity,
     DataSource,
-    DataSpec,
     Evaluation,
     EvaluationSpec,
     Heads,

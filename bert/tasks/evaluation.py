@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bert.data.batches import evaluation_rows
+from bert.data.batches import DataSpec, evaluation_rows
 from bert.data.rows import Int64, Labels, TokenRows
 from bert.optim.precision import Precision
-from bert.tasks.base import DataSpec, Evaluation, Ready
+from bert.tasks.base import Evaluation, Ready
 from common.errors import InputError, UsageError
 
 Float32 = npt.NDArray[np.float32]

@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 
 from bert.checkpoints.read import checkpoint_path
+from bert.data.batches import DataSpec
 from bert.optim.precision import Precision
 from bert.parallel.base import Strategy
-from bert.tasks.base import DataIdentity, DataSpec, Evaluation, EvaluationSpec, Evaluator, Task, deciding
+from bert.tasks.base import DataIdentity, Evaluation, EvaluationSpec, Evaluator, Task, deciding
 from bert.train.checkpoint import TrainState
 from bert.train.events import Best, Evaluated
 from bert.train.settings import TrainSettings

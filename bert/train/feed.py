@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from bert.data.batch import Batch
+from bert.data.batches import DataSpec
 from bert.data.lengths import PADDINGS
+from bert.model.config import model_config
 from bert.parallel.base import Strategy
 from bert.speed.registry import balances
-from bert.tasks.base import BatchStream, DataSpec
+from bert.tasks.base import BatchStream
 from common.train_spec import TrainSpec
 
 Adapt = Callable[[Batch], Batch]
@@ -20,13 +22,14 @@ Adapt = Callable[[Batch], Batch]
 
 def data_spec(spec: TrainSpec, strategy: Strategy) -> DataSpec:
     """Return the batches of this rank."""
+    divided = strategy.world_size > 1 and balances(spec)
     return DataSpec.of(
         spec,
         micro_batch_size=spec.micro_batch_size * strategy.devices_per_rank,
         rank=strategy.rank,
         world_size=strategy.world_size,
         padding=spec.padding or PADDINGS[0],
-        balanced=balances(spec),
+        token_work=model_config(spec).token_work if divided else 0,
     )
 
 

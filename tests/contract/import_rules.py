@@ -16,18 +16,14 @@ ALLOWED = {
     "records": {"records", "common"},
     "common": {"common"},
 }
-# The order of bert's folders: each knows those before it, but for arrows that point forward still.
-BERT = ("corpus", "data", "model", "speed", "optim", "parallel", "checkpoints", "train", "tasks")
-FORWARD = {("corpus", "data"), ("data", "model"), ("data", "tasks"), ("model", "speed")}
+# The order of bert's folders: each knows those before it.
+BERT = ("data", "corpus", "model", "speed", "optim", "parallel", "checkpoints", "train", "tasks")
 # Of analysis: what reads and computes knows nothing of what it means, and neither of how it is shown.
 LAYERS = {
     "analysis.readers": ("analysis.metrics", "analysis.diagnose", "analysis.render"),
     "analysis.metrics": ("analysis.diagnose", "analysis.render"),
     "analysis.diagnose": ("analysis.render",),
-    **{
-        f"bert.{name}": tuple(f"bert.{later}" for later in BERT[place + 1 :] if (name, later) not in FORWARD)
-        for place, name in enumerate(BERT)
-    },
+    **{f"bert.{name}": tuple(f"bert.{later}" for later in BERT[place + 1 :]) for place, name in enumerate(BERT)},
 }
 # A training knows the registry and the protocol of tasks alone.
 EXCEPT = {("bert.train", "bert.tasks"), ("bert.train", "bert.tasks.base")}

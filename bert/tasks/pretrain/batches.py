@@ -14,24 +14,51 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.batches import Batches
+from bert.data.batches import Batches, DataSpec
 from bert.data.order import spread
-from bert.tasks.base import DataSpec, Evaluation
+from bert.tasks.base import Evaluation
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shards import ShardFolder, check_length, folder_info, open_test_shards, read_shard
+from bert.tasks.pretrain.shards import (
+    ShardFolder,
+    check_length,
+    folder_info,
+    folder_lengths,
+    open_test_shards,
+    read_shard,
+)
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     import torch
 
     from bert.data.batch import Batch
+    from bert.data.synthetic import Slots, SyntheticBatches
     from bert.optim.precision import Precision
 
 Int64 = npt.NDArray[np.int64]
 _KEPT_BYTES = 64 * 2**20
 """Shards are kept in memory up to this size, so that small data is read once."""
+_LARGEST_POOL = 16
 _FEWEST = 2
 """Shards that are kept however large they are: the one in use and the next."""
+
+
+def synthetic_batches(spec: DataSpec) -> "SyntheticBatches":
+    """Return endless batches of random samples of pretraining; raises as SyntheticBatches does."""
+    from bert.data.synthetic import Content, SyntheticBatches, pretraining_batch
+
+    return SyntheticBatches(spec, Content("pretrain", _LARGEST_POOL, _lengths_like, pretraining_batch))
+
+
+def _lengths_like(folder: Path, spec: DataSpec, pool_size: int) -> "Slots":
+    from bert.data.synthetic import like_samples
+
+    info = folder_info(folder, seq_len=spec.seq_len)
+    if info.seq_len != spec.seq_len:
+        raise InputError(
+            "data-mismatch", f"the samples in {info.path} have {info.seq_len} tokens, not {spec.seq_len}: use that"
+        )
+    return like_samples(folder_lengths(info).draw, spec, pool_size)
 
 
 class ShardReader:

@@ -11,24 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.batches import RowBatches
+from bert.data.batches import DataSpec, RowBatches
 from bert.data.features import find_features, vocabulary_of
 from bert.data.lengths import is_synthetic
 from bert.data.order import spread
 from bert.data.rows import Int64, TokenRows
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Pass, Step
-from bert.tasks.base import (
-    FINE_TUNING,
-    BatchStream,
-    DataIdentity,
-    DataSpec,
-    Evaluation,
-    EvaluationSpec,
-    Heads,
-    Ready,
-    Trained,
-)
+from bert.tasks.base import FINE_TUNING, BatchStream, DataIdentity, Evaluation, EvaluationSpec, Heads, Ready, Trained
 from bert.tasks.classification import RowData
 from bert.tasks.squad.features import SquadFeatures, golds_of, open_features
 from common.errors import InputError, UsageError
@@ -36,8 +26,12 @@ from common.errors import InputError, UsageError
 if TYPE_CHECKING:
     import torch
 
+    from bert.data.synthetic import Slots, SyntheticBatches
     from bert.observer import Observer
     from bert.optim.precision import Precision
+
+
+_LARGEST_POOL = 256
 
 
 class SquadTask(RowData):
@@ -136,9 +130,7 @@ class SquadTask(RowData):
     def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
         """Synthetic batches, or those of a features file. Raises InputError that names the file at fault."""
         if is_synthetic(spec.data):
-            from bert.data.synthetic import QUESTIONS, SyntheticBatches
-
-            return SyntheticBatches(spec, QUESTIONS)
+            return synthetic_windows(spec)
         return RowBatches(spec, open_features(Path(spec.data), split, spec.seq_len).rows)
 
     def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
@@ -151,6 +143,19 @@ class SquadTask(RowData):
         """Open the features to evaluate on; raises as `check_evaluation` does."""
         self.check_evaluation(spec.data, spec.seq_len, wanted.source)
         return Questions(spec, Path(str(wanted.source)), wanted.samples)
+
+
+def synthetic_windows(spec: DataSpec) -> "SyntheticBatches":
+    """Return endless batches of random windows; raises as SyntheticBatches does."""
+    from bert.data.synthetic import Content, SyntheticBatches, question_batch
+
+    return SyntheticBatches(spec, Content("squad", _LARGEST_POOL, _lengths_like, question_batch))
+
+
+def _lengths_like(path: Path, spec: DataSpec, pool_size: int) -> "Slots":
+    from bert.data.synthetic import like_rows
+
+    return like_rows(open_features(path, "training", spec.seq_len).rows, spec, pool_size)
 
 
 class Questions:

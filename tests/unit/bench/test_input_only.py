@@ -10,7 +10,7 @@ from bench.machine.devices import Devices
 from bench.run.clock import StepClock
 from bench.run.measure import draw
 from bench.sweep.trials import Sweep, expand
-from bert.tasks.base import DataSpec
+from bert.data.batches import DataSpec
 from bert.tasks.pretrain.batches import Hdf5Batches
 from bert.tasks.pretrain.instances import Instances
 

@@ -18,6 +18,7 @@ from bench.machine.devices import find_devices
 from bench.run.recorder import RowWriter
 from bench.run.stopwatch import Stopwatch
 from bench.sweep.trials import Workload
+from bert.data.batches import DataSpec
 from bert.model.config import ModelConfig
 from bert.observer import Observer
 from bert.optim.precision import Precision
@@ -27,7 +28,6 @@ from bert.speed import kernels, native
 from bert.speed.copies import has_low_gradients
 from bert.speed.registry import apply, copy_weights
 from bert.tasks import make_task, resolve_options, task_data
-from bert.tasks.base import DataSpec
 from bert.train.loop import Training, run_step
 from common.train_spec import TrainSpec
 from records.components import Component, read_components, read_rounds, write_components

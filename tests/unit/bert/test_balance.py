@@ -15,16 +15,16 @@ from support.pretraining_shards import instances, write
 from support.row_task import VOCAB, made_rows
 
 from bert.data.batch import Batch
-from bert.data.batches import Batches, RowBatches
+from bert.data.batches import Batches, DataSpec, RowBatches
 from bert.data.lengths import DISTRIBUTIONS
 from bert.data.order import divide, work_of
-from bert.data.synthetic import QUESTIONS, SyntheticBatches
 from bert.model.config import PRESETS
-from bert.tasks.base import DataSpec
-from bert.tasks.pretrain.batches import Hdf5Batches
+from bert.tasks.pretrain.batches import Hdf5Batches, synthetic_batches
+from bert.tasks.squad.task import synthetic_windows
 
 SEQ_LEN = 24
 LARGE = PRESETS["large"]
+TINY = PRESETS["tiny"].token_work
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -53,7 +53,7 @@ def test_work_is_that_of_the_formula_of_model_flops() -> None:
     from bert.model.step import Step
 
     step, lengths = Step(config=LARGE, head=()), np.array([1, 128, 512])
-    for length, work in zip(lengths.tolist(), work_of(lengths, LARGE).tolist(), strict=True):
+    for length, work in zip(lengths.tolist(), work_of(lengths, LARGE.token_work).tolist(), strict=True):
         counts = BatchCounts(1, length, length, 0, length * length)
         linear = sum(3 * gemm.times * gemm.model_flops(counts) for gemm in step.layers) / LARGE.num_layers
         attention = step.attention_flops(length * length)
@@ -64,7 +64,7 @@ def row_batches(balanced: bool, rank: int = 0, world_size: int = 1, micro_batch_
     rows = made_rows(37, seed=3)
     spec = DataSpec(
         data="rows", seq_len=SEQ_LEN, micro_batch_size=micro_batch_size, vocab_size=VOCAB, rank=rank,
-        world_size=world_size, balanced=balanced, preset="tiny",
+        world_size=world_size, token_work=TINY * balanced,
     )  # fmt: skip
     return RowBatches(spec, rows)
 
@@ -86,11 +86,11 @@ def make(request: pytest.FixtureRequest, folder: Path) -> Callable[..., Any]:
             return row_batches(balanced, rank, world_size, micro_batch_size)
         spec = DataSpec(
             data=str(folder) if request.param == "shards" else "synthetic:uniform", seq_len=SEQ_LEN,
-            micro_batch_size=micro_batch_size, rank=rank, world_size=world_size, balanced=balanced, preset="tiny",
+            micro_batch_size=micro_batch_size, rank=rank, world_size=world_size, token_work=TINY * balanced,
         )  # fmt: skip
         if request.param == "shards":
             return Hdf5Batches(spec)
-        return SyntheticBatches(spec, QUESTIONS if request.param == "questions" else None)
+        return (synthetic_windows if request.param == "questions" else synthetic_batches)(spec)
 
     return stream
 
@@ -111,7 +111,7 @@ def test_a_global_batch_holds_the_same_samples_and_its_slowest_rank_has_no_more_
 ) -> None:
     plain = [make(False, rank, world_size) for rank in range(world_size)]
     divided = [make(True, rank, world_size) for rank in range(world_size)]
-    config, moved, before, after = PRESETS["tiny"], 0, 0, 0
+    moved, before, after = 0, 0, 0
     for runs, own in zip(global_batches(plain, 25), global_batches(divided, 25), strict=True):
         assert sorted(itertools.chain(*map(samples, own))) == sorted(itertools.chain(*map(samples, runs)))
         assert [len(samples(batch)) for batch in own] == [4] * world_size
@@ -119,7 +119,7 @@ def test_a_global_batch_holds_the_same_samples_and_its_slowest_rank_has_no_more_
             lengths = np.array([len(sample) for sample in samples(batch)])
             assert batch.counts.real_tokens == lengths.sum() and batch.counts.squared_lengths == (lengths**2).sum()
         slowest = [
-            max(int(work_of(np.array([len(sample) for sample in samples(batch)]), config).sum()) for batch in batches)
+            max(int(work_of(np.array([len(sample) for sample in samples(batch)]), TINY).sum()) for batch in batches)
             for batches in (runs, own)
         ]
         assert slowest[1] <= slowest[0]
@@ -153,7 +153,7 @@ def test_a_run_continues_with_another_number_of_ranks_without_losing_or_repeatin
     def stream(rank: int, world_size: int, size: int) -> Batches:
         if kind == "rows":
             return row_batches(True, rank, world_size, size)
-        spec = {"micro_batch_size": size, "rank": rank, "world_size": world_size, "balanced": True, "preset": "tiny"}
+        spec = {"micro_batch_size": size, "rank": rank, "world_size": world_size, "token_work": TINY}
         return Hdf5Batches(DataSpec(data=str(folder), seq_len=SEQ_LEN, **spec))  # type: ignore[arg-type]
 
     before = [stream(rank, 2, 4) for rank in range(2)]
@@ -171,7 +171,7 @@ def imbalance(lengths: np.ndarray[Any, Any], ranks: int, size: int) -> tuple[flo
     """Mean of (largest / mean work of the ranks) - 1 over global batches, in runs and divided."""
     found = []
     for batch in lengths[: len(lengths) // (ranks * size) * ranks * size].reshape(-1, ranks * size):
-        work = work_of(batch, LARGE)
+        work = work_of(batch, LARGE.token_work)
         mean = work.sum() / ranks
         found.append([work[own].sum(axis=1).max() / mean - 1 for own in (
             np.arange(len(work)).reshape(ranks, size), divide(work, ranks)

@@ -15,9 +15,8 @@ from support.row_task import VOCAB, made_rows
 from support.squad_windows import FIRST_ID, squad_windows
 
 from bert.data.batch import Batch
-from bert.data.batches import RowBatches, check_rows, evaluation_rows, row_batch
+from bert.data.batches import DataSpec, RowBatches, check_rows, evaluation_rows, row_batch
 from bert.data.rows import Ragged, TokenRows
-from bert.tasks.base import DataSpec
 from bert.tasks.squad.task import put_values
 
 FEATURES = squad_windows(50)

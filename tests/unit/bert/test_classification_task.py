@@ -10,13 +10,13 @@ import torch
 from support.refusals import refused
 from support.row_task import NAME, VOCAB, made_rows, write_rows
 
-from bert.data.batches import row_batch
+from bert.data.batches import DataSpec, row_batch
 from bert.data.rows import TokenRows
 from bert.model.config import preset
 from bert.model.heads import BertForQuestionAnswering, BertForSequenceClassification, label_loss
 from bert.optim.precision import Precision
 from bert.tasks import TASKS, given_options, make_task, resolve_options
-from bert.tasks.base import DataSource, DataSpec, EvaluationSpec
+from bert.tasks.base import DataSource, EvaluationSpec
 from common.errors import Code
 
 SHAPE = preset("tiny").replace(vocab_size=VOCAB, hidden_size=16, num_heads=2, intermediate_size=32)

@@ -11,10 +11,11 @@ from support.csv_files import colours_and_animals, prepared, write_rows
 from support.examples import examples
 from support.refusals import refused
 
+from bert.data.batches import DataSpec
 from bert.model.config import preset
 from bert.optim.precision import Precision
 from bert.tasks import make_task, resolve_options, task_data
-from bert.tasks.base import DataSpec, EvaluationSpec
+from bert.tasks.base import EvaluationSpec
 from bert.tasks.classify.task import ClassifyTask, class_scores, probabilities, text_probabilities
 
 

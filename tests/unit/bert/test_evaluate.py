@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from support import training_runs
 from support.pretraining_shards import PIECES
 
+from bert.data.batches import DataSpec
 from bert.model.config import model_config
 from bert.model.heads import BertForPretraining
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
-from bert.tasks.base import DataSpec, Evaluation
+from bert.tasks.base import Evaluation
 from bert.tasks.pretrain.batches import TestShards, to_batch
 from bert.tasks.pretrain.shards import read_shard
 from bert.train.evaluate import evaluate

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bert.data.batch import Batch, BatchCounts
-from bert.data.synthetic import SyntheticBatches
-from bert.tasks.base import DataSpec
+from bert.data.batches import DataSpec
+from bert.tasks.pretrain.batches import synthetic_batches
 from bert.train.feed import Feed
 
 
@@ -51,8 +51,8 @@ def test_an_error_of_the_source_arrives_after_the_batches_before_it(pinned: bool
 
 @pytest.mark.parametrize("pinned", [False, True])
 def test_batches_made_ahead_do_not_count_as_trained_on(pinned: bool) -> None:
-    def stream() -> SyntheticBatches:
-        return SyntheticBatches(DataSpec(data="synthetic", seq_len=16, micro_batch_size=2, vocab_size=99))
+    def stream() -> Any:
+        return synthetic_batches(DataSpec(data="synthetic", seq_len=16, micro_batch_size=2, vocab_size=99))
 
     feed = Feed(stream(), pinned)
     try:

@@ -10,11 +10,11 @@ from support.gap_files import prepared
 from support.refusals import refused
 
 from bert.data.batch import Batch
-from bert.data.batches import row_batch
+from bert.data.batches import DataSpec, row_batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import EncoderOutput
 from bert.tasks import make_task
-from bert.tasks.base import DataSpec, EvaluationSpec
+from bert.tasks.base import EvaluationSpec
 from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS
 from bert.tasks.gap.heads import HEADS, BertForMentions, first_tokens, mean_tokens
 from bert.tasks.gap.reading import DECISIONS

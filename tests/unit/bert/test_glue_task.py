@@ -9,11 +9,12 @@ import torch
 from support.glue_folders import make_glue, prepared
 from support.refusals import refused
 
+from bert.data.batches import DataSpec
 from bert.data.lengths import glue
 from bert.model.config import preset
 from bert.optim.precision import Precision
 from bert.tasks import given_options, make_task, resolve_options, task_data
-from bert.tasks.base import DataSpec, EvaluationSpec
+from bert.tasks.base import EvaluationSpec
 from bert.tasks.glue.tables import TASKS
 
 SHAPE = preset("tiny").replace(vocab_size=40, hidden_size=16, num_heads=2, intermediate_size=32)

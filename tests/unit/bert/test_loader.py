@@ -17,7 +17,7 @@ from support.refusals import refused
 from support.shard_files import write_shard
 
 from bert.data.batch import Batch
-from bert.tasks.base import DataSpec
+from bert.data.batches import DataSpec
 from bert.tasks.pretrain import batches as pieces
 from bert.tasks.pretrain.batches import Hdf5Batches
 from bert.tasks.pretrain.instances import Instances

@@ -59,8 +59,8 @@ def test_16_bits_and_recomputing_keep_less_and_dropout_more():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_activations_are_what_the_model_keeps_for_the_backward_pass(dropout, precision):
     from bert.data.batch import Batch
+    from bert.data.batches import DataSpec
     from bert.optim.precision import Precision
-    from bert.tasks.base import DataSpec
     from bert.tasks.pretrain.task import PretrainTask
 
     config = PRESETS["mini"].replace(vocab_size=1000, hidden_dropout=dropout, attention_dropout=dropout)

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
 from bert.data.batch import Batch, BatchCounts
-from bert.data.batches import RowBatches
+from bert.data.batches import DataSpec, RowBatches
 from bert.model.config import ModelConfig
 from bert.model.heads import BertForPretraining, BertForQuestionAnswering, span_losses
-from bert.tasks.base import DataSpec
 
 VOCAB = 21
 SHAPE = ModelConfig(

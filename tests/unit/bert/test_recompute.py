@@ -35,7 +35,7 @@ def saved_bytes(recompute: bool) -> int:
 
 
 def spec():
-    from bert.tasks.base import DataSpec
+    from bert.data.batches import DataSpec
 
     return DataSpec(
         data="synthetic", seq_len=64, micro_batch_size=4, max_predictions=2, vocab_size=30522, seed=1, rank=0,

@@ -13,11 +13,12 @@ from support.squad_runs import squad_settings
 from support.training_runs import Recorder, run
 
 from bert.checkpoints.read import saved_steps
+from bert.data.batches import DataSpec
 from bert.model.config import model_config
 from bert.model.heads import BertForPretraining, BertForQuestionAnswering
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
-from bert.tasks.base import DataSpec, EvaluationSpec
+from bert.tasks.base import EvaluationSpec
 from bert.tasks.squad.features import open_features
 from bert.tasks.squad.task import Questions, SquadTask
 from bert.train.evaluate import evaluate

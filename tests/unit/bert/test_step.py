@@ -9,10 +9,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bert.data.batch import BatchCounts
+from bert.data.batches import DataSpec
 from bert.model.config import PRESETS, ModelConfig, preset
 from bert.model.step import Extent, Step
 from bert.tasks import make_task, resolve_options, task_data
-from bert.tasks.base import DataSpec
 
 ODD = ModelConfig(num_layers=3, hidden_size=48, num_heads=2, intermediate_size=100, vocab_size=999, vocab_multiple=1)
 LENGTHS = np.array([128, 128, 77, 5])

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from bench.implementations.ours import BertbenchImplementation
 from bert.data.batch import Batch
+from bert.data.batches import DataSpec
 from bert.model.config import model_config
 from bert.observer import Observer
 from bert.optim.lamb import Lamb
@@ -23,7 +24,7 @@ from bert.optim.precision import Precision
 from bert.speed import kernels
 from bert.speed.registry import FAST, PLAIN, apply
 from bert.tasks import evaluation, make_task
-from bert.tasks.base import DataSpec, Ready, Task
+from bert.tasks.base import Ready, Task
 from bert.tasks.evaluation import outputs
 from bert.train.feed import Feed
 from records.trial import Trial

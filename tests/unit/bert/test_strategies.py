@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.refusals import refused
 
-from bert.data.synthetic import SyntheticBatches
+from bert.data.batches import DataSpec
 from bert.model.config import ModelConfig
 from bert.observer import Observer
 from bert.parallel import STRATEGIES, devices_per_rank, make_strategy, options_text
@@ -21,7 +21,7 @@ from bert.parallel.base import StepPlan, WholeModel
 from bert.parallel.deepspeed_config import read_deepspeed_config, resolve, training_values
 from bert.parallel.dp import joined, split_batch
 from bert.parallel.single import SingleStrategy
-from bert.tasks.base import DataSpec
+from bert.tasks.pretrain.batches import synthetic_batches
 from bert.tasks.pretrain.task import PretrainTask
 from bert.tasks.squad.task import SquadTask
 from common.errors import Code
@@ -174,7 +174,7 @@ def test_a_whole_copy_computes_as_the_model_and_takes_no_memory_when_empty() -> 
     observer = Observer()
     torch.manual_seed(0)
     model = task.build_model(CONFIG, observer)
-    batch = next(iter(SyntheticBatches(DataSpec(data="synthetic", seq_len=16, micro_batch_size=2, vocab_size=200))))
+    batch = next(iter(synthetic_batches(DataSpec(data="synthetic", seq_len=16, micro_batch_size=2, vocab_size=200))))
     copied = WholeModel(model, observer)
     single = SingleStrategy()
     for _ in range(2):

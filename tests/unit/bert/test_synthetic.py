@@ -1,5 +1,6 @@
 import itertools
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -7,9 +8,11 @@ import torch
 from support.refusals import refused
 
 from bert.data.batch import Batch
+from bert.data.batches import DataSpec
 from bert.data.lengths import DISTRIBUTIONS, check_distribution
-from bert.data.synthetic import QUESTIONS, SyntheticBatches, rows_in_all
-from bert.tasks.base import DataSpec
+from bert.data.synthetic import SyntheticBatches, rows_in_all
+from bert.tasks.pretrain.batches import synthetic_batches
+from bert.tasks.squad.task import synthetic_windows
 
 
 def spec(**changes: object) -> DataSpec:
@@ -17,7 +20,7 @@ def spec(**changes: object) -> DataSpec:
 
 
 def take(count: int, **changes: object) -> list[Batch]:
-    return list(itertools.islice(SyntheticBatches(spec(**changes)), count))
+    return list(itertools.islice(synthetic_batches(spec(**changes)), count))
 
 
 def same(first: Batch, second: Batch) -> bool:
@@ -88,13 +91,14 @@ def rows_of(batch: Batch) -> list[tuple[object, ...]]:
     return found
 
 
-@pytest.mark.parametrize("content", [None, QUESTIONS], ids=["pretrain", "squad"])
+@pytest.mark.parametrize("made", [synthetic_batches, synthetic_windows])
 @pytest.mark.parametrize("source", ["synthetic", "synthetic:uniform"])
-def test_a_step_has_the_same_samples_on_any_number_of_ranks_and_with_accumulation(source: str, content: object) -> None:
+def test_a_step_has_the_same_samples_on_any_number_of_ranks_and_with_accumulation(
+    source: str, made: Callable[[DataSpec], SyntheticBatches]
+) -> None:
     def steps(ranks: int, micro: int, accumulated: int) -> list[list[tuple[object, ...]]]:
         streams = [
-            iter(SyntheticBatches(spec(data=source, micro_batch_size=micro, rank=rank, world_size=ranks), content))  # type: ignore[arg-type]
-            for rank in range(ranks)
+            iter(made(spec(data=source, micro_batch_size=micro, rank=rank, world_size=ranks))) for rank in range(ranks)
         ]
         return [
             [row for _ in range(accumulated) for stream in streams for row in rows_of(next(stream))] for _ in range(4)
@@ -106,9 +110,9 @@ def test_a_step_has_the_same_samples_on_any_number_of_ranks_and_with_accumulatio
 
 def test_a_saved_position_continues_exactly() -> None:
     whole = take(25)
-    stream = SyntheticBatches(spec())
+    stream = synthetic_batches(spec())
     list(itertools.islice(stream, 20))
-    resumed = SyntheticBatches(spec())
+    resumed = synthetic_batches(spec())
     resumed.load_state_dict(stream.state_dict())
     rest = itertools.islice(resumed, 5)
     assert all(itertools.starmap(same, zip(rest, whole[20:], strict=True)))
@@ -117,10 +121,10 @@ def test_a_saved_position_continues_exactly() -> None:
 
 
 def test_a_batch_costs_nothing_once_the_pool_is_made_and_the_pool_stays_small() -> None:
-    assert SyntheticBatches(spec(micro_batch_size=4096, seq_len=512, max_predictions=80)).pool_size == 15
-    assert SyntheticBatches(spec(micro_batch_size=7)).pool_size == rows_in_all(128) == 1920
+    assert synthetic_batches(spec(micro_batch_size=4096, seq_len=512, max_predictions=80)).pool_size == 15
+    assert synthetic_batches(spec(micro_batch_size=7)).pool_size == rows_in_all(128) == 1920
     assert max(rows_in_all(n) * n for n in range(5, 2**14)) <= 2**20
-    stream = SyntheticBatches(spec(micro_batch_size=32))
+    stream = synthetic_batches(spec(micro_batch_size=32))
     iterator = iter(stream)
     next(iterator)
     began = time.perf_counter()
@@ -133,7 +137,7 @@ def test_names_that_are_none_are_refused() -> None:
     with refused("option-choice", "'phase'", "'phase1'"):
         check_distribution("synthetic:phase")
     with refused("option-conflict", "mean254", 512):
-        SyntheticBatches(spec(data="synthetic:mean254"))
+        synthetic_batches(spec(data="synthetic:mean254"))
     with refused("option-value", "--seq-len 4"):
-        SyntheticBatches(spec(seq_len=4))
+        synthetic_batches(spec(seq_len=4))
     assert check_distribution("synthetic") == "phase1" and check_distribution("synthetic", task="squad") == "squad"
