@@ -13,9 +13,9 @@ from support.training_runs import Recorder, run, settings
 
 from bert.checkpoints.read import saved_steps
 from bert.data.batch import Batch
-from bert.model.encoder import BertEncoder
 from bert.optim.schedule import PHASES
 from bert.parallel.single import SingleStrategy
+from bert.speed.layers import FastEncoder
 from bert.train.base_run import LossLog
 from bert.train.checkpoint import read
 from bert.train.loop import DivergenceError
@@ -53,14 +53,14 @@ def test_no_step_reads_lengths_from_the_mask(data: Path, tmp_path: Path, monkeyp
         raise AssertionError("a step has read its mask")
 
     padded: list[bool] = []
-    forward = BertEncoder.forward
+    forward = FastEncoder.forward
 
-    def noted(self: BertEncoder, *given: Any, layout: Any = None) -> Any:
+    def noted(self: FastEncoder, *given: Any, layout: Any = None) -> Any:
         padded.append(given[1] is not None and layout is not None)
         return forward(self, *given, layout=layout)
 
-    monkeypatch.setattr(BertEncoder, "forward", noted)
-    monkeypatch.setattr("bert.model.encoder.unpad", refuse)
+    monkeypatch.setattr(FastEncoder, "forward", noted)
+    monkeypatch.setattr("bert.speed.layers.unpad", refuse)
     assert run(settings(data, eval_every=4), tmp_path, Recorder()).finished
     assert any(padded)
 
