@@ -31,6 +31,7 @@ from analysis.open import open_sources, profiled_trials, trial_of
 from analysis.render.comparison_tables import history_blocks
 from analysis.render.pages import (
     classification_blocks,
+    part_of_run,
     trainings_in,
     write_classification_report,
     write_report,
@@ -48,7 +49,7 @@ from analysis.render.result_tables import (
     projection_blocks,
     results_blocks,
 )
-from analysis.render.tables import Plain
+from analysis.render.tables import Block, Plain
 from analysis.render.terminal import run_screen, screen_of
 from analysis.views import View, of_findings
 from common.errors import BertbenchError, InputError, UsageError
@@ -281,13 +282,16 @@ def history(paths: Sequence[Path], threshold: float | None = None) -> View:
     )
 
 
-def page(path: Path, out: Path | None = None, price_per_hour: float | None = None, project: Sequence[int] = ()) -> View:
-    """Write the HTML page of a run, a folder of trainings, a profile or a classification, and return what it is of.
+def page(
+    paths: Sequence[Path], out: Path | None = None, price_per_hour: float | None = None, project: Sequence[int] = ()
+) -> View:
+    """Write the HTML page of runs, a folder of trainings, a profile or a classification, and return what it is of.
 
     Args:
-        path: a run directory, a folder of trainings, a file of `train classify`, or anything that `analyze` reads.
-        out: folder to write; None for `report` in a run directory or a folder of trainings, report-NAME in the current
-            folder for a profile, NAME_results beside the file of a classification.
+        paths: run directories, each of which is a part of the page; or a folder of trainings, a file of `train
+            classify`, or anything that `analyze` reads.
+        out: folder to write; None for `report` in the first run directory or a folder of trainings, report-NAME in the
+            current folder for a profile, NAME_results beside the file of a classification.
         price_per_hour: price of the machine of a run, for the cost columns.
         project: numbers of devices to project a run to.
 
@@ -297,8 +301,9 @@ def page(path: Path, out: Path | None = None, price_per_hour: float | None = Non
         UsageError: price_per_hour is not above 0, or the run cannot be projected.
         StorageError: the page cannot be written.
     """
-    if is_run(path):
-        return _page_of_run(RunDirectory(path), out, price_per_hour, project)
+    if all(map(is_run, paths)):
+        return _page_of_runs([RunDirectory(path) for path in paths], out, price_per_hour, project)
+    (path,) = paths
     if trainings := trainings_in(path):
         written, record = write_trainings_report(path, trainings, out)
         document = {"report": str(written), "trainings": record["rows"], "variants": record["variants"]}
@@ -317,23 +322,30 @@ def page(path: Path, out: Path | None = None, price_per_hour: float | None = Non
     )
 
 
-def _page_of_run(run: RunDirectory, out: Path | None, price_per_hour: float | None, project: Sequence[int]) -> View:
-    trials = load_run(run, price_per_hour)
-    projected = projections(trials, project) if project else []
-    written, answers, ratios = write_report(run, trials, price_per_hour, out, projected)
-    rows = [dict(trial.row) for trial in trials]
+def _page_of_runs(
+    runs: Sequence[RunDirectory], out: Path | None, price_per_hour: float | None, project: Sequence[int]
+) -> View:
+    parts, documents = [], []
+    blocks: list[Block] = []
+    for number, run in enumerate(runs):
+        trials = load_run(run, price_per_hour)
+        projected = projections(trials, project) if project else []
+        parts.append(part := part_of_run(run, trials, price_per_hour, projected, f"{number}-" if number else ""))
+        document = {"answers": [one.to_json() for one in part.answers], "rows": [dict(trial.row) for trial in trials]}
+        documents.append({**document, "ratios": part.ratios, **({"projection": projected} if projected else {})})
+        blocks += [f"{run.path}:", *answer_lines(part.answers)] if len(runs) > 1 else []
+        blocks += projection_blocks(projected) if projected else []
+    blocks.append(Plain(written := str(write_report(parts, out))))
+    if len(runs) > 1:
+        each = [{"run": str(run.path), **document} for run, document in zip(runs, documents, strict=True)]
+        return View(document={"report": written, "runs": each}, blocks=blocks)
     measured = [trial for trial in trials if trial.trial.kind == "throughput"]
     measured = measured or [trial for trial in trials if trial.trial.kind == "measure"]
-    results = results_blocks([dict(trial.row) for trial in measured], ratios) if measured else []
+    results = results_blocks([trial.row for trial in measured], part.ratios) if measured else []
     notes = _cautions(measured, cautions_of_scripts(measured))
-    screen = run_screen(answers or [without_measurement(run, trials)], results, notes)
-    closing = [*(projection_blocks(projected) if project else []), Plain(str(written))]
-    document = {"report": str(written), "answers": [one.to_json() for one in answers], "rows": rows, "ratios": ratios}
-    return View(
-        document=document | ({"projection": projected} if projected else {}),
-        blocks=closing,
-        screen=dataclasses.replace(screen, closing=closing),
-    )
+    screen = run_screen(part.answers or [without_measurement(run, trials)], results, notes)
+    whole = {"report": written, **documents[0]}
+    return View(document=whole, blocks=blocks, screen=dataclasses.replace(screen, closing=blocks))
 
 
 def _cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution] = ()) -> list[str]:

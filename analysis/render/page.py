@@ -6,7 +6,7 @@ Figures, style and script are inside the page; the figures also lie beside it as
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -138,6 +138,8 @@ def _write(folder: Path, title: str, eyebrow: str, sections: Sequence[Section]) 
     uses: Counter[str] = Counter()
 
     def drawn(figure: Figure, below: str) -> markupsafe.Markup:
+        uses[path := f"{below}/{figure.name}"] += 1
+        figure = replace(figure, name=f"{figure.name}-{uses[path]}") if uses[path] > 1 else figure
         pictures.append(charts.write_png(figure, folder / below))
         return markupsafe.Markup(charts.figure_html(figure))  # noqa: S704 # nosec B704 # its text is escaped
 

@@ -2,10 +2,10 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis import wording
 from analysis.diagnose import run as doubts
@@ -66,30 +66,39 @@ _MOST_LABELS, _MOST_SHOWN = 10, 5
 """Labels and errors that a terminal shows."""
 
 
-def write_report(
-    run: RunDirectory,
-    everything: LoadedRun,
-    price_per_hour: float | None = None,
-    out: Path | None = None,
-    projected: Sequence[Mapping[str, Any]] = (),
-) -> tuple[Path, list[Answer], list[dict[str, Any]]]:
-    """Write report.html, its figures and its CSV tables; return the page, its answers about speed, and the ratios.
+class RunPart(NamedTuple):
+    """What a page says of one run: its trials are compared with each other, not with those of other runs."""
 
-    It goes into `out`, or into the run's report folder. Raises StorageError.
+    run: RunDirectory
+    sections: list[Section]
+    files: Files
+    rows: list[Row]
+    answers: list[Answer]
+    ratios: list[dict[str, Any]]
 
-    Args:
-        run: the run directory.
-        everything: its trials.
-        price_per_hour: price of the machine, for the cost of pretraining.
-        out: folder to write.
-        projected: rows of scaling.project.
-    """
+
+def write_report(parts: Sequence[RunPart], out: Path | None) -> Path:
+    """Write report.html of runs with figures and CSV tables into `out`, or into the first run's report folder."""
+    several = len(parts) > 1
+    sections = [Section(str(one.run.path), one.sections) for one in parts] if several else parts[0].sections
+    columns = ("run", *RESULT_COLUMNS) if several else RESULT_COLUMNS
+    rows = [{**row, "run": str(part.run.path)} for part in parts for row in part.rows]
+    files: Files = {"results.csv": partial(write_csv, rows=rows, columns=columns)}
+    files |= {name: write for part in parts for name, write in part.files.items()}
+    title = ", ".join(part.run.path.resolve().name for part in parts)
+    return write_page(out or parts[0].run.report, title, "bertbench report", sections, files)[0]
+
+
+def part_of_run(
+    run: RunDirectory, everything: LoadedRun, price_per_hour: float | None, projected: Sequence[Row], prefix: str
+) -> RunPart:
+    """Return what a page says of the trials of a run, with rows of scaling.project; `prefix` begins names of files."""
     # Collectives and broken-down steps are no trainings to compare; they have sections of their own.
     trials = LoadedRun(tuple(trial for trial in everything if trial.trial.kind not in TAKEN_APART), everything.problems)
     rows = sorted((trial.row for trial in trials), key=wording.order)
     ratios = ratios_of(trials, doubts.reference(trials))
     scaling, measured = measured_efficiency(trials), points(trials)
-    profiles, of_profiles, advised = _profiles(trials)
+    profiles, of_profiles, advised = _profiles(trials, prefix)
     complete = complete_answers(everything, measured, ratios, str(run.path), advised)
     utilization = {} if measured else utilization_by_batch(summary_rows(run))
     training, in_training = training_part(TrainRun(run.path), trials)
@@ -120,13 +129,8 @@ def write_report(
         _explained("Profile", _RECORDED, profiles),
     ]
     ranks = [{"trial_id": one.trial.trial_id, **rank} for one in trials if one.ok for rank in one.row["per_rank"]]
-    files: Files = {
-        "results.csv": partial(write_csv, rows=rows, columns=RESULT_COLUMNS),
-        "ranks.csv": partial(write_csv, rows=ranks),
-        **of_profiles,
-    }
-    page = write_page(out or run.report, run.path.resolve().name, "bertbench report", sections, files)[0]
-    return page, complete, ratios
+    files: Files = {f"{prefix}ranks.csv": partial(write_csv, rows=ranks), **of_profiles}
+    return RunPart(run, sections, files, rows, complete, ratios)
 
 
 def _explained(title: str, text: str, blocks: Sequence[Block]) -> Section:
@@ -167,7 +171,7 @@ def _collectives(everything: LoadedRun) -> list[Block]:
     ]
 
 
-def _profiles(trials: Sequence[LoadedTrial]) -> tuple[list[Block], Files, dict[str, Sequence[Any]]]:
+def _profiles(trials: Sequence[LoadedTrial], prefix: str) -> tuple[list[Block], Files, dict[str, Sequence[Any]]]:
     """Return what profilers left, its tables as files, and its advice by trial; a damaged profile is named."""
     errors: list[Block] = []
     sections: list[Block] = []
@@ -184,9 +188,9 @@ def _profiles(trials: Sequence[LoadedTrial]) -> tuple[list[Block], Files, dict[s
         opened = open_profile(trial.directory)
         advised[trial.trial.trial_id] = opened.advice
         errors += [Text(f"{name}: {problem}", "decides") for problem in opened.source.problems]
-        place, prefix = f"profiles/{trial.trial.trial_id}", f"profile-{len(sections)}-"
+        place, anchor = f"profiles/{prefix}{trial.trial.trial_id}", f"profile-{prefix}{len(sections)}-"
         figures = source_figures(opened.source)
-        panels = [finding_panel(one, figures.get(one.name, ()), prefix, place) for one in opened.findings]
+        panels = [finding_panel(one, figures.get(one.name, ()), anchor, place) for one in opened.findings]
         sections.append(Section(name, panels))
         files |= finding_files(opened.findings, f"{place}/")
     return [*errors, *sections], files, advised

@@ -6,10 +6,13 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from bench.run.processes import StopRequest
+from common.atomic import storage_errors
 from common.scores import evaluation_text
 from records.run import TrialDirectory
 from records.trial import Trial
@@ -96,9 +99,12 @@ _LOOK_SECONDS = 0.5
 class TrainProgress:
     """Watches a launch and shows the events of its events.jsonl on stderr."""
 
-    def __init__(self, stop: StopRequest, until: tuple[str, float] | None = None) -> None:
-        """Have `stop`, or an evaluation with the score and value of `until` or below, make the ranks save and exit."""
-        self._stop = stop
+    def __init__(self, stop: StopRequest, log: Path | None = None, until: tuple[str, float] | None = None) -> None:
+        """Have `stop`, or an evaluation with the score and value of `until` or below, make the ranks save and exit.
+
+        Events are appended to `log` too.
+        """
+        self._stop, self._log = stop, log
         self._score, self._target = until or ("", math.nan)
         self._reached = self._stop_shown = False
         self._directory: TrialDirectory | None = None
@@ -132,9 +138,18 @@ class TrainProgress:
         self._position += len(whole + newline)
         for event in map(json.loads, whole.splitlines()):
             text = event_text(event)
+            append_log(self._log, text)
             loss = event.get(self._score) if event["event"] == "evaluated" else None
             self._reached = self._reached or (loss is not None and loss <= self._target)
             (draw if event["event"] == "progress" and sys.stderr.isatty() else say)(text)
+
+
+def append_log(log: Path | None, text: str) -> None:
+    """Append lines with timestamps to a log, if there is one. Raises StorageError."""
+    if log is not None:
+        now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        with storage_errors(log), log.open("a", encoding="utf-8", errors="replace") as file:
+            file.writelines(f"{now} {line}\n" for line in text.splitlines() if line)
 
 
 def event_text(event: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from analysis.render.terminal import printable
 from bench.cli.options import RARE, run_folder
 from bench.cli.parser import words_of
-from bench.cli.progress import TrainProgress, duration, note, show_stages
+from bench.cli.progress import TrainProgress, append_log, duration, note, show_stages
 from bench.cli.result import Result
 from bench.implementations.model_folder import RANDOM
 from bench.launch.world import World, joined_world
@@ -75,6 +75,7 @@ class TrainClassifyOptions(TrainOptions):
             given_options |= {} if self.seq_len is None else {"max_seq_length": self.seq_len}
             summary = prepare(CsvConfig(input=path, vocab=self._vocabulary(), **given_options), show_stages())
             lines = "\n".join(f"{name:<11} {printable(value)}" for name, value in facts(summary))
+            append_log(self.logfile, lines)
             if not self.json:
                 print(lines, file=sys.stderr)
             for text in summary.notes():
@@ -129,7 +130,7 @@ def run(options: TrainOptions) -> Result:
         devices = find_devices(options.device)
         place = TrainRun(run_folder(options.out or Path("runs/train")))
         plan = plan_training(options, devices, world)
-        progress = TrainProgress(stop)
+        progress = TrainProgress(stop, options.logfile)
         with locked(place.run):
             check_continues(place, plan)
             if devices.note and options.device == "auto" and not options.json:
@@ -194,6 +195,7 @@ def _result(
         if not refused and code != "training-diverged" and place.read_state().checkpoint:
             problem += "; run the same command to resume from the last checkpoint"
         problem += f" [{code}]" if code else ""
+        append_log(options.logfile, f"bertbench: {problem}")
         return Result(document=document, problems=[problem], code=2 if refused else 3)
     outcome, facts, failure = result["outcome"], _facts(place, result), None
     following = next_command(words, place, plan, outcome["finished"])
@@ -209,6 +211,7 @@ def _result(
             facts += leave_results(place, plan.settings, find_devices(options.device), options.threads, note)
         except BertbenchError as error:
             failure = error
+    append_log(options.logfile, "\n".join([*(f"{name:<11} {value}" for name, value in facts), ending]))
     document["next"] = following
     return Result(document=document, blocks=[Facts(facts), Plain(ending)], failure=failure, code=code)
 

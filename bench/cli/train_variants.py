@@ -88,7 +88,7 @@ def _train_all(plan: TrainingsPlan, stop: StopRequest) -> None:
         print(f"[{number}/{len(plan.trainings)}] {one.run.path}: {about}", file=sys.stderr, flush=True)
         if ended:
             continue
-        progress = TrainProgress(stop, None if plan.target is None else (SCORE, plan.target))
+        progress = TrainProgress(stop, one.plan.options.logfile, None if plan.target is None else (SCORE, plan.target))
         try:
             train_once(one.run, one.plan, plan.devices, progress)
         finally:

@@ -41,7 +41,7 @@ from records.trial import Trial
 
 # Options of a training that may change between calls of one search.
 FREE = ("out", "json", "threads", "max_seconds", "log_to", "log_every", "save_every", "keep", "device", "file",
-        "vary", "seeds", "until", "profile_steps", "price_per_hour")  # fmt: skip
+        "logfile", "vary", "seeds", "until", "profile_steps", "price_per_hour")  # fmt: skip
 # Further options that cannot be searched: they define the comparison.
 FIXED = ("task", "benchmark_task", "phase", "devices", "eval_every", "eval_data", "eval_samples", "best_by",
          "deepspeed_config")  # fmt: skip

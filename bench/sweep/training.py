@@ -173,6 +173,8 @@ class TrainOptions:
     """Save and stop after this time in s, for queues with a time limit; default no limit."""
     threads: int | None = None
     """CPU threads per process; default an equal share."""
+    logfile: Path | None = None
+    """File to append progress, evaluations and results to, with timestamps; default no file."""
     log_to: Annotated[tuple[str, ...], Parameter(choices=(*LOGGERS, "none"))] = ()
     """Loggers; default tensorboard, and mlflow if MLFLOW_RUN_ID and MLFLOW_TRACKING_URI name a run."""
     json: bool = False

@@ -24,7 +24,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_vocabulary(folder)
     write_rows(folder / "things.csv", colours_and_animals(300), header=("what", "kind"))
     words = ("--text", "what", "--label", "kind", "--vocab", folder / "vocab.txt", "--seq-len", "24")
-    done = called("train", "classify", folder / "things.csv", *words, *SMALL, "--out", folder / "run")
+    log = ("--logfile", folder / "log.txt")
+    done = called("train", "classify", folder / "things.csv", *words, *SMALL, *log, "--out", folder / "run")
     for told in ("encoding    utf-8", "evaluation after 6 steps"):
         assert told in done.stderr
     assert " ".join(done.stdout.split()).count("test accuracy") == 1 and "finished; next" in done.stdout
@@ -45,6 +46,9 @@ def test_a_training_leaves_all_files_beside_the_csv(trained: Path) -> None:
     assert list(rows[0]) == ["prediction", "true_label"] and len(rows) == stats["test"]["texts"] == 30
     right = sum(row["prediction"] == row["true_label"] for row in rows) / len(rows)
     assert right == pytest.approx(stats["test"]["accuracy"])
+    log = (trained / "log.txt").read_text()
+    places = [log.index(part) for part in ("encoding ", "evaluation after 6 steps", "samples/s ", "finished; next")]
+    assert places == sorted(places)
 
 
 def test_a_finished_training_that_is_called_again_adds_no_time_and_no_result(trained: Path, tmp_path: Path) -> None:

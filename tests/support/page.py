@@ -9,4 +9,4 @@ from records.run import RunDirectory
 
 def report_page(run: RunDirectory, **options: Any) -> Path:
     """Write the report of a run, as `bertbench report` does; return the page."""
-    return Path(page(run.path, **options).document["report"])
+    return Path(page([run.path], **options).document["report"])

@@ -2,10 +2,12 @@ import csv
 import dataclasses
 import html
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import document, result
 from support.fake_run import ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
 from support.kineto_events import event, write
 from support.page import report_page
@@ -14,6 +16,7 @@ from analysis.diagnose.answer import complete_answers, points
 from analysis.diagnose.run import cautions_of_run
 from analysis.load import load_run
 from analysis.metrics.comparison.runs import compare_runs, ratios_of
+from common.errors import UsageError
 from records.files import write_record
 from records.run import RunDirectory
 from records.schema import RESULT_COLUMNS
@@ -106,6 +109,33 @@ def test_a_profile_shows_its_operators_and_a_damaged_trace_is_named(tmp_path: Pa
     assert "aten::my_operator" in text and "trace-rank1.json.gz" in text
     assert (run.report / "profiles" / trial.trial_id / "top_operators.csv").is_file()
     assert all(point.row["kind"] == "throughput" for point in points(load_run(run)))
+
+
+def test_runs_on_one_page_share_no_rounds_and_no_files(tmp_path: Path) -> None:
+    """Equal trials of two machines: each run compares its own, and one that is given twice counts once."""
+    runs = [write_sweep(tmp_path / "old", **SMALL), write_sweep(tmp_path / "new", **SMALL, scale=0.5)]
+    profiled = Trial(preset="mini", kind="profile", profiler="torch", start_iteration=3, stop_iteration=6)
+    for run in runs:
+        write_trial(run, profiled, {0: step_rows([90.0] * 6, 8)})
+        run.trial(profiled.trial_id).profile.mkdir()
+        events = [event("ProfilerStep#3", 0, 1000, "user_annotation"), event(f"aten::{run.path.name}", 0, 700)]
+        write(run.trial(profiled.trial_id).profile / "trace-rank0.json.gz", events)
+    both = document("report", runs[0].path, runs[1].path, tmp_path / "new" / ".." / "old")
+    alone = [document("report", run.path, "--out", tmp_path / "alone") for run in runs]
+    for run, part, one in zip(runs, both["runs"], alone, strict=True):
+        assert part == {"run": str(run.path), **{name: one[name] for name in ("answers", "rows", "ratios")}}
+    page = Path(both["report"])
+    assert page == runs[0].report / "report.html"
+    with (page.parent / "results.csv").open(newline="") as file:
+        assert Counter(row["run"] for row in csv.DictReader(file)) == {str(run.path): 5 for run in runs}
+    ids, links = (attributes(page.read_text(encoding="utf-8"), name) for name in ("id", "href"))
+    assert len(ids) == len(set(ids))
+    assert all((page.parent / link).is_file() for link in links if not link.startswith("#"))
+    operators = [path.read_text() for path in page.parent.glob("profiles/*/top_operators.csv")]
+    assert sorted("aten::old" in one for one in operators) == [False, True]
+    assert len(list(page.parent.glob("throughput*.png"))) == 2
+    with pytest.raises(UsageError):
+        result("report", runs[0].path, tmp_path)
 
 
 @pytest.mark.parametrize(("ours", "rivals"), [(100.0, ["bertbench"]), (133.0, [])], ids=["close", "apart"])
