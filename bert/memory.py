@@ -96,7 +96,7 @@ def _layer_bytes(step: Step, tokens: int, seq_len: int, element: int, device: st
 
 
 def _mask_bytes(dropout: float, device: str) -> int:
-    """Bytes per element that dropout keeps: 16 random bits on a CPU (bert.speed.dropout), a bool on a GPU."""
+    """Bytes per element that dropout keeps: 16 random bits on a CPU (bert.speed.elementwise), a bool on a GPU."""
     if dropout == 0:
         return 0
     return 2 if device == "cpu" else 1

@@ -22,11 +22,11 @@ class AdamW(torch.optim.AdamW):
     """
 
     found_inf: Tensor | None = None
+    _divisor: Tensor | None = None
+    _scratch: Tensor | None = None
 
     def __init__(self, params: ParamsT, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
-        self._divisor: Tensor | None = None
-        self._scratch: Tensor | None = None
 
     @property
     def clips(self) -> bool:

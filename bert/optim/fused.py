@@ -13,19 +13,16 @@ Measured on an H100: docs/results/2026-11-26-h100.md.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
-from torch.optim.optimizer import ParamsT
 
 from bert.optim.adamw import AdamW, keep_memory
 from bert.optim.lamb import Lamb
 from bert.speed.copies import LOW, copy_of
-
-if TYPE_CHECKING:
-    from bert.speed.kernels.multi_tensor import Entry, Group, Rows, Table
+from bert.speed.kernels import optimizers as kernels
 
 # What torch.nn.utils.clip_grad_norm_ adds to the norm.
 _ROOM = 1e-6
@@ -39,11 +36,12 @@ class _Fused(torch.optim.Optimizer):
     """
 
     _step_supports_amp_scaling = True
-    _rows: "Rows | None" = None
+    _rows: tuple[Tensor, Tensor] | None = None
     _places: Sequence[Any] = ()
-    _groups: "Sequence[Group]" = ()
+    _groups: Sequence[kernels.Group] = ()
     _settings: Tensor | None = None
     _sums: Tensor | None = None
+    _max_norm: float | None = None
     _casts: Sequence[Tensor] = ()
 
     def overflow(self) -> Tensor:
@@ -55,7 +53,7 @@ class _Fused(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Release all gradients; the memory of bf16 ones is reused in the next step."""
-        self._sums = None
+        self._sums = self._max_norm = None
         if set_to_none:
             keep_memory(self.param_groups)
         super().zero_grad(set_to_none)
@@ -65,44 +63,39 @@ class _Fused(torch.optim.Optimizer):
         self._places = []  # the state has other addresses
         super().load_state_dict(state_dict)
 
-    def _table(self) -> "Table | None":
+    def _table(self) -> kernels.Table | None:
         """Return the table of all parameters that have a gradient; its rows are made again where addresses change."""
-        from bert.speed.kernels.multi_tensor import Group, Table, rows_of, settings_of
-
         groups = [[(p, p.grad) for p in group["params"] if p.grad is not None] for group in self.param_groups]
         places = [[(p.data_ptr(), grad.data_ptr(), grad.dtype) for p, grad in pairs] for pairs in groups]
         if places != self._places or self._casts:
             casts = list[Tensor]()
-            self._rows = rows_of([[self._entry(*pair, casts) for pair in pairs] for pairs in groups])
+            self._rows = kernels.rows_of([[self._entry(*pair, casts) for pair in pairs] for pairs in groups])
             self._places, self._casts = places, casts
         if self._rows is None:
             return None
+        rows, chunks = self._rows
         of_groups = [
-            Group(float(group["lr"]), group["betas"], group["eps"], group["weight_decay"])
+            kernels.Group(float(group["lr"]), group["betas"], group["eps"], group["weight_decay"])
             for group in self.param_groups
         ]
         if self._settings is None or of_groups != self._groups:
-            self._groups, self._settings = of_groups, settings_of(of_groups, self._rows.rows.device)
-        return Table(self._rows.rows, self._settings, self._rows.chunks)
+            self._groups, self._settings = of_groups, kernels.settings_of(of_groups, rows.device)
+        return kernels.Table(rows, self._settings, chunks)
 
-    def _entry(self, parameter: Tensor, gradient: Tensor, casts: list[Tensor]) -> "Entry":
-        from bert.speed.kernels.multi_tensor import Entry
-
+    def _entry(self, parameter: Tensor, gradient: Tensor, casts: list[Tensor]) -> kernels.Entry:
         state, copy = self._state_of(parameter), copy_of(parameter)  # type: ignore[attr-defined]
         low = gradient.dtype in (torch.float32, LOW)
         read = gradient.contiguous() if low else gradient.float().contiguous()
         if read is not gradient:
             casts.append(read)  # the table has its address alone
-        return Entry(
+        return kernels.Entry(
             parameter, read, state["exp_avg"], state["exp_avg_sq"],
             None if copy is None else copy.values, state.get("step"),
         )  # fmt: skip
 
-    def _squares(self, table: "Table") -> Tensor:
-        from bert.speed.kernels.multi_tensor import sum_squares
-
+    def _squares(self, table: kernels.Table) -> Tensor:
         if self._sums is None:
-            self._sums = sum_squares(table)
+            self._sums = kernels.sum_squares(table)
         return self._sums
 
     def _written(self) -> None:
@@ -123,10 +116,6 @@ class FusedAdamW(_Fused, AdamW):
 
     clips = True
 
-    def __init__(self, params: ParamsT, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay)
-        self._max_norm: float | None = None
-
     def clip(self, max_norm: float) -> None:
         """Have the next step scale all gradients so that their global 2-norm, unscaled, is at most `max_norm`.
 
@@ -135,22 +124,15 @@ class FusedAdamW(_Fused, AdamW):
         self._max_norm = max_norm
         self.found_inf = self.overflow()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Release all gradients; the memory of bf16 ones is reused in the next step."""
-        self._max_norm = None
-        super().zero_grad(set_to_none)
-
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient, unless `found_inf` is 1."""
-        from bert.speed.kernels.adamw import update
-        from bert.speed.kernels.multi_tensor import prepare
-
         table = self._table()
         max_norm, self._max_norm = self._max_norm, None
         if table is not None:
             scale, found = getattr(self, "grad_scale", None), self.found_inf
-            update(table, prepare(table, self._sums, max_norm=max_norm, room=_ROOM, scale=scale, found=found))
+            prepared = kernels.prepare(table, self._sums, max_norm=max_norm, room=_ROOM, scale=scale, found=found)
+            kernels.update_adamw(table, prepared)
             self._written()
 
 
@@ -163,9 +145,6 @@ class FusedLamb(_Fused, Lamb):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        from bert.speed.kernels.lamb import update
-        from bert.speed.kernels.multi_tensor import prepare
-
         table = self._table()
         if table is None:
             return
@@ -174,5 +153,6 @@ class FusedLamb(_Fused, Lamb):
             self.found_inf = self.overflow()
         sums = None if max_norm is None else self._squares(table)
         count = self._begin(table.rows.device, self.found_inf)
-        update(table, prepare(table, sums, max_norm=max_norm, scale=scale, found=self.found_inf, count=count))
+        prepared = kernels.prepare(table, sums, max_norm=max_norm, scale=scale, found=self.found_inf, count=count)
+        kernels.update_lamb(table, prepared)
         self._written()

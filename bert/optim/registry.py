@@ -8,8 +8,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 DEFAULT_WEIGHT_DECAY = 0.01
-DEFAULT_BETAS = (0.9, 0.999)
-DEFAULT_EPS = 1e-6
+_BETAS, _EPS = (0.9, 0.999), 1e-6
 
 
 def parameter_groups(model: "nn.Module", weight_decay: float) -> list[dict[str, Any]]:
@@ -27,12 +26,7 @@ def parameter_groups(model: "nn.Module", weight_decay: float) -> list[dict[str, 
 
 
 def adamw(
-    model: "nn.Module",
-    learning_rate: float,
-    weight_decay: float = DEFAULT_WEIGHT_DECAY,
-    betas: tuple[float, float] = DEFAULT_BETAS,
-    eps: float = DEFAULT_EPS,
-    fused: bool = False,
+    model: "nn.Module", learning_rate: float, weight_decay: float = DEFAULT_WEIGHT_DECAY, fused: bool = False
 ) -> "torch.optim.Optimizer":
     """AdamW (Loshchilov and Hutter 2019) in one fused kernel, on CPUs and GPUs.
 
@@ -48,37 +42,35 @@ def adamw(
     if fused:
         from bert.optim.fused import FusedAdamW
 
-        return FusedAdamW(groups, learning_rate, betas, eps, weight_decay)
+        return FusedAdamW(groups, learning_rate, _BETAS, _EPS, weight_decay)
     if any(copy_of(parameter) is not None for group in groups for parameter in group["params"]):
         from bert.optim.adamw import AdamW
 
-        return AdamW(groups, learning_rate, betas, eps, weight_decay)
+        return AdamW(groups, learning_rate, _BETAS, _EPS, weight_decay)
     # DeepSpeed's ZeRO knows PyTorch's own class alone.
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True)
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=_BETAS, eps=_EPS, fused=True)
 
 
 def lamb(
     model: "nn.Module",
     learning_rate: float,
     weight_decay: float = DEFAULT_WEIGHT_DECAY,
-    betas: tuple[float, float] = DEFAULT_BETAS,
-    eps: float = DEFAULT_EPS,
     max_grad_norm: float | None = 1.0,
     fused: bool = False,
 ) -> "torch.optim.Optimizer":
     """NVIDIA's LAMB, which clips the gradients itself; the loop's `max_grad_norm` must stay None.
 
     Make it after the model has been moved to its device. With `fused` the kernels of bert.optim.fused update the
-    parameters (bert.speed.registry.fuses_optimizer). Raises UsageError for bad hyperparameters.
+    parameters (bert.speed.registry.fuses_optimizer).
     """
     groups = parameter_groups(model, weight_decay)
     if fused:
         from bert.optim.fused import FusedLamb
 
-        return FusedLamb(groups, learning_rate, betas, eps, weight_decay, max_grad_norm)
+        return FusedLamb(groups, learning_rate, _BETAS, _EPS, weight_decay, max_grad_norm)
     from bert.optim.lamb import Lamb
 
-    return Lamb(groups, learning_rate, betas, eps, weight_decay, max_grad_norm)
+    return Lamb(groups, learning_rate, _BETAS, _EPS, weight_decay, max_grad_norm)
 
 
 # Factories, each called with (model, learning_rate, ...).

@@ -1,7 +1,7 @@
 """The attention of a fast step: by chunks on a CPU, by cumulative lengths on a GPU.
 
 PyTorch's CPU attention falls back to unfused operations with dropout. Here one function has the dropout of
-bert.speed.dropout, and works on a few sequences at a time, so that their weights stay in cache.
+bert.speed.elementwise, and works on a few sequences at a time, so that their weights stay in cache.
 
 On a GPU the operator follows from device, type and width of the heads alone, so a resumed run takes the same one: the
 kernels of bert.speed.kernels.attention where Triton can run them, else FlashAttention-2, else PyTorch's attention on
@@ -111,7 +111,7 @@ def _split(qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [T, N, D]; with Triton one kernel writes their three gradients into one tensor."""
     if not usable(qkv):
         return qkv[:, 0], qkv[:, 1], qkv[:, 2]
-    from bert.speed.kernels.heads import unbind
+    from bert.speed.kernels.attention import unbind
 
     return unbind(qkv, bias)
 

@@ -7,6 +7,9 @@ GEMMs for the next linear layer. PyTorch's GELU is as fast as one pass over memo
 done here. For the softmax of attention with dropout on its weights PyTorch passes over all scores for the factor, the
 mask, the softmax, the dropout and the cast; a loop works on a row while it is in the nearest cache.
 
+PyTorch's CPU dropout draws one Bernoulli number after another, which in a small model takes more time than the GEMMs.
+Here dropout takes 16 random bits per element.
+
 On a GPU, bert.speed.kernels does the same. Its kernels also add the bias of the preceding linear layer and compute its
 gradient. Between linear layers in FP8 they write FP8.
 
@@ -22,12 +25,13 @@ from torch.autograd.function import Function, once_differentiable
 
 from bert.private import softmax_gradient
 from bert.speed.copies import copies_in_use, linear
-from bert.speed.dropout import dropout_add, keep_mask, keep_scale, random_levels, threshold
 from bert.speed.fp8 import Fp8Copy, OutputGradient
 from bert.speed.kernels import usable
 from bert.speed.native import loops
 from bert.speed.scales import Quantized
 
+# A dropout probability is rounded to a multiple of 1 / _LEVELS, which moves it by at most 2^-17.
+_LEVELS = 1 << 16
 # Types of what linear layers give for which there are loops.
 LOOP_TYPES = {torch.bfloat16: "bf16", torch.float32: "float"}
 
@@ -146,6 +150,77 @@ def _run(name: str, dtype: torch.dtype, *given: Any) -> None:
     """Run a loop; a tensor is given by where its first element lies, None as NULL."""
     loop = getattr(loops(), f"{name}_{LOOP_TYPES[dtype]}")
     loop(*(one.data_ptr() if isinstance(one, Tensor) else one for one in given))
+
+
+def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
+    """Zero elements of `x` with `probability` and scale the others by 1 / (1 - probability); any shape."""
+    if not training or probability == 0.0:
+        return x
+    if x.device.type == "cpu":
+        result: Tensor = _Dropout.apply(x, None, probability)  # type: ignore[no-untyped-call]
+        return result
+    return F.dropout(x, probability)
+
+
+def dropout_add(x: Tensor, residual: Tensor, probability: float, training: bool) -> Tensor:
+    """Return dropout(x) + residual; `x` and `residual` have one shape, the result has their promoted type."""
+    if training and probability > 0.0 and x.device.type == "cpu":
+        result: Tensor = _Dropout.apply(x, residual, probability)  # type: ignore[no-untyped-call]
+        return result
+    return dropout(x, probability, training) + residual
+
+
+def random_levels(like: Tensor, by_loop: bool = False) -> Tensor:
+    """Draw int16 numbers, uniform over all 2^16 values, in the shape of `like`.
+
+    They come from PyTorch's CPU generator, one number after another. A loop takes one number from it as the key of
+    Philox4x32-10 (Salmon et al. 2011), which all threads compute at once (bert.speed.native).
+    """
+    count, library = like.numel(), loops() if by_loop else None
+    if library is not None:
+        levels = torch.empty(like.shape, dtype=torch.int16)
+        key = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) & (2**64 - 1)
+        library.random_levels(count, torch.get_num_threads(), key, levels.data_ptr())
+        return levels
+    words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)  # four numbers in each word
+    return words.view(torch.int16)[:count].view(like.shape)
+
+
+def threshold(probability: float) -> int:
+    """Levels below this are dropped."""
+    return round(probability * _LEVELS) - _LEVELS // 2
+
+
+def keep_scale(probability: float) -> float:
+    """One over the probability with which an element is really kept."""
+    return _LEVELS / (_LEVELS - round(probability * _LEVELS))
+
+
+def keep_mask(levels: Tensor, probability: float, dtype: torch.dtype) -> Tensor:
+    """Return 1 where an element is kept and 0 if it is dropped, as `dtype`."""
+    # Comparing straight into the floating type is several times as fast as multiplying by a bool tensor.
+    return torch.ge(levels, threshold(probability), out=torch.empty(levels.shape, dtype=dtype))
+
+
+class _Dropout(Function):
+    """Dropout that keeps its random bits for the backward pass, with the residual connection if there is one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, residual: Tensor | None, probability: float) -> Tensor:
+        levels = random_levels(x)
+        ctx.save_for_backward(levels)
+        ctx.probability, ctx.dtype, ctx.adds = probability, x.dtype, residual is not None
+        kept = keep_mask(levels, probability, x.dtype)
+        if residual is None:
+            return kept.mul_(x).mul_(keep_scale(probability))
+        return torch.addcmul(residual, x, kept, value=keep_scale(probability))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        (levels,) = ctx.saved_tensors
+        grad_x = keep_mask(levels, ctx.probability, grad.dtype).mul_(grad).mul_(keep_scale(ctx.probability))
+        return grad_x.to(ctx.dtype), grad if ctx.adds else None, None
 
 
 class _ResidualNorm(Function):

@@ -21,8 +21,16 @@ from bert.model.encoder import (
 from bert.model.heads import MaskedWordHead
 from bert.speed.attention import Where, attend, sums_bias
 from bert.speed.copies import add_embedding, linear
-from bert.speed.dropout import dropout
-from bert.speed.elementwise import Stream, feed_forward, fp8_copy, product, product_dtype, residual_norm, stream
+from bert.speed.elementwise import (
+    Stream,
+    dropout,
+    feed_forward,
+    fp8_copy,
+    product,
+    product_dtype,
+    residual_norm,
+    stream,
+)
 from bert.speed.kernels import usable
 from bert.speed.scales import Quantized
 

@@ -24,7 +24,7 @@ from bert.optim.fused import FusedAdamW, FusedLamb
 from bert.speed import kernels
 from bert.speed.copies import give_copies
 from bert.speed.fp8 import Fp8Copy, OutputGradient
-from bert.speed.kernels import adamw, attention, embedding, gelu, heads, lamb, loss, multi_tensor, norm, quantize
+from bert.speed.kernels import attention, embedding, gelu, loss, norm, optimizers, quantize
 from bert.speed.scales import GRADIENT, Cast
 
 ARCHITECTURES = (80, 90, 100)
@@ -62,7 +62,7 @@ def layer(rows: int, dtype: torch.dtype, bare: bool) -> None:
     results = norm.residual_norm(x, residual, weight, shift, 1e-12, *((0.0, None) if bare else (0.1, bias)))
     sum(one.sum() for one in results[: 1 if bare else 2]).backward()
     gelu.gelu(numbers(rows, INNER, dtype=dtype), None if bare else numbers(INNER)).sum().backward()
-    qkv = heads.unbind(numbers(rows, 3, HIDDEN // 64, 64, dtype=dtype), None if bare else numbers(3 * HIDDEN))
+    qkv = attention.unbind(numbers(rows, 3, HIDDEN // 64, 64, dtype=dtype), None if bare else numbers(3 * HIDDEN))
     sum(one.sum() for one in qkv).backward()
 
 
@@ -133,7 +133,7 @@ def launched() -> list[dict[str, Any]]:
             **resources(code.asm["cubin"], re.search("cvt.*e[45]m[32]", code.asm["ptx"]) is not None),
         })  # fmt: skip
 
-    for module in (norm, gelu, heads, attention, loss, embedding, quantize, multi_tensor, adamw, lamb):
+    for module in (norm, gelu, attention, loss, embedding, quantize, optimizers):
         module.launch = launch  # type: ignore[attr-defined]
     kernels.DEVICES.add("meta")
     driver.set_active(Driver())

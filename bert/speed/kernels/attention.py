@@ -3,13 +3,14 @@
 One program computes a tile of queries of one head and sequence, or in the second half of the backward pass a tile of
 keys, in a loop over the tiles of the other. Scores are never stored; the backward pass computes them again, once for
 the gradients of queries and once for those of keys and values, so that no sum needs atomic additions. It writes the
-three gradients into one tensor and sums them for the bias. Scores, softmax and sums are float32; GEMMs multiply the
-16-bit type of the tensors. Exponents have base 2.
+three gradients into one tensor and sums them for the bias; `unbind` does so for attention by another operator, where
+PyTorch stacks them and then reads the result again. Scores, softmax and sums are float32; GEMMs multiply the 16-bit
+type of the tensors. Exponents have base 2.
 
 Measured on an H100: docs/results/2026-11-26-h100.md.
 
 Shapes: B sequences, S tokens of the longest, T tokens of all sequences, N heads, D width of a head, M queries and K
-keys of a tile.
+keys of a tile; H = N x D, P programs per block of columns.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from bert.speed.kernels import launch, random_key
+from bert.speed.kernels import launch, programs, random_key
 from bert.speed.kernels.random import WEIGHT_LEVELS, dropped_levels, kept_weights
 from common.errors import UsageError
 
@@ -44,6 +45,7 @@ FORWARD = {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4
 OF_QUERIES = {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4, 3), 128: Tiles(64, 64, 8, 2)}
 OF_KEYS = {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4, 3), 128: Tiles(32, 64, 8, 2)}
 WIDTHS = frozenset(FORWARD)
+_SPLIT_COLUMNS, _SPLIT_ROWS, _SPLIT_WARPS = 256, 8, 4
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -257,13 +259,13 @@ class _Attention(Function):
         if ctx.bias_dtype is not None:
             make = torch.empty if counts[0] == counts[1] else torch.zeros  # a program writes one line
             sums = make(sequences * max(counts), qkv[0].numel(), device=qkv.device)
-        programs = sequences * qkv.shape[2]
+        lines = sequences * qkv.shape[2]
         launch(
-            attention_query_gradients, (counts[0] * programs,), qkv, ends, key, context, logsumexp, grad, along, result,
+            attention_query_gradients, (counts[0] * lines,), qkv, ends, key, context, logsumexp, grad, along, result,
             sums, len(qkv), counts[0], **ctx.how, **_constants(first),
         )  # fmt: skip
         launch(
-            attention_key_gradients, (counts[1] * programs,), qkv, ends, key, logsumexp, grad, along, result, sums,
+            attention_key_gradients, (counts[1] * lines,), qkv, ends, key, logsumexp, grad, along, result, sums,
             len(qkv), counts[1], **ctx.how, **_constants(second),
         )  # fmt: skip
         return result, None, None, None, None if sums is None else sums.sum(0).to(ctx.bias_dtype)
@@ -275,3 +277,59 @@ def _constants(tiles: Tiles) -> dict[str, Any]:
         "queries": tiles.queries, "keys": tiles.keys, "warps": tiles.warps, "num_stages": tiles.stages,
         "maxnreg": tiles.registers,
     }  # fmt: skip
+
+
+@triton.jit
+def copy_part(source, result, sums, of, rows, column, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr):
+    """Copy every P-th tile of rows of a gradient into the result, at position 0, 1 or 2; write its partial sum."""
+    program, count = tl.program_id(0), tl.num_programs(0)
+    inside = column < width
+    total = tl.zeros((tile, columns), tl.float32)
+    for first in tl.range(program * tile, rows, count * tile):
+        row = (first + tl.arange(0, tile)).to(tl.int64)
+        here = (row < rows)[:, None] & inside[None, :]
+        value = tl.load(source + row[:, None] * width + column[None, :], mask=here, other=0.0)
+        tl.store(result + row[:, None] * (3 * width) + of * width + column[None, :], value, mask=here)
+        total += value.to(tl.float32)
+    tl.store(sums + program * (3 * width) + of * width + column, tl.sum(total, 0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def copy_qkv_gradients(
+    query, key, value, result, sums, rows, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr
+):
+    """Write three gradients [T, H] into one [T, 3, H], and partial sums [P, 3, H]."""
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    copy_part(query, result, sums, 0, rows, column, width, columns, tile)
+    copy_part(key, result, sums, 1, rows, column, width, columns, tile)
+    copy_part(value, result, sums, 2, rows, column, width, columns, tile)
+
+
+def unbind(qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values [T, N, D] of [T, 3, N, D].
+
+    `bias` [3 H] was added to `qkv` without tracking its gradient, which is computed here; None for no such bias.
+    """
+    result: tuple[Tensor, Tensor, Tensor] = _Unbind.apply(qkv, bias)
+    return result
+
+
+class _Unbind(Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return qkv.unbind(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
+        rows, heads, depth = grads[0].shape
+        width = heads * depth
+        result = grads[0].new_empty(rows, 3, heads, depth)
+        count = programs(result, -(-rows // _SPLIT_ROWS))
+        sums = torch.empty(count, 3 * width, device=result.device)
+        launch(
+            copy_qkv_gradients, (count, -(-width // _SPLIT_COLUMNS)), *(grad.contiguous() for grad in grads), result,
+            sums, rows, width=width, columns=_SPLIT_COLUMNS, tile=_SPLIT_ROWS, warps=_SPLIT_WARPS,
+        )  # fmt: skip
+        return result, None if ctx.bias_dtype is None else sums.sum(0).to(ctx.bias_dtype)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
+from torch.autograd.graph import increment_version
 
 from bert.speed.kernels import columns_of, launch, warps_of
 
@@ -77,19 +78,12 @@ class _CrossEntropy(Function):
         losses, normalizers = (torch.empty(rows, count, device=logits.device) for count in (1, 2))
         launch(cross_entropy_forward, (rows,), logits, labels, losses, normalizers, **ctx.how)
         ctx.save_for_backward(logits, labels, normalizers)
-        ctx.written = False
         mean: Tensor = losses.sum() / max(rows, 1)
         return mean
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        if ctx.written:
-            raise RuntimeError(
-                "second backward pass through a fused cross-entropy, whose first one has overwritten the logits: "
-                "compute the loss again"
-            )
-        ctx.written = True
         logits, labels, normalizers = ctx.saved_tensors
         rows, width = logits.shape
         scale = grad.float() / max(rows, 1)
@@ -102,4 +96,5 @@ class _CrossEntropy(Function):
             scale,
             **ctx.how,
         )
+        increment_version(logits)  # a second backward pass fails
         return logits, None

@@ -1,8 +1,8 @@
 """Random bits for dropout. The backward pass recomputes them from their key, so no mask is stored.
 
 Philox4x32-10 (Salmon et al. 2011), as in PyTorch's dropout on a GPU. One call returns 128 bits: 16 bits for each of 8
-elements. Probabilities are therefore rounded to multiples of 2^-16, as in bert.speed.dropout. Element c of row r, in
-rows of width W, uses bits 16 (c % 8) to 16 (c % 8) + 15 of the call with counter r ceil(W / 8) + c // 8.
+elements. Probabilities are therefore rounded to multiples of 2^-16, as on a CPU. Element c of row r, in rows of width
+W, uses bits 16 (c % 8) to 16 (c % 8) + 15 of the call with counter r ceil(W / 8) + c // 8.
 
 Attention has more elements, so it does as FlashAttention-2: 7 rounds, and 8 bits for each of 16 weights. Probabilities
 are rounded to multiples of 2^-8. The weight of query token t, key column c of the same sequence and head h uses byte

@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from support.refusals import refused
 from support.triton_needed import need_triton
 
 from bert.model.config import ModelConfig
 from bert.model.encoder import Layer
 from bert.observer import Observer
-from bert.optim.fused import FusedAdamW, FusedLamb
 from bert.optim.registry import OPTIMIZERS
 from bert.parallel import STRATEGIES
 from bert.speed import kernels
@@ -86,15 +84,9 @@ def test_a_fused_optimizer_reads_gradients_in_bf16(
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_state_of_a_fused_optimizer_is_that_of_the_plain_one(name: str) -> None:
     need_triton()
+    from bert.optim.fused import FusedAdamW, FusedLamb
+
     layer = torch.nn.Linear(3, 3)
     fused, plain = (OPTIMIZERS[name](layer, 1e-3, fused=each) for each in (True, False))
     assert isinstance(fused, FusedLamb if name == "lamb" else FusedAdamW)
     assert fused.state_dict() == plain.state_dict()
-
-
-def test_dropout_that_the_kernel_of_attention_would_round_to_0_is_refused() -> None:
-    need_triton()
-    from bert.speed.kernels.attention import attention
-
-    with refused("option-value", "--dropout 0.0019", "0.002"):
-        attention(torch.zeros(4, 3, 1, 16, dtype=torch.bfloat16), torch.tensor([0, 4]), 4, 0.0019, None)

@@ -41,15 +41,6 @@ def test_an_overflow_is_skipped_halves_the_scale_and_is_recovered_from(name: str
     assert not any(torch.equal(p.detach(), b) for p, b in zip(model.parameters(), before, strict=True))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_asking_for_the_outcome_leaves_no_hook_behind(name: str) -> None:
-    model = nn.Linear(4, 3)
-    optimizer = OPTIMIZERS[name](model, learning_rate=0.1)
-    precision = fp16()
-    step(precision, model, optimizer)
-    assert not optimizer._optimizer_step_post_hooks
-
-
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
 def test_without_scaling_every_update_is_applied(name: str) -> None:
     precision = Precision(name, "cpu")
@@ -73,9 +64,3 @@ def test_the_scale_and_its_history_survive_json_exactly() -> None:
         step(precision, model, optimizer)
         assert precision.scaler is not None
         assert precision.scaler.get_scale() == 4096.0, "the third good step, two of them before the save"
-
-
-def test_a_run_that_was_not_fp16_starts_with_a_fresh_scale() -> None:
-    precision = fp16()
-    precision.load_state_dict({})
-    assert precision.state_dict()["scale"] == 2.0**16

@@ -35,11 +35,6 @@ def test_constant_climbs_and_stays() -> None:
     assert rates("constant", 10, 0.4) == pytest.approx([0.25, 0.5, 0.75, *[1.0] * 7])
 
 
-@pytest.mark.parametrize(("name", "first"), [("poly", math.sqrt(0.9)), ("linear", 0.9), ("constant", 1.0)])
-def test_without_a_warmup_the_decay_starts_at_once(name: str, first: float) -> None:
-    assert rates(name, 10, 0.0)[0] == pytest.approx(first)
-
-
 def test_cyclic_rises_and_falls_between_a_quarter_and_the_base_rate() -> None:
     # Half a cycle is 0.2 of 10 steps: two up, two down.
     expected = [0.625, 1.0, 0.625, 0.25, 0.625, 1.0, 0.625, 0.25, 0.625, 1.0]

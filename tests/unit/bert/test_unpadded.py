@@ -9,7 +9,6 @@ from support.layouts import LENGTHS, assert_same, batch_of, loss_and_gradients, 
 
 from bert.data.batch import Batch, BatchCounts
 from bert.data.packing import Unpadded, unpad
-from bert.model.encoder import recompute_activations
 from bert.speed.attention import attend, chunks
 
 
@@ -86,28 +85,6 @@ def test_a_mask_with_holes_keeps_its_columns() -> None:
     padded, real = model(False), model(True)
     expected = loss_and_gradients(padded, padded(batch).loss)
     assert_same(loss_and_gradients(real, real(batch).loss), expected, 1e-5)
-
-
-def test_bf16_stays_within_its_rounding() -> None:
-    batch = batch_of([16, 3, 9, 1], 20)
-    plain, real = model(False), model(True)
-    expected = plain(batch).loss
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = real(batch).loss
-    torch.testing.assert_close(found, expected, rtol=2e-2, atol=0)
-
-
-def test_recomputed_layers_see_the_real_tokens_too() -> None:
-    batch = batch_of([16, 3, 9, 1], 20)
-    plain, again = (
-        model(True, hidden_dropout=0.1, attention_dropout=0.1),
-        model(True, hidden_dropout=0.1, attention_dropout=0.1),
-    )
-    recompute_activations(again)
-    torch.manual_seed(7)
-    expected = loss_and_gradients(plain, plain(batch).loss)
-    torch.manual_seed(7)
-    assert_same(loss_and_gradients(again, again(batch).loss), expected, 1e-6)
 
 
 def test_layers_see_no_padding_where_it_is_left_out() -> None:

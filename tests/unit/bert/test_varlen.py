@@ -97,6 +97,7 @@ def test_the_operator_follows_from_the_gpu_the_type_and_the_width(
     monkeypatch.setattr(attention, "processor", lambda device: Processor(major, 80))
     monkeypatch.setattr(attention, "triton_missing", lambda: None)
     assert operator_for(META, dtype, width) == expected
+    assert operator_for(torch.device("cpu"), dtype, width) is None
 
 
 def test_without_triton_a_gpu_takes_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,10 +110,6 @@ def test_the_widths_of_heads_are_those_of_the_kernels() -> None:
     from bert.speed.kernels.attention import WIDTHS
 
     assert set(attention._TRITON_WIDTHS) == WIDTHS
-
-
-def test_a_cpu_has_no_operator() -> None:
-    assert operator_for(torch.device("cpu"), torch.bfloat16, 64) is None
 
 
 def test_the_layers_take_the_operator_of_their_type(monkeypatch: pytest.MonkeyPatch) -> None:

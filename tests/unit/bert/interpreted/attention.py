@@ -140,5 +140,5 @@ def test_weights_are_dropped_independently(probability: float) -> None:
 def test_a_probability_is_never_1_and_refused_where_it_would_be_0() -> None:
     qkv, _, _ = inputs(1, 16, torch.float16, (9,))
     assert attention.attention(qkv, ends_of((9,)), 9, 1.0, None).isfinite().all()
-    with pytest.raises(UsageError):
-        attention.attention(qkv, ends_of((9,)), 9, 0.001, None)
+    with pytest.raises(UsageError, match=r"--dropout 0\.0019"):
+        attention.attention(qkv, ends_of((9,)), 9, 0.0019, None)

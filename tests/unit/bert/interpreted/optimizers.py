@@ -24,7 +24,7 @@ from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
 from bert.speed import kernels
 from bert.speed.copies import LOW, copy_of, give_copies
-from bert.speed.kernels import adamw, lamb, multi_tensor
+from bert.speed.kernels import optimizers
 from bert.train.checkpoint import shared_steps
 
 # Less than a tile, whole tiles, a chunk and more, one element, a whole tile, and one that starts as zero.
@@ -35,10 +35,9 @@ RATE, BETAS, EPS, DECAY = 0.02, (0.9, 0.999), 1e-6, 0.1
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(multi_tensor.TILING, "chunk", 128)
-    monkeypatch.setitem(multi_tensor.TILING, "tile", 64)
-    for module in (multi_tensor, lamb):
-        monkeypatch.setattr(module, "_BLOCK", 4)  # fewer than there are tensors and chunks
+    monkeypatch.setitem(optimizers.TILING, "chunk", 128)
+    monkeypatch.setitem(optimizers.TILING, "tile", 64)
+    monkeypatch.setattr(optimizers, "_BLOCK", 4)  # fewer than there are tensors and chunks
 
 
 def made(copies: bool = True, count: int = len(SHAPES)) -> list[nn.Parameter]:
@@ -323,9 +322,7 @@ BYTES = {
 
 @pytest.mark.parametrize(("kind", "form"), BYTES)
 def test_the_budget(kind: str, form: str, accessed: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multi_tensor, "TILING", {"chunk": 16384, "tile": 2048, "warps": 8})
-    for module in (adamw, lamb):
-        monkeypatch.setattr(module, "TILING", multi_tensor.TILING)
+    monkeypatch.setattr(optimizers, "TILING", {"chunk": 16384, "tile": 2048, "warps": 8})
     parameter, clips = nn.Parameter(torch.ones(8, 2048)), form != "bare"
     if clips:
         give_copies([parameter], gradients="bf16" in form)
@@ -345,8 +342,7 @@ def test_the_number_of_launches_does_not_depend_on_the_number_of_tensors(
     kind: Any, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    for module in (multi_tensor, adamw, lamb):
-        monkeypatch.setattr(module, "launch", lambda kernel, *given, **how: calls.append(kernel.__name__))
+    monkeypatch.setattr(optimizers, "launch", lambda kernel, *given, **how: calls.append(kernel.__name__))
     found = []
     for count in (2, 300):
         parameters = [nn.Parameter(torch.ones(3, 3)) for _ in range(count)]
@@ -361,8 +357,8 @@ def test_the_number_of_launches_does_not_depend_on_the_number_of_tensors(
 
 
 def test_the_interpreter_uses_these_kernels() -> None:
-    assert kernels.launch is multi_tensor.launch is adamw.launch is lamb.launch
-    assert type(adamw.adamw_update).__name__ == "InterpretedFunction"
+    assert kernels.launch is optimizers.launch
+    assert type(optimizers.adamw_update).__name__ == "InterpretedFunction"
 
 
 def test_a_gradient_that_is_not_in_rows_is_read_as_it_is() -> None:
@@ -383,8 +379,8 @@ def test_a_gradient_that_is_not_in_rows_is_read_as_it_is() -> None:
 @pytest.mark.parametrize("kind", [fused_adamw, fused_lamb])
 def test_the_table_is_made_again_only_where_an_address_changes(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tables: list[Any] = []
-    make = multi_tensor.rows_of
-    monkeypatch.setattr(multi_tensor, "rows_of", lambda groups: (tables.append(groups), make(groups))[1])
+    make = optimizers.rows_of
+    monkeypatch.setattr(optimizers, "rows_of", lambda groups: (tables.append(groups), make(groups))[1])
     parameters = [nn.Parameter(torch.ones(3, 3)) for _ in range(4)]
     optimizer, gradients = kind(parameters), [torch.full((3, 3), 0.5) for _ in range(4)]
     for rate in (0.1, 0.01):

@@ -1,4 +1,4 @@
-"""Tables of tensors for kernels that update all parameters in one launch, and the kernels before an update.
+"""AdamW and LAMB over all parameters, in one and three launches, with the kernels before an update.
 
 A table lists addresses. Tensors are cut into chunks of one size, and each program processes one chunk, so the number of
 launches does not depend on the number of tensors. A table is uploaded from pinned memory, without a synchronization,
@@ -6,6 +6,11 @@ when an address changes; so are hyperparameters, which change with every update.
 
 Accesses have 128 bits where a whole tile lies inside a tensor and all addresses of the tensor are multiples of 16
 bytes; elsewhere (the end of a tensor; a gradient in a bucket of DDP) each thread accesses single elements.
+
+AdamW: Loshchilov and Hutter 2019, algorithm 2. LAMB: You et al. 2020, arXiv 1904.00962, algorithm 2; its first launch
+updates the moments and sums the squares of each tensor and of its update, the second divides the two norms, and the
+third computes the update again from the moments: it moves as many bytes as storing the update would, without memory
+for it.
 
 Shapes: N tensors, G groups of parameters, C chunks.
 """
@@ -62,15 +67,6 @@ class Group(NamedTuple):
     """Weight decay."""
 
 
-class Rows(NamedTuple):
-    """Where parameters are and how they are cut, on their device."""
-
-    rows: Tensor
-    """int64 [N, 10]."""
-    chunks: Tensor
-    """int32 [C, 2]: the tensor, and the number of the chunk in it."""
-
-
 class Table(NamedTuple):
     """What the kernels read, on the device of the parameters."""
 
@@ -82,8 +78,8 @@ class Table(NamedTuple):
     """int32 [C, 2]: the tensor, and the number of the chunk in it."""
 
 
-def rows_of(groups: Sequence[Sequence[Entry]]) -> Rows | None:
-    """Return the rows of the parameters of each group; None if there are none."""
+def rows_of(groups: Sequence[Sequence[Entry]]) -> tuple[Tensor, Tensor] | None:
+    """Return rows and chunks of a table of the parameters of each group; None if there are none."""
     rows, sizes = list[int](), list[int]()
     chunks = 0
     for number, entries in enumerate(groups):
@@ -98,7 +94,7 @@ def rows_of(groups: Sequence[Sequence[Entry]]) -> Rows | None:
     if not rows:
         return None
     device = next(entries[0].parameter.device for entries in groups if entries)
-    return Rows(_sent(torch.tensor(rows), device).view(-1, WIDTH.value), _sent(_chunks(sizes), device))
+    return _sent(torch.tensor(rows), device).view(-1, WIDTH.value), _sent(_chunks(sizes), device)
 
 
 def settings_of(groups: Sequence[Group], device: torch.device) -> Tensor:
@@ -307,3 +303,119 @@ def prepare(
         len(table.chunks), max_norm, room, block=_BLOCK, warps=_FEW_WARPS,
     )  # fmt: skip
     return update
+
+
+@triton.jit
+def _adamw_step(tensor, row, settings, control, corrections, start, end, tile: tl.constexpr, wide: tl.constexpr):
+    first, second = advance_moments(row, settings, control, start, end, tile, wide)
+    of_group = settings + tl.load(row + GROUP) * SETTINGS
+    rate = tl.load(of_group + RATE)
+    values = take(tl.load(row + PARAMETER), tl.float32, start, end, tile, wide)
+    values *= (1 - rate * tl.load(of_group + DECAY)).to(tl.float32)
+    values -= rate.to(tl.float32) * direction(first, second, tensor, row, settings, corrections)
+    put_parameter(row, start, end, values, tile, wide)
+
+
+@triton.jit
+def adamw_update(rows, settings, chunks, control, corrections, chunk: tl.constexpr, tile: tl.constexpr):
+    """Update a chunk of a parameter, its moments and its copy, unless control says to skip it."""
+    if tl.load(control + 1) != 0:
+        return
+    tensor, row, begin, end = place(rows, chunks, chunk)
+    for start in tl.range(begin, end, tile):
+        if is_wide(row, start, end, tile):
+            _adamw_step(tensor, row, settings, control, corrections, start, end, tile, True)
+        else:
+            _adamw_step(tensor, row, settings, control, corrections, start, end, tile, False)
+
+
+def update_adamw(table: Table, prepared: Update) -> None:
+    """Update all parameters of a table: 28 bytes per parameter with a float32 gradient, and 2 for a copy."""
+    launch(adamw_update, (len(table.chunks),), table.rows, table.settings, table.chunks, *prepared, **TILING)
+
+
+@triton.jit
+def _lamb_update(first, second, values, tensor, row, settings, corrections):
+    """Return the update m^ / (sqrt(v^) + eps) + decay p."""
+    decay = tl.load(settings + tl.load(row + GROUP) * SETTINGS + DECAY).to(tl.float32)
+    return direction(first, second, tensor, row, settings, corrections) + decay * values
+
+
+@triton.jit
+def _lamb_step(tensor, row, settings, control, corrections, start, end, tile: tl.constexpr, wide: tl.constexpr):
+    first, second = advance_moments(row, settings, control, start, end, tile, wide)
+    values = take(tl.load(row + PARAMETER), tl.float32, start, end, tile, wide)
+    return values, _lamb_update(first, second, values, tensor, row, settings, corrections)
+
+
+@triton.jit
+def lamb_moments(rows, settings, chunks, control, corrections, sums, chunk: tl.constexpr, tile: tl.constexpr):
+    """Update the moments of a chunk; store the sums of squares of the parameter and of its update."""
+    if tl.load(control + 1) != 0:
+        return
+    tensor, row, begin, end = place(rows, chunks, chunk)
+    of_values, of_update = tl.zeros((tile,), tl.float32), tl.zeros((tile,), tl.float32)
+    for start in tl.range(begin, end, tile):
+        if is_wide(row, start, end, tile):
+            values, change = _lamb_step(tensor, row, settings, control, corrections, start, end, tile, True)
+        else:
+            values, change = _lamb_step(tensor, row, settings, control, corrections, start, end, tile, False)
+            # Past the end all inputs are 0, and so is the update.
+        of_values += values * values
+        of_update += change * change
+    tl.store(sums + 2 * tl.program_id(0), tl.sum(of_values, 0))
+    tl.store(sums + 2 * tl.program_id(0) + 1, tl.sum(of_update, 0))
+
+
+@triton.jit
+def lamb_trust(rows, settings, control, sums, ratios, chunk: tl.constexpr, block: tl.constexpr):
+    """Store the trust ratio of a tensor: ||p|| / ||u|| if it decays and neither is 0, otherwise 1."""
+    if tl.load(control + 1) != 0:
+        return
+    row = rows + tl.program_id(0) * WIDTH
+    first = tl.load(row + FIRST_CHUNK)
+    end = first + tl.cdiv(tl.load(row + SIZE), chunk)
+    of_values, of_update = tl.zeros((block,), tl.float64), tl.zeros((block,), tl.float64)
+    for start in tl.range(first, end, block):
+        part = start + tl.arange(0, block)
+        of_values += tl.load(sums + 2 * part, mask=part < end, other=0.0).to(tl.float64)
+        of_update += tl.load(sums + 2 * part + 1, mask=part < end, other=0.0).to(tl.float64)
+    value, change = tl.sqrt(tl.sum(of_values, 0)), tl.sqrt(tl.sum(of_update, 0))
+    decays = tl.load(settings + tl.load(row + GROUP) * SETTINGS + DECAY) != 0
+    ratio = tl.where(decays & (value > 0) & (change > 0), value / tl.where(change > 0, change, 1.0), 1.0)
+    tl.store(ratios + tl.program_id(0), ratio.to(tl.float32))
+
+
+@triton.jit
+def _lamb_subtract(tensor, row, settings, corrections, ratios, start, end, tile: tl.constexpr, wide: tl.constexpr):
+    first = take(tl.load(row + FIRST), tl.float32, start, end, tile, wide)
+    second = take(tl.load(row + SECOND), tl.float32, start, end, tile, wide)
+    values = take(tl.load(row + PARAMETER), tl.float32, start, end, tile, wide)
+    rate = tl.load(settings + tl.load(row + GROUP) * SETTINGS + RATE).to(tl.float32) * tl.load(ratios + tensor)
+    values -= rate * _lamb_update(first, second, values, tensor, row, settings, corrections)
+    put_parameter(row, start, end, values, tile, wide)
+
+
+@triton.jit
+def lamb_apply(rows, settings, chunks, control, corrections, ratios, chunk: tl.constexpr, tile: tl.constexpr):
+    """Subtract the update of a chunk from the parameter, and write its copy."""
+    if tl.load(control + 1) != 0:
+        return
+    tensor, row, begin, end = place(rows, chunks, chunk)
+    for start in tl.range(begin, end, tile):
+        if is_wide(row, start, end, tile):
+            _lamb_subtract(tensor, row, settings, corrections, ratios, start, end, tile, True)
+        else:
+            _lamb_subtract(tensor, row, settings, corrections, ratios, start, end, tile, False)
+
+
+def update_lamb(table: Table, prepared: Update) -> None:
+    """Update all parameters of a table: 40 bytes per parameter with a float32 gradient, and 2 for a copy."""
+    device, tensors, parts = table.rows.device, len(table.rows), len(table.chunks)
+    sums, ratios = torch.empty(parts, 2, device=device), torch.empty(tensors, device=device)
+    launch(lamb_moments, (parts,), table.rows, table.settings, table.chunks, *prepared, sums, **TILING)
+    launch(
+        lamb_trust, (tensors,), table.rows, table.settings, prepared.control, sums, ratios, chunk=TILING["chunk"],
+        block=_BLOCK, warps=_FEW_WARPS,
+    )  # fmt: skip
+    launch(lamb_apply, (parts,), table.rows, table.settings, table.chunks, *prepared, ratios, **TILING)
