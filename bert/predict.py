@@ -10,7 +10,7 @@ from bert.checkpoints.model_config import read_config
 from bert.checkpoints.read import STATE_FILE, checkpoint_path, saved_steps
 from bert.model.config import ModelConfig
 from bert.optim.precision import Precision
-from bert.parallel.single import SingleStrategy
+from bert.parallel.base import SingleStrategy
 from bert.speed.registry import FAST, apply
 from bert.tasks.base import DataIdentity, Ready, Task
 from bert.train.checkpoint import read

@@ -17,7 +17,7 @@ JOIN_TIMEOUT_VARIABLE = "BERTBENCH_JOIN_TIMEOUT_SECONDS"
 
 # An entry is "module:class"; `common.registry.load` imports it when asked for.
 STRATEGIES = {
-    "single": "bert.parallel.single:SingleStrategy",
+    "single": "bert.parallel.base:SingleStrategy",
     "ddp": "bert.parallel.ddp:DdpStrategy",
     "dp": "bert.parallel.dp:DpStrategy",
     "fsdp": "bert.parallel.fsdp:FsdpStrategy",

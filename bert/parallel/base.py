@@ -59,7 +59,7 @@ NO_PLAN = StepPlan()
 
 
 class Strategy:
-    """Parallelism of one training process, here of one that is alone; bert.parallel.STRATEGIES lists the subclasses.
+    """Parallelism of one training process; bert.parallel.STRATEGIES lists the subclasses.
 
     Where the ranks hold parts of the model, `weights` and `moments` put them together: checkpoints do not tell by which
     strategy, or by how many ranks, they were written. `model` is the one that was wrapped, without what is around it.
@@ -229,6 +229,28 @@ class Strategy:
         if rank == self.rank and failure is not None:
             raise failure
         raise type(first)(first.code, f"rank {rank}: {first}") from failure
+
+
+class SingleStrategy(Strategy):
+    """One process, one device."""
+
+    def setup(self, device_type: str) -> None:
+        """Pick the device. Raises UsageError when several ranks were started or the device is absent."""
+        super().setup(device_type)
+        if self.world_size != 1:
+            raise UsageError(
+                "unsupported-combination",
+                f"strategy single runs on one device, but {self.world_size} were requested: use strategy ddp",
+            )
+
+    @classmethod
+    def alone(cls, device_type: str) -> "SingleStrategy":
+        """Return one that computes by itself on this process's device, whatever world it is a rank of."""
+        strategy = cls()
+        strategy.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        if device_type == "cuda":
+            strategy._pick_gpu()
+        return strategy
 
 
 class ProcessGroupStrategy(Strategy):

@@ -34,7 +34,7 @@ from bert.data.packing import unpad  # noqa: E402
 from bert.optim.lamb import Lamb  # noqa: E402
 from bert.optim.precision import Precision  # noqa: E402
 from bert.optim.registry import adamw  # noqa: E402
-from bert.parallel.single import SingleStrategy  # noqa: E402
+from bert.parallel.base import SingleStrategy  # noqa: E402
 from bert.speed.attention import (  # noqa: E402
     FLASH,
     TRITON,

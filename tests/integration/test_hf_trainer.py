@@ -22,7 +22,7 @@ needs_accelerate = pytest.mark.skipif(not HAS_ACCELERATE, reason="needs accelera
 def train_theirs(wanted: Any, folder: Path, recorder: Recorder) -> Any:
     from bench.implementations.hf_trainer import run_training
     from bert.observer import Observer
-    from bert.parallel.single import SingleStrategy
+    from bert.parallel.base import SingleStrategy
     from bert.train.base_run import RunRequest
 
     return run_training(RunRequest(wanted, folder, SingleStrategy(), Observer(), recorder.should_stop, recorder))
@@ -122,7 +122,7 @@ def test_other_strategies_are_refused(tmp_path: Path) -> None:
 def test_a_given_model_is_trained_evaluated_and_saved_as_transformers_does(data: Path, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForMaskedLM
 
-    from bert.parallel.single import SingleStrategy
+    from bert.parallel.base import SingleStrategy
     from bert.tasks.pretrain.batches import TestShards
     from bert.tasks.pretrain.task import PretrainTask
     from bert.train.feed import data_spec

@@ -14,7 +14,7 @@ from bench.run.recorder import RowWriter
 from bert.data.batch import Batch, BatchCounts
 from bert.observer import Observer, Observers
 from bert.optim.precision import Precision
-from bert.parallel.single import SingleStrategy
+from bert.parallel.base import SingleStrategy
 from bert.speed import native
 from bert.train.loop import Training, train
 from records.schema import STEP_COLUMNS

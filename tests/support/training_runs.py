@@ -78,7 +78,7 @@ class Recorder:
 def run(wanted: Any, folder: Path, recorder: Recorder | None = None, strategy: Any = None) -> Any:
     """Make a run in this process; return its outcome."""
     from bert.observer import Observer
-    from bert.parallel.single import SingleStrategy
+    from bert.parallel.base import SingleStrategy
     from bert.train.base_run import RunRequest
     from bert.train.run import run_training
 

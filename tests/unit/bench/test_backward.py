@@ -15,7 +15,7 @@ from bench.run.measure import backward_timeline
 from bert.observer import Observer
 from bert.optim.precision import Precision
 from bert.parallel import ddp
-from bert.parallel.single import SingleStrategy
+from bert.parallel.base import SingleStrategy
 from bert.train.loop import Training
 from records.trial import Trial
 

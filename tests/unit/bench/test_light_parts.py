@@ -23,7 +23,7 @@ from bert.model.config import ModelConfig
 from bert.observer import Observer
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw
-from bert.parallel.single import SingleStrategy
+from bert.parallel.base import SingleStrategy
 from bert.speed import kernels, native
 from bert.speed.copies import has_low_gradients
 from bert.speed.registry import apply, copy_weights

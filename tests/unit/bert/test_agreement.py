@@ -14,7 +14,7 @@ from bert.checkpoints.read import saved_steps
 from bert.model.config import model_config
 from bert.model.heads import BertForPretraining
 from bert.optim.registry import lamb
-from bert.parallel.single import SingleStrategy
+from bert.parallel.base import SingleStrategy
 from bert.tasks.base import DataIdentity
 from bert.train.checkpoint import TrainState, save, versions
 from bert.train.settings import TrainSettings

@@ -5,11 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from support.bert_folders import loaded, saved, theirs
 
 from bert.checkpoints.conversion import convert
-from bert.checkpoints.files import new_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 # A conversion that stands still with half its folder written.
@@ -47,13 +45,3 @@ def test_a_killed_conversion_leaves_no_destination_and_does_not_hinder_the_next(
         for process in (ended, running):
             process.kill()
             process.communicate()
-
-
-def test_a_new_folder_has_usual_permissions_and_a_failed_one_leaves_nothing(tmp_path: Path) -> None:
-    with new_folder(tmp_path / "dst") as folder:
-        (folder / "x").write_text("x")
-    (tmp_path / "usual").mkdir()
-    assert (tmp_path / "dst").stat().st_mode == (tmp_path / "usual").stat().st_mode
-    with pytest.raises(RuntimeError), new_folder(tmp_path / "failed"):
-        raise RuntimeError
-    assert {path.name for path in tmp_path.iterdir()} == {"dst", "usual"}

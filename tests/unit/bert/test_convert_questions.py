@@ -100,14 +100,6 @@ def test_a_tensorflow_checkpoint_of_run_squad_keeps_its_head_and_loses_its_poole
     assert_equal_outputs(written, source)
 
 
-def test_a_run_begins_from_a_tensorflow_checkpoint_of_run_squad_with_its_head(tmp_path: Path) -> None:
-    source, model = theirs("BertForQuestionAnswering"), ours()
-    prefix = saved_by_tensorflow(tmp_path / "model.ckpt", source, POOLER)
-    taken = load_weights(find_checkpoint(prefix), model, SHAPE, False)
-    assert (taken.missing, taken.unexpected) == ((), tuple(sorted(POOLER)))
-    assert_close(results(model), their_results(source))
-
-
 def test_a_conversion_does_not_import_the_compiler(tmp_path: Path) -> None:
     source = saved_by_tensorflow(tmp_path / "source" / "bert_model.ckpt", theirs("BertForQuestionAnswering"), POOLER)
     program = (

@@ -13,7 +13,7 @@ from bert.data.batches import DataSpec
 from bert.model.config import model_config
 from bert.model.heads import BertForPretraining
 from bert.optim.precision import Precision
-from bert.parallel.single import SingleStrategy
+from bert.parallel.base import SingleStrategy
 from bert.tasks.base import Evaluation
 from bert.tasks.pretrain.batches import TestShards, to_batch
 from bert.tasks.pretrain.shards import read_shard

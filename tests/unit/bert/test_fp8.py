@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bert.model.encoder import recompute_activations
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw
-from bert.parallel.single import SingleStrategy
+from bert.parallel.base import SingleStrategy
 from bert.speed import fp8
 from bert.speed.copies import copy_of, give_copies, linear
 from bert.speed.fp8 import Fp8Copy, products_dtype

@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from support.refusals import refused
 from support.training_runs import Recorder, run, settings
 
 from bert.model.config import PRESETS
 from bert.model.encoder import recompute_activations
 from bert.model.heads import BertForPretraining
-from bert.parallel import make_strategy
 from bert.tasks.pretrain.task import PretrainTask
 
 
@@ -62,9 +60,3 @@ def test_a_run_goes_on_with_or_without_it_and_says_nothing(tmp_path):
 
 def test_less_is_kept_for_the_backward_pass():
     assert saved_bytes(True) < 0.5 * saved_bytes(False)
-
-
-def test_buckets_out_of_range_are_refused():
-    assert make_strategy("ddp", '{"bucket_mib":5}').options == {"bucket_mib": 5}
-    with refused("option-value", "--bucket-mib 0"):
-        settings("synthetic", strategy="ddp", strategy_options='{"bucket_mib":0}')

@@ -17,7 +17,7 @@ from bert.data.batches import DataSpec
 from bert.model.config import model_config
 from bert.model.heads import BertForPretraining, BertForQuestionAnswering
 from bert.optim.precision import Precision
-from bert.parallel.single import SingleStrategy
+from bert.parallel.base import SingleStrategy
 from bert.tasks.base import EvaluationSpec
 from bert.tasks.squad.features import open_features
 from bert.tasks.squad.task import Questions, SquadTask

@@ -17,10 +17,9 @@ from bert.data.batches import DataSpec
 from bert.model.config import ModelConfig
 from bert.observer import Observer
 from bert.parallel import STRATEGIES, devices_per_rank, make_strategy, options_text
-from bert.parallel.base import StepPlan, WholeModel
+from bert.parallel.base import SingleStrategy, StepPlan, WholeModel
 from bert.parallel.deepspeed_config import read_deepspeed_config, resolve, training_values
 from bert.parallel.dp import joined, split_batch
-from bert.parallel.single import SingleStrategy
 from bert.tasks.pretrain.batches import synthetic_batches
 from bert.tasks.pretrain.task import PretrainTask
 from bert.tasks.squad.task import SquadTask
@@ -61,6 +60,7 @@ def test_what_is_not_installed_is_named_with_the_remedy(name: str, monkeypatch: 
     [
         ("ddp", {"zero_stage": 1}, "option-not-applicable", ["ddp", "--zero-stage", "--strategy deepspeed"]),
         ("deepspeed", {"zero_stage": 4}, "option-choice", ["--zero-stage 4", "0, 1, 2, 3"]),
+        ("ddp", {"bucket_mib": 0}, "option-value", ["--bucket-mib 0"]),
         ("deepspeed", {"config": [1]}, "option-value", ["DeepSpeed configuration"]),
     ],
 )
@@ -111,11 +111,9 @@ def test_what_file_and_run_say_otherwise_is_refused_with_both_values() -> None:
     [
         ({"scheduler": {"type": "WarmupLR"}}, "option-not-applicable", ["scheduler"]),
         ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, "option-not-applicable", ["offload_param"]),
-        ({"zero_optimization": {"stage": 7}}, "option-choice", ["stage=7", "0, 1, 2 or 3"]),
         ({"zero_optimization": 2}, "option-value", ['"zero_optimization"', "not 2"]),
         ({"optimizer": {"type": "SGD"}}, "option-conflict", ["optimizer.type is 'SGD'"]),
         ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "option-conflict", ["adam_w_mode"]),
-        ({"optimizer": {"params": {"eps": "small"}}}, "option-value", ["small"]),
         ({"optimizer": {"params": {"momentum": 0.9}}}, "option-not-applicable", ["momentum"]),
     ],
 )

@@ -17,7 +17,7 @@ from bert.observer import Observer, Observers, StepResult
 from bert.optim.lamb import Lamb
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw
-from bert.parallel.single import SingleStrategy
+from bert.parallel.base import SingleStrategy
 from bert.train.loop import (
     MAX_SKIPPED_IN_A_ROW,
     DivergenceError,

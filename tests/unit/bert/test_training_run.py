@@ -14,7 +14,7 @@ from support.training_runs import Recorder, run, settings
 from bert.checkpoints.read import saved_steps
 from bert.data.batch import Batch
 from bert.optim.schedule import PHASES
-from bert.parallel.single import SingleStrategy
+from bert.parallel.base import SingleStrategy
 from bert.speed.layers import FastEncoder
 from bert.train.base_run import LossLog
 from bert.train.checkpoint import read

@@ -16,7 +16,7 @@ from bert.model.heads import BertForPretraining
 from bert.optim.adamw import AdamW
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw, parameter_groups
-from bert.parallel.single import SingleStrategy
+from bert.parallel.base import SingleStrategy
 from bert.speed.copies import LOW, _add_all, _add_used, add_embedding, copy_of, give_copies, has_low_gradients, linear
 from bert.speed.registry import apply, copy_weights
 from common.train_spec import TrainSpec

@@ -21,7 +21,7 @@ from bert.optim.adamw import AdamW
 from bert.optim.fused import FusedAdamW, FusedLamb
 from bert.optim.lamb import Lamb
 from bert.optim.precision import Precision
-from bert.parallel.single import SingleStrategy
+from bert.parallel.base import SingleStrategy
 from bert.speed import kernels
 from bert.speed.copies import LOW, copy_of, give_copies
 from bert.speed.kernels import optimizers
