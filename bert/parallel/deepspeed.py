@@ -74,7 +74,8 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
                 model=_Outputs(model), optimizer=optimizer, config=dict(self._resolved.config), dist_init_required=False
             )
         except (ValueError, AssertionError) as error:
-            raise UsageError("option-value", f"DeepSpeed refuses its configuration: {error}") from error
+            message = " ".join(str(error).split())
+            raise UsageError("option-value", f"DeepSpeed refuses its configuration: {message}") from error
         self._model.attach(self._engine)
         kind = _Partitions if self._resolved.zero_stage else _Copies
         self._state = kind(self._engine.optimizer, optimizer)
