@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from support import shared_files
 from support.cli import ROOT
 from support.csv_files import colours_and_animals, write_rows, write_vocabulary
 from support.minilm import minilm_folder
+from support.real_text import argv, run
 
 SMS = shared_files.DATA / "csv/sms_spam_latin1.csv"
 SMALL = (
@@ -20,8 +20,9 @@ SMALL = (
 
 
 def start(*words: object) -> "subprocess.Popen[str]":
-    argv = [sys.executable, "-m", "bench.cli.main", "train", "classify", *map(str, words)]
-    return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        argv("train", "classify", *words), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_two_trainers_started_on_one_csv_both_end_and_the_database_gives_the_identical_training(tmp_path: Path) -> None:
@@ -36,8 +37,7 @@ def test_two_trainers_started_on_one_csv_both_end_and_the_database_gives_the_ide
     assert stats["test"]["texts"] == 30 and (tmp_path / "things_trained_model/model.safetensors").is_file()
     assert not list(tmp_path.glob(".*.tmp")) and not list(tmp_path.glob(".*.new"))
     shutil.copy(tmp_path / "things.sqlite", tmp_path / "copy.sqlite")
-    again = start(tmp_path / "copy.sqlite", *SMALL, "--out", tmp_path / "run2")
-    assert again.communicate(timeout=300) and again.returncode == 0
+    run("train", "classify", tmp_path / "copy.sqlite", *SMALL, "--out", tmp_path / "run2")
     curves = {(tmp_path / f"run{number}/curve.csv").read_bytes() for number in range(3)}
     predictions = {(tmp_path / f"{name}_testset_predictions.csv").read_bytes() for name in ("things", "copy")}
     assert len(curves) == len(predictions) == 1
@@ -50,8 +50,6 @@ def test_a_real_encoder_tells_spam_from_messages(tmp_path: Path) -> None:
                "--learning-rate", "3e-4", "--global-batch-size", "16", "--micro-batch-size", "16", "--eval-every", "60",
                "--eval-samples", "60", "--device", "cpu", "--threads", "1",
                "--test", "0.05", "--out", tmp_path / "run")  # fmt: skip
-    process = start(tmp_path / "sms.csv", *options)
-    out, err = process.communicate(timeout=800)
-    assert process.returncode == 0, out + err
+    run("train", "classify", tmp_path / "sms.csv", *options)
     stats = json.loads((tmp_path / "sms_train_test_stats.json").read_text())
     assert stats["test"]["balanced_accuracy"] >= 0.9

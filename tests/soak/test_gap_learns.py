@@ -1,13 +1,12 @@
 """A real fine-tuning: the MiniLM encoder with head mul learns whom pronouns mean, and heads are compared."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 from support import shared_files
-from support.cli import ROOT, Cli
 from support.minilm import minilm_folder
+from support.real_text import run
 
 GAP = shared_files.DATA / "gap"
 MAJORITY = 205 / 454
@@ -20,28 +19,20 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def run(out: Path, *words: object) -> str:
-    done = subprocess.run(
-        Cli(out).argv(*map(str, words)), cwd=ROOT, capture_output=True, text=True, timeout=850, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.public
 def test_head_mul_is_above_the_majority_class_on_validation(tmp_path: Path) -> None:
     weights, data, out = minilm_folder(), tmp_path / "gap", tmp_path / "run"
     inputs = [GAP / f"gap-{split}.tsv" for split in ("development", "validation")]
     vocab = ["--vocab", weights / "vocab.txt", "--max-seq-length", SEQ_LEN]
-    run(out, "data", "gap", "--input", *inputs, *vocab, "--output", data)
-    run(out, "train", "gap", "--head", "mul", "--data", data, "--init", weights, "--out", out, *SETTINGS)
+    run("data", "gap", "--input", *inputs, *vocab, "--output", data)
+    run("train", "gap", "--head", "mul", "--data", data, "--init", weights, "--out", out, *SETTINGS)
     best = json.loads((out / "train.json").read_text())["best"]
     assert best["score"] == "accuracy"
     assert best["value"] > MAJORITY + 0.05
     (features,) = data.glob("gap-validation-*.safetensors")
     words = ["--checkpoint", out, "--features", features, "--kaggle-csv", "--out", tmp_path / "answers"]
-    run(out, "predict", "gap", *words)
+    run("predict", "gap", *words)
     answers = tmp_path / "answers" / "submission.csv"
-    found = json.loads(run(out, "eval", "gap", "--dataset", inputs[1], "--predictions", answers, "--json"))
+    found = json.loads(run("eval", "gap", "--dataset", inputs[1], "--predictions", answers, "--json"))
     assert found["accuracy"] == pytest.approx(best["value"], abs=0.02), "bf16 batches differ in their rounding"
     assert found["overall"]["f1"] > 50

@@ -1,13 +1,13 @@
 """What speed is promised: ours against Hugging Face's by our own sweep, and what measuring costs."""
 
 import json
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from support.cli import ROOT, Cli
+from support.cli import Cli
+from support.real_text import run
 
 from bench.run.clock import StepClock
 from bench.run.recorder import RowWriter
@@ -32,10 +32,8 @@ def test_ours_beats_hugging_face_by_our_own_sweep(
     options += ["--implementations", "bertbench", "hf", "--data", "synthetic", "--device", "cpu"]
     options += ["--max-seconds", str(seconds)]
     for rounds in (1, 3):  # one round is enough where the answer is clear; a noisy one is asked twice more
-        argv = cli.argv("throughput", "pretrain", *options, "--rounds", str(rounds), "--out", str(cli.out), "--json")
-        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1500, check=False)
-        assert done.returncode == 0, done.stderr
-        value = json.loads(done.stdout)
+        words = (*options, "--rounds", rounds, "--out", cli.out, "--json")
+        value = json.loads(run("throughput", "pretrain", *words))
         assert {row["dropout"] for row in value["rows"]} == {0.1}
         (ratio,) = value["ratios"]
         precision = value["rows"][0]["precision"]

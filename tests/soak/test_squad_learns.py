@@ -2,13 +2,12 @@
 
 import gzip
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 from support import shared_files
-from support.cli import ROOT, Cli
 from support.minilm import minilm_folder
+from support.real_text import run
 
 SQUAD = shared_files.DATA / "squad"
 MOST_CHARACTERS = 650
@@ -35,13 +34,6 @@ def short(name: str, path: Path, most_questions: int) -> Path:
     return path
 
 
-def run(out: Path, *words: object) -> None:
-    done = subprocess.run(
-        Cli(out).argv(*map(str, words)), cwd=ROOT, capture_output=True, text=True, timeout=1500, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def f1(out: Path) -> float:
     return float(json.loads((out / "train.json").read_text())["evaluation"]["f1"])
 
@@ -53,13 +45,13 @@ def test_a_real_encoder_learns_to_answer_questions_it_has_not_seen(tmp_path: Pat
     evaluation = short("dev-v1.1.json.gz", tmp_path / "dev.json", EVALUATED)
     for split, source in (("training", training), ("evaluation", evaluation)):
         words = ["--vocab", encoder / "vocab.txt", "--max-seq-length", SEQ_LEN, "--output", tmp_path / "data"]
-        run(tmp_path, "data", "squad", "--input", source, "--split", split, *words)
+        run("data", "squad", "--input", source, "--split", split, *words)
     common: list[object] = ["train", "squad", "--data", tmp_path / "data", "--eval-data", tmp_path / "data"]
     common += ["--init", encoder, "--seq-len", SEQ_LEN, "--micro-batch-size", BATCH, "--global-batch-size", BATCH]
     common += ["--device", "cpu"]
     # One update with a rate of nothing: the span head is as it was drawn.
-    run(tmp_path, *common, "--steps", 1, "--learning-rate", 1e-9, "--out", tmp_path / "untrained")
-    run(tmp_path, *common, "--steps", STEPS, "--learning-rate", 1.5e-4, "--out", tmp_path / "trained")
+    run(*common, "--steps", 1, "--learning-rate", 1e-9, "--out", tmp_path / "untrained")
+    run(*common, "--steps", STEPS, "--learning-rate", 1.5e-4, "--out", tmp_path / "trained")
     before, after = f1(tmp_path / "untrained"), f1(tmp_path / "trained")
     assert before < 15, f"untrained: F1 {before}"
     # 150 updates depend on their random numbers too much: five of them gave 35 to 54.

@@ -2,13 +2,12 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli import ROOT, TINY
+from support.cli import TINY
+from support.real_text import run
 from support.squad_windows import VOCAB, squad_windows, write_windows
 
 from records.run import RunDirectory
@@ -22,10 +21,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def throughput(*options: str) -> Any:
-    argv = [sys.executable, "-m", "bench.cli.main", "throughput", "squad", *TINY, *SHORT, *options, "--json"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=240, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(run("throughput", "squad", *TINY, *SHORT, *options, "--json"))
 
 
 def test_ours_and_transformers_run_on_made_up_windows(tmp_path: Path) -> None:

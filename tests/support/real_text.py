@@ -15,9 +15,11 @@ def argv(*words: object) -> list[str]:
     return [sys.executable, "-m", "bench.cli.main", *map(str, words)]
 
 
-def run(*words: object, timeout: float = 900) -> None:
+def run(*words: object, timeout: float = 1500) -> str:
+    """Return what a command prints."""
     done = subprocess.run(argv(*words), cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def prepare(output: Path, *seq_lens: int, corpus: Path = CORPUS, dataset: str = "pretrain") -> Path:

@@ -1,7 +1,6 @@
 """An all-reduce played message by message, and data-parallel steps on top of it: the truth that models are held to."""
 
 import dataclasses
-import heapq
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +29,7 @@ def step_ms(
     works: Sequence[float], ready_ms: Sequence[float], buckets: Sequence[float], backward_ms: float, rest_ms: float,
     alpha_us: float, bandwidth_gb_s: float,
 ) -> float:  # fmt: skip
-    """Play one step as events: every rank's buckets become ready at its own speed, a link carries one after another.
+    """Play one step as events: a bucket is ready when it is on the slowest rank, a link carries one after another.
 
     Args:
         works: per rank, how slow it is (1: as the times say).
@@ -40,19 +39,8 @@ def step_ms(
         rest_ms: what comes before it and after it, scaled with the rank too.
         alpha_us, bandwidth_gb_s: of the links.
     """
-    ranks = len(works)
-    before = rest_ms / 2
-    events: list[tuple[float, int, int]] = []
-    for rank, slow in enumerate(works):
-        for bucket, ready in enumerate(ready_ms):
-            heapq.heappush(events, (slow * (before + ready), bucket, rank))
-    waiting = [ranks] * len(buckets)
-    there = [0.0] * len(buckets)
-    while events:
-        now, bucket, _ = heapq.heappop(events)
-        waiting[bucket] -= 1
-        if not waiting[bucket]:
-            there[bucket] = now
+    ranks, before = len(works), rest_ms / 2
+    there = [max(works) * (before + ready) for ready in ready_ms]
     free = 0.0
     for bucket, size in enumerate(buckets):
         free = max(free, there[bucket]) + ring_all_reduce_us(ranks, size, alpha_us, bandwidth_gb_s) / 1e3

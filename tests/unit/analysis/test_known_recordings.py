@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 from support.commands import document
-from support.corpus_answers import answers
 from support.recordings import ALL_REDUCE, COPY, Trace, deep_queue, one_gpu, ranks
-from support.truth_corpus import write_corpus
+from support.truth_corpus import given_answers, write_corpus
 
 
 def covered(spans: list[tuple[int, int]], unit: int) -> set[int]:
@@ -54,7 +53,7 @@ def test_answers_by_construction_are_those_of_counting_every_unit_of_time(seed: 
 
 def test_analyze_and_core_util_give_the_known_answers(tmp_path: Path) -> None:
     facts = write_corpus(tmp_path, 3)
-    given = answers(tmp_path, document)
+    given = given_answers(tmp_path, document)
     assert set(given) == {fact.name for fact in facts}
     for fact in facts:
         assert given[fact.name] == pytest.approx(fact.truth, rel=0, abs=fact.allowed), fact.name

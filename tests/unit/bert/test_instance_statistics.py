@@ -1,19 +1,18 @@
-"""Instances of the fast code against those of the plain reference, as distributions, on real and on generated text.
+"""Instances of the fast code against those of the plain reference, as distributions.
 
 Both go through the same documents many times. What is compared is measured once per time through (a replicate), because
 the instances of one time depend on each other; replicates do not. If both codes draw from the same distribution, the
 labels "fast" and "plain" of the replicates could be exchanged: that is a permutation test, and it is exact.
 """
 
+import functools
 import random
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
 import pytest
 from support import plain_pretraining as plain
-from support.shared_files import DATA
 
 from bert.tasks.pretrain.config import InstanceConfig
 from bert.tasks.pretrain.instances import Instances, TokenShard, plan_instances
@@ -29,7 +28,7 @@ SEQ_LEN, PREDICTIONS = 64, 8
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents of real structure, whose token ids are their places (plus FIRST_ID): so all is found back."""
+    """Documents whose token ids are their places (plus FIRST_ID): so all is found back."""
 
     sizes: list[list[int]]
     """Tokens of each sentence of each document."""
@@ -56,28 +55,8 @@ class Corpus:
         return TokenShard(np.arange(FIRST_ID, self.vocab_size, dtype=np.int32), sentence_ends, document_ends)
 
 
-def real_corpus() -> Corpus:
-    text, vocabulary = DATA / "pretrain/books/84-0.txt", DATA / "vocab/bert-uncased.txt"
-    words = " ".join(text.read_text(encoding="utf-8-sig").split()[:20_000])
-    sentences = re.split(r"(?<=[.!?]) ", words)
-    encode = plain.library_tokenizer(vocabulary, True)
-    known = plain.pieces_of(vocabulary)
-    pieces = [[known[number] for number in ids] for sentence in sentences if (ids := encode(sentence))]
-    # A letter, a chapter, a page: documents of 1 to 60 sentences.
-    rng = random.Random(0)
-    documents = []
-    while pieces:
-        size = rng.choice([1, 2, 5, 20, 60])
-        documents.append(pieces[:size])
-        del pieces[:size]
-    flat = [piece for document in documents for sentence in document for piece in sentence]
-    return Corpus(
-        [[len(sentence) for sentence in document] for document in documents],
-        np.array([piece.startswith("##") for piece in flat]),
-    )
-
-
 def generated_corpus() -> Corpus:
+    """Sentences of 1 to 150 tokens, documents of 1 to 49 of them."""
     rng = np.random.default_rng(1)
     sizes = [np.clip(rng.lognormal(2.7, 0.8, rng.integers(1, 50)).astype(int), 1, 150).tolist() for _ in range(45)]
     return Corpus(sizes, rng.random(sum(map(sum, sizes))) < 0.2)
@@ -172,19 +151,10 @@ class Comparison:
         return float((statistics >= statistics[0] - 1e-9).mean())
 
 
-@pytest.fixture(scope="module", params=[pytest.param("real", marks=pytest.mark.public), "generated"])
-def corpus(request: pytest.FixtureRequest) -> Corpus:
-    return real_corpus() if request.param == "real" else generated_corpus()
-
-
-@pytest.fixture(scope="module")
-def comparison(corpus: Corpus) -> Comparison:
-    return Comparison(corpus, fast_samples(corpus, False), plain_samples(corpus, False))
-
-
-@pytest.fixture(scope="module")
-def whole_words(corpus: Corpus) -> Comparison:
-    return Comparison(corpus, fast_samples(corpus, True), plain_samples(corpus, True))
+@functools.cache
+def compared(whole_words: bool) -> Comparison:
+    corpus = generated_corpus()
+    return Comparison(corpus, fast_samples(corpus, whole_words), plain_samples(corpus, whole_words))
 
 
 def shares(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -255,7 +225,8 @@ def masks_measures(corpus: Corpus) -> list[Callable[[Sample], np.ndarray]]:
     ]
 
 
-def test_pairs_are_drawn_from_the_published_distribution(comparison: Comparison) -> None:
+def test_pairs_are_drawn_from_the_published_distribution() -> None:
+    comparison = compared(False)
     for number, measure in enumerate(pairs_measures(comparison.corpus)):
         assert comparison.p_value(measure) > LEAST_P, number
     shard = comparison.corpus.shard
@@ -265,29 +236,25 @@ def test_pairs_are_drawn_from_the_published_distribution(comparison: Comparison)
         assert ((first != second) == sample.is_random).all()
 
 
-def test_masks_are_drawn_from_the_published_distribution(comparison: Comparison) -> None:
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_masks_are_drawn_from_the_published_distribution(whole_words: bool) -> None:
+    comparison = compared(whole_words)
     for number, measure in enumerate(masks_measures(comparison.corpus)):
         assert comparison.p_value(measure) > LEAST_P, number
     shown = np.concatenate([sample.shown for sample in comparison.fast])
     labels = np.concatenate([sample.labels for sample in comparison.fast])
     for share, expected in (((shown == MASK).mean(), 0.8), ((shown == labels).mean(), 0.1)):
         assert abs(share - expected) < 4 * (expected * (1 - expected) / len(shown)) ** 0.5
+    # A whole word that does not fit is skipped, so long words are masked less often than short ones.
+    continues = comparison.corpus.continues
+    assert not whole_words or continues[labels - FIRST_ID].mean() < continues.mean()
 
 
-def test_masks_of_whole_words_are_drawn_from_the_published_distribution(whole_words: Comparison) -> None:
-    for number, measure in enumerate(masks_measures(whole_words.corpus)):
-        assert whole_words.p_value(measure) > LEAST_P, number
-    # A word that does not fit is skipped, so long words are masked less often than short ones.
-    continues = whole_words.corpus.continues
-    masked = np.concatenate([continues[sample.labels - FIRST_ID] for sample in whole_words.fast])
-    assert masked.mean() < continues.mean()
-
-
-def test_the_comparison_finds_a_small_difference(comparison: Comparison) -> None:
+def test_the_comparison_finds_a_small_difference() -> None:
     """One token more in every third segment is seen: the tests above are no formality."""
     changed = [
         Sample(**{**vars(sample), "first_length": sample.first_length + (np.arange(len(sample.lengths)) % 3 == 0)})
-        for sample in comparison.fast
+        for sample in compared(False).fast
     ]
-    other = Comparison(comparison.corpus, changed, comparison.plain)
+    other = Comparison(generated_corpus(), changed, compared(False).plain)
     assert other.p_value(lambda sample: shares(sample.first_length, TOKENS)) < LEAST_P

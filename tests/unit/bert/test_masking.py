@@ -24,21 +24,15 @@ def config(seq_len: int = 32, max_predictions: int = 5, **changes: object) -> In
     return InstanceConfig(seq_len=seq_len, max_predictions=max_predictions, **changes)  # type: ignore[arg-type]
 
 
-def rows_of(pairs: list[tuple[list[int], list[int]]], seq_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return ids, lengths and lengths of the first segments."""
-    ids = np.zeros((len(pairs), seq_len), np.int32)
-    for row, (first, second) in enumerate(pairs):
-        whole = [CLS, *first, SEP, *second, SEP]
-        ids[row, : len(whole)] = whole
-    lengths = np.array([len(first) + len(second) + 3 for first, second in pairs], np.int32)
-    return ids, lengths, np.array([len(first) for first, _ in pairs], np.int32)
-
-
 def masked(
     pairs: list[tuple[list[int], list[int]]], settings_: InstanceConfig, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, Masked]:
     """Return the ids before and after, and the predictions."""
-    ids, lengths, first_lengths = rows_of(pairs, settings_.seq_len)
+    ids = np.zeros((len(pairs), settings_.seq_len), np.int32)
+    for row, (first, second) in enumerate(pairs):
+        whole = [CLS, *first, SEP, *second, SEP]
+        ids[row, : len(whole)] = whole
+    first_lengths, lengths = np.array([(len(a), len(a) + len(b) + 3) for a, b in pairs], np.int32).T
     before = ids.copy()
     return before, ids, mask(ids, lengths, first_lengths, settings_, PIECES, np.random.default_rng(seed))
 

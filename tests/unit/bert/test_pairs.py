@@ -30,10 +30,6 @@ def config(**changes: object) -> InstanceConfig:
     return InstanceConfig(**{"seq_len": 63, "max_predictions": 10, "dupe_factor": 1, **changes})  # type: ignore[arg-type]
 
 
-def many(documents: list[list[int]], times: int, **changes: object) -> list[Pairs]:
-    return [cut(shard_of(documents), config(**changes), np.random.default_rng(seed)) for seed in range(times)]
-
-
 def column(parts: list[Pairs], name: str) -> np.ndarray:
     return np.concatenate([getattr(part, name) for part in parts])
 
@@ -92,7 +88,8 @@ def test_segments_hold_the_fewest_sentences_that_reach_the_target(
 
 def test_a_document_is_drawn_up_to_ten_times() -> None:
     # With two documents the tenth draw hits the document itself with a chance of 1 in 1024.
-    parts = many([[10] * 3000, [10] * 3000], 150, short_seq_prob=0.0, seq_len=23)
+    shard, settings_ = shard_of([[10] * 3000, [10] * 3000]), config(short_seq_prob=0.0, seq_len=23)
+    parts = [cut(shard, settings_, np.random.default_rng(seed)) for seed in range(150)]
     first, second = column(parts, "first_begin") // 30_000, column(parts, "second_begin") // 30_000
     continues = column(parts, "second_begin") == column(parts, "first_begin") + column(parts, "first_length")
     drawn_itself = (first == second) & ~continues
@@ -111,10 +108,7 @@ def test_truncation_ends_at_the_lengths_that_token_by_token_gives(most: int) -> 
         first, second = list(range(a)), list(range(b))
         plain.truncate(first, second, most, rng)
         expected.append((len(first), len(second)))
-    found = truncated(pairs_of(sizes), most, np.random.default_rng(0))
-    assert [*zip(found.first_length.tolist(), found.second_length.tolist(), strict=True)] == expected
-
-
-def pairs_of(sizes: list[tuple[int, int]]) -> Pairs:
     first, second = np.array(sizes, np.int32).T
-    return Pairs(np.full(len(sizes), 1000), first, np.full(len(sizes), 5000), second, np.zeros(len(sizes), np.bool_))
+    pairs = Pairs(np.full(900, 1000), first, np.full(900, 5000), second, np.zeros(900, np.bool_))
+    found = truncated(pairs, most, np.random.default_rng(0))
+    assert [*zip(found.first_length.tolist(), found.second_length.tolist(), strict=True)] == expected

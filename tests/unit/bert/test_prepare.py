@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,14 +10,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 from support.refusals import refused
+from support.small_disk import small_disk
 
 from bert.corpus.texts import generate_corpus
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.pretrain.config import PrepareConfig
+from bert.tasks.pretrain.hdf5 import tokenize
+from bert.tasks.pretrain.instances import Instances
 from bert.tasks.pretrain.prepare import LengthSummary, PrepareSummary, prepare
 from bert.tasks.pretrain.shards import folder_info, read_shard
 from common.errors import Code
@@ -68,6 +71,10 @@ def test_shards_lie_where_users_and_scripts_expect_them(done: PrepareSummary) ->
     assert {path.stem for path in sentences.glob("*.txt")} == {Path(name).stem for name in shards}
 
 
+def real_tokens(shard: Instances) -> int:
+    return int(shard.input_mask.sum())
+
+
 def test_the_summary_tells_what_is_in_the_folder(text: Path, done: PrepareSummary) -> None:
     length = only(done)
     info, test = folder_info(length.folder), folder_info(length.folder, "test")
@@ -75,40 +82,42 @@ def test_the_summary_tells_what_is_in_the_folder(text: Path, done: PrepareSummar
     assert (info.seq_len, info.max_predictions, info.vocab_size) == (32, 5, done.vocab_size)
     assert max(info.counts) < 1.15 * min(info.counts)
     assert 0.05 < test.samples / (test.samples + info.samples) < 0.16
-    masks = [read_shard(path).input_mask for path in (*info.paths, *test.paths)]
-    assert length.padding_efficiency == pytest.approx(np.concatenate(masks).mean())
+    shards = [read_shard(path) for path in (*info.paths, *test.paths)]
+    assert len({shard.input_ids.tobytes() for shard in shards}) == 4
+    assert length.padding_efficiency == pytest.approx(sum(map(real_tokens, shards)) / sum(map(len, shards)) / 32)
+    vocabulary = load_vocabulary(done.vocab_path, True)
+    tokens = [tokenize(path, vocabulary).ids for path in done.stages[1].folder.glob("*.txt")]
+    found, unknown = done.stages[-1].counts, vocabulary.ids["[UNK]"]
+    assert found["tokens"] == sum(map(len, tokens)) and found["tokens in instances"] == sum(map(real_tokens, shards))
+    assert found["unknown tokens"] == sum(int((ids == unknown).sum()) for ids in tokens)
     assert done.documents == len(list(text.iterdir())) and done.vocab_trained
     assert (length.shards, length.shards_kept) == (4, 0)
-    assert len(load_vocabulary(done.vocab_path, True).pieces) == done.vocab_size == 800
+    assert len(vocabulary.pieces) == done.vocab_size == 800
 
 
-def test_the_number_of_processes_does_not_change_a_byte(text: Path, done: PrepareSummary, tmp_path: Path) -> None:
-    prepare(config(text, tmp_path, workers=2))
-    assert everything(tmp_path) == everything(only(done).folder.parent.parent)
+def test_another_length_keeps_what_is_made(text: Path, done: PrepareSummary, tmp_path: Path) -> None:
+    output = shutil.copytree(only(done).folder.parent.parent, tmp_path / "out")
+    before = everything(output)
+    later = prepare(config(text, output, seq_lens=(32, 48)))
+    lengths = [(length.seq_len, length.max_predictions, length.shards_kept) for length in later.lengths]
+    assert lengths == [(32, 5, 4), (48, 7, 0)]
+    assert [stage.kept for stage in later.stages] == [True, True, True, False]
+    assert everything(output).items() >= before.items()
 
 
-def test_both_phases_are_made_by_one_call(text: Path, tmp_path: Path) -> None:
-    first = prepare(config(text, tmp_path, seq_lens=(32, 64)))
-    assert [(length.seq_len, length.max_predictions) for length in first.lengths] == [(32, 5), (64, 10)]
-    later = prepare(config(text, tmp_path, seq_lens=(48,)))
-    assert {stage.stage: stage.kept for stage in later.stages} == {"sentences": True, "shard": True, "hdf5": False}
-    assert all(length.folder.is_dir() for length in first.lengths), "the other lengths stay"
-
-
-def test_other_settings_or_text_are_refused_and_everything_stays(text: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "novels"
-    mine.mkdir()
-    for path in text.iterdir():
-        (mine / path.name).write_bytes(path.read_bytes())
-    prepare(config(mine, tmp_path / "out"))
-    before = everything(tmp_path)
-    with refused("folder-occupied", tmp_path / "out", "seed 12345, now 1"):
-        prepare(config(mine, tmp_path / "out", seed=1))
+def test_other_settings_or_text_are_refused_and_everything_stays(
+    text: Path, done: PrepareSummary, tmp_path: Path
+) -> None:
+    mine = shutil.copytree(text, tmp_path / "novels")
+    output = shutil.copytree(only(done).folder.parent.parent, tmp_path / "out")
+    before = everything(output)
+    with refused("folder-occupied", output, "seed 12345, now 1"):
+        prepare(config(mine, output, seed=1))
     (mine / "generated-000000.txt").write_text("Something new happened. Nobody knew why.")
-    with refused("folder-occupied", tmp_path / "out/sentences/novels", "input"):
-        prepare(config(mine, tmp_path / "out"))
-    (mine / "generated-000000.txt").write_bytes((text / "generated-000000.txt").read_bytes())
-    assert everything(tmp_path) == before and prepare(config(mine, tmp_path / "out")).stages[-1].kept
+    with refused("folder-occupied", output / "sentences/novels", "input"):
+        prepare(config(mine, output))
+    shutil.copy(text / "generated-000000.txt", mine)
+    assert prepare(config(mine, output)).stages[-1].kept and everything(output) == before
 
 
 def test_a_given_vocabulary_is_used_and_copied_and_its_capitals_are_a_note(
@@ -122,17 +131,6 @@ def test_a_given_vocabulary_is_used_and_copied_and_its_capitals_are_a_note(
     first = read_shard(folder_info(copied.parent).paths[0])
     assert (first.input_ids[:, 0] == 800 - 1 - 2).all(), "[CLS] is looked up"
     assert any("200 pieces" in note for note in summary.notes) and not done.notes
-
-
-def test_fewer_documents_than_shards_are_refused_with_what_fits(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for number in range(4):
-        (tmp_path / "in" / f"{number}.txt").write_text("A sentence. Another one. " * 30)
-    for shards in (8, 99_999_999):
-        with refused("data-too-small", "4 document", "--shards "):
-            prepare(config(tmp_path / "in", tmp_path / "out", shards=shards))
-    summary = prepare(config(tmp_path / "in", tmp_path / "out", shards=3, vocab_size=64))
-    assert only(summary).shards == 4 and any("single document" in note for note in summary.notes)
 
 
 INVALID: list[tuple[dict[str, object], Code, tuple[object, ...]]] = [
@@ -158,25 +156,17 @@ def test_unusable_options_are_refused(
 
 
 def test_two_preparations_into_one_folder_do_not_mix(text: Path, tmp_path: Path) -> None:
-    met: list[str] = []
-
     def second(stage: str, done: int, total: int | None) -> None:
         with refused("folder-locked", tmp_path, "another preparation"):
             prepare(config(text, tmp_path, seq_lens=(64,)))
-        met.append(stage)
+        raise RuntimeError("met")
 
-    prepare(config(text, tmp_path), second)
-    assert met
-
-
-LARGE = {"dupe_factor": 40, "shards": 6}
+    with pytest.raises(RuntimeError, match="met"):
+        prepare(config(text, tmp_path), second)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    output = tmp_path_factory.mktemp("undisturbed")
-    prepare(config(text, output, **LARGE))
-    return everything(output)
+def alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -186,46 +176,33 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_call_that_is_ended_leaves_no_process_and_a_rerun_continues(
-    text: Path, tmp_path: Path, undisturbed: dict[str, str], number: signal.Signals
-) -> None:
-    options = ["--seq-lens", "32", "--dupe-factor", "40", "--shards", "6", "--vocab-size", "800", "--workers", "2"]
+def test_a_call_that_is_ended_leaves_no_process_and_a_rerun_continues(text: Path, tmp_path: Path) -> None:
+    """That a rerun after kill -9 gives the bytes of an undisturbed one: tests/integration/test_pretraining_data.py."""
+    options = ["--seq-lens", "32", "--dupe-factor", "12", "--shards", "6", "--vocab-size", "800", "--workers", "2"]
     argv = [sys.executable, "-m", "bench.cli.main", "data", "pretrain", "--input", str(text), *options]
-    argv += ["--output", str(tmp_path)]
-    process = subprocess.Popen(argv, cwd=ROOT)
-    wait_for(lambda: len(list(tmp_path.rglob("novels_training_*.hdf5"))) >= 2 and list(tmp_path.rglob("*.hdf5.*.tmp")))
+    process = subprocess.Popen([*argv, "--output", str(tmp_path)], cwd=ROOT)
+    wait_for(lambda: len(list(tmp_path.rglob("novels_training_*.hdf5"))) >= 2)
     workers = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     process.wait(30)
     wait_for(lambda: not any(map(alive, workers)))
-    assert len(workers) >= 2 and (number == signal.SIGKILL or not list(tmp_path.rglob(".*.tmp")))
+    assert len(workers) >= 2 and not list(tmp_path.rglob(".*.tmp"))
     finished = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("novels_*.hdf5")}
     assert 2 <= len(finished) < 7, "it was stopped in the middle"
     (folder,) = {path.parent for path in finished}
     with refused("data-unprepared", folder):
         folder_info(folder)
-    prepare(config(text, tmp_path, **LARGE))
+    again = only(prepare(config(text, tmp_path, dupe_factor=12, shards=6)))
+    assert (again.shards, again.shards_kept) == (7, len(finished))
     assert all(path.stat().st_mtime_ns == when for path, when in finished.items())
-    assert everything(tmp_path) == undisturbed
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-@pytest.mark.parametrize(("workers", "size"), [(1, "60k"), (1, "400k"), (2, "550k")])
-def test_a_full_disk_is_named_and_a_rerun_continues(text: Path, tmp_path: Path, workers: int, size: str) -> None:
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(tmp_path)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
-    try:
-        with refused("disk-full", tmp_path):
-            prepare(config(text, tmp_path, dupe_factor=30, workers=workers))
-        assert not list(tmp_path.rglob("*.tmp")), "no half-written file takes the space"
-        subprocess.run(["mount", "-o", "remount,size=4m", str(tmp_path)], check=True)
-        assert only(prepare(config(text, tmp_path, dupe_factor=30))).shards == 4
-    finally:
-        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+def test_a_full_disk_is_named_and_a_rerun_continues(text: Path, tmp_path: Path) -> None:
+    output = tmp_path / "disk"
+    with small_disk(output, "550k"):
+        with refused("disk-full", output):
+            prepare(config(text, output, dupe_factor=30, workers=2))
+        assert not list(output.rglob("*.tmp")), "no half-written file takes the space"
+        subprocess.run(["mount", "-o", "remount,size=4m", str(output)], check=True)
+        assert only(prepare(config(text, output, dupe_factor=30))).shards == 4

@@ -43,19 +43,15 @@ def test_several_lengths_need_a_choice(tmp_path: Path) -> None:
         folder_info(tmp_path, seq_len=64)
 
 
-def test_shards_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+def test_shards_that_do_not_fit_each_other_or_the_model_are_refused(tmp_path: Path) -> None:
     make_folder(tmp_path / "a", [4])
-    make_folder(tmp_path / "b", [4], seq_len=20)
-    with refused("data-mismatch", "seq_len", f"12 in {tmp_path / 'a'}", f"20 in {tmp_path / 'b'}"):
-        folder_info(tmp_path)
-
-
-def test_the_wrong_length_or_vocabulary_is_refused(tmp_path: Path) -> None:
-    make_folder(tmp_path, [4])
     with refused("data-mismatch", "12 tokens", "--seq-len 12"):
         Hdf5Batches(spec(tmp_path, seq_len=128))
     with refused("vocabulary-mismatch", "d_training_0.hdf5", "word piece", "50:"):
         next(iter(Hdf5Batches(spec(tmp_path, vocab_size=50))))
+    make_folder(tmp_path / "b", [4], seq_len=20)
+    with refused("data-mismatch", "seq_len", f"12 in {tmp_path / 'a'}", f"20 in {tmp_path / 'b'}"):
+        folder_info(tmp_path)
 
 
 def test_metadata_gives_the_vocabulary_and_tells_unfinished_preparations(tmp_path: Path) -> None:
@@ -74,10 +70,9 @@ def test_metadata_gives_the_vocabulary_and_tells_unfinished_preparations(tmp_pat
 
 
 def test_folders_without_shards_say_what_to_do(tmp_path: Path) -> None:
-    with refused("path-missing", tmp_path / "none"):
-        folder_info(tmp_path / "none")
-    with refused("data-missing", tmp_path, "data pretrain"):
-        folder_info(tmp_path)
+    for folder, code in ((tmp_path / "none", "path-missing"), (tmp_path, "data-missing")):
+        with refused(code, folder):
+            folder_info(folder)
 
 
 def made_up(folder: Path, count: int, **changes: object) -> list[Batch]:

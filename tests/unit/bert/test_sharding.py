@@ -93,26 +93,12 @@ def test_the_split_is_that_of_a_plain_loop(training: int, test: int, fraction: f
         assert assign(sentences, plan).tolist() == plain_assign(sentences.tolist(), plan)
 
 
-def test_shards_differ_by_less_than_their_shortest_document() -> None:
-    sentences = np.random.default_rng(5).integers(3, 400, 2000).astype(np.int32)
-    chosen = assign(sentences, plan_of(8, 2, 0.1))
-    loads = np.bincount(chosen, sentences)
-    for group in (range(8), range(8, 10)):
-        fullest = max(group, key=lambda number: loads[number])
-        assert loads[fullest] - min(loads[number] for number in group) <= sentences[chosen == fullest].min()
-
-
 def test_fewer_documents_than_shards_are_refused_with_a_remedy() -> None:
     with refused("data-too-small", "3 document", "5 shards", "4 training", "1 test", "--shards 2"):
         check_documents(3, plan_of(4, 1, 0.1))
     with refused("data-too-small", "--shards 1 --test-fraction 0"):
         check_documents(3, plan_of(1, 4, 0.1))
     check_documents(3, plan_of(2, 1, 0.1))
-
-
-def test_shards_of_a_single_document_are_counted(tmp_path: Path) -> None:
-    counts = sharded(make_parts(tmp_path / "in", documents=3, parts=1), tmp_path / "out", plan_of(2, 1, 0.1)).counts
-    assert counts.names["shards with one document"] == ["d_training_0.txt", "d_training_1.txt", "d_test_0.txt"]
 
 
 @pytest.mark.parametrize(("size", "shards"), [(0, 4), (2**27, 4), (2**27 + 1, 5)])

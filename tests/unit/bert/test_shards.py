@@ -1,4 +1,4 @@
-"""Shards as files: the stage that makes them of sentence text, their bytes, the reader and what it refuses."""
+"""Shards as files: their bytes, the reader and what it refuses, the tokens of sentence text."""
 
 import dataclasses
 import hashlib
@@ -15,38 +15,18 @@ import pytest
 from support.pretraining_shards import overwrite
 from support.refusals import refused
 from support.shard_files import write_shard
+from test_loader import PREDICTIONS, SEQ_LEN, instances
 
-from bert.data.finished import Finished, Stage
-from bert.data.pool import Workers
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
 from bert.tasks.pretrain import hdf5
-from bert.tasks.pretrain.config import InstanceConfig
-from bert.tasks.pretrain.hdf5 import Length, make_shards, tokenize, tokenizer_of, write_blocks
+from bert.tasks.pretrain.hdf5 import tokenize, tokenizer_of, write_blocks
 from bert.tasks.pretrain.instances import Instances
 from bert.tasks.pretrain.shards import ShardHeader, check_shard, read_shard
 from common.errors import Code
 
-SEQ_LEN, PREDICTIONS = 12, 3
 COLUMNS = [field.name for field in dataclasses.fields(Instances)]
 VOCABULARY = Vocabulary((*SPECIAL_PIECES, "the", "un", "##able", ",", "a"), lower_case=True)
 TEXT = "the a\nUnable, zz\n\n\n\u200b\n\na\nthe\n\n"
-NAMES = ["d_training_0.hdf5", "d_training_1.hdf5", "d_training_10.hdf5", "d_test_0.hdf5"]
-
-
-def instances(samples: int, seed: int = 1) -> Instances:
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(6, SEQ_LEN + 1, samples)
-    mask = (np.arange(SEQ_LEN) < lengths[:, None]).astype(np.int8)
-    columns = np.sort(1 + np.argsort(rng.random((samples, 4)), axis=1)[:, :PREDICTIONS], axis=1)
-    used = np.arange(PREDICTIONS) < (np.arange(samples) % (PREDICTIONS + 1))[:, None]
-    return Instances(
-        input_ids=(rng.integers(5, 90_000, (samples, SEQ_LEN)) * mask).astype(np.int32),
-        input_mask=mask,
-        segment_ids=(mask * (np.arange(SEQ_LEN) > 3)).astype(np.int8),
-        masked_lm_positions=(columns * used).astype(np.int32),
-        masked_lm_ids=(rng.integers(1, 900, columns.shape) * used).astype(np.int32),
-        next_sentence_labels=rng.integers(0, 2, samples).astype(np.int8),
-    )
 
 
 def same(first: Instances, second: Instances) -> bool:
@@ -60,7 +40,7 @@ def blocks_of(made: Instances, size: int) -> Iterator[Instances]:
 
 @pytest.mark.parametrize("samples", [1, 1024, 5000])
 def test_what_is_written_in_blocks_is_read_again(tmp_path: Path, samples: int) -> None:
-    made, path = instances(samples), tmp_path / "a.hdf5"
+    made, path = instances(samples, first_id=80_000), tmp_path / "a.hdf5"
     write_blocks(path, ShardHeader(samples, SEQ_LEN, PREDICTIONS), blocks_of(made, 2048), "s")
     assert same(read_shard(path), made)
     with h5py.File(path) as file:
@@ -104,66 +84,47 @@ def test_shards_from_elsewhere_are_read(tmp_path: Path, types: tuple[str, str], 
     assert same(read_shard(tmp_path / "a.hdf5"), made)
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.9])
-def test_a_truncated_shard_is_named(tmp_path: Path, keep: float) -> None:
-    path = tmp_path / "a.hdf5"
-    write_shard(path, instances(50))
-    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
-    for reader in (check_shard, read_shard):
-        with refused("file-truncated" if keep else "file-damaged", path):
-            reader(path)
-
-
-def test_overwritten_bytes_are_named_when_the_data_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.hdf5"
-    write_shard(path, instances(3000))
-    overwrite(path)
-    with refused("file-damaged", path):
-        read_shard(path)
-
-
-def edited(path: Path, edit: str) -> None:
+def damage(path: Path, how: str) -> None:
+    if how in ("emptied", "truncated"):
+        path.write_bytes(path.read_bytes()[: int(path.stat().st_size * 0.9)] if how == "truncated" else b"")
+        return
+    if how == "overwritten":
+        overwrite(path)
+        return
+    column = {"values": "masked_lm_positions", "mask": "input_mask"}.get(how, "segment_ids")
     with h5py.File(path, "r+") as file:
-        if edit == "missing":
-            del file["segment_ids"]
-            return
-        names = {"values": ["masked_lm_positions"], "mask": ["input_mask"], "empty": COLUMNS}.get(edit, ["segment_ids"])
-        for name in names:
-            data = file[name][:]
-            del file[name]
-            if edit == "values":
-                data[0, 0] = SEQ_LEN
-            elif edit == "mask":
-                data[3, :3] = 0
-            changes = {"type": data.astype("f4"), "rows": data[:-1], "empty": data[:0]}
-            changes |= {"axes": data[:, 0], "width": data[:, :-1]} if data.ndim > 1 else {}
-            file[name] = changes.get(edit, data)
+        data = file[column][:]
+        del file[column]
+        if how == "values":
+            data[0, 0] = SEQ_LEN
+        elif how == "mask":
+            data[3, :3] = 0
+        if how != "missing":
+            changes = {"type": data.astype("f4"), "rows": data[:-1], "axes": data[:, 0], "width": data[:, :-1]}
+            file[column] = changes.get(how, data)
 
 
 @pytest.mark.parametrize(
-    ("edit", "code", "facts"),
+    ("how", "code", "facts"),
     [
+        ("emptied", "file-damaged", ()),
+        ("truncated", "file-truncated", ()),
+        ("overwritten", "file-damaged", ()),
         ("missing", "columns-missing", ("segment_ids",)),
         ("type", "file-damaged", ("segment_ids", "float32")),
-        ("axes", "file-damaged", ("segment_ids", "[20]")),
-        ("rows", "file-damaged", ("segment_ids", "[19, 12]")),
-        ("width", "file-damaged", ("segment_ids", "[20, 11]")),
-        ("empty", "file-damaged", ("[0, 12]",)),
+        ("axes", "file-damaged", ("segment_ids", "[3000]")),
+        ("rows", "file-damaged", ("segment_ids", "[2999, 12]")),
+        ("width", "file-damaged", ("segment_ids", "[3000, 11]")),
         ("values", "rows-invalid", ("masked_lm_positions", "0 to 12", "0 to 11")),
         ("mask", "rows-invalid", ("input_mask",)),
     ],
 )
-def test_a_malformed_shard_is_named_with_its_fault(
-    tmp_path: Path, edit: str, code: Code, facts: tuple[object, ...]
-) -> None:
+def test_a_damaged_shard_is_named_with_its_fault(tmp_path: Path, how: str, code: Code, facts: tuple[str, ...]) -> None:
     path = tmp_path / "a.hdf5"
-    write_shard(path, instances(20))
-    edited(path, edit)
+    write_shard(path, instances(3000))
+    damage(path, how)
     with refused(code, path, *facts):
         read_shard(path)
-
-
-# from sentence text
 
 
 def written(path: Path, text: str) -> Path:
@@ -203,46 +164,7 @@ def test_tokens_do_not_depend_on_blocks_or_on_the_package(tmp_path: Path, monkey
         assert np.array_equal(getattr(other, name), getattr(shard, name))
 
 
-def test_text_that_is_gone_or_not_utf_8_is_named(tmp_path: Path) -> None:
-    with refused("path-missing", tmp_path / "a.txt"):
-        tokenize(tmp_path / "a.txt", VOCABULARY)
+def test_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"a \xff\n")
     with refused("file-encoding", tmp_path / "a.txt"):
         tokenize(tmp_path / "a.txt", VOCABULARY)
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("text")
-    found = []
-    for seed, name in enumerate(NAMES):
-        rng = np.random.default_rng(seed)
-        words = ["the", "a", "unable", ",", "zz"]
-        documents = ("\n".join(" ".join(rng.choice(words, rng.integers(1, 15))) for _ in range(20)) for _ in range(12))
-        found.append(written(folder / f"{Path(name).stem}.txt", "\n\n".join(documents) + "\n\n"))
-    return found
-
-
-def make(texts: list[Path], path: Path, workers: int = 1) -> Finished:
-    lengths = []
-    for seq_len in (32, 64):
-        config = InstanceConfig(seq_len=seq_len, max_predictions=5, dupe_factor=2, seed=7)
-        lengths.append(Length(Stage(path / str(seq_len), "hdf5", 1, {}, ""), config))
-    with Workers(workers) as pool:
-        return make_shards(texts, VOCABULARY, lengths, pool, lambda *_: None)[0]
-
-
-def test_a_stage_is_complete_and_counts_what_it_made(texts: list[Path], tmp_path: Path) -> None:
-    finished = make(texts, tmp_path)
-    assert [path.name for path in finished.files] == NAMES
-    shards = [read_shard(path) for path in finished.files]
-    assert len({shard.input_ids.tobytes() for shard in shards}) == 4
-    tokens = [tokenize(path, VOCABULARY).ids for path in texts]
-    assert finished.counts.numbers == {
-        "training instances": sum(map(len, shards[:3])),
-        "test instances": len(shards[3]),
-        "tokens in instances": sum(int(shard.input_mask.sum()) for shard in shards),
-        "tokens": sum(map(len, tokens)),
-        "unknown tokens": sum(int((ids == 1).sum()) for ids in tokens),
-        "shards tokenized with nanotoken": 4,
-    }

@@ -120,25 +120,19 @@ def test_hostile_input_takes_linear_time(name: str) -> None:
     assert long < max(1.0, 24 * short)
 
 
-def _articles(path: Path) -> dict[str, str]:
-    root = ElementTree.fromstring(unpacked(path))
-    pages = [page for page in root.iter() if page.tag.endswith("}page")]
+def articles(path: Path) -> dict[str, list[str]]:
+    """Paragraphs of the articles of a dump by title."""
     found = {}
-    for page in pages:
+    for page in ElementTree.fromstring(unpacked(path)).iter():
         fields = {node.tag.partition("}")[2]: node.text or "" for node in page.iter()}
-        if fields["ns"] == "0" and not fields["text"].startswith("#"):
-            found[fields["title"]] = fields["text"]
+        if page.tag.endswith("}page") and fields["ns"] == "0" and not fields["text"].startswith("#"):
+            found[fields["title"]] = paragraphs(fields["text"])
     return found
-
-
-@pytest.fixture(scope="module")
-def real() -> dict[str, list[str]]:
-    return {title: paragraphs(text) for path in (TABLES, SAMPLE) for title, text in _articles(path).items()}
 
 
 def test_the_pages_of_a_dump_hold_their_sentences() -> None:
     (path,) = (OWN / "pretrain/wiki").iterdir()
-    pages = {title: paragraphs(text) for title, text in _articles(path).items()}
+    pages = articles(path)
     assert pages["Tessel (river)"][0] == (
         "The Tessel (Tesselbach) is a river that rises on Mount Arl and flows into Lake Orvane. "
         "It is 118 km long and drains an area of about 2300 km\xb2."
@@ -150,8 +144,8 @@ def test_the_pages_of_a_dump_hold_their_sentences() -> None:
 
 
 @pytest.mark.public
-def test_no_markup_is_left_in_real_pages(real: dict[str, list[str]]) -> None:
-    text = "\n".join("\n".join(found) for found in real.values())
+def test_no_markup_is_left_in_real_pages() -> None:
+    text = "\n".join("\n".join(found) for path in (TABLES, SAMPLE) for found in articles(path).values())
     left = ["{{", "}}", "[[", "]]", "''", "<ref", "<br", "{|", "|", "|-", "File:", "Image:", "Category:", "http:",
             "( ", "()", "&nbsp;", "__"]  # fmt: skip
     assert {mark: text.count(mark) for mark in left if mark in text} == {}
