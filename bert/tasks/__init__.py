@@ -45,10 +45,7 @@ def task_data(name: str) -> "Task":
 
 
 def make_task(name: str, task_options: str = "") -> "Task":
-    """Return a task; `task_options` is what `resolve_options` gave.
-
-    Raises UsageError: no such task, or an option it does not have.
-    """
+    """Return a task with what `resolve_options` gave. Raises UsageError: no such task, or option of it."""
     from bert.tasks.base import read_options
 
     return _make(name, read_options(task_options))
@@ -62,9 +59,7 @@ def given_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def resolve_options(name: str, given: Mapping[str, Any], source: "DataSource") -> str:
     """Return the options `given` of a task on data that it inspected with them, as one canonical text.
 
-    Raises:
-        UsageError: options that the data cannot be used with.
-        InputError: the data cannot be read.
+    Raises UsageError (options that the data cannot be used with), InputError (data that cannot be read).
     """
     from bert.tasks.base import options_text
 

@@ -78,12 +78,10 @@ def check_options(task: str, known: Sequence[TaskOption], given: Mapping[str, An
     """Return options with the defaults of those that are not given or None. Raises UsageError."""
     by_name = {option.name: option for option in known}
     values: dict[str, Value] = {option.name: option.default for option in known if option.default is not None}
-    for name, value in given.items():
-        if value is None:
-            continue
+    for name, value in ((name, value) for name, value in given.items() if value is not None):
         if name not in by_name:
-            known_names = ", ".join(by_name) or "none"
-            raise UsageError("option-not-applicable", f"task {task} has no option {name}, it has {known_names}")
+            has = ", ".join(by_name) or "none"
+            raise UsageError("option-not-applicable", f"task {task} has no option {name}, it has {has}")
         by_name[name].check(value)
         values[name] = value
     return values
@@ -96,8 +94,7 @@ def options_text(options: Mapping[str, Value]) -> str:
 
 def read_options(text: str) -> dict[str, Any]:
     """Return the options that `options_text` wrote."""
-    options: dict[str, Any] = json.loads(text) if text else {}
-    return options
+    return dict(json.loads(text)) if text else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +134,6 @@ class Trained:
         """Return the words of `bertbench predict` with the checkpoint, into a folder beside the run."""
         out = self.run.with_name(f"{self.run.name}-predictions")
         return ["bertbench", "predict", task, "--checkpoint", str(self.checkpoint), *words, "--out", str(out)]
-
-    def conversion(self) -> list[str]:
-        """Return the words of `bertbench convert` with the checkpoint, into a folder beside the run."""
-        folder = self.run.with_name(f"{self.run.name}-hugging-face")
-        return ["bertbench", "convert", str(self.checkpoint), str(folder)]
 
     def folder(self) -> Path:
         """Return the folder that the data are in."""
@@ -285,11 +277,9 @@ class Task(ABC):
 
     @abstractmethod
     def check_evaluation(self, source: str, seq_len: int, wanted: str | None) -> None:
-        """Inspect the evaluation data of a run of `seq_len` tokens on `source`; by default what is beside these.
+        """Inspect the evaluation data of a run of `seq_len` tokens on `source`, by default what is beside these.
 
-        Raises:
-            UsageError: the task does not accept the data that are `wanted`, or some must be named.
-            InputError: there are none, they are damaged or do not fit those that are trained on.
+        Raises UsageError (the task does not accept those `wanted`, or some must be named), InputError (none that fit).
         """
 
     def max_predictions(self, seq_len: int) -> int:
@@ -302,7 +292,8 @@ class Task(ABC):
 
     def next_command(self, trained: Trained) -> list[str] | None:
         """Return the words of the command that comes after a training, to run as it is; None if there is none."""
-        return trained.conversion()
+        folder = trained.run.with_name(f"{trained.run.name}-hugging-face")
+        return ["bertbench", "convert", str(trained.checkpoint), str(folder)]
 
     @abstractmethod
     def loss_label(self) -> str:
@@ -310,7 +301,7 @@ class Task(ABC):
 
     @abstractmethod
     def step(self, config: ModelConfig) -> Step:
-        """Return what a training step of the model computes: FLOPs, parameters and predicted memory follow from it."""
+        """Return what a training step of the model computes."""
 
     @abstractmethod
     def build_model(self, config: ModelConfig, observer: "Observer | None" = None) -> "torch.nn.Module":

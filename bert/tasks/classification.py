@@ -81,19 +81,12 @@ def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows
     """Refuse rows in a `place` that a model of `seq_len` tokens, trained on rows in `source`, cannot be judged by."""
     check_rows(rows, place, seq_len)
     if rows.vocabulary != training.vocabulary:
-        raise InputError(
-            "vocabulary-mismatch",
-            f"the rows in {place} and {source} were prepared with different vocabularies: prepare both with the same "
-            "vocab.txt and casing",
-        )
+        wrong = f"the rows in {place} and {source} were prepared with different vocabularies"
+        raise InputError("vocabulary-mismatch", f"{wrong}: prepare both with the same vocab.txt and casing")
 
 
 class ClassificationTask(RowData):
-    """One label for each row.
-
-    A task gives `name`, `rows`, `labels`, `prepare_command`, `score` and the names of its scores; what differs from the
-    rest it overrides.
-    """
+    """One label for each row: a task gives `name`, `rows`, `labels`, `prepare_command`, `score` and its names."""
 
     heads: Heads = "classes"
     commands = MappingProxyType({"predict": ("bert.tasks.commands:RowPredict", "labels of prepared rows, and scores")})
@@ -124,7 +117,7 @@ class ClassificationTask(RowData):
         return rows
 
     def check_evaluation(self, source: str, seq_len: int, wanted: str | None) -> None:
-        """Inspect the rows to evaluate on; raises as `evaluation_rows` does."""
+        """Check the rows to evaluate on."""
         if not is_synthetic(source):
             self.evaluation_rows(source, seq_len, wanted, self.rows(Path(source), TRAINING, seq_len))
 
@@ -202,16 +195,11 @@ class ClassificationTask(RowData):
     def check_labels(self, rows: TokenRows, source: str) -> None:
         """Refuse labels that the task does not have. Raises InputError."""
         labels, high = rows.labels, self.labels - 1
-        if not len(labels):
-            return
-        valid = np.isfinite(labels).all() if self.regression else 0 <= labels.min() <= labels.max() <= high
-        if not valid or np.issubdtype(labels.dtype, np.integer) == self.regression:
+        valid = np.isfinite(labels).all() if self.regression else ((labels >= 0) & (labels <= high)).all()
+        if len(labels) and (not valid or np.issubdtype(labels.dtype, np.integer) == self.regression):
             wanted = "finite values (float32)" if self.regression else f"classes 0 to {high} (int64)"
-            raise InputError(
-                "labels-invalid",
-                f"the labels in {source} are {labels.dtype} from {labels.min()} to {labels.max()}, but {self.name} "
-                f"needs {wanted}: prepare the data again, or start a new run",
-            )
+            given = f"the labels in {source} are {labels.dtype} from {labels.min()} to {labels.max()}"
+            raise InputError("labels-invalid", f"{given}, {self.name} needs {wanted}: prepare the data again")
 
     def _lengths_like(self, path: Path, spec: DataSpec, pool_size: int) -> "Slots":
         from bert.data.synthetic import like_rows

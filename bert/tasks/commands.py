@@ -156,13 +156,10 @@ def timed_logits(
 
 def check_positions(opened: "Opened", longest: int, data: object) -> None:
     """Refuse rows that are longer than a model has positions. Raises InputError."""
-    positions = opened.config.max_positions
-    if longest > positions:
-        raise InputError(
-            "data-mismatch",
-            f"the rows in {data} have up to {longest} tokens, but the model in {opened.source} has {positions} "
-            f"positions: prepare them with --max-seq-length {positions}",
-        )
+    most = opened.config.max_positions
+    if longest > most:
+        wrong = f"rows in {data} have up to {longest} tokens, the model in {opened.source} has {most} positions"
+        raise InputError("data-mismatch", f"{wrong}: prepare them with --max-seq-length {most}")
 
 
 def trained_task(name: str, checkpoint: Path) -> ClassificationTask:
@@ -173,9 +170,7 @@ def trained_task(name: str, checkpoint: Path) -> ClassificationTask:
     settings = settings_of(checkpoint)
     if settings is None or settings.task != name:
         is_of = "does not name its task" if settings is None else f"was trained on {settings.task}"
-        raise InputError(
-            "weights-mismatch", f"{checkpoint} {is_of}: give a run of `bertbench train {name}`, or a checkpoint of one"
-        )
+        raise InputError("weights-mismatch", f"{checkpoint} {is_of}: give a run of `bertbench train {name}`")
     task = make_task(name, settings.task_options)
     assert isinstance(task, ClassificationTask)
     return task
@@ -231,12 +226,9 @@ class RowPredict(TaskCommand):
             pairs = zip(answers.tolist(), logits.tolist(), strict=True)
             writer.writerows([index, answer, *row] for index, (answer, row) in enumerate(pairs))
         scores = plain_scores(task.score(logits, rows.labels)) if rows.has_labels else {}
-        facts = [
-            ("checkpoint", opened.source),
-            ("rows", rate(len(rows), seconds)),
-            ("scores", ", ".join(in_words(name, value) for name, value in scores.items()) or "no labels"),
-            ("wrote", path),
-        ]
+        shown = ", ".join(in_words(name, value) for name, value in scores.items()) or "no labels"
+        rows_shown = rate(len(rows), seconds)
+        facts = [("checkpoint", opened.source), ("rows", rows_shown), ("scores", shown), ("wrote", path)]
         document = {
             "task": self.task,
             "checkpoint": str(opened.source),

@@ -65,10 +65,8 @@ def row_logits(ready: Ready, rows: TokenRows, classes: int, show: Callable[[int]
     """
     labels = getattr(ready.model, "labels", None)
     if labels != classes:
-        raise UsageError(
-            "weights-mismatch",
-            f"the task needs {classes} logits per row, {type(ready.model).__name__} has {labels or 0}: use its model",
-        )
+        wrong = f"the task needs {classes} logits per row, {type(ready.model).__name__} has {labels or 0}"
+        raise UsageError("weights-mismatch", f"{wrong}: use its model")
     logits = np.zeros((len(rows), classes), dtype=np.float32)
     for numbers, output in outputs(ready, rows, show):
         logits[numbers] = output.logits.float().cpu().numpy()
@@ -79,11 +77,8 @@ def check_logits(logits: Float32) -> None:
     """Refuse logits [N, K] that are not numbers. Raises InputError."""
     wrong = int((~np.isfinite(logits)).any(axis=1).sum())
     if wrong:
-        raise InputError(
-            "logits-not-finite",
-            f"the model outputs non-finite logits for {wrong:,} of {len(logits):,} rows: its weights "
-            "are damaged or the precision overflows; use other weights or --precision fp32",
-        )
+        rows = f"{wrong:,} of {len(logits):,} rows"
+        raise InputError("logits-not-finite", f"non-finite logits for {rows}: use other weights or --precision fp32")
 
 
 def mean_log_loss(logits: Float32, labels: Labels) -> float:
