@@ -63,7 +63,7 @@ def squad(folder: Path) -> Case:
 
 
 def gap(folder: Path) -> Case:
-    from bert.tasks.gap.prepare import GapConfig, prepare
+    from bert.tasks.gap.features import GapConfig, prepare
 
     source = gap_files.write(folder / "gap-development.tsv", gap_files.learnable(12))
     vocab = gap_files.vocabulary(folder / "vocab.txt")

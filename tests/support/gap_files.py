@@ -50,7 +50,7 @@ def vocabulary(path: Path) -> Path:
 
 def prepared(folder: Path, training: int = 48, validation: int = 12, **changes: Any) -> Path:
     """The features of both splits of learnable rows, in `folder`/features."""
-    from bert.tasks.gap.prepare import GapConfig, prepare
+    from bert.tasks.gap.features import GapConfig, prepare
 
     inputs = (
         write(folder / "gap-development.tsv", learnable(training)),

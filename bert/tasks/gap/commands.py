@@ -23,8 +23,7 @@ from bert.tasks.commands import (
     timed_logits,
     trained_task,
 )
-from bert.tasks.gap.features import open_features
-from bert.tasks.gap.prepare import GapConfig
+from bert.tasks.gap.features import GapConfig, open_features
 from bert.tasks.gap.reading import (
     DECISIONS,
     FEMININE,
@@ -50,6 +49,7 @@ class Prepare(PrepareCommand):
     """
 
     options = GapConfig
+    prepare = ".features"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,12 +82,12 @@ class Predict(TaskCommand):
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write decisions as the official scorer takes them."""
         features = open_features(options.features, "test")
+        rows, ids, left_out = features.rows, features.example_ids.texts(), features.left_out.texts()
         checkpoint = host.checkpoint(options.checkpoint)
         task = trained_task(self.task, checkpoint)
-        opened = open_trained(checkpoint, task, features.rows, options.features, host)
+        opened = open_trained(checkpoint, task, rows, options.features, host)
         check_writable(options.out)
-        logits, seconds = timed_logits(host.ready(opened), features.rows, len(LABELS), host)
-        ids, left_out = features.example_ids.texts(), features.left_out.texts()
+        logits, seconds = timed_logits(host.ready(opened), rows, len(LABELS), host)
         if left_out:
             host.note(f"{len(left_out):,} row(s) were not usable, so without a decision: {some_of(left_out)}")
         classes = logits.argmax(1).tolist()
@@ -96,24 +96,24 @@ class Predict(TaskCommand):
         if options.kaggle_csv:
             written.append(write_kaggle(options.out / KAGGLE_FILE, probabilities_of(ids, logits, left_out)))
         # There is nothing to score without answers.
-        dataset = made_of(features.path, "gap") if features.rows.has_labels else None
+        dataset = made_of(features.path, "gap") if rows.has_labels else None
         answers = {name: classes.count(number) for number, name in enumerate(LABELS)}
         document = {
             "checkpoint": str(opened.source),
             "head": str(task.values["head"]),
             "features": str(options.features),
             "dataset": None if dataset is None else str(dataset),
-            "rows": len(features),
+            "rows": len(rows),
             "left_out": len(left_out),
             "seconds": seconds,
-            "rows_per_second": len(features) / seconds,
+            "rows_per_second": len(rows) / seconds,
             "answers": answers,
             "written": [str(path) for path in written],
         }
         facts = [
             ("checkpoint", opened.source),
             ("head", document["head"]),
-            ("rows", rate(len(features), seconds)),
+            ("rows", rate(len(rows), seconds)),
             ("answers", ", ".join(f"{count:,} {name}" for name, count in answers.items())),
             *(("wrote", path) for path in written),
         ]
@@ -172,19 +172,19 @@ class Eval(TaskCommand):
         return Outcome(document={**about, **asdict(scores), "slices": parts}, shown=_scored(scores, parts))
 
 
+def _nats(loss: float | None) -> str:
+    return "-" if loss is None else f"{loss:.4f}"
+
+
 def _scored(scores: Scores, parts: Sequence[dict[str, Any]]) -> list[Shown]:
     tallies = []
     for name, tally in ((OVERALL, scores.overall), (MASCULINE, scores.masculine), (FEMININE, scores.feminine)):
-        recall, precision, f1, *counts = asdict(tally).values()
-        tallies.append((name, *(f"{value:.1f} %" for value in (recall, precision, f1)), *map(str, counts)))
-    bias = "undefined: an F1 is 0" if scores.bias is None else f"{scores.bias:.2f}, feminine F1 / masculine F1"
-    loss = "not available: needs predictions with probabilities (header ID,A,B,NEITHER)"
-    if scores.log_loss is not None:
-        loss = f"{scores.log_loss:.4f} nats, {scores.rows_with_probabilities:,} rows"
+        *shares, tp, fp, fn, tn = asdict(tally).values()
+        tallies.append((name, *(f"{share:.1f} %" for share in shares), *map(str, (tp, fp, fn, tn))))
     facts = [
-        ("bias", bias),
+        ("bias", "undefined: an F1 is 0" if scores.bias is None else f"{scores.bias:.2f}, feminine F1 / masculine F1"),
         ("accuracy", f"{100 * scores.accuracy:.1f} %, both names of a row right"),
-        ("log loss", loss),
+        ("log loss", f"{_nats(scores.log_loss)}, {scores.rows_with_probabilities:,} rows with probabilities"),
     ]
     if scores.missing:
         facts.append(("missing", f"{len(scores.missing):,}, two false negatives each: {some_of(scores.missing)}"))
@@ -192,10 +192,9 @@ def _scored(scores: Scores, parts: Sequence[dict[str, Any]]) -> list[Shown]:
         facts.append(("extra", f"{len(scores.extra):,} of no row: {some_of(scores.extra)}"))
     confusion = [(name, *map(str, row.values())) for name, row in scores.confusion.items()]
     slices = []
-    for part in parts:
-        loss = "-" if part["log_loss"] is None else f"{part['log_loss']:.4f}"
-        values = (f"{part['rows']:,}", f"{100 * part['accuracy']:.1f} %", f"{part['f1']:.1f} %", loss)
-        slices.append((part["by"], part["name"], *values))
+    for one in parts:
+        values = (f"{one['rows']:,}", f"{100 * one['accuracy']:.1f} %", f"{one['f1']:.1f} %", _nats(one["log_loss"]))
+        slices.append((one["by"], one["name"], *values))
     return [
         f"GAP, {scores.rows:,} rows",
         Grid(("", "recall", "precision", "F1", "tp", "fp", "fn", "tn"), tallies),

@@ -19,21 +19,14 @@ from common.registry import lookup
 
 
 class BertForMentions(BertForLabels):
-    """Encoder and a head that decides which of two names a pronoun means.
-
-    Args:
-        config: shape and dropout.
-        head: a name in HEADS; its weights are called so, too.
-        observer: sees the encoder's phases and "mention_head".
-
-    Raises:
-        UsageError: no such head.
-    """
+    """Encoder and a head that decides which of two names a pronoun means: `head` is a name in HEADS, its weights are
+    called so, too; `observer` sees the encoder's phases and "mention_head"."""
 
     def __init__(self, config: ModelConfig, head: str, observer: Observer | None = None) -> None:
         made = lookup(HEADS, head, "head")
         super().__init__(config, len(LABELS), observer, pooler=made.uses_pooler)
         self.mention_head = nn.ModuleDict({head: made(config)})
+        initialize(self.mention_head, config)
 
     def logits(self, batch: Batch) -> Tensor:
         """Return logits [B, 3] of neither, A and B."""
@@ -70,7 +63,6 @@ class ConcatHead(MentionHead):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.output = nn.Linear(MENTIONS * config.hidden_size, len(LABELS))
-        initialize(self, config)
 
     def forward(self, encoded: EncoderOutput, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return logits [B, 3]."""
@@ -110,7 +102,6 @@ class SegmentHead(MentionHead):
         super().__init__(config)
         self.marks = nn.Embedding(MENTIONS, config.hidden_size)
         self.output = nn.Linear(config.hidden_size, len(LABELS))
-        initialize(self, config)
 
     def types(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the type of each token [B, S], and the embeddings [3, H] of types 1, 2, 3."""
@@ -139,7 +130,6 @@ class SpanHead(MentionHead):
         super().__init__(config)
         self.inner = nn.Linear(3 * config.hidden_size, config.hidden_size)
         self.output = nn.Linear(config.hidden_size, 1)
-        initialize(self, config)
 
     def forward(self, encoded: EncoderOutput, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return logits [B, 3]."""

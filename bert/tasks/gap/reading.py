@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.atomic import write_text
-from common.errors import InputError
+from common.errors import Code, InputError
 from common.reading import decoded, read_content
 
 COLUMNS = ("ID", "Text", "Pronoun", "Pronoun-offset", "A", "A-offset", "B", "B-offset")
@@ -57,10 +57,9 @@ class Mention(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GapExample:
-    """One row."""
+    """One row; lines count from 1."""
 
     line: int
-    """Its line in the file, from 1."""
     id: str
     text: str
     mentions: tuple[Mention, ...]
@@ -80,24 +79,21 @@ class GapExample:
 
 
 class LeftOut(NamedTuple):
-    """A row that cannot be used."""
+    """A row that cannot be used; lines count from 1."""
 
     line: int
-    """Its line, from 1."""
     id: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class GapFile:
-    """A file, read."""
+    """A file, read: the rows that can be used, in order, each with an id of its own, and the hash of the content."""
 
     path: Path
     examples: tuple[GapExample, ...]
-    """The rows that can be used, in order, each with an id of its own."""
     left_out: tuple[LeftOut, ...]
     fingerprint: str
-    """Hash of the file's content."""
 
 
 def read_gap(path: Path) -> GapFile:
@@ -126,8 +122,8 @@ def read_gap(path: Path) -> GapFile:
             if line:
                 left_out.append(LeftOut(number, row.get("ID", ""), str(error)))
     if not examples:
-        reasons = in_words(left_out) or "it has no rows below its header"
-        raise InputError("rows-invalid" if left_out else "file-empty", f"no row of {path} is usable: {reasons}")
+        code: Code = "rows-invalid" if left_out else "file-empty"
+        raise InputError(code, f"no row of {path} is usable: {in_words(left_out)}")
     fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
     return GapFile(path, tuple(examples.values()), tuple(left_out), fingerprint)
 
@@ -161,9 +157,7 @@ def read_predictions(path: Path) -> tuple[dict[str, Decision], dict[str, Probabi
     Decisions are a TSV of ID, A-coref and B-coref without a header, as the official scorer reads it: a word other than
     TRUE and FALSE is no decision. Probabilities are Kaggle's CSV, with the header ID,A,B,NEITHER.
     """
-    remedy = (
-        f"give lines of ID<tab>TRUE or FALSE<tab>TRUE or FALSE, or a CSV with the header {','.join(KAGGLE_COLUMNS)}"
-    )
+    remedy = "give lines of ID<tab>TRUE or FALSE<tab>TRUE or FALSE, or a CSV with the header ID,A,B,NEITHER"
     text = decoded(path, read_content(path, "file of predictions", remedy, MOST_BYTES), "file of predictions", remedy)
     kaggle = text.startswith(",".join(KAGGLE_COLUMNS))
     decisions: dict[str, Decision] = {}

@@ -7,8 +7,11 @@ Resolution", evaluation page): the three probabilities of a row are divided by t
 and 1.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -86,21 +89,17 @@ def score(
     decisions: Mapping[str, Decision],
     probabilities: Mapping[str, Sequence[float]] | None = None,
 ) -> Scores:
-    """Score decisions as the official scorer does.
-
-    Args:
-        golds: what is right, by id; at least one.
-        decisions: what a system says, by id; rows without are missing.
-        probabilities: of neither, A and B, not negative and of a sum above 0, by id; None if there are none.
-    """
+    """Score decisions as the official scorer does, all by id: what is right, of at least one row, what a system says,
+    and its probabilities of neither, A and B, not negative and of a sum above 0."""
     counts = {name: [0, 0, 0, 0] for name in (OVERALL, MASCULINE, FEMININE)}
     confusion = {right: dict.fromkeys(ANSWERS, 0) for right in ANSWERS[:-1]}
     losses = []
     for name, (truth, gender) in golds.items():
         decision = decisions.get(name, (None, None))
-        for group in (OVERALL, *((gender,) if gender in counts else ())):
-            for right, decided in zip(truth, decision, strict=True):
-                counts[group][_cell(bool(right), decided)] += 1
+        for right, decided in zip(truth, decision, strict=True):
+            cell = (0 if right else 1) if decided else (2 if right or decided is None else 3)
+            for group in counts.keys() & {OVERALL, gender}:
+                counts[group][cell] += 1
         confusion[_answer(truth)][_answer(decision)] += 1
         if probabilities is not None and name in probabilities and truth in DECISIONS:
             losses.append(log_loss(probabilities[name], DECISIONS.index(truth)))
@@ -126,13 +125,6 @@ def log_loss(probabilities: Sequence[float], label: int) -> float:
     return float(-np.log(min(max(share, _LEAST_PROBABILITY), 1 - _LEAST_PROBABILITY)))
 
 
-def _cell(right: bool, decided: bool | None) -> int:
-    """Return which of the four counts of a Tally a decision is one of."""
-    if decided:
-        return 0 if right else 1
-    return 2 if right or decided is None else 3
-
-
 def _answer(decision: Decision) -> str:
     if decision in DECISIONS:
         return LABELS[DECISIONS.index(decision)]
@@ -144,13 +136,10 @@ def read_golds(path: Path) -> dict[str, GapExample]:
     file = read_gap(path)
     if file.left_out:
         raise InputError("rows-invalid", f"{path} has rows that cannot be scored: {in_words(file.left_out)}")
-    for example in file.examples:
-        if None in (*example.decision, example.gender):
-            raise InputError(
-                "labels-invalid",
-                f"{path}, line {example.line} ({example.id}), cannot be scored: A-coref and B-coref must be TRUE or "
-                "FALSE, and the pronoun he, his, him, she, her or hers",
-            )
+    wrong = [example.line for example in file.examples if None in (*example.decision, example.gender)]
+    if wrong:
+        what = "A-coref and B-coref must be TRUE or FALSE, and the pronoun one of GAP's"
+        raise InputError("labels-invalid", f"{path}, line {wrong[0]}, cannot be scored: {what}")
     return {example.id: example for example in file.examples}
 
 
@@ -161,19 +150,17 @@ def slices(
 ) -> list[dict[str, Any]]:
     """Return rows, accuracy, F1 and log loss by gender, by the distance of the nearer name, and by the length of the
     text; empty parts are left out."""
-    names = {"gender": [MASCULINE, FEMININE], "distance": _ranges(_DISTANCES), "length": _ranges(_LENGTHS)}
-    parts: dict[tuple[str, str], dict[str, Gold]] = {(by, name): {} for by, group in names.items() for name in group}
-    for name, example in examples.items():
-        gold = example.decision, example.gender
-        parts["gender", str(example.gender)][name] = gold
-        for by, words, ends in (("distance", distance(example), _DISTANCES), ("length", length(example), _LENGTHS)):
-            parts[by, names[by][sum(words > end for end in ends)]][name] = gold
+    rows = examples.values()
+    parts = [("gender", gender, [row for row in rows if row.gender == gender]) for gender in (MASCULINE, FEMININE)]
+    for by, words, ends in (("distance", distance, _DISTANCES), ("length", length, _LENGTHS)):
+        for before, most in pairwise((-1, *ends, math.inf)):
+            name = f"{before + 1} words or more" if most == math.inf else f"{before + 1} to {most} words"
+            parts.append((by, name, [row for row in rows if before < words(row) <= most]))
     found = []
-    for (by, name), members in parts.items():
-        if members:
-            scores = score(members, decisions, probabilities)
-            values = {"rows": scores.rows, "accuracy": scores.accuracy, "f1": scores.overall.f1}
-            found.append({"by": by, "name": name, **values, "log_loss": scores.log_loss})
+    for by, name, members in filter(itemgetter(2), parts):
+        scores = score({row.id: (row.decision, row.gender) for row in members}, decisions, probabilities)
+        values = {"rows": scores.rows, "accuracy": scores.accuracy, "f1": scores.overall.f1}
+        found.append({"by": by, "name": name, **values, "log_loss": scores.log_loss})
     return found
 
 
@@ -187,9 +174,3 @@ def distance(example: GapExample) -> int:
 def length(example: GapExample) -> int:
     """Return the words of the text."""
     return len(example.text.split())
-
-
-def _ranges(ends: Sequence[int]) -> list[str]:
-    leasts = [0, *(end + 1 for end in ends)]
-    inner = [f"{least} to {end} words" for least, end in zip(leasts, ends, strict=False)]
-    return [*inner, f"{leasts[-1]} words or more"]

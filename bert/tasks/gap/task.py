@@ -3,7 +3,7 @@
 Imports torch where it trains.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from bert.data.features import features_in
 from bert.data.finished import fingerprint_of
 from bert.data.lengths import Lengths, is_synthetic
 from bert.data.order import spread
-from bert.data.rows import Int64, Labels, Ragged, TokenRows, join_offsets
+from bert.data.rows import Labels, Ragged, TokenRows
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Step, classifier, pooler
 from bert.tasks.base import FINE_TUNING, TaskOption, Trained
@@ -79,9 +79,7 @@ class GapTask(ClassificationTask):
         """
         if split == EVALUATION:
             return open_features(source, "validation").rows
-        rows = _joined(self._trained_on(source))
-        limit = int(self.values.get("sample_limit") or len(rows))
-        return rows if limit >= len(rows) else _chosen(rows, spread(len(rows), limit))
+        return _joined(self._trained_on(source), int(self.values.get("sample_limit") or 0))
 
     def _trained_on(self, source: Path) -> list[TokenRows]:
         validation = [_validation(source)] if self.values["train_on_all"] else []
@@ -167,32 +165,25 @@ def _validation(source: Path) -> TokenRows:
     return open_features(source if source.is_dir() else source.parent, "validation").rows
 
 
-def _chosen(rows: TokenRows, numbers: Int64) -> TokenRows:
-    """Return the rows with these numbers, in this order, as rows of their own."""
-    return replace(
-        rows,
-        ids=Ragged.of([rows.ids[number] for number in numbers.tolist()], rows.ids.values.dtype),
-        second=rows.second[numbers],
-        labels=rows.labels[numbers] if rows.has_labels else rows.labels,
-        columns={name: column[numbers] for name, column in rows.columns.items()},
-        fingerprint=fingerprint_of(rows.fingerprint, numbers.tolist()),
-    )
-
-
-def _joined(parts: Sequence[TokenRows]) -> TokenRows:
-    """Return rows of several files one after another; the longest max_seq_length holds for all."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
+def _joined(parts: Sequence[TokenRows], limit: int) -> TokenRows:
+    """Return rows of several files one after another, or `limit` of them, evenly spaced; the longest max_seq_length
+    holds for all."""
     if len({part.vocabulary for part in parts}) > 1:
         raise InputError("vocabulary-mismatch", "the features to train on have different vocabularies: remake them")
-    values = np.concatenate([part.ids.values for part in parts])
+    ids = [part.ids[row] for part in parts for row in range(len(part))]
+    numbers = spread(len(ids), limit)
+
+    def chosen(columns: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        whole = np.concatenate(list(columns))
+        return whole[numbers] if len(whole) == len(ids) else whole  # labels may be absent
+
+    fingerprint = fingerprint_of(*(part.fingerprint for part in parts)) if len(parts) > 1 else parts[0].fingerprint
     return replace(
-        first,
-        ids=Ragged(values, join_offsets([part.ids.offsets for part in parts])),
-        second=np.concatenate([part.second for part in parts]),
-        labels=np.concatenate([part.labels for part in parts]),
-        columns={name: np.concatenate([part.columns[name] for part in parts]) for name in first.columns},
-        fingerprint=fingerprint_of(*(part.fingerprint for part in parts)),
+        parts[0],
+        ids=Ragged.of([ids[number] for number in numbers.tolist()], parts[0].ids.values.dtype),
+        second=chosen(part.second for part in parts),
+        labels=chosen(part.labels for part in parts),
+        columns={name: chosen(part.columns[name] for part in parts) for name in parts[0].columns},
+        fingerprint=fingerprint if len(numbers) == len(ids) else fingerprint_of(fingerprint, numbers.tolist()),
         max_seq_length=max(part.max_seq_length for part in parts),
     )

@@ -156,12 +156,7 @@ def joined(parts: Sequence[Columns]) -> Columns:
 
 
 def open_features(path: Path, split: str, seq_len: int | None = None) -> SquadFeatures:
-    """Read the features of a split, a file or the only one in a folder.
-
-    Args:
-        path: the file or folder.
-        split: what they are for.
-        seq_len: tokens that their windows must have at most; None is any.
+    """Read the features of a split, a file or the only one in a folder; `seq_len` is the length they must have.
 
     Raises:
         InputError: there are none, they are damaged, or of another length.

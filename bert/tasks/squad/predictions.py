@@ -102,17 +102,10 @@ def decode(
     *,
     n_best: bool = True,
 ) -> Answers:
-    """Return the answers of all Q questions.
+    """Return the answers of all questions, from the logits of all windows [2, sum of lengths].
 
-    Args:
-        features: W windows; the version of their settings decides whether "" can be an answer.
-        logits: of all W windows [2, sum of lengths].
-        vocabulary: the one the features were made with.
-        options: limits; the published ones by default.
-        n_best: keep the n-best lists, too; the answers alone take a fraction of the time.
-
-    Raises:
-        InputError: a logit is NaN or infinite.
+    The version of the features decides whether "" can be an answer. Without the n-best lists it takes a fraction of the
+    time. Raises InputError: a logit is NaN or infinite.
     """
     _check_finite(features, logits)
     project = Projector(features, vocabulary.pieces).text
@@ -157,14 +150,8 @@ def _check_finite(features: SquadFeatures, logits: Float32) -> None:
 def find_spans(
     features: SquadFeatures, logits: Float32, n_best_size: int, max_answer_length: int
 ) -> Iterator[list[Span]]:
-    """Yield the spans of each question, best first.
-
-    Args:
-        features: W windows of Q questions.
-        logits: one start and one end logit per real token, all finite [2, sum of lengths].
-        n_best_size: best starts, and best ends, of a window.
-        max_answer_length: word pieces of a span at most.
-    """
+    """Yield the spans of each question, best first: of at most `max_answer_length` word pieces, from the `n_best_size`
+    best starts and ends of each window. Logits are finite [2, sum of lengths]."""
     count = len(features.question_ids)
     most = min(n_best_size, max(1, int(features.lengths.max(initial=0))))
     for begin in range(0, count, _QUESTIONS_AT_ONCE):

@@ -93,16 +93,10 @@ class SquadConfig:
 
 
 def prepare(config: SquadConfig, progress: Progress) -> list[Summary]:
-    """Make the features of each input; those that are finished are kept.
+    """Make the features of each input; those that are finished are kept. `progress` gets the units of work done.
 
-    Args:
-        config: what to make.
-        progress: called with the number of finished units of work.
-
-    Raises:
-        InputError: an input or the vocabulary is not as it must be, or no question can be used.
-        UsageError: the split of an input is ambiguous, or a worker died; nothing half-written is left.
-        StorageError: the output cannot be written.
+    Raises InputError, UsageError: an input, its split or the vocabulary is not as it must be, or a worker died, which
+    leaves nothing half-written; StorageError.
     """
     splits = [config.split_of(path) for path in config.input]
     vocabulary = load_vocabulary(config.vocab, config.lower_case)

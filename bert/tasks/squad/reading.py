@@ -66,11 +66,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Golds:
-    """The questions of a dataset in the order of the file, an id that comes twice included twice.
-
-    Raises:
-        InputError: a question of 1.1 has no gold answer.
-    """
+    """The questions of a dataset in the order of the file, an id that comes twice included twice."""
 
     version: str
     """'1.1' or '2.0': whose rules score them."""
@@ -88,16 +84,9 @@ class Golds:
 
 
 def read_dataset(path: Path, version: str = "auto") -> Dataset:
-    """Read a file of SQuAD, JSON or JSON in gzip.
+    """Read a file of SQuAD, JSON or JSON in gzip, of this version or, for 'auto', of either.
 
-    It is of 2.0 where it says so ("version": "v2.0") or a question has an `is_impossible`.
-
-    Args:
-        path: the file.
-        version: what it must be: '1.1', '2.0', or 'auto' for either.
-
-    Raises:
-        InputError: it cannot be read, is no SQuAD, or of another version.
+    It is of 2.0 where it says so ("version": "v2.0") or a question has an `is_impossible`. Raises InputError.
     """
     content, file = _read(path, _File, _REMEDY)
     paragraphs = [paragraph for article in file.data for paragraph in article.paragraphs]
@@ -121,12 +110,8 @@ def read_golds(path: Path) -> Golds:
 
 
 def read_answers(path: Path, kind: type[Value]) -> dict[str, Value]:
-    """Read {"question id": value, ...}, JSON or JSON in gzip; of an id that comes twice the last value counts.
-
-    Args:
-        path: the file.
-        kind: str for answers, "" being none; float for no-answer scores.
-    """
+    """Read {"question id": value, ...}, JSON or JSON in gzip; of an id that comes twice the last value counts. Values
+    are str for answers, "" being none, or float for no-answer scores."""
     remedy = f'give {{"question id": {"answer" if kind is str else "no-answer score"}}}'
     values: dict[str, Value] = _read(path, dict[str, kind], remedy)[1]  # type: ignore[valid-type]
     return values

@@ -204,13 +204,8 @@ class Questions:
 def window_logits(
     ready: Ready, features: SquadFeatures, told: Callable[[int], None] | None = None
 ) -> npt.NDArray[np.float32]:
-    """Return the logits [2, sum of lengths] of the windows that `ready` computes, starts and ends, 0 for the others.
-
-    Args:
-        ready: its model is a BertForQuestionAnswering.
-        features: the windows.
-        told: called with the number of windows done so far.
-    """
+    """Return the logits [2, sum of lengths] of the windows that `ready` computes, starts and ends, 0 for the others;
+    `told` gets the number of windows done so far."""
     from bert.model.heads import BertForQuestionAnswering
     from bert.tasks.evaluation import outputs
 

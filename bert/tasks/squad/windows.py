@@ -167,13 +167,8 @@ def _window_columns(
 
 
 def place_windows(context_tokens: Int64, most_tokens: Int64, doc_stride: int) -> Windows:
-    """Place the windows of each question.
-
-    Args:
-        context_tokens: tokens of each question's context [Q].
-        most_tokens: place for them in a window [Q], at least 1.
-        doc_stride: tokens from the beginning of one window to that of the next.
-    """
+    """Place the windows of each question, from the tokens of its context [Q], the place for them in a window [Q], at
+    least 1, and the tokens from the beginning of one window to that of the next."""
     step = np.minimum(most_tokens, doc_stride)
     counts = 1 + np.maximum(0, -(-(context_tokens - most_tokens) // step))
     question = np.repeat(np.arange(len(counts)), counts)
@@ -209,11 +204,8 @@ def greatest_context(windows: Windows, context_tokens: Int64) -> npt.NDArray[np.
 def window_targets(windows: Windows, document_starts: Int64, firsts: Int64, lasts: Int64) -> Int64:
     """Return the positions [2, W] in each window of its question's answer; 0 and 0 if it does not hold all of it.
 
-    Args:
-        windows: the windows.
-        document_starts: position of the first context token in the windows of each question [Q].
-        firsts: first token, in the context, of each question's answer; -1 where it has none [Q].
-        lasts: its last token [Q].
+    Of each question [Q]: the position of the first context token in its windows, and the answer's first and last token
+    in the context, -1 where it has none.
     """
     first, last = firsts[windows.question], lasts[windows.question]
     inside = (first >= windows.first) & (last < windows.first + windows.tokens) & (first >= 0)
@@ -224,15 +216,8 @@ def window_targets(windows: Windows, document_starts: Int64, firsts: Int64, last
 def _input_ids(
     heads: Sequence[npt.NDArray[Any]], contexts: Pieces, windows: Windows, context: Int64, marks: tuple[int, int]
 ) -> npt.NDArray[Any]:
-    """Return [CLS] question [SEP] document [SEP] of each window, one row after the other.
-
-    Args:
-        heads: pieces of each question, cut [Q].
-        contexts: pieces of the contexts.
-        windows: of the questions.
-        context: number of each question's context [Q].
-        marks: the ids of [CLS] and [SEP].
-    """
+    """Return [CLS] question [SEP] document [SEP] of each window, one row after the other; `heads` are the pieces of the
+    questions, cut [Q], `context` the number of each one's context [Q], `marks` the ids of [CLS] and [SEP]."""
     values = contexts.values
     cls, sep = np.array(marks, values.dtype).reshape(2, 1)
     begins = contexts.offsets[context[windows.question]] + windows.first

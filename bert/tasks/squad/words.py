@@ -105,13 +105,8 @@ def answer_tokens(
     """Return the first and the last token of each answer in its context.
 
     They are those of the words that hold the answer, narrowed to the first run of tokens that equals the answer's own,
-    where there is one. The last stands before the first where the words have no pieces.
-
-    Args:
-        contexts: pieces of the contexts.
-        context: number of each answer's context [A].
-        answers: usable answers [A].
-        vocabulary: cuts them into pieces.
+    where there is one. The last stands before the first where the words have no pieces. `context` has the number of
+    each answer's context [A].
     """
     begin = contexts.character_offsets[context] + np.array([answer.answer_start for answer in answers], np.int64)
     end = begin + np.array([len(answer.text) for answer in answers], np.int64) - 1

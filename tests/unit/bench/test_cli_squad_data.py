@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.commands import document, result
-from support.refusals import refused
+from support.commands import document
 from support.squad_columns import dataset, paragraph, question, small_vocabulary
 
 from bench.cli.main import run
@@ -26,8 +25,3 @@ def test_the_summary_says_what_was_made_and_what_was_left_out(
     assert "the answer is not found at its place, such as b" in said.err
     (found,) = document("data", "squad", *given, "--output", str(tmp_path / "out"))
     assert found["kept"] and found["counts"]["questions"] == 2 and Path(found["features"]).is_file()
-
-
-def test_bad_input_is_one_message_and_exit_code_2(given: list[str]) -> None:
-    with refused("data-mismatch", "--squad-version 1.1"):
-        result("data", "squad", *given, "--squad-version", "2.0")

@@ -13,8 +13,16 @@ from support.refusals import refused
 from support.shared_files import samples, vocabulary_beside
 
 from bert.data.vocabulary import load_vocabulary
-from bert.tasks.gap.features import MENTION_ENDS, MENTION_STARTS, open_features
-from bert.tasks.gap.prepare import GapConfig, TokenText, fit, prepare, tokenize
+from bert.tasks.gap.features import (
+    MENTION_ENDS,
+    MENTION_STARTS,
+    GapConfig,
+    TokenText,
+    fit,
+    open_features,
+    prepare,
+    tokenize,
+)
 from bert.tasks.gap.reading import GapExample, Mention, read_gap
 from bert.tasks.gap.task import GapTask
 
@@ -102,7 +110,7 @@ def test_a_mention_inside_a_word_and_one_inside_another_still_spell_themselves(t
 def test_features_are_read_as_they_were_made(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
     features = open_features(folder, "training")
-    assert len(features) == 48
+    assert len(features.rows) == 48
     assert features.example_ids.texts()[:2] == ["development-1", "development-2"]
     assert features.rows.labels.tolist() == [0, 1, 2] * 16
     assert features.genders.tolist()[:6] == [2, 2, 2, 1, 1, 1]
@@ -115,13 +123,13 @@ def test_the_readable_tsv_shows_the_tokens_that_the_features_hold(tmp_path: Path
     features = open_features(folder, "validation")
     (path,) = folder.glob("gap-validation-*.tsv")
     header, *lines = [line.split("\t") for line in path.read_text().splitlines()]
-    assert len(lines) == len(features) == 12
+    assert len(lines) == len(features.rows) == 12
     first = dict(zip(header, lines[1], strict=True))
     assert first["tokens"] == "[CLS] bea thanked cleo because she was kind . [SEP]"
     assert (first["ID"], first["label"], first["gender"]) == ("validation-2", "A", "feminine")
     assert [first[f"{m}-first"] for m in "PAB"] == ["5", "1", "3"]
     pieces = load_vocabulary(tmp_path / "vocab.txt", True).ids
-    for line, number in zip(lines, range(len(features)), strict=True):
+    for line, number in zip(lines, range(len(features.rows)), strict=True):
         assert [pieces[token] for token in line[3].split()] == features.rows.ids[number].tolist()
 
 
@@ -142,7 +150,7 @@ def test_rows_that_cannot_be_used_are_left_out_and_named(tmp_path: Path) -> None
     summary = made(tmp_path, rows)
     assert [name[:7] for name in summary.counts.names["left out"]] == ["line 3 ", "line 5 ", "line 8 "]
     features = open_features(summary.features, "training")
-    assert (len(features), features.left_out.texts()) == (4, ["development-2", "development-4", "x-1"])
+    assert (len(features.rows), features.left_out.texts()) == (4, ["development-2", "development-4", "x-1"])
 
 
 def test_rows_to_predict_have_no_labels_and_of_a_mixture_those_with_labels_stay(tmp_path: Path) -> None:

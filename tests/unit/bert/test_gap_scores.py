@@ -66,17 +66,6 @@ def test_scores_are_the_official_ones_on_the_rows_of_a_file(gold: Path, tmp_path
         assert_as_official(gold, random_system(tmp_path / "system.tsv", ids, chance))
 
 
-def test_both_names_of_a_missing_row_are_false_negatives(tmp_path: Path) -> None:
-    gold = write(tmp_path / "gap-test.tsv", learnable(3))
-    (tmp_path / "system.tsv").write_text("development-2\tTRUE\tFALSE\n")
-    scores = assert_as_official(gold, tmp_path / "system.tsv")
-    overall = scores.overall
-    counts = (overall.true_positives, overall.false_positives, overall.false_negatives, overall.true_negatives)
-    assert counts == (1, 0, 4, 1)
-    assert scores.missing == ["development-1", "development-3"]
-    assert scores.accuracy == pytest.approx(1 / 3)
-
-
 def test_nothing_right_has_no_bias_and_everything_right_scores_100(tmp_path: Path) -> None:
     rows = learnable(12)
     gold = write(tmp_path / "gap-test.tsv", rows)

@@ -113,6 +113,14 @@ def test_a_target_beyond_the_window_is_left_out_as_in_transformers(far: int) -> 
     torch.testing.assert_close(model.answer_span.output.weight.grad, other.qa_outputs.weight.grad, atol=1e-6, rtol=0)
 
 
+def test_windows_without_a_target_have_the_loss_0_and_no_gradients() -> None:
+    model, _ = pair()
+    loss = model(windows([8, 5], [8, 9], [9, 5])).loss
+    loss.backward()
+    assert loss.item() == 0
+    assert not any(parameter.grad.any() for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_loss_is_computed_in_float32(dtype: torch.dtype) -> None:
     model, _ = pair()

@@ -111,16 +111,6 @@ def spans(features: SquadFeatures) -> list[list[tuple[int, int]]]:
     return found  # type: ignore[return-value]
 
 
-def test_an_answer_inside_a_word_is_narrowed_to_its_own_pieces(tmp_path: Path) -> None:
-    context = "it is (1895-1943) now"
-    source = dataset(tmp_path / "a.json", paragraph(context, question("a", "?", ("1895", context.index("1895")))))
-    features = made(source, small_vocabulary(tmp_path, "1895", "1943"), tmp_path, split="training")
-    tokens = features.tokens[0].tolist()
-    # i ##t i ##s ( 1895 - 1943 ) ...: "(" is unknown to this vocabulary and still one piece.
-    assert spans(features) == [[(5, 5)]] and tokens[4] == 1
-    assert features.token_words.tolist()[4:9] == [2] * 5
-
-
 def test_impossible_questions_are_trained_to_point_at_cls_and_are_never_dropped(tmp_path: Path) -> None:
     context = "a b c d e f g h i j k l m n o p"
     rows = paragraph(
