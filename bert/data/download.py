@@ -79,7 +79,7 @@ class Server:
         """Return what an address below the base holds. Raises DownloadError."""
 
         def attempt() -> bytes:
-            with self._opened(address) as answer, _network_errors(address):
+            with self._opened(address) as answer:
                 return bytes(answer.read())
 
         return self._patiently(attempt)
@@ -98,6 +98,7 @@ class Server:
             start = self._patiently(partial(self._continue, file, part, tell), part)
             with storage_errors(part):
                 with part.open("rb") as content:
+                    os.fsync(content.fileno())
                     digest = hashlib.file_digest(content, _ALGORITHMS[len(file.digest)]).hexdigest()
                 if digest == file.digest:
                     part.replace(path)
@@ -122,14 +123,12 @@ class Server:
                     while block := self._block(file.address, answer):
                         output.write(block)
                         tell(len(block))
-                    output.flush()
-                    os.fsync(output.fileno())
+                if answer.length:
+                    problem = f"{file.address} ended {answer.length:,} bytes early"
+                    raise DownloadError("download-failed", problem, passing=True)
         except DownloadError as error:
             if error.status != _NOTHING_LEFT:
                 raise
-            return start
-        if answer.length:
-            raise DownloadError("download-failed", f"{file.address} ended {answer.length:,} bytes early", passing=True)
         return start
 
     @contextmanager
@@ -137,9 +136,7 @@ class Server:
         url = f"{self.base}/{address}"
         headers = {"User-Agent": self.agent, **({"Range": f"bytes={start}-"} if start else {})}
         request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the base is http or https
-        with _network_errors(url):
-            answer = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)  # noqa: S310  # nosec B310
-        with answer:
+        with _network_errors(url), urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310  # nosec B310
             yield answer
 
     def _block(self, address: str, answer: Any) -> bytes:

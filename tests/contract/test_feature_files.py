@@ -1,9 +1,9 @@
 """What the feature files of every task must survive: each state of a file or folder has its code, and is resumed."""
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,13 @@ def test_a_folder_is_opened_where_it_holds_exactly_one_file_of_the_kind(case: Ca
         read_features(case.output, case.kind)
 
 
+def test_the_source_is_known_while_it_is_there(case: Case) -> None:
+    path = case.file()
+    assert made_of(path, case.task) == case.source == made_of(case.output, case.kind)
+    case.source.unlink()
+    assert made_of(path, case.task) is None
+
+
 def test_a_file_of_another_kind_is_refused_and_a_source_is_no_feature_file(case: Case) -> None:
     made = case.file()
     with refused("data-mismatch", made, f"`bertbench data {case.task} --input"):
@@ -144,7 +151,7 @@ def test_what_was_finished_is_kept_with_its_counts_and_a_lost_vocabulary_is_aske
     again = case.make()
     assert again.kept and not first.kept and path.stat().st_mtime_ns == state.st_mtime_ns
     assert again.counts == first.counts == read_header(path).counts
-    settings = first_settings(case, path)
+    settings = import_module(f"bert.tasks.{case.task}.features").Settings(**read_header(path).settings)
     assert vocabulary_of(path, settings).fingerprint == settings.vocabulary
     data = DataIdentity(source=str(path), fingerprint="x", vocabulary=settings.vocabulary)
     assert vocabulary_text(data) == case.vocab.read_text(), "what a checkpoint carries"
@@ -157,13 +164,6 @@ def test_what_was_finished_is_kept_with_its_counts_and_a_lost_vocabulary_is_aske
         vocabulary_of(path, settings, case.vocab)
 
 
-def first_settings(case: Case, path: Path) -> Any:
-    from importlib import import_module
-
-    settings = import_module(f"bert.tasks.{case.task}.features").Settings
-    return settings(**read_header(path).settings)
-
-
 def test_features_of_another_vocabulary_are_refused_in_the_same_folder(case: Case, tmp_path: Path) -> None:
     case.make()
     other = tmp_path / "other.txt"
@@ -174,17 +174,9 @@ def test_features_of_another_vocabulary_are_refused_in_the_same_folder(case: Cas
 
 def test_what_another_version_made_is_refused(case: Case) -> None:
     path = case.file()
-    header = json.loads(json.dumps({"version": 9}))
-    save_file(load_file(path), path, {"bertbench features": json.dumps(header)})
+    save_file(load_file(path), path, {"bertbench features": '{"version": 9}'})
     with refused("record-version", path, "version 9", kind=SchemaError):
         read_features(path, case.kind)
-
-
-def test_the_source_is_known_while_it_is_there(case: Case) -> None:
-    path = case.file()
-    assert made_of(path, case.task) == case.source == made_of(case.output, case.kind)
-    case.source.unlink()
-    assert made_of(path, case.task) is None and read_features(path, case.kind).columns
 
 
 def test_what_a_killed_call_left_is_removed_by_the_next_one_and_nothing_else(case: Case) -> None:

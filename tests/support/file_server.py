@@ -22,8 +22,6 @@ class Fault:
     """End the connection after this many bytes of the body."""
     replace: bytes | None = None
     """The file is another one from now on."""
-    redirect: str | None = None
-    """Send there."""
 
 
 @dataclass
@@ -34,8 +32,6 @@ class Site:
     faults: dict[str, deque[Fault]] = field(default_factory=dict)
     ranges: bool = True
     """Understands Range."""
-    length: bool = True
-    """Says how long a file is (else it comes in chunks)."""
     pace_seconds: float = 0.0
     """Pause after each 64 KiB."""
     base: str = ""
@@ -71,10 +67,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self, site: Site, fault: Fault, request: dict[str, Any]) -> None:
         content = site.files.get(self.path)
-        if fault.redirect or fault.status or content is None:
-            status = 302 if fault.redirect else fault.status or 404
-            self.send_response(status)
-            for name, value in {**fault.headers, **({"Location": fault.redirect} if fault.redirect else {})}.items():
+        if fault.status or content is None:
+            self.send_response(fault.status or 404)
+            for name, value in fault.headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -87,26 +82,13 @@ class _Handler(BaseHTTPRequestHandler):
         if status == 206:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         body = b"" if status == 416 else content[start:]
-        if site.length:
-            self.send_header("Content-Length", str(len(body)))
-        else:
-            self.send_header("Transfer-Encoding", "chunked")
-        for name, value in fault.headers.items():
-            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.send(site, body, fault.cut, request)
-
-    def send(self, site: Site, body: bytes, cut: int | None, request: dict[str, Any]) -> None:
-        body = body if cut is None else body[:cut]
+        body = body[: fault.cut]
         for at in range(0, len(body), 2**16):
-            piece = body[at : at + 2**16]
-            self.wfile.write(piece if site.length else b"%x\r\n%s\r\n" % (len(piece), piece))
-            request["sent"] += len(piece)
+            request["sent"] += self.wfile.write(body[at : at + 2**16])
             time.sleep(site.pace_seconds)
-        if cut is not None:
-            self.close_connection = True
-        elif not site.length:
-            self.wfile.write(b"0\r\n\r\n")
+        self.close_connection = fault.cut is not None
 
 
 @contextmanager

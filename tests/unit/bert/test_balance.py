@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 from support.pretraining_shards import instances, write
-from support.row_task import VOCAB, made_rows
+from support.row_task import made_rows
 
 from bert.data.batch import Batch
-from bert.data.batches import Batches, DataSpec, RowBatches
+from bert.data.batches import DataSpec, RowBatches
 from bert.data.lengths import DISTRIBUTIONS
 from bert.data.order import divide, work_of
 from bert.model.config import PRESETS
@@ -60,15 +60,6 @@ def test_work_is_that_of_the_formula_of_model_flops() -> None:
         assert work * 12 * LARGE.hidden_size == linear + 3 * attention
 
 
-def row_batches(balanced: bool, rank: int = 0, world_size: int = 1, micro_batch_size: int = 4) -> RowBatches:
-    rows = made_rows(37, seed=3)
-    spec = DataSpec(
-        data="rows", seq_len=SEQ_LEN, micro_batch_size=micro_batch_size, vocab_size=VOCAB, rank=rank,
-        world_size=world_size, token_work=TINY * balanced,
-    )  # fmt: skip
-    return RowBatches(spec, rows)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("balanced")
@@ -82,12 +73,12 @@ def make(request: pytest.FixtureRequest, folder: Path) -> Callable[..., Any]:
     """Make the batches of a rank: (balanced, rank, world_size, micro_batch_size)."""
 
     def stream(balanced: bool, rank: int = 0, world_size: int = 1, micro_batch_size: int = 4) -> Any:
-        if request.param == "rows":
-            return row_batches(balanced, rank, world_size, micro_batch_size)
         spec = DataSpec(
             data=str(folder) if request.param == "shards" else "synthetic:uniform", seq_len=SEQ_LEN,
             micro_batch_size=micro_batch_size, rank=rank, world_size=world_size, token_work=TINY * balanced,
         )  # fmt: skip
+        if request.param == "rows":
+            return RowBatches(spec, made_rows(37, seed=3))
         if request.param == "shards":
             return Hdf5Batches(spec)
         return (synthetic_windows if request.param == "questions" else synthetic_batches)(spec)
@@ -146,24 +137,18 @@ def test_a_position_continues_mid_epoch_and_does_not_tell_how_batches_were_divid
         assert [samples(batch) for batch in itertools.islice(resumed, 7)] == whole[rank][5:]
 
 
-@pytest.mark.parametrize("kind", ["rows", "shards"])
+@pytest.mark.parametrize("make", ["rows", "shards"], indirect=True)
 def test_a_run_continues_with_another_number_of_ranks_without_losing_or_repeating_a_sample(
-    kind: str, folder: Path
+    make: Callable[..., Any],
 ) -> None:
-    def stream(rank: int, world_size: int, size: int) -> Batches:
-        if kind == "rows":
-            return row_batches(True, rank, world_size, size)
-        spec = {"micro_batch_size": size, "rank": rank, "world_size": world_size, "token_work": TINY}
-        return Hdf5Batches(DataSpec(data=str(folder), seq_len=SEQ_LEN, **spec))  # type: ignore[arg-type]
-
-    before = [stream(rank, 2, 4) for rank in range(2)]
+    before = [make(True, rank, 2, 4) for rank in range(2)]
     seen = [sample for batches in global_batches(before, 2) for batch in batches for sample in samples(batch)]
-    after = [stream(rank, 3, 1) for rank in range(3)]
+    after = [make(True, rank, 3, 1) for rank in range(3)]
     for each in after:
         each.load_state_dict(before[0].state_dict())
     seen += [sample for batches in global_batches(after, 7) for batch in batches for sample in samples(batch)]
     # 16 + 21 samples: an epoch of 37.
-    everything = [sample for batch in itertools.islice(stream(0, 1, 37), 1) for sample in samples(batch)]
+    everything = [sample for batch in itertools.islice(make(True, 0, 1, 37), 1) for sample in samples(batch)]
     assert sorted(seen) == sorted(everything)
 
 

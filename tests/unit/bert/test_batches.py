@@ -95,14 +95,6 @@ def test_every_window_comes_once_per_epoch_in_another_order() -> None:
     assert drawn(stream(seed=1), 3) != drawn(stream(), 3) == drawn(stream(), 3)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_any_number_of_ranks_walks_the_same_global_batches(world_size: int) -> None:
-    whole = drawn(stream(micro_batch_size=12), 12)
-    size = 12 // world_size
-    ranks = [drawn(stream(micro_batch_size=size, rank=rank, world_size=world_size), 12) for rank in range(world_size)]
-    assert [flat(parts) for parts in zip(*ranks, strict=True)] == whole
-
-
 @pytest.mark.parametrize(("rank", "world_size", "size"), [(0, 1, 4), (1, 2, 2), (0, 1, 7), (2, 3, 1)])
 def test_a_saved_position_continues_exactly_with_another_batch_size_or_number_of_ranks_too(
     rank: int, world_size: int, size: int

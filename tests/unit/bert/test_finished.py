@@ -68,11 +68,3 @@ def test_other_settings_or_input_are_refused_with_both_values(tmp_path: Path) ->
     (tmp_path / MANIFEST_FILE).unlink()
     with refused("folder-occupied", tmp_path, "of others"):
         stage(tmp_path)
-
-
-def test_the_first_names_of_a_count_are_kept() -> None:
-    counts = Counts()
-    for number in range(9):
-        counts.add("a", example=str(number))
-    counts.merge({"numbers": {"a": 1, "b": 2}, "names": {"a": ["x"], "b": ["y"]}})
-    assert (counts.numbers, counts.names) == ({"a": 10, "b": 2}, {"a": list("01234"), "b": ["y"]})

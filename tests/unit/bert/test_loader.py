@@ -1,6 +1,5 @@
 """Batches from a folder of shards: ranks, epochs, positions, reading ahead."""
 
-import gc
 import itertools
 import json
 import threading
@@ -129,28 +128,8 @@ def test_ranks_are_disjoint_and_each_epoch_is_complete(
     assert walked == [number for batch in alone for number in batch]
 
 
-def test_epochs_and_seeds_are_shuffled_differently(folder: Path) -> None:
-    walked = [number for batch in numbers(Hdf5Batches(spec(folder, micro_batch_size=5)), 10) for number in batch]
-    other = [n for batch in numbers(Hdf5Batches(spec(folder, micro_batch_size=5, seed=1)), 5) for n in batch]
-    assert walked[:SAMPLES] != walked[SAMPLES:] and walked[:SAMPLES] != other
-    # Shards come one after the other, so that each is read once per epoch.
-    shard_of = np.repeat([0, 1, 2, 3], [7, 1, 13, 4])
-    assert len([*itertools.groupby(shard_of[number - 1] for number in walked[:SAMPLES])]) == 4
-    assert walked[:SAMPLES] != sorted(walked[:SAMPLES])
-
-
 def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("shards")]
-
-
-def test_the_thread_ends_with_the_iterator(folder: Path) -> None:
-    stream = Hdf5Batches(spec(folder))
-    iterator = iter(stream)
-    next(iterator)
-    assert threads() and stream.state_dict()["samples"] == 4
-    del iterator
-    gc.collect()
-    assert not threads()
 
 
 def test_the_next_shard_is_read_before_it_is_needed_and_in_another_thread(

@@ -104,12 +104,6 @@ def test_ids_beyond_16_bits_are_kept() -> None:
     assert_same(large, [text])
 
 
-def test_much_text_goes_to_the_library_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer, "_BATCH", 50)
-    lines = [f"the {number} un" for number in range(200)]
-    assert rows_of(slow(SMALLS[True], monkeypatch).encode(lines)) == encoded_by_library(SMALLS[True], lines)
-
-
 def test_without_nanotoken_the_library_encodes_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = slow(SMALLS[True], monkeypatch)
     assert chosen.package == REFERENCE
@@ -117,27 +111,22 @@ def test_without_nanotoken_the_library_encodes_and_a_note_says_so(monkeypatch: p
     assert SMALLS[True].tokenizer.note is None
 
 
-TEXTS = [
-    (OWN, "vocab/uncased.txt", 1),
-    pytest.param(DATA, "vocab/bert-uncased.txt", 30, marks=pytest.mark.public),
-    pytest.param(DATA, "vocab/bert-uncased.txt", 2, marks=[pytest.mark.public, pytest.mark.slow]),
-    pytest.param(DATA, "vocab/bert-cased.txt", 30, marks=pytest.mark.public),
-]
-
-
-@pytest.mark.parametrize(("folder", "vocab", "step"), TEXTS)
-def test_text_gives_the_ids_of_the_library(folder: Path, vocab: str, step: int) -> None:
-    vocabulary = load_vocabulary(folder / vocab, lower_case="uncased" in vocab)
-    lines = list(shared_text.lines(folder, step))
-    found = vocabulary.tokenizer.encode(lines)
-    assert vocabulary.tokenizer.package == FAST
-    assert rows_of(found) == encoded_by_library(vocabulary, lines)
-
-
-@pytest.mark.parametrize(("folder", "vocab", "step"), TEXTS)
-def test_ids_are_those_of_the_published_tokenizer_in_plain_python(folder: Path, vocab: str, step: int) -> None:
+@pytest.mark.parametrize(
+    ("folder", "vocab", "step"),
+    [
+        (OWN, "vocab/uncased.txt", 1),
+        pytest.param(DATA, "vocab/bert-uncased.txt", 30, marks=pytest.mark.public),
+        pytest.param(DATA, "vocab/bert-uncased.txt", 2, marks=[pytest.mark.public, pytest.mark.slow]),
+        pytest.param(DATA, "vocab/bert-cased.txt", 30, marks=pytest.mark.public),
+    ],
+)
+def test_text_gives_the_ids_of_the_library_and_of_the_published_tokenizer_in_plain_python(
+    folder: Path, vocab: str, step: int
+) -> None:
     vocabulary = load_vocabulary(folder / vocab, lower_case="uncased" in vocab)
     plain = PlainTokenizer(list(vocabulary.pieces), vocabulary.lower_case)
-    lines = [line for line in shared_text.lines(folder, 5 * step) if line.strip()]
-    assert len(lines) > 500
-    assert rows_of(vocabulary.tokenizer.encode(lines)) == [plain.encode(line) for line in lines]
+    lines = list(shared_text.lines(folder, step))
+    found = rows_of(vocabulary.tokenizer.encode(lines))
+    assert vocabulary.tokenizer.package == FAST
+    assert found == encoded_by_library(vocabulary, lines) and len(lines) > 2500
+    assert found[::5] == [plain.encode(line) for line in lines[::5]]

@@ -1,4 +1,3 @@
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -28,13 +27,6 @@ def test_ids_are_looked_up_wherever_the_special_pieces_stand(tmp_path: Path) -> 
     assert found == (7, 5, 2, 1)
     assert vocabulary.encode(["A ab", "zz", "", "[MASK]"])[:3] == [[0, 0, 3], [4], []]
     assert vocabulary.mask_id not in vocabulary.encode(["[MASK]"])[0], "text cannot smuggle special pieces in"
-
-
-def test_a_vocabulary_goes_to_other_processes_without_its_tokenizer() -> None:
-    vocabulary = Vocabulary((*SPECIAL_PIECES, "a"), lower_case=True)
-    size = len(pickle.dumps(vocabulary))
-    assert vocabulary.encode(["a"]) == [[5]]
-    assert len(pickle.dumps(vocabulary)) == size and pickle.loads(pickle.dumps(vocabulary)) == vocabulary
 
 
 def test_a_sample_is_spread_over_all_files_and_stays_below_its_size(tmp_path: Path) -> None:

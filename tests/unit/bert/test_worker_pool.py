@@ -21,10 +21,6 @@ def out_of_memory(unit: int) -> int:
     raise MemoryError
 
 
-def raise_end_of_file(unit: int) -> int:
-    raise EOFError(f"the function's own, of unit {unit}")
-
-
 def process_of(unit: int) -> int:
     time.sleep(0.2)
     return os.getpid()
@@ -37,20 +33,6 @@ def test_a_worker_that_dies_is_one_error_and_the_next_pool_is_not_disturbed() ->
             list(workers.map(function, range(8)))
     with Workers(2) as workers:
         assert list(workers.map(abs, range(-3, 0))) == [3, 2, 1]
-
-
-def test_an_error_of_the_function_comes_back_and_the_workers_go_on() -> None:
-    with Workers(2) as workers:
-        with pytest.raises(EOFError, match="own, of unit 0"):
-            list(workers.map(raise_end_of_file, range(2)))
-        assert list(workers.map(abs, [-1])) == [1]
-
-
-def test_large_units_and_results_pass_both_ways() -> None:
-    """Larger than a pipe holds: neither side may wait for the other."""
-    units = [bytes([number]) * 3_000_000 for number in range(6)]
-    with Workers(2) as workers:
-        assert list(workers.map(bytes, units)) == units
 
 
 def test_no_process_is_left_after_an_interruption_and_units_at_work_are_not_waited_for() -> None:
