@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 def scaled_product(
-    first: Tensor, second: Tensor, first_scale: Tensor, second_scale: Tensor, bias: Tensor | None, fast: bool,
-    out: Tensor | None,
+    first: Tensor, second: Tensor, first_scale: Tensor, second_scale: Tensor, bias: Tensor | None = None,
+    fast: bool = False, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Return FP8 matrices first [M, K] times second [K, N] in bf16; `fast` adds up in fewer bits."""
     product: Tensor = torch._scaled_mm(

@@ -160,26 +160,18 @@ def _copies(model: nn.Module) -> list[tuple[nn.Parameter, Fp8Copy]]:
 
 def forward_product(x: Quantized, weight: Quantized, bias: Tensor | None) -> Tensor:
     """Return x [T', I] times weight [O, I] transposed, plus bias [O], in bf16, with fast accumulation."""
-    return _multiply(x.rows, weight.rows, x.scale, weight.scale, bias, fast=True)
+    bias = None if bias is None else bias.to(LOW)
+    return scaled_product(x.rows, weight.rows.t(), x.scale, weight.scale, bias, fast=True)
 
 
 def input_gradient(grad: Quantized, weight_columns: Tensor, weight_scale: Tensor) -> Tensor:
     """Return grad [T', O] times weight [O, I] in bf16; the weight comes as columns [I, O]."""
-    return _multiply(grad.rows, weight_columns, grad.scale, weight_scale)
+    return scaled_product(grad.rows, weight_columns.t(), grad.scale, weight_scale)
 
 
 def weight_gradient(grad: Quantized, x_columns: Tensor, x_scale: Tensor, out: Tensor | None = None) -> Tensor:
     """Return grad [T', O] transposed times x [T', I] in bf16, in `out` if given; x comes as columns [I, T']."""
-    return _multiply(grad.columns, x_columns, grad.scale, x_scale, out=out)
-
-
-def _multiply(
-    first: Tensor, second: Tensor, first_scale: Tensor, second_scale: Tensor, bias: Tensor | None = None,
-    fast: bool = False, out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """Return first [M, K] times second [N, K] transposed, in bf16; both are in rows."""
-    bias = None if bias is None else bias.to(LOW)
-    return scaled_product(first, second.t(), first_scale, second_scale, bias, fast, out)
+    return scaled_product(grad.columns, x_columns.t(), grad.scale, x_scale, out=out)
 
 
 class _Linear(Function):

@@ -13,7 +13,7 @@ from torch.autograd.function import Function, once_differentiable
 
 from bert.speed.copies import add_rows, has_low_gradients
 from bert.speed.kernels import columns_of, launch, programs, random_key, warps_of
-from bert.speed.kernels.random import LEVELS, dropped_levels, kept
+from bert.speed.kernels.random import dropout_constants, kept
 
 _NO_PADDING = -1
 
@@ -129,10 +129,9 @@ class _Embed(Function):
         ctx: Any, words: Tensor, positions: Tensor, segments: Tensor | None, weight: Tensor, shift: Tensor,
         tokens: Tokens, eps: float, probability: float, dtype: torch.dtype, padding: int, held: tuple[Tensor] | None,
     ) -> Tensor:  # fmt: skip
-        width, rows, dropped = words.shape[1], tokens.ids.numel(), dropped_levels(probability)
-        ctx.how = {"width": width, "columns": columns_of(width), "dropped": dropped}
-        ctx.how |= {"scale": LEVELS / (LEVELS - dropped), "warps": warps_of(columns_of(width))}
-        key = random_key(words) if dropped else None
+        width, rows, columns = words.shape[1], tokens.ids.numel(), columns_of(words.shape[1])
+        ctx.how = {"width": width, "columns": columns, "warps": warps_of(columns), **dropout_constants(probability)}
+        key = random_key(words) if ctx.how["dropped"] else None
         tables = [table if table is None else table.contiguous() for table in (words, positions, segments)]
         which = [tokens.ids, tokens.columns, None if segments is None else tokens.types]
         numbers = [each if each is None else each.contiguous() for each in which]

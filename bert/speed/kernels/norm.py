@@ -26,7 +26,7 @@ from bert.speed.kernels.quantize import (
     record_largest,
     transpose_group,
 )
-from bert.speed.kernels.random import LEVELS, dropped_levels, kept
+from bert.speed.kernels.random import dropout_constants, kept
 
 if TYPE_CHECKING:
     from bert.speed.fp8 import OutputGradient
@@ -259,7 +259,7 @@ class _ResidualNorm(Function):
         x, residual = x.contiguous(), residual.contiguous()
         width = x.shape[-1]
         rows, columns = x.numel() // width, columns_of(width)
-        ctx.how = {"width": width, "columns": columns, **_dropout(probability)}
+        ctx.how = {"width": width, "columns": columns, **dropout_constants(probability)}
         key = random_key(x) if ctx.how["dropped"] else None
         result = torch.empty_like(x)
         mean, inverse = (torch.empty(rows, device=x.device) for _ in range(2))
@@ -321,9 +321,3 @@ def _how_to_fp8(columns: int, into: "Cast") -> dict[str, int | float]:
     return {
         "tile": _ROWS, "multiple": _GROUP, "block": min(_BLOCK, columns), "limit": torch.finfo(into.dtype).max,
     }  # fmt: skip
-
-
-def _dropout(probability: float) -> dict[str, int | float]:
-    """Return the constants of dropout for a kernel."""
-    dropped = dropped_levels(probability)
-    return {"dropped": dropped, "scale": LEVELS / (LEVELS - dropped)}

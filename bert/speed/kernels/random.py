@@ -21,6 +21,12 @@ def dropped_levels(probability: float, levels: int = LEVELS) -> int:
     return round(probability * levels)
 
 
+def dropout_constants(probability: float) -> dict[str, int | float]:
+    """Return what a kernel has to know of dropout: how many levels are dropped, and the factor of the others."""
+    dropped = dropped_levels(probability)
+    return {"dropped": dropped, "scale": LEVELS / (LEVELS - dropped)}
+
+
 @triton.jit
 def kept(key, row, width: tl.constexpr, columns: tl.constexpr, dropped: tl.constexpr):
     """Return bool [rows, columns] for the given rows [rows], True where an element is kept."""

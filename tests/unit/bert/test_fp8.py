@@ -173,19 +173,10 @@ def test_a_step_is_near_that_in_float32(updates: int, accumulation: int) -> None
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("updates", [0, 2])
-def test_recomputed_layers_have_the_same_scales(updates: int) -> None:
+@pytest.mark.parametrize(("updates", "how"), [(0, "recomputed"), (2, "recomputed"), (3, "evaluated")])
+def test_recomputed_layers_and_evaluation_between_steps_change_nothing(updates: int, how: str) -> None:
     expected, made = _trained(updates)
-    found, other = _trained(updates, recomputed=True)
-    assert_same(found, expected, 0.0)
-    states = [fp8.scales_state(each) for each in (made, other)]
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_evaluation_between_steps_changes_nothing() -> None:
-    expected, made = _trained(3)
-    found, other = _trained(3, evaluated=True)
+    found, other = _trained(updates, **{how: True})
     assert_same(found, expected, 0.0)
     states = [fp8.scales_state(each) for each in (made, other)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support import layouts
 from torch import Tensor, nn
 
-from bert.data.batch import Batch, BatchCounts
-from bert.model.config import ModelConfig
+from bert.data.batch import Batch
 from bert.model.encoder import recompute_activations
 from bert.model.heads import BertForPretraining
 from bert.optim.adamw import AdamW
@@ -18,38 +18,16 @@ from bert.optim.precision import Precision
 from bert.optim.registry import adamw, parameter_groups
 from bert.parallel.base import SingleStrategy
 from bert.speed.copies import LOW, _add_all, _add_used, add_embedding, copy_of, give_copies, has_low_gradients, linear
-from bert.speed.registry import apply, copy_weights
+from bert.speed.registry import copy_weights
 from common.train_spec import TrainSpec
 
-VOCAB = 96
-SHAPE = ModelConfig(
-    num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64, max_positions=32, vocab_size=VOCAB,
-    hidden_dropout=0.0, attention_dropout=0.0,
-)  # fmt: skip
 
-
-def batch_of(seed: int, rows: int = 3, columns: int = 16) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(1, VOCAB, (rows, columns), generator=generator)
-    positions = torch.arange(0, rows * columns, 5)
-    tensors = {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        "token_type_ids": torch.randint(0, 2, ids.shape, generator=generator),
-        "masked_positions": positions,
-        "masked_labels": torch.randint(0, VOCAB, positions.shape, generator=generator),
-        "next_sentence_labels": torch.randint(0, 2, (rows,), generator=generator),
-    }
-    return Batch(tensors, BatchCounts(rows, ids.numel(), ids.numel(), len(positions), rows * columns**2))
+def batch_of(seed: int) -> Batch:
+    return layouts.batch_of([16, 16, 16], 16, seed)
 
 
 def model(step: str = "fast", optimizer: str = "adamw", **changes: Any) -> BertForPretraining:
-    torch.manual_seed(0)
-    made = BertForPretraining(SHAPE)
-    for parameter in made.parameters():  # wide enough that every part matters
-        nn.init.normal_(parameter, std=0.2)
-    made.masked_words.reset_padding()
-    apply(made, "fast")
+    made = layouts.model(True)
     copy_weights(made, TrainSpec(**{"step": step, "precision": "bf16", "strategy": "single", **changes}), optimizer)
     return made
 
@@ -225,7 +203,7 @@ def test_memory_of_gradients_is_used_again() -> None:
     quick = model()
     optimizer = adamw(quick, 1e-3)
     weights = [p for p in quick.parameters() if has_low_gradients(p)]
-    assert len(weights) == 4 * SHAPE.num_layers + 3  # pooler, head, words
+    assert len(weights) == 4 * layouts.SHAPE.num_layers + 3  # pooler, head, words
     _run(optimizer, quick, 1, None)
     backward(quick, batch_of(1))
     first = {p.grad.data_ptr() for p in weights if p.grad is not None}

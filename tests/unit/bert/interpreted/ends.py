@@ -234,7 +234,7 @@ def test_recomputed_layers_around_gelu_cast_the_same_numbers() -> None:
             x = torch.randn(5, 32).to(LOW).requires_grad_()
             with Precision("bf16", "cpu").autocast():
                 if recomputed:
-                    values, *_ = checkpoint(feed_forward, *layers, x, True, use_reentrant=False)
+                    values, *_ = checkpoint(feed_forward, *layers, x, use_reentrant=False)
                 else:
                     values, *_ = feed_forward(*layers, x)
             values.sum().backward()
