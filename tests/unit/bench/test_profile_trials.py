@@ -1,10 +1,12 @@
 """Which profiles are kept, and which are made again."""
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support.commands import document, text
+from support.refusals import refused
 
 from analysis import views
 from analysis.diagnose.profiles import OpenedProfile
@@ -12,6 +14,7 @@ from analysis.open import Source
 from analysis.views import View
 from bench.cli import profile
 from bench.cli.profile import ProfileOptions
+from bench.profilers import load_profiler
 from bench.sweep import sweep
 from bench.sweep.sweep import unprofiled
 from records.files import write_record
@@ -29,6 +32,15 @@ def test_the_unprofiled_twin_is_the_same_run_and_no_throughput_result() -> None:
     assert (twin.kind, twin.profiler, twin.profiler_options) == ("probe", None, ())
     assert (twin.start_iteration, twin.stop_iteration, twin.preset) == (1, 3, item.preset)
     assert twin.trial_id != item.trial_id
+
+
+@pytest.mark.parametrize(("tool", "device"), [("nsys", "cpu"), ("ncu", "cuda")])
+def test_a_missing_tool_is_refused_before_the_run(
+    tool: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with refused("tool-missing", tool, "Nsight"):
+        load_profiler(tool).check(dataclasses.replace(trial(tool), device=device))
 
 
 @pytest.mark.parametrize(("ratio", "doubted"), [(1.3, False), (0.95, False), (0.5, True)])

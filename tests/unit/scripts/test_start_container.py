@@ -4,7 +4,7 @@ import shlex
 from dataclasses import dataclass, field
 
 import pytest
-from hosts import NVIDIA_RUNTIME, Host, option, options
+from hosts import NVIDIA_RUNTIME, Host, option, options, refused
 
 SCRIPT = "start_container.sh"
 CDI_ON = {"FAKE_CDI_DIRS": '["/etc/cdi","/var/run/cdi"]'}
@@ -146,6 +146,18 @@ def test_print_runs_and_creates_nothing_and_can_be_pasted(docker: Host) -> None:
     outcome = docker.run(SCRIPT, "--print", *command, FAKE_IMAGES="")
     assert outcome.returncode == 0 and list(docker.work.iterdir()) == [] and not docker.called()
     assert shlex.split(outcome.stdout) == docker.start(SCRIPT, *command)[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "image"),
+    [(["data", "--profiling"], None), (["--gpu", "data"], None), ([], None), (["file"], None), (["data"], "")],
+)
+def test_wrong_arguments_and_a_missing_image_are_refused_before_anything_runs(
+    docker: Host, arguments: list[str], image: str | None
+) -> None:
+    (docker.work / "file").touch()
+    refused(docker.run(SCRIPT, *arguments, **({} if image is None else {"FAKE_IMAGES": image})))
+    assert not docker.called()
 
 
 # ---- what is passed on ----
