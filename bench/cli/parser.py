@@ -97,13 +97,13 @@ def _converted(kind: Any, tokens: Sequence[Token]) -> Any:
 def application(options: type, program: str, whole: bool = True) -> App:
     """Return the command line of a dataclass of options, as `program`; not `whole`: with a help of one screen."""
 
-    def command(options: Any = None) -> Any:
+    def command(options: Any) -> Any:
         return options
 
     _flatten(options)
     command.__annotations__["options"] = options
-    if any(one.default is one.default_factory is dataclasses.MISSING for one in dataclasses.fields(options)):
-        command.__defaults__ = None
+    has_defaults = all(one.default is not one.default_factory for one in dataclasses.fields(options))
+    command.__defaults__ = (options(),) if has_defaults else None
     examples = "\n  ".join(["Examples:", *examples_of(options)])
     app = _CommandLine(
         name=program,
@@ -148,10 +148,9 @@ def parse(options: type[T], argv: Sequence[str], program: str) -> T:
         if isinstance(error, CoercionError) and typing.get_origin(error.target_type) is typing.Literal:
             code = "option-choice"
         raise UsageError(code, f"{str(error).rstrip('.')} (see {program} --help)") from None
-    parsed = command(*bound.args, **bound.kwargs)
+    result: T = command(*bound.args, **bound.kwargs)
     if command != app.default_command:  # the help was printed
         raise SystemExit(0)
-    result: T = parsed or options()
     return result
 
 

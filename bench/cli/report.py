@@ -20,7 +20,6 @@ class ReportOptions(Printed):
     Several run directories are parts of one page: each compares its own trials, never those of another run.
 
     Examples:
-        bertbench report runs/throughput
         bertbench report runs/throughput --price-per-hour 2.5  # add the cost per million sequences
         bertbench report runs/a100 runs/h100 --out runs/both  # two runs on one page
         bertbench report reviews_train_test_stats.json  # confusion matrix, precision and recall of each label

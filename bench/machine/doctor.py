@@ -85,7 +85,7 @@ def _packages() -> Iterator[Check]:
 
 def _tools() -> Iterator[Check]:
     tools = {
-        os.environ.get("CC", "cc"): "install a C compiler, or name it with CC=, for fused-elementwise on a CPU",
+        os.environ.get("CC", "cc"): "install a C compiler, or name it with CC=, for the fast step on a CPU",
         "nvidia-smi": "install the NVIDIA driver, which includes it",
         **{each.tool: f"for `bertbench submit`: {each.remedy}" for each in CLUSTERS.values()},
     }

@@ -95,7 +95,7 @@ def test_wrong_words_are_refused_with_what_is_near(words: list[str], code: str, 
 
 def test_words_go_to_the_option_or_argument_that_can_take_them() -> None:
     report = parse(ReportOptions, ["RUN", "--project", "8", "16"], "bertbench report")
-    assert (report.project, report.path) == ((8, 16), Path("RUN"))
+    assert (report.project, report.paths) == ((8, 16), (Path("RUN"),))
     with refused("option-missing", "PATH"):
         parse(ReportOptions, ["--project", "8", "16"], "bertbench report")
     measure = parse(MeasureOptions, ["--out", "x", "--", "python", "a.py", "--help", "--", "1"], "bertbench measure")

@@ -9,6 +9,7 @@ import torch
 from bert.memory import predict_memory
 from bert.model.config import PRESETS, shape_in_words
 from bert.model.heads import BertForPretraining
+from bert.speed.registry import apply
 from common.train_spec import TrainSpec
 
 SMALL = TrainSpec(
@@ -69,6 +70,7 @@ def test_activations_are_what_the_model_keeps_for_the_backward_pass(dropout, pre
         world_size=1, padding="longest",
     )  # fmt: skip
     model = BertForPretraining(config)
+    apply(model, "fast")
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
     made = next(iter(PretrainTask().batches(spec)))  # views of a whole pool of samples
