@@ -136,10 +136,11 @@ def _write(folder: Path, title: str, eyebrow: str, sections: Sequence[Section]) 
     pictures: list[Path] = []
     csvs: list[Path] = []
     uses: Counter[str] = Counter()
+    figures: Counter[str] = Counter()
 
     def drawn(figure: Figure, below: str) -> markupsafe.Markup:
-        uses[path := f"{below}/{figure.name}"] += 1
-        figure = replace(figure, name=f"{figure.name}-{uses[path]}") if uses[path] > 1 else figure
+        figures[figure.name] += 1  # ids in the page come from the name
+        figure = replace(figure, name=f"{figure.name}-{figures[figure.name]}") if figures[figure.name] > 1 else figure
         pictures.append(charts.write_png(figure, folder / below))
         return markupsafe.Markup(charts.figure_html(figure))  # noqa: S704 # nosec B704 # its text is escaped
 

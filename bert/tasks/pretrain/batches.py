@@ -3,10 +3,11 @@
 Torch is imported only where batches are made.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,12 +62,25 @@ def _lengths_like(folder: Path, spec: DataSpec, pool_size: int) -> "Slots":
     return like_samples(folder_lengths(info).draw, spec, pool_size)
 
 
-class ShardReader:
-    """Reads shards of a folder on a thread of its own and keeps the latest: two, or all while they are below 64 MiB."""
+@dataclass(slots=True)
+class Reading:
+    """What was read from compressed shards."""
 
-    def __init__(self, folder: ShardFolder, vocab_size: int) -> None:
+    samples: int = 0
+    seconds: float = 0.0
+    """Decompressing and checking included."""
+
+
+class ShardReader:
+    """Reads shards of a folder on a thread of its own and keeps the latest: two, or all while they are below 64 MiB.
+
+    `reading` counts what is read.
+    """
+
+    def __init__(self, folder: ShardFolder, vocab_size: int, reading: Reading) -> None:
         self._folder = folder
         self._vocab_size = vocab_size
+        self._reading = reading
         self._reads: OrderedDict[int, Future[Instances]] = OrderedDict()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shards")
         # int32 ids, labels and positions; one byte for all else
@@ -81,9 +95,16 @@ class ShardReader:
         if shard not in self._reads:
             while len(self._reads) >= _FEWEST and self._bytes() > _KEPT_BYTES:
                 self._reads.popitem(last=False)[1].cancel()
-            self._reads[shard] = self._thread.submit(read_samples, self._folder, self._vocab_size, shard)
+            self._reads[shard] = self._thread.submit(self._read, shard)
         self._reads.move_to_end(shard)
         return self._reads[shard]
+
+    def _read(self, shard: int) -> Instances:
+        began = time.perf_counter()
+        instances = read_samples(self._folder, self._vocab_size, shard)
+        self._reading.seconds += time.perf_counter() - began
+        self._reading.samples += len(instances)
+        return instances
 
     def _bytes(self) -> int:
         return self._sample_bytes * sum(self._folder.counts[shard] for shard in self._reads)
@@ -120,12 +141,13 @@ class Hdf5Batches(Batches):
         self.info = folder_info(Path(spec.data), split, spec.seq_len)
         check_length(self.info, spec.seq_len)
         super().__init__(spec, np.array(self.info.counts), self.info.fingerprint, self.info.path)
-        self._shards = ShardReader(self.info, spec.vocab_size)
+        self.reading = Reading()
+        self._shards = ShardReader(self.info, spec.vocab_size, self.reading)
         self._looked_at = 0, 0
 
     def __iter__(self) -> "Iterator[Batch]":
         """Yield micro-batches on the CPU, epoch after epoch."""
-        self._shards = ShardReader(self.info, self.spec.vocab_size)
+        self._shards = ShardReader(self.info, self.spec.vocab_size, self.reading)
         self._looked_at = 0, 0
         try:
             yield from super().__iter__()

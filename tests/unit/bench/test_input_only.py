@@ -52,3 +52,4 @@ def test_drawing_records_samples_and_the_wait(tmp_path: Path) -> None:
     for row in rows:
         assert 0 < row["data_wait_ms"] <= row["step_time_ms"]
         assert {row[name] for name in ("forward_ms", "backward_ms", "optimizer_ms")} == {None}
+    assert stream.reading.samples == 20 and stream.reading.seconds > 0
