@@ -25,7 +25,7 @@ from torch import Tensor  # noqa: E402
 
 from bert.speed import kernels  # noqa: E402
 from bert.speed.kernels import attention, gelu, launch, norm, quantize  # noqa: E402
-from bert.speed.kernels.random import WEIGHT_LEVELS, dropped_levels  # noqa: E402
+from bert.speed.kernels.random import WEIGHT_LEVELS, dropout_constants, dropped_levels  # noqa: E402
 
 CALLS, REPLAYS = 24, 5
 HEADS, DEPTH, HIDDEN, INNER, LONGEST, PROBABILITY = 16, 64, 1024, 4096, 512, 0.1
@@ -143,7 +143,7 @@ def norms(inputs: Inputs) -> Iterator[Case]:
     x, residual, grads = (inputs.made(*shape) for _ in range(3))
     weight, shift, bias = (torch.ones(inputs.hidden, device=inputs.device) for _ in range(3))
     width = {"width": inputs.hidden, "columns": kernels.columns_of(inputs.hidden)}
-    how = {**width, **norm._dropout(PROBABILITY)}
+    how = {**width, **dropout_constants(PROBABILITY)}
     mean, inverse = (torch.ones(inputs.tokens, device=inputs.device) for _ in range(2))
     key = torch.ones(1, dtype=torch.int64, device=inputs.device)
     of_x, of_residual = torch.empty_like(x[0]), torch.empty_like(x[0])
