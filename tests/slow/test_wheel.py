@@ -89,5 +89,7 @@ def test_an_installed_command_finds_its_templates(command: Path, tmp_path: Path)
     python = str(command.with_name("python"))
     script = called(str(command), "submit", "slurm", "--gpus-per-node", "1", "--", "true", cwd=tmp_path)
     assert "#SBATCH" in script
-    loops = "import torch; from bert.speed.native import loops; print(loops() is not None)"
-    assert called(python, "-c", loops, cwd=tmp_path).strip() == "True"
+    loops = (
+        "import os, torch; from bert.speed.native import VARIABLE, loops; os.environ[VARIABLE] = '1'; print(loops())"
+    )
+    assert "CDLL" in called(python, "-c", loops, cwd=tmp_path)
