@@ -10,7 +10,7 @@
 #   PRECISION        fp32 tf32 bf16 fp16 auto                   (auto)
 #   PRESET           tiny mini small medium base large          (base)
 #   SEQ_LEN          tokens per sequence                        (128)
-#   IMPLEMENTATIONS  bertbench hf hf-trainer hf-compiled torch-encoder     (bertbench)
+#   IMPLEMENTATIONS  bertbench hf hf-trainer hf-compiled                   (bertbench)
 #   DATA             folder of HDF5 shards, or synthetic        (synthetic)
 #   OUT              run directory                              (runs/throughput-pretrain)
 set -euo pipefail

@@ -11,7 +11,7 @@
 #   PRESET           tiny mini small medium base large          (base)
 #   SEQ_LEN          tokens per window at most                  (384)
 #   PADDING          longest: of each batch; fixed: SEQ_LEN     (longest)
-#   IMPLEMENTATIONS  bertbench hf hf-trainer hf-compiled torch-encoder     (bertbench)
+#   IMPLEMENTATIONS  bertbench hf hf-trainer hf-compiled                   (bertbench)
 #   DATA             features of bertbench data squad, or synthetic (windows as long as the dev set's)  (synthetic)
 #   OUT              run directory                              (runs/throughput-squad)
 set -euo pipefail

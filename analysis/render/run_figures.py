@@ -31,9 +31,8 @@ _NAMED = {
     "hf-compiled": "orange",
     "hf-trainer": "pink",
     "hf-unpadded": "sky",
-    "torch-encoder": "green",
 }
-_OTHERS = ("purple", "grey", "brown")
+_OTHERS = ("green", "purple", "grey", "brown")
 _PHASES = {
     "data_wait_ms": ("data wait", "pale"),
     "forward_ms": ("forward", "sky"),

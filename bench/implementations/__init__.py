@@ -21,7 +21,6 @@ IMPLEMENTATIONS = {
     "hf-trainer": "bench.implementations.hugging_face:HuggingFaceImplementation",
     "hf-unpadded": "bench.implementations.hugging_face:HuggingFaceImplementation",
     "hf-compiled": "bench.implementations.hugging_face:HuggingFaceImplementation",
-    "torch-encoder": "bench.implementations.torch_encoder:TorchEncoderImplementation",
 }
 
 TRAINER_STRATEGIES = ("single", "ddp")

@@ -168,14 +168,14 @@ def test_its_speed_is_measured_profiled_and_reported_beside_hugging_faces_kind_o
     few = ["--preset", "tiny", "--device", "cpu", "--devices", "1", "--batch-size", "4", "--precisions", "fp32"]
     few += ["--data", "rows", "--loudness", "7"]
     measured = done(
-        place, "throughput", "toy", *few, "--implementations", "bertbench", "torch-encoder", "--max-seconds", "1",
+        place, "throughput", "toy", *few, "--implementations", "bertbench", "hf", "--max-seconds", "1",
         "--rounds", "1", "--out", "speed", "--json",
     )  # fmt: skip
     assert '"ok"' in measured
     done(place, "profile", "toy", *few, "--profiler", "torch", "--start", "3", "--stop", "5", "--out", "speed")
     done(place, "report", "speed")
     page = (place / "speed/report/report.html").read_text()
-    assert "toy" in page and "torch-encoder" in page
+    assert "toy" in page and "hf" in page
 
 
 def test_what_is_wrong_with_it_is_refused_as_for_the_others(place: Path) -> None:
