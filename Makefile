@@ -98,4 +98,4 @@ fix: setup ## format the code, and correct what ruff can correct
 	$(BIN)/ruff format .
 
 docs: setup ## write docs/reference from the code
-	$(BIN)/python -m bench.cli.reference
+	$(BIN)/python docs/reference/write.py

@@ -1,4 +1,4 @@
-"""Writes docs/reference from the options and the columns: `make docs`. A test checks it against the code."""
+"""Writes the pages of this folder from the options and the columns: `make docs`. A test checks them."""
 
 import inspect
 import itertools
@@ -14,7 +14,7 @@ from common.atomic import write_text
 from records import schema
 
 ROOT = Path(__file__).resolve().parents[2]
-REFERENCE = ROOT / "docs" / "reference"
+REFERENCE = Path(__file__).parent
 _SCRIPT_FOLDERS = (".", "bench", "bert", "bert/data", "profiling")
 
 _TABLES = {
