@@ -19,12 +19,10 @@ from bert.tasks.classify.store import (
     label_distribution,
     open_source,
     read_runs,
-    rows_fingerprint,
     split_sizes,
 )
 from bert.tasks.classify.task import TEST, ClassifyTask, class_scores, text_probabilities
 from common.atomic import atomic_path, write_json
-from common.errors import InputError
 from common.locks import locked
 from common.scores import in_words, scores_in
 from records import classification
@@ -55,7 +53,6 @@ def leave_results(
 
     source = open_source(Path(settings.data))
     rows, texts = ClassifyTask().texts(source, TEST)
-    check_trained_on(run, source, warn)
     task = ClassifyTask(labels=len(source.labels))
     opened = open_model(run.best_checkpoint() or run.checkpoints, task, DataIdentity.of(settings.data, rows), warn)
     if threads is not None:
@@ -83,21 +80,6 @@ def leave_results(
     text = ", ".join(in_words(name, value) for name, value in scores.items())
     files = (("wrote", str(path)) for path in (predictions, statistics, model))
     return [("test", f"{text}, on {len(true):,} texts"), *files]
-
-
-def check_trained_on(run: TrainRun, source: TextSource, warn: Callable[[str], None]) -> None:
-    """Refuse a database that changed after the training, since its splits may differ. Raises InputError."""
-    from bert.tasks.base import DataIdentity
-    from bert.train.resume import find_weights
-
-    trained = find_weights(run.checkpoints, DataIdentity(source=str(source.path)), warn, "it is tested")
-    before = trained.state["data"]["fingerprint"] if trained.state is not None else None
-    if before not in (None, rows_fingerprint(source, SPLITS[0])):
-        raise InputError(
-            "data-mismatch",
-            f"{source.path} changed after {run.path} was trained on it, so its test texts may have been trained on: "
-            "train with another --out",
-        )
 
 
 def _document(run: TrainRun, settings: "TrainSettings", source: TextSource, test: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,6 @@ from common.tools import Version, dotted
 from records.trial import Trial
 
 _REPORT = "node0.nsys-rep"
-_DEBIAN = Path("/usr/lib/nsight-systems/host-linux-x64")
-_IMPORTER = Path("/usr/lib/x86_64-linux-gnu/nsight-systems/host-linux-x64")
 
 
 class NsightSystems(ToolProfiler):
@@ -40,10 +38,6 @@ class NsightSystems(ToolProfiler):
     def check(self, trial: Trial) -> None:
         """Raise MissingToolError or UsageError, with the remedy, if nsys cannot profile here."""
         super().check(trial)
-        if self.path == "/usr/bin/nsys" and _DEBIAN.is_dir() and not _IMPORTER.exists():  # it would write no report
-            raise MissingToolError(
-                "tool-missing", f"Debian's nsys needs a link to write reports: sudo ln -s {_DEBIAN} {_IMPORTER}"
-            )
         nvtx = metadata.version("nvtx")
         if self.version[0] < 2023 and tuple(int(part) for part in re.findall(r"\d+", nvtx)[:3]) >= (0, 2, 12):
             raise MissingToolError(

@@ -2,12 +2,13 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from support.commands import called
 from support.csv_files import colours_and_animals, write_rows, write_vocabulary
-from support.refusals import check_refusal, refused
+from support.refusals import check_refusal
 
 from bert.tasks.classify.store import read_runs
 
@@ -66,16 +67,15 @@ def test_a_finished_training_that_is_called_again_adds_no_time_and_no_result(tra
 
 
 def test_a_model_is_not_tested_with_texts_that_were_divided_anew(trained: Path, tmp_path: Path) -> None:
-    from bench.classify import check_trained_on
-    from bert.tasks.classify.store import open_source
-    from records.training import TrainRun
-
-    run = TrainRun(trained / "run")
-    check_trained_on(run, open_source(trained / "things.sqlite"), print)
+    shutil.copytree(trained, tmp_path / "again")
+    things = tmp_path / "again" / "things.sqlite"
+    things.unlink()
     called("data", "csv", trained / "things.csv", "--text", "what", "--label", "kind", "--vocab", trained / "vocab.txt",
-         "--max-seq-length", "24", "--seed", "7", "--output", tmp_path / "other.sqlite")  # fmt: skip
-    with refused("data-mismatch"):
-        check_trained_on(run, open_source(tmp_path / "other.sqlite"), print)
+         "--max-seq-length", "24", "--seed", "7", "--output", things)  # fmt: skip
+    before = (tmp_path / "again/things_train_test_stats.json").read_bytes()
+    refusal = called("train", "classify", things, *SMALL, "--out", tmp_path / "again/run", code=2)
+    assert "[data-mismatch]" in refusal.stderr
+    assert (tmp_path / "again/things_train_test_stats.json").read_bytes() == before
 
 
 def test_results_are_printed_from_a_file_and_a_page_is_written(trained: Path, tmp_path: Path) -> None:
