@@ -107,7 +107,7 @@ def read_trainings(folder: Path) -> dict[str, Any]:
     """Return trainings.json of a folder; without one a record of no rows and settings. Raises SchemaError."""
     path = Trainings(folder).document
     record = read_record(path) if path.is_file() else {}
-    return {"target": None, "data": {}, "machine": {}, "price_per_hour": None, "notes": [], "rows": [], **record}
+    return {"target": None, "data": {}, "machine": {}, "price_per_hour": None, "rows": [], **record}
 
 
 def is_train_run(path: Path) -> bool:

@@ -64,7 +64,6 @@ def trainings_blocks(run: Row) -> list[Block]:
     facts += [(one["variant"], f"faster or slower: {one['decided']}, {one['why']}")
               for one in variants if one["why"] and one["seeds"] > 1]  # fmt: skip
     facts += [("machine", run["machine"]["device_name"])] if run["machine"].get("device_name") else []
-    facts += [("note", text) for text in run["notes"]]
     cautions: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for row in rows:
         for one in row["cautions"]:

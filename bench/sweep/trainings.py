@@ -131,7 +131,6 @@ class TrainingsPlan:
             **self.request(),
             "machine": environment_of(attempt.read_environment() for attempt in attempts),
             "price_per_hour": self.price_per_hour,
-            "notes": _remarks(self),
             "skipped": dict(self.skipped),
             "rows": rows,
             "variants": summaries(rows, self.target),
@@ -169,7 +168,7 @@ def plan_trainings(
                     raise
                 skipped[variant] = str(error)
                 break
-            plan = _comparable(plan, devices, target is not None, bool(varied))
+            plan = plan if target is None else _evaluated(plan)
             trainings.append(PlannedTraining(variant, plan, TrainRun(place.path / name)))
     if len({one.variant for one in trainings}) < 1 + bool(varied):
         reasons = "".join(f" ({name}: {reason})" for name, reason in skipped.items())
@@ -196,29 +195,13 @@ def variant_name(values: Mapping[str, Any]) -> str:
     return re.sub(r"[^\w.+-]+", "_", "-".join(words))
 
 
-def _comparable(plan: Plan, devices: Devices, to_target: bool, varied: bool) -> Plan:
-    """Return a plan with evaluations, if it trains to a held-out loss."""
+def _evaluated(plan: Plan) -> Plan:
+    """Return a plan with evaluations on held-out data."""
     settings = plan.settings
-    changed: dict[str, Any] = {}
-    if to_target and is_synthetic(settings.data):
+    if is_synthetic(settings.data):
         raise UsageError("option-not-applicable", f"--until needs held-out data: give shards, not {settings.data}")
-    if to_target:
-        changed["eval_every"] = settings.eval_every or math.ceil(settings.steps / EVALUATIONS)
-    return dataclasses.replace(plan, settings=dataclasses.replace(settings, **changed))
-
-
-def _remarks(plan: TrainingsPlan) -> list[str]:
-    """Return notes on a comparison: shared cores, and why losses may differ."""
-    plans = [one.plan for one in plan.trainings]
-    settings, several = plans[0].settings, len({one.settings.world_size for one in plans}) > 1
-    notes = []
-    if plan.devices.kind == "cpu" and any(one.settings.world_size > 1 for one in plans):
-        notes.append(f"the processes of a training share {plan.devices.cpu_cores} CPU cores")
-    if several and is_synthetic(settings.data):
-        notes.append("every process draws its own synthetic data: losses of different numbers of processes differ")
-    if settings.dropout > 0 and (several or len({one.implementation for one in plans}) > 1):
-        notes.append(f"every process draws its own dropout ({settings.dropout:g}): with --dropout 0 the losses agree")
-    return notes
+    eval_every = settings.eval_every or math.ceil(settings.steps / EVALUATIONS)
+    return dataclasses.replace(plan, settings=dataclasses.replace(settings, eval_every=eval_every))
 
 
 def profile_variants(session: Session, trials: Mapping[str, Trial]) -> dict[str, dict[str, Any]]:

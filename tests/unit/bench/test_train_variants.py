@@ -143,15 +143,7 @@ def test_a_folder_with_other_trainings_is_refused(
         pair(tmp_path, *words)
 
 
-def test_what_is_shared_and_what_makes_losses_differ_is_said(tmp_path: Path) -> None:
-    def notes(*words: object) -> list[str]:
-        plan = planned(tmp_path / str(len(words)), *SMALL, "--vary", "devices=1,2", *words)
-        found: list[str] = plan.write()[0]["notes"]
-        return found
-
-    shared, made_up, dropout = notes()
-    assert "4 CPU cores" in shared and "synthetic data" in made_up and "--dropout 0" in dropout
-    assert len(notes("--dropout", 0)) == 2
+def test_a_training_that_has_not_begun_is_not_complete(tmp_path: Path) -> None:
     plan = planned(tmp_path, *SMALL, "--vary", "devices=1,2")
     assert not plan.complete(plan.trainings[0])
     write_record(plan.trainings[0].run.state_json, {"status": "refused", "reason": "strategy dp needs a GPU"})
