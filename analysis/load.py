@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.metrics.communication.collectives import summarize_collective
 from analysis.metrics.speed_of_light import summarize_components
-from analysis.metrics.throughput import check_price, combine, summarize
+from analysis.metrics.throughput import combine, summarize
 from common.errors import Code, InputError, UsageError
 from records.run import RunDirectory, TrialDirectory
 from records.schema import OPTION_COLUMNS, SHAPE_COLUMNS
@@ -138,9 +138,7 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
     Raises:
         InputError: no run directory, or one without trials that can be read.
         SchemaError: a record was written by another version of bertbench (record-version).
-        UsageError: price_per_hour is not above 0.
     """
-    check_price(price_per_hour)
     trials: list[LoadedTrial] = []
     problems: list[str] = []
     code: Code | None = None

@@ -14,7 +14,6 @@ import numpy as np
 
 from analysis.metrics import cautions, statistics
 from analysis.metrics.telemetry import energy
-from common.errors import UsageError
 from records.schema import MEASURED_COLUMNS, PHASE_COLUMNS
 from records.trial import Trial
 
@@ -53,10 +52,8 @@ def summarize(
     peak_memory_kind, parameters, measured_peak ({dtype, shape, drift}), step_lacks (what is not installed),
     per_rank, cautions ([{code, message, remedy}]).
 
-    Raises:
-        UsageError: price_per_hour (of all devices together) is not above 0.
+    `price_per_hour` is that of all devices together.
     """
-    check_price(price_per_hour)
     if trial.kind == "measure" and trial.profiler is not None:
         trial, steps = _not_profiled(trial, steps)
     absent = trial.world_size - sum(rank < trial.world_size for rank in steps) if trial.nodes > 1 else 0
@@ -107,15 +104,6 @@ def at_price(result: Row, price_per_hour: float) -> dict[str, Any]:
     if not rate or not known:
         return dict(result)
     return {**result, _COST: price_per_hour / 3600 / rate * 1e6, "unknown": unknown}
-
-
-def check_price(price_per_hour: float | None) -> None:
-    """Raise UsageError for a price that is not above 0."""
-    if price_per_hour is not None and not (math.isfinite(price_per_hour) and price_per_hour > 0):
-        raise UsageError(
-            "option-value",
-            f"--price-per-hour {price_per_hour} must be above 0: give the price of the machine for one hour",
-        )
 
 
 def _window(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> tuple[Rows, int, str]:

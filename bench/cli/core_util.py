@@ -4,12 +4,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from bench.cli.options import Tables
 from bench.cli.result import ALL_TABLES, Result, of_view
 from bench.profilers.ncu import metrics_of
-from bench.sweep.options import ABOVE_0, check_ranges
+from bench.sweep.options import POSITIVE
 from common.errors import InputError
 from common.flags import Positional
 
@@ -34,13 +34,9 @@ class CoreUtilOptions(Tables):
     by: Literal["kernel", "family", "batch"] | None = None
     """Print a table by kernel, kernel family, or batch size (from names such as batch_16.csv); default a line per
     pipeline."""
-    window_ms: float | None = None
+    window_ms: Annotated[float | None, POSITIVE] = None
     """Duration of the same steps without the profiler, in ms: adds the utilization over that time, idle time included;
     default utilization while kernels ran only."""
-
-    def __post_init__(self) -> None:
-        """Refuse a length that is none."""
-        check_ranges(self, window_ms=ABOVE_0)
 
 
 OPTIONS = {"core-util FILE.csv...": CoreUtilOptions}

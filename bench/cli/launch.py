@@ -5,6 +5,9 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import Parameter, validators
 
 from bench.cli.progress import terminal_text
 from bench.cli.result import Result
@@ -13,6 +16,7 @@ from bench.launch.preflight import Node
 from bench.launch.torchrun import OK, command_of_rank
 from bench.launch.watch import launch
 from bench.machine.devices import find_devices
+from bench.sweep.options import COUNT, POSITIVE
 from common.errors import UsageError
 from common.flags import Positional
 
@@ -33,7 +37,7 @@ class LaunchOptions:
 
     command: Positional[tuple[str, ...]]
     """Program and its arguments."""
-    here_gpus: int | None = None
+    here_gpus: Annotated[int | None, COUNT] = None
     """Processes on this node, one per GPU; default every GPU, without GPUs 1 CPU process."""
     other_gpus: tuple[str, ...] = ()
     """Processes on each other node, in rank order, or one JSON file of host -> number, with or without this host;
@@ -42,9 +46,9 @@ class LaunchOptions:
     """Rank of this node; default its position in the JSON file, otherwise 0."""
     master_addr: str | None = None
     """Address of node 0, required on the other nodes; default on node 0 its host name."""
-    master_port: int = 29500
+    master_port: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=65535))] = 29500
     """Port of node 0, a different one for each job over several nodes."""
-    join_timeout: float = 60.0
+    join_timeout: Annotated[float, POSITIVE] = 60.0
     """Time in s within which all nodes must join."""
     module: bool = False
     """COMMAND is a Python module, as with python -m."""
@@ -52,12 +56,6 @@ class LaunchOptions:
     """COMMAND is an executable program."""
     quiet: bool = False
     """Print only why it failed."""
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if not (0 < self.master_port < 65536 and 0 < self.join_timeout < 1e6):
-            problem = f"--master-port {self.master_port} must be 1 to 65535, --join-timeout {self.join_timeout} above 0"
-            raise UsageError("option-value", problem)
 
 
 OPTIONS = {"launch": LaunchOptions}

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from bench.cli.options import Printed, run_folder
 from bench.cli.progress import terminal_text
 from bench.cli.result import Result, of_view
 from bench.machine.devices import find_devices
 from bench.run.supervise import LaunchOptions
-from bench.sweep.options import request_of
+from bench.sweep.options import POSITIVE, request_of
 from bench.sweep.script import check_program, measure_script, plan_script
 from bench.sweep.sweep import locked, result_rows
 from common.errors import UsageError
@@ -48,9 +48,9 @@ class MeasureOptions(Printed):
     """One past the last measured step, with --start; default one past the last step."""
     profile: bool = False
     """Profile steps [--start, --stop) with PyTorch's profiler; step times are then those of the other steps."""
-    timeout_seconds: float | None = None
+    timeout_seconds: Annotated[float | None, POSITIVE] = None
     """Time limit of COMMAND in s; default none."""
-    price_per_hour: float | None = None
+    price_per_hour: Annotated[float | None, POSITIVE] = None
     """Price of the machine per hour, for the cost columns; default no cost columns."""
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from bench.sweep.options import DEVICE
+from bench.sweep.options import DEVICE, POSITIVE
 from common.errors import UsageError
 
 RARE = frozenset({
@@ -47,7 +47,7 @@ class TrialOptions(Printed):
     """Run directory. The same command resumes it."""
     device: Annotated[str, DEVICE] = "auto"
     """Device type; default auto: a GPU where one is present."""
-    timeout_seconds: float = 900.0
+    timeout_seconds: Annotated[float, POSITIVE] = 900.0
     """Time limit of a trial in s; a trial that exceeds it has the status timeout."""
     retry_failed: bool = False
     """Run failed trials again."""

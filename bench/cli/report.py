@@ -3,9 +3,11 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from bench.cli.options import Printed, run_folder
 from bench.cli.result import Result, of_view
+from bench.sweep.options import COUNT, POSITIVE
 from common.errors import UsageError
 from common.flags import Positional
 from records.classification import is_classification
@@ -30,9 +32,9 @@ class ReportOptions(Printed):
     out: Path | None = None
     """Folder to write; default report in the (first) run directory, for a profile report-NAME in the current folder,
     for a classification NAME_results beside the file."""
-    price_per_hour: float | None = None
+    price_per_hour: Annotated[float | None, POSITIVE] = None
     """Price of the machine per hour, for the cost columns of a run; default no cost columns."""
-    project: tuple[int, ...] = ()
+    project: Annotated[tuple[int, ...], COUNT] = ()
     """Numbers of devices to project a run to, by a model; the run needs comm trials and throughput on two numbers of
     devices; default no projection."""
     markdown: Path | None = None

@@ -4,13 +4,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from cyclopts import Parameter, validators
+
 from bench.cli.options import TrialOptions, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result, of_view
 from bench.cli.session import describe, run_all
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
-from bench.sweep.options import STEP
+from bench.sweep.options import COUNT, POSITIVE, STEP
 from bench.sweep.trials import Workload, check_winner, expand, fastest_trial
 from bert.speed.registry import FAST
 from bert.tasks import known_tasks, task_data
@@ -34,15 +36,15 @@ class SpeedOfLightOptions(TrialOptions):
     """
 
     workload: Workload = field(default_factory=Workload)
-    batch_size: int = 8
+    batch_size: Annotated[int, COUNT] = 8
     """Sequences per device."""
     step: Annotated[str, STEP] = FAST
     """Computation of a step: fast, or plain PyTorch with padding."""
-    devices: int = 1
+    devices: Annotated[int, COUNT] = 1
     """Ranks. Each measures all parts; communication is the exposed time of their steps."""
-    rounds: int = 12
+    rounds: Annotated[int, Parameter(validator=validators.Number(gte=_FEWEST_ROUNDS))] = 12
     """Interleaved repetitions of each part; the median is reported."""
-    max_seconds: float = 90.0
+    max_seconds: Annotated[float, POSITIVE] = 90.0
     """Maximum measuring time in s; three rounds run in any case."""
     winner_of: Path | None = None
     """Measure the fastest configuration of bertbench in this run directory; excludes options of the model and data."""
@@ -54,8 +56,6 @@ class SpeedOfLightOptions(TrialOptions):
         if not task_data(task).heads:
             known = ", ".join(name for name in known_tasks() if task_data(name).heads)
             raise UsageError("option-choice", f"speed-of-light does not support {task!r}: give one of {known}")
-        if self.rounds < _FEWEST_ROUNDS:
-            raise UsageError("option-value", f"--rounds {self.rounds} must be at least {_FEWEST_ROUNDS}")
         if self.winner_of is not None:
             check_winner(self.workload, ("task",))
             check_winner(self, _BESIDE_WINNER)

@@ -15,11 +15,10 @@ from bench.cli.parser import parse
 from bench.cli.progress import note, show_stages
 from bench.cli.result import Result, when_writable
 from bench.machine.devices import find_devices
-from bench.sweep.options import AUTO, DEVICE, EVALUATED_PRECISION, resolve_precision
+from bench.sweep.options import AUTO, COUNT, DEVICE, EVALUATED_PRECISION, resolve_precision
 from bert.tasks import TASKS, known_tasks, task_data
 from bert.tasks.base import Ready
 from bert.tasks.commands import Grid, Outcome, Shown, TaskCommand
-from common.errors import UsageError
 from common.registry import load
 from records.training import TrainRun, is_train_run
 
@@ -35,13 +34,8 @@ class Computing:
     """Device type; default auto: a GPU where one is present."""
     precision: Annotated[str, EVALUATED_PRECISION] = AUTO
     """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
-    batch_size: int = 32
+    batch_size: Annotated[int, COUNT] = 32
     """Rows per batch; for squad, windows."""
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if self.batch_size < 1:
-            raise UsageError("option-value", f"--batch-size {self.batch_size} must be at least 1")
 
 
 def commands(verb: str, tasks: Mapping[str, str] | None = None) -> dict[str, str]:

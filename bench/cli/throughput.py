@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from bench.cli.options import TrialOptions, run_folder
 from bench.cli.progress import note
@@ -12,7 +12,7 @@ from bench.cli.session import run_all, session
 from bench.launch.world import joined_world
 from bench.machine.devices import Devices, find_devices
 from bench.search.throughput import free_memory_gib, largest_batch
-from bench.sweep.options import AT_LEAST_1, check_ranges
+from bench.sweep.options import COUNT, POSITIVE
 from bench.sweep.sweep import measured_trials, result_rows
 from bench.sweep.trials import Sweep, expand
 from common.errors import UsageError
@@ -35,18 +35,17 @@ class ThroughputOptions(TrialOptions):
 
     sweep: Sweep
     out: Path = Path("runs/throughput")
-    price_per_hour: float | None = None
+    price_per_hour: Annotated[float | None, POSITIVE] = None
     """Price of the machine per hour, for the cost columns; default no cost columns."""
     max_batch_search: bool = False
     """Find the largest batch that fits, from the first of --batch-sizes up."""
-    max_batch_limit: int = 4096
+    max_batch_limit: Annotated[int, COUNT] = 4096
     """Largest batch the search tries."""
     input_only: bool = False
     """Measure the input pipeline alone, without training."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of range and options that exclude each other."""
-        check_ranges(self, max_batch_limit=AT_LEAST_1)
+        """Refuse options that exclude each other."""
         if self.input_only and self.max_batch_search:
             raise UsageError("option-conflict", "--input-only and --max-batch-search exclude each other: give one")
 

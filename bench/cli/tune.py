@@ -21,7 +21,7 @@ from bench.machine.devices import find_devices
 from bench.run.processes import StopRequest
 from bench.search.score import Worker, read_space
 from bench.search.throughput import Search, free_memory_gib, lanes
-from bench.sweep.options import AT_LEAST_1, AUTO, STRATEGY, check_ranges
+from bench.sweep.options import AUTO, COUNT, POSITIVE, STRATEGY
 from bench.sweep.sweep import measured_trials, record_request
 from bench.sweep.training import TrainOptions
 from bench.sweep.trials import Workload
@@ -51,7 +51,7 @@ class ScoreOptions(TrainOptions):
     """What to search for."""
     search: tuple[str, ...]
     """Training options to search: NAME=VALUE,VALUE or NAME=LOW:HIGH or NAME=log:LOW:HIGH."""
-    trials: int = 20
+    trials: Annotated[int, COUNT] = 20
     """Trials in the whole study."""
     sampler: Literal["tpe", "random"] = "tpe"
     """tpe learns from earlier trials; random does not."""
@@ -80,26 +80,21 @@ class ThroughputOptions(TrialOptions):
     """Run the Python code that comes with --model."""
     implementation: str | None = None
     """Implementation to measure; default bertbench, with --model hf."""
-    devices: int | None = None
+    devices: Annotated[int | None, COUNT] = None
     """Devices; default every GPU, or one process on all CPU cores."""
     strategies: Annotated[tuple[str, ...], STRATEGY] = (AUTO,)
     """Parallel strategies to try; default auto: single on one device, otherwise all installed sharding strategies."""
-    global_batch_size: int | None = None
+    global_batch_size: Annotated[int | None, COUNT] = None
     """Sequences per update; micro-batches that do not divide it are skipped; default no accumulation."""
-    last_batch: int = 4096
+    last_batch: Annotated[int, COUNT] = 4096
     """Largest micro-batch."""
-    max_seconds: float = 10.0
+    max_seconds: Annotated[float, POSITIVE] = 10.0
     """Maximum measuring time per trial in s."""
-    rounds: int = 6
+    rounds: Annotated[int, COUNT] = 6
     """Maximum rounds of a configuration; the fastest ones are measured again until it is clear which is the fastest."""
-    memory_limit_gib: float | None = None
+    memory_limit_gib: Annotated[float | None, POSITIVE] = None
     """Memory limit per rank in GiB; default the GPU's memory, or a share of the free memory."""
     out: Path = Path("runs/tune-throughput")
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range; the sweep checks its own options."""
-        names = ("last_batch", "rounds", "global_batch_size", "devices")
-        check_ranges(self, **dict.fromkeys(names, AT_LEAST_1))
 
 
 OPTIONS = {"tune TASK": ScoreOptions, "tune TASK --for=throughput": ThroughputOptions}

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from bench.launch.world import World
 from bench.machine.devices import Devices
-from bench.sweep.options import AT_LEAST_1, check_ranges
+from bench.sweep.options import COUNT
 from common.errors import UsageError
 from common.flags import flag
 from records.trial import Trial
@@ -55,7 +55,7 @@ class CommSweep:
 
     collectives: Annotated[tuple[str, ...], Parameter(choices=tuple(COLLECTIVES))] = ("all_reduce",)
     """Collectives to measure."""
-    devices: tuple[int, ...] = ()
+    devices: Annotated[tuple[int, ...], Parameter(validator=validators.Number(gte=2))] = ()
     """Numbers of ranks; default 2 4 8 ... up to every GPU, or 2 ranks on the CPU."""
     dtypes: Annotated[tuple[str, ...], Parameter(choices=("fp32", "fp16", "bf16"))] = ("fp32",)
     """Data types."""
@@ -63,15 +63,10 @@ class CommSweep:
     """Smallest message size; K, M and G are powers of 1024."""
     max_bytes: str = "256M"
     """Largest message size; K, M and G are powers of 1024."""
-    factor: float = 2.0
+    factor: Annotated[float, Parameter(validator=validators.Number(gt=1, lt=math.inf))] = 2.0
     """Ratio of one message size to the previous one."""
-    rounds: int = 1
+    rounds: Annotated[int, COUNT] = 1
     """Interleaved rounds of all sizes, each in new processes."""
-
-    def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        above_1 = (lambda value: 1 < value < math.inf, "above 1, such as 2")
-        check_ranges(self, devices=(lambda value: value >= 2, "at least 2"), factor=above_1, rounds=AT_LEAST_1)
 
 
 def expand_collectives(sweep: CommSweep, devices: Devices, world: World | None = None) -> list[Trial]:

@@ -28,7 +28,7 @@ from bench.run.resources import oom_kill_count
 from bench.run.script import add_to_result, program_variables, settle, why_incomplete
 from bench.run.telemetry import Telemetry
 from common.atomic import storage_errors
-from common.errors import SchemaError, UsageError
+from common.errors import SchemaError
 from common.redact import without_secrets
 from records.files import read_record, write_record
 from records.run import TrialDirectory
@@ -78,12 +78,6 @@ class LaunchOptions:
     """Called some twenty times a second while a trial runs, and once after its end."""
     stop_wanted: Callable[[], bool] = lambda: False
     """Whether the ranks of a training are to save and end."""
-
-    def __post_init__(self) -> None:
-        """Refuse limits and prices that mean nothing."""
-        for name, value in (("timeout-seconds", self.timeout_seconds), ("price-per-hour", self.price_per_hour)):
-            if value is not None and not 0 < value < math.inf:
-                raise UsageError("option-value", f"--{name} {value} must be above 0 and finite")
 
 
 def run_trial(

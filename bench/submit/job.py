@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
+from bench.sweep.options import COUNT
 from common.errors import UsageError
 from common.flags import Positional, flag
 
@@ -95,18 +96,18 @@ class ClusterJob:
     """Name of the job."""
     queue: str | None = None
     """Partition of Slurm, local queue of Kueue on Kubernetes, compute cluster of AzureML; default the cluster's."""
-    minutes: int | None = None
+    minutes: Annotated[int | None, COUNT] = None
     """Time limit in min; default the cluster's."""
-    restarts: int = 0
+    restarts: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0
     """Most times that the job starts again: on Slurm after its time limit, on Kubernetes after any failure."""
-    nodes: int | None = None
+    nodes: Annotated[int | None, COUNT] = None
     """Number of nodes; default the number of counts in --gpus-per-node, otherwise 1."""
     gpus_per_node: tuple[int, ...] = ()
     """GPUs per node: one number for all nodes, or on Slurm and Kubernetes one for each; default no GPUs and one
     process per node."""
-    cpus: int | None = None
+    cpus: Annotated[int | None, COUNT] = None
     """CPU cores per node; default the cluster's."""
-    memory_gib: int | None = None
+    memory_gib: Annotated[int | None, COUNT] = None
     """Memory per node in GiB; default the cluster's."""
     image: str | None = None
     """Container image with bertbench: of a registry, on Slurm also FILE.sif, on AzureML also azureml:NAME@latest;
@@ -128,10 +129,6 @@ class ClusterJob:
         if self.image is None and (cluster.container or self.mounts):
             subject = "--mounts" if self.mounts else self.cluster
             raise UsageError("option-missing", f"{subject} needs a container: give --image")
-        for name in ("nodes", "cpus", "memory_gib", "minutes", "restarts"):
-            value, least = getattr(self, name), int(name != "restarts")
-            if value is not None and value < least:
-                raise UsageError("option-value", f"{flag(name)} {value} must be at least {least}")
         counts = self.gpus_per_node
         is_unequal = self.cluster == "azureml" and len({*counts}) > 1  # its clusters have equal nodes
         if min(counts, default=0) < 0 or len(counts) not in (0, 1, self.node_count) or is_unequal:

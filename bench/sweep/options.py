@@ -3,11 +3,11 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from bench.machine.devices import Devices, native_bf16
 from bert.model.config import PRESETS
@@ -27,20 +27,8 @@ STEP = Parameter(choices=STEPS)
 EVALUATED_PRECISION = Parameter(choices=(AUTO, *PRECISIONS[:-1]))
 """Those of a trained model: FP8 is for training."""
 STRATEGY, PRECISION = Parameter(choices=(AUTO, *STRATEGIES)), Parameter(choices=(AUTO, *PRECISIONS))
-Range = tuple[Callable[[float], bool], str]
-"""Whether a value is allowed, and which ones are, in words."""
-AT_LEAST_1: Range = (lambda value: value >= 1, "at least 1")
-ABOVE_0: Range = (lambda value: 0 < value < math.inf, "above 0 and finite")
-BELOW_1: Range = (lambda value: 0 <= value < 1, "at least 0 and less than 1")
-
-
-def check_ranges(options: Any, **ranges: Range) -> None:
-    """Refuse values out of range, by field; None and empty lists are not given. Raises UsageError."""
-    for name, (allowed, required) in ranges.items():
-        given = getattr(options, name)
-        values = given if isinstance(given, tuple) else (given,)
-        if not all(value is None or allowed(value) for value in values):
-            raise UsageError("option-value", f"{flag(name)} {' '.join(map(str, values))} must be {required}")
+COUNT = Parameter(validator=validators.Number(gte=1))
+POSITIVE = Parameter(validator=validators.Number(gt=0, lt=math.inf))
 
 
 def resolve_strategy(name: str, world_size: int) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from bench.implementations import IMPLEMENTATIONS, OURS, TRAININGS
 from bench.implementations.model_folder import check_data, check_options, find_model
@@ -18,17 +18,15 @@ from bench.machine.devices import Devices, capture
 from bench.run.inside import Leader
 from bench.run.supervise import LaunchOptions, finish, run_trial
 from bench.sweep.options import (
-    ABOVE_0,
-    AT_LEAST_1,
     AUTO,
-    BELOW_1,
+    COUNT,
     DEVICE,
+    POSITIVE,
     PRECISION,
     PRESET,
     STEP,
     STRATEGY,
     TaskFlags,
-    check_ranges,
     check_same_request,
     request_of,
     resolve_precision,
@@ -86,13 +84,13 @@ class TrainOptions:
     """Run directory. The same command resumes it; default runs/train, of several trainings runs/trainings."""
     vary: tuple[str, ...] = ()
     """Train each combination of options, such as strategy=ddp,fsdp; default one training."""
-    seeds: int | None = None
+    seeds: Annotated[int | None, COUNT] = None
     """Trainings of each combination, with the seeds from --seed on; default 1."""
     until: str | None = None
     """Stop pretraining at a held-out loss, mlm_loss=X: time and cost to it; default all steps."""
-    profile_steps: int = 3
+    profile_steps: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 3
     """Steps to profile of each combination on several devices, with the PyTorch profiler; 0 disables it."""
-    price_per_hour: float | None = None
+    price_per_hour: Annotated[float | None, POSITIVE] = None
     """Price of the machine per hour, for the cost of several trainings; default no cost."""
     model: str = ""
     """Train this Hugging Face model with hf-trainer: folder, config.json or hub id; default a preset."""
@@ -102,7 +100,7 @@ class TrainOptions:
     """Model size; default pretrain: large; fine-tuning: base; with --init, the size of those weights."""
     device: Annotated[str, DEVICE] = "auto"
     """Device type; default auto: a GPU where one is present."""
-    devices: int | None = None
+    devices: Annotated[int | None, COUNT] = None
     """Devices, one process each; default every GPU, or one process on all CPU cores."""
     strategy: Annotated[str, STRATEGY] = AUTO
     """Parallel strategy; default auto: single on one device, ddp on several."""
@@ -169,9 +167,9 @@ class TrainOptions:
     """Latest checkpoints to keep, in addition to the best; default 3."""
     padding: Literal["longest", "fixed"] | None = None
     """Padding of fine-tuning batches: to the longest sequence, or fixed to --seq-len; default longest."""
-    max_seconds: float | None = None
+    max_seconds: Annotated[float | None, POSITIVE] = None
     """Save and stop after this time in s, for queues with a time limit; default no limit."""
-    threads: int | None = None
+    threads: Annotated[int | None, COUNT] = None
     """CPU threads per process; default an equal share."""
     logfile: Path | None = None
     """File to append progress, evaluations and results to, with timestamps; default no file."""
@@ -181,11 +179,7 @@ class TrainOptions:
     """Print the result as JSON on stdout; progress goes to stderr."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of range; the rest is checked with the settings of the run."""
-        check_ranges(
-            self, devices=AT_LEAST_1, threads=AT_LEAST_1, max_seconds=ABOVE_0, dropout=BELOW_1, seeds=AT_LEAST_1,
-            price_per_hour=ABOVE_0, profile_steps=(lambda value: value >= 0, "at least 0"),
-        )  # fmt: skip
+        """Refuse data that are given twice."""
         if self.file is not None and self.data is not None:
             raise UsageError("option-conflict", f"{self.file} and --data {self.data} both give the data: give one")
 

@@ -7,22 +7,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from cyclopts import Parameter, validators
+
 from bench.implementations import OURS, check_implementation
 from bench.implementations.model_folder import IMPLEMENTATIONS as GIVEN_MODEL
 from bench.implementations.model_folder import ModelFolder, check_data, check_options, find_model
 from bench.launch.world import World
 from bench.machine.devices import Devices
 from bench.sweep.options import (
-    ABOVE_0,
-    AT_LEAST_1,
     AUTO,
+    COUNT,
     PADDING,
+    POSITIVE,
     PRECISION,
     PRESET,
     STEP,
     STRATEGY,
     TaskFlags,
-    check_ranges,
     resolve_padding,
     resolve_precision,
     resolve_strategy,
@@ -83,8 +84,7 @@ class Sweep(Workload):
     trust_remote_code: bool = False
     """Run the Python code that comes with --model."""
     implementations: tuple[str, ...] = (OURS,)
-    """Implementations to measure: bertbench, hf, hf-trainer, hf-unpadded, hf-compiled, torch-encoder, or module:Class
-    for your own."""
+    """Implementations to measure: bertbench, hf, hf-trainer, hf-unpadded, hf-compiled, or module:Class for your own."""
     step: Annotated[tuple[str, ...], STEP] = (FAST,)
     """Computation of a step of bertbench: fast, or plain padded PyTorch, the reference; or both."""
     strategies: Annotated[tuple[str, ...], STRATEGY] = (AUTO,)
@@ -93,19 +93,19 @@ class Sweep(Workload):
     """ZeRO stages of deepspeed, 0 to 3; default the stage in --deepspeed-config, otherwise 0."""
     deepspeed_config: Path | None = None
     """DeepSpeed configuration, JSON; values that are "auto" or absent come from the other options."""
-    devices: tuple[int, ...] = ()
+    devices: Annotated[tuple[int, ...], COUNT] = ()
     """Numbers of devices; default 1 2 4 ... up to every GPU, or one rank on all CPU cores."""
-    batch_sizes: tuple[int, ...] = (8,)
+    batch_sizes: Annotated[tuple[int, ...], COUNT] = (8,)
     """Sequences per device and micro-step."""
     scaling: Literal["weak", "strong"] = "weak"
     """weak keeps the batch size of a device; strong divides the batch size of the fewest devices among all."""
-    grad_accum: tuple[int, ...] = (1,)
+    grad_accum: Annotated[tuple[int, ...], COUNT] = (1,)
     """Micro-steps per optimizer step."""
     activation_checkpointing: bool = False
     """Keep only the input of each layer and recompute the rest in the backward pass."""
     bucket_mib: int | None = None
     """Gradient bucket size in MiB; default the strategy's own."""
-    rounds: int | None = None
+    rounds: Annotated[int | None, COUNT] = None
     """Interleaved repetitions; default 3 in throughput if implementations or `--step` compete, otherwise 1."""
     start: int | None = None
     """First measured step; default the end of the detected warm-up."""
@@ -117,9 +117,9 @@ class Sweep(Workload):
     """Maximum steps without --start and --stop."""
     max_seconds: float = 30.0
     """Maximum measuring time per trial in s without --start and --stop."""
-    precision_target: float = 0.01
+    precision_target: Annotated[float, Parameter(validator=validators.Number(gt=0, lt=1))] = 0.01
     """Measuring ends when the 95 % interval of the median is within this fraction."""
-    memory_limit_gib: float | None = None
+    memory_limit_gib: Annotated[float | None, POSITIVE] = None
     """Private memory limit per rank in GiB; a trial that exceeds it is oom; default no limit."""
 
     @property
@@ -133,10 +133,6 @@ class Sweep(Workload):
         self.task_flags.options(self.task)
         for name in self.implementations:
             check_implementation(name)
-        check_ranges(
-            self, **dict.fromkeys(("devices", "batch_sizes", "grad_accum", "rounds"), AT_LEAST_1),
-            memory_limit_gib=ABOVE_0, precision_target=(lambda value: 0 < value < 1, "between 0 and 1, such as 0.01"),
-        )  # fmt: skip
         check_seed(self.seed)
         if self.step != (FAST,) and OURS not in self.implementations:
             others = " ".join(self.implementations)

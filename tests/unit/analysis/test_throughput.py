@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_run import ENVIRONMENT, START_NS, rank_record, step_rows
-from support.refusals import refused
 
 from analysis.metrics.cautions import of_scaling
 from analysis.metrics.throughput import combine, per_rank, summarize
@@ -85,9 +84,6 @@ def test_what_is_missing_is_unknown_and_says_why() -> None:
     result = summarize(two, {**steps, 1: steps[0]}, {0: rank_record()}, ENVIRONMENT)
     assert result["unknown"]["mfu"] == result["unknown"]["measured_peak_flops"] == "rank 1 measured no peak"
     assert summarize(TRIAL, steps, {}, ENVIRONMENT)["cost_per_million_samples"] is None
-    for price in (0.0, -1.0, float("nan")):
-        with refused("option-value", f"--price-per-hour {price}"):
-            summarize(TRIAL, steps, {}, ENVIRONMENT, price_per_hour=price)
     nothing = summarize(TRIAL, {}, {}, {})
     for name in {*MEASURED_COLUMNS} - {"steps_measured", "steps_warmup"}:
         assert nothing[name] is None and nothing["unknown"][name]

@@ -37,7 +37,7 @@ CPU = ["--device", "cpu"]
         (["throughput", "pretrain", "--preset", "bse"], "option-choice", '"base"'),
         (["throughput", "pretrain", "--devices", "4096", *CPU], "device-missing", "4096"),
         (["throughput", "pretrain", "--data", "/no/such/folder", *CPU], "path-missing", "/no/such/folder"),
-        (["throughput", "pretrain", "--price-per-hour", "-2", *CPU], "option-value", "--price-per-hour -2"),
+        (["throughput", "pretrain", "--price-per-hour", "-2", *CPU], "option-value", "--price-per-hour"),
         (["throughput", "pretrain", "--out", "", *CPU], "path-kind", "--out"),
         (["throughput", "pretrain", "--out", "/proc/none/x", *CPU], "write-failed", "/proc/none"),
         (["profile", "pretrain"], "option-missing", "--start N --stop M"),

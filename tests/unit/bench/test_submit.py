@@ -239,7 +239,7 @@ def test_azure_mounts_folders_at_their_paths_and_passes_words_unchanged(tmp_path
     ("argv", "code", "fact"),
     [
         (["lsf", "--", "x"], "option-choice", "lsf"),
-        (["slurm", "--nodes", "0", "--", "x"], "option-value", "--nodes 0"),
+        (["slurm", "--nodes", "0", "--", "x"], "option-value", "--nodes"),
         (["slurm", "--nodes", "3", "--gpus-per-node", "4", "8", "--", "x"], "option-value", "4 8"),
         (["slurm", "--name", "a\n#SBATCH -N9", "--", "x"], "option-value", "--name"),
         (["slurm", "--mounts", "/a:/b", "--", "x"], "option-missing", "--image"),

@@ -68,7 +68,6 @@ def test_the_rules_of_an_automatic_window_do_not_count_where_one_is_given() -> N
         ({"seq_lens": (1024,)}, "option-value", ["--seq-lens 1024", "base", 512]),
         ({"start": 5, "stop": 5}, "option-value", ["--stop 5"]),
         ({"seq_lens": (3,)}, "option-value", ["--seq-len 3", "pretrain"]),
-        ({"batch_sizes": (0,)}, "option-value", ["--batch-sizes 0", 1]),
         ({"batch_sizes": (3,), "devices": (1, 2), "scaling": "strong"}, "batch-size-mismatch", ["strong", 3, 2]),
         ({"bucket_mib": 5, "strategies": ("fsdp",), "devices": (2,)}, "option-not-applicable", ["--bucket-mib", "ddp"]),
         ({"task": "pretrain", "padding": "fixed"}, "option-not-applicable", ["--padding fixed", "pretrain"]),
