@@ -25,7 +25,7 @@ from bert.speed.fp8 import Fp8Copy, OutputGradient, forward_product, input_gradi
 from bert.speed.kernels import usable
 from bert.speed.layers import FastEncoder
 from bert.speed.native import loops
-from bert.speed.scales import FORMATS, GRADIENT, INPUT, MULTIPLE, WEIGHT, Scales
+from bert.speed.scales import GRADIENT, INPUT, MULTIPLE, WEIGHT, Scales
 from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.train.loop import Training
@@ -160,27 +160,28 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     fused, kernels, dropout = subject.fused, subject.by_kernels, subject.step.config.hidden_dropout
     x, y = (subject.tensor(rows, each.width, grad=True) for each in (activation, closing))
     biases = [subject.tensor(each.width, dtype=torch.float32, grad=True) for each in (activation, closing) if kernels]
-    if subject.kernels_write_fp8:
-        yield _fp8_gelu(subject, activation)
-    else:
-        product = Product(x, biases[0] if kernels else None)
-        activate = (lambda: gelu(product)) if fused else (lambda: F.gelu(x))
-        yield _pass(subject, activation, "elementwise", activate, [x, *biases[:1]])
+    low = subject.kernels_write_fp8
+    reader, output = _between_layers(subject, activation.width) if low else (None, None)
+    product = Product(x, biases[0] if kernels else None, output)
+    # In FP8 results and gradients are written with their transposes: 2 bytes together, as many as in 16 bits.
+    activate = (lambda: gelu(product, reader)[0]) if fused else (lambda: F.gelu(x))
+    shape = f"{rows} x {activation.width}, in FP8" if low else ""
+    yield _pass(subject, activation, "elementwise", activate, [x, *biases[:1]], shape)
     residual = subject.tensor(rows, closing.width, dtype=None if kernels else torch.float32, grad=True)
     norm = torch.nn.LayerNorm(closing.width, eps=subject.step.config.layer_norm_eps).to(subject.device)
     twice = kernels or (fused and y.dtype != residual.dtype)
     if kernels:  # forward: two inputs, one result; backward: both inputs, two gradients in, two out
-        closing = replace(closing, narrow=9 + subject.kernels_write_fp8, wide=0)  # the result in FP8 too
+        closing = replace(closing, narrow=9 + low, wide=0)  # the result in FP8 too
     elif twice:  # also the result in the type of the GEMMs, and its gradient
         closing = replace(closing, narrow=closing.narrow + 2)
-    reader, output = _around_norm(subject, closing.width) if subject.kernels_write_fp8 else (None, None)
+    next_reader, before = _between_layers(subject, closing.width) if low else (None, None)
 
     def dropout_residual_norm() -> Tensor | tuple[Tensor, ...]:
-        given = Product(y, biases[1] if kernels else None, output)
+        given = Product(y, biases[1] if kernels else None, before)
         if not fused:
             plain: Tensor = norm(F.dropout(y, dropout) + residual)
             return plain
-        result = residual_norm(given, residual, norm, dropout, reader)
+        result = residual_norm(given, residual, norm, dropout, next_reader)
         return result[:2] if twice else result.wide
 
     inputs = [y, residual, *norm.parameters(), *biases[1:]]
@@ -348,32 +349,15 @@ def _fp8_products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable
     )
 
 
-def _around_norm(subject: Subject, width: int) -> tuple[Linear, OutputGradient]:
-    """Return a linear layer that reads a norm's result in FP8, and one gradient in FP8, both with known scales."""
+def _between_layers(subject: Subject, width: int) -> tuple[Linear, OutputGradient]:
+    """Return a linear layer that reads a result in FP8, and one gradient in FP8, both with known scales."""
     reader = Linear(width, width, device=subject.device)
     give_copies(reader.parameters(), gradients=False, kind=Fp8Copy)
     copy = copy_of(reader.weight)
     assert isinstance(copy, Fp8Copy)
     for role in (INPUT, GRADIENT):
-        copy.scales.scale(copy.layer, role, lambda: torch.ones((), device=subject.device))
+        copy.scales.cast(copy.layer, role, measure=lambda: torch.ones((), device=subject.device))
     return reader, OutputGradient(copy)
-
-
-def _fp8_gelu(subject: Subject, described: Pass) -> Part:
-    """GELU by kernels that write FP8 and its transpose, of 2 bytes together, in place of a result of 16 bits."""
-    from bert.speed.kernels.gelu import gelu_backward_to_fp8, gelu_to_fp8
-
-    rows, scale, record = subject.extent.tokens, *torch.ones(2, device=subject.device)
-    x, grad = (subject.tensor(-(-rows // MULTIPLE) * MULTIPLE, described.width) for _ in range(2))
-    bias = subject.tensor(described.width, dtype=torch.float32)
-
-    def run() -> None:
-        gelu_to_fp8(x, bias, rows, FORMATS[INPUT], scale, record)
-        gelu_backward_to_fp8(x, bias, grad, rows, FORMATS[GRADIENT], scale, record)
-
-    traffic = float(described.traffic(rows, subject.dtype.itemsize))
-    shape = f"{rows} x {described.width}, in FP8"
-    return make_part(run, described.name, "elementwise", shape, described.times, bytes=traffic)
 
 
 def _fp8_casts(subject: Subject) -> Iterator[Part]:

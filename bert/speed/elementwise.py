@@ -28,7 +28,7 @@ from bert.speed.copies import copies_in_use, linear
 from bert.speed.fp8 import Fp8Copy, OutputGradient
 from bert.speed.kernels import usable
 from bert.speed.native import loops
-from bert.speed.scales import Quantized
+from bert.speed.scales import Quantized, largest
 
 # A dropout probability is rounded to a multiple of 1 / _LEVELS, which moves it by at most 2^-17.
 _LEVELS = 1 << 16
@@ -107,39 +107,32 @@ def residual_norm(
         copy = None if reader is None else fp8_copy(reader)
         into = None if reader is None or copy is None else copy.input_cast(reader.weight)
         dropped = probability if norm.training else 0.0
-        wide, narrow, *low = kernels.residual_norm(
-            x, residual, norm.weight, norm.bias, norm.eps, dropped, bias, into, output
+        return Stream(
+            *kernels.residual_norm(x, residual, norm.weight, norm.bias, norm.eps, dropped, bias, into, output)
         )
-        return Stream(wide, narrow, None if into is None else Quantized(low[0], low[1], into.scale))
     if norm.training and _has_loops(x) and residual.dtype == norm.weight.dtype == norm.bias.dtype == torch.float32:
         given = _ResidualNorm.apply(x, residual, norm.weight, norm.bias, norm.eps, probability)  # type: ignore[no-untyped-call]
         return Stream(given[0], given[-1])
     return stream(norm(dropout_add(x, residual, probability, norm.training)))
 
 
-def gelu(x: Tensor | Product) -> Tensor:
-    """Return GELU(x) of any shape, by the error function."""
-    x, bias, _ = x if isinstance(x, Product) else Product(x)
+def gelu(x: Tensor | Product, reader: nn.Linear | None = None) -> tuple[Tensor, Quantized | None]:
+    """Return GELU(x) of any shape, by the error function, and the same in FP8 if `reader` is in FP8, a linear layer.
+
+    The first is then a placeholder: no other operation may read it.
+    """
+    x, bias, output = x if isinstance(x, Product) else Product(x)
     if bias is not None or usable(x):
         from bert.speed.kernels import gelu as kernels
 
-        return kernels.gelu(x, bias)
+        copy, into = None if reader is None else fp8_copy(reader), None
+        if reader is not None and copy is not None:
+            into = copy.input_cast(reader.weight, lambda: largest(kernels.gelu(x, bias)[0]))
+        return kernels.gelu(x, bias, into, output)
     if x.requires_grad and _has_loops(x):
         result: Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
-        return result
-    return F.gelu(x)
-
-
-def feed_forward(first: nn.Linear, second: nn.Linear, x: Tensor, low: Quantized | None = None) -> Product:
-    """Return second(GELU(first(x))) for x [..., H]; `low` as in `product`."""
-    if usable(x, first.weight, second.weight):
-        copies = fp8_copy(first), fp8_copy(second)
-        if copies[0] is not None and copies[1] is not None:
-            from bert.speed.fp8_feed_forward import products
-
-            output = OutputGradient(copies[1])
-            return Product(products(x, first, second, copies[0], copies[1], low, output), second.bias, output)
-    return product(second, gelu(product(first, x, low)))
+        return result, None
+    return F.gelu(x), None
 
 
 def _has_loops(x: Tensor) -> bool:

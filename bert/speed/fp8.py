@@ -13,6 +13,7 @@ operator.
 Shapes: T rows, I input and O output features. The operator wants each a multiple of 16: rows are padded with zeros.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,24 +37,17 @@ class Fp8Copy(Copy):
         super().__init__(parameter)
         self.scales = Scales() if scales is None else scales
         self.layer = self.scales.add(parameter.device)
-
-    @property
-    def version(self) -> int:
-        """Version of the parameter when the bf16 copy was made; set with every write of the copy."""
-        return self._version
-
-    @version.setter
-    def version(self, value: int) -> None:
-        self._version, self._cast = value, None
+        self._cast: Quantized | None = None
+        self._cast_of = -1  # version of the bf16 copy
 
     def cast(self, weight: Tensor) -> Quantized:
         """Return the weight [O, I] in FP8. The first cast after an update renews the scales of all layers."""
         values = self.of(weight)
-        if self._cast is None:
+        if self._cast is None or self.is_due(weight):
             # Training needs it too, so no inference tensor may be made where an evaluation comes first.
             with torch.inference_mode(False), torch.no_grad():
                 self.scales.begin(self.layer)
-                self._cast = self.scales.quantize(values, self.layer, WEIGHT)
+                self._cast, self._cast_of = self.scales.quantize(values, self.layer, WEIGHT), values._version
         return self._cast
 
     def linear(
@@ -73,17 +67,14 @@ class Fp8Copy(Copy):
         result: Tensor = _Linear.apply(x, weight, bias, self, torch.is_grad_enabled(), low, output)  # type: ignore[no-untyped-call]
         return result
 
-    def input_cast(self, weight: Tensor) -> Cast | None:
-        """Return how a kernel casts the next input of the layer; None if it has no scale yet."""
-        self.cast(weight)  # it may renew the scales
-        return self.scales.cast(self.layer, INPUT, torch.is_grad_enabled())
-
     def is_due(self, weight: Tensor) -> bool:
-        """Whether the next cast would renew the scales."""
-        return self.scales.has_begun(self.layer) and (self._cast is None or self._version != weight._version)
+        """Whether the weight has changed since its last cast."""
+        return self._cast_of != self.of(weight)._version
 
-    _version: int
-    _cast: Quantized | None
+    def input_cast(self, weight: Tensor, measure: Callable[[], Tensor] | None = None) -> Cast | None:
+        """Return how a kernel casts the next input of the layer; `measure` as in `Scales.cast`."""
+        self.cast(weight)  # it may renew the scales
+        return self.scales.cast(self.layer, INPUT, torch.is_grad_enabled(), measure=measure)
 
 
 class OutputGradient:
@@ -96,21 +87,14 @@ class OutputGradient:
         self._copy = copy
         self._left: Quantized | None = None
 
-    def cast(self) -> Cast | None:
-        """Return how a kernel casts the gradient; None if it has no scale yet."""
-        return self._copy.scales.cast(self._copy.layer, GRADIENT)
+    def cast(self, measure: Callable[[], Tensor] | None = None) -> Cast | None:
+        """Return how a kernel casts the gradient; `measure` as in `Scales.cast`."""
+        return self._copy.scales.cast(self._copy.layer, GRADIENT, measure=measure)
 
-    def leave(self, rows: Tensor, columns: Tensor, scale: Tensor, like: Tensor) -> Tensor:
-        """Leave the gradient of an output / scale in FP8, and return the placeholder for it, in the shape of `like`.
-
-        Args:
-            rows: [T', O].
-            columns: its transpose [O, T'].
-            scale: float32 scalar.
-            like: the output [..., O].
-        """
-        self._left = Quantized(rows, columns, scale)
-        return rows.view(like.dtype).as_strided(like.shape, (0,) * like.ndim)
+    def leave(self, grad: Quantized, like: Tensor) -> Tensor:
+        """Leave the gradient of an output [..., O], and return the placeholder for it, in the shape of `like`."""
+        self._left = grad
+        return placeholder(grad, like)
 
     def take(self, grad: Tensor) -> Quantized:
         """Return the gradient [T', O] in FP8, of what autograd passed [T, O]: the gradient itself or its placeholder.
@@ -124,6 +108,11 @@ class OutputGradient:
         if grad.data_ptr() != given.rows.data_ptr():
             raise RuntimeError("the output of a linear layer whose gradient is in FP8 was used more than once")
         return given
+
+
+def placeholder(low: Quantized, like: Tensor) -> Tensor:
+    """Return a tensor without memory of its own, for autograd to pass in place of one that is in FP8 as `low`."""
+    return low.rows.view(like.dtype).as_strided(like.shape, (0,) * like.ndim)
 
 
 def fits(weight: Tensor) -> bool:
@@ -141,10 +130,9 @@ def scales_state(model: nn.Module) -> dict[str, Tensor]:
     copies = _copies(model)
     if not copies:
         return {}
-    scales = copies[0][1].scales
     if any(copy.is_due(weight) for weight, copy in copies):
-        scales.renew()  # as the next cast would
-    return scales.state()
+        copies[0][1].scales.renew()  # as the next cast would
+    return copies[0][1].scales.state()
 
 
 def load_scales_state(model: nn.Module, state: dict[str, Tensor]) -> bool:

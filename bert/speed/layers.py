@@ -24,8 +24,8 @@ from bert.speed.copies import add_embedding, linear
 from bert.speed.elementwise import (
     Stream,
     dropout,
-    feed_forward,
     fp8_copy,
+    gelu,
     product,
     product_dtype,
     residual_norm,
@@ -104,7 +104,7 @@ class FastLayer(Layer):
             attended = product(self.attention.output, self.attention.attended(narrow, where, low))
             wide, narrow, low = residual_norm(attended, wide, self.attention_norm, self.dropout, self.intermediate)
         with phase(self.observer, "layer", self.index, ".mlp"):
-            transformed = feed_forward(self.intermediate, self.output, narrow, low)
+            transformed = product(self.output, *gelu(product(self.intermediate, narrow, low), self.output))
             return residual_norm(transformed, wide, self.output_norm, self.dropout, reader)
 
 

@@ -45,13 +45,14 @@ class Quantized(NamedTuple):
 
 
 class Cast(NamedTuple):
-    """How a kernel writes a tensor in FP8 itself."""
+    """How a tensor is cast to FP8."""
 
     dtype: torch.dtype
+    """torch.float8_e4m3fn or torch.float8_e5m2; larger numbers saturate."""
     scale: Tensor
     """float32 scalar that the values are divided by."""
     record: Tensor | None
-    """float32 scalar, raised to their largest magnitude; None for none."""
+    """float32 scalar, at least 0, raised to their largest magnitude; None for none."""
 
 
 class Scales:
@@ -59,71 +60,52 @@ class Scales:
 
     def __init__(self) -> None:
         self._layers = 0
-        self._history = self._largest = self._scale = torch.empty(0)
-        self._scale_of: Sequence[Tensor] = ()
+        self._history = self._largest = torch.empty(0)
+        # Views of single numbers, by layer and role, made once: a cast then needs no indexing.
+        self._scale_of: list[Tensor | None] = []
         self._largest_of: Sequence[Tensor] = ()
-        self._known: set[tuple[int, int]] = set()
-        self._first: dict[tuple[int, int], Tensor] = {}
         self._begun: set[int] = set()
 
     def add(self, device: torch.device) -> int:
         """Add a linear layer on a device; return its number. All must be added before the first is used."""
         self._layers += 1
-        shape = (self._layers, len(FORMATS))
-        self._history = torch.zeros(HISTORY, *shape, device=device)
-        self._largest, self._scale = torch.zeros(shape, device=device), _apart(torch.ones(shape, device=device))
-        self._divide()
+        self._history = torch.zeros(HISTORY, self._layers, len(FORMATS), device=device)
+        self._largest = torch.zeros_like(self._history[0])
+        self._scale_of, self._largest_of = [None] * self._largest.numel(), self._largest.view(-1).unbind()
         return self._layers - 1
 
     def quantize(self, values: Tensor, layer: int, role: int, record: bool = True) -> Quantized:
-        """Return values [..., C] in FP8.
+        """Return values [..., C] in FP8; the arguments are those of `cast`."""
+        flat = values.reshape(-1, values.shape[-1])
+        into = self.cast(layer, role, record, measure=lambda: largest(flat))
+        assert into is not None
+        return cast_both_ways(flat, into)
+
+    def cast(
+        self, layer: int, role: int, record: bool = True, *, measure: Callable[[], Tensor] | None = None
+    ) -> Cast | None:
+        """Return how a tensor is cast.
 
         Args:
-            values: input, weight or gradient of a layer.
             layer: its number.
             role: INPUT, WEIGHT or GRADIENT.
-            record: whether their magnitude counts for later scales; False in evaluation.
+            record: whether the tensor's magnitude counts for later scales; False in evaluation.
+            measure: returns the magnitude of a tensor without history; None returns None for such a tensor.
         """
-        flat = values.reshape(-1, values.shape[-1])
-        scale = self.scale(layer, role, lambda: largest(flat), record)
-        return Quantized(*cast_both_ways(flat, FORMATS[role], scale, self.recorder(layer, role, record)), scale)
-
-    def scale(self, layer: int, role: int, measure: Callable[[], Tensor], record: bool = True) -> Tensor:
-        """Return the scale of a tensor; that of the magnitude that `measure` returns if it has no history."""
-        scale = self._existing(layer, role)
-        if scale is None:
-            scale = scale_of(measure(), FORMATS[role], MARGIN)
+        place = layer * len(FORMATS) + role
+        scale = self._scale_of[place]
+        if scale is None and measure is not None:
+            with torch.no_grad():
+                scale = scale_of(measure(), FORMATS[role], MARGIN)
             if record:
-                self._first[layer, role] = scale
-        return scale
-
-    def cast(self, layer: int, role: int, record: bool = True) -> Cast | None:
-        """Return how the kernel that computes a tensor casts it; None if it has no scale yet and must be measured."""
-        scale = self._existing(layer, role)
-        return None if scale is None else Cast(FORMATS[role], scale, self.recorder(layer, role, record))
-
-    def _existing(self, layer: int, role: int) -> Tensor | None:
-        slot = (layer, role)
-        return self._scale_of[_place(layer, role)] if slot in self._known else self._first.get(slot)
-
-    def recorder(self, layer: int, role: int, record: bool = True) -> Tensor | None:
-        """Return the scalar that is raised to the largest magnitude of a tensor; None for none."""
-        return self._largest_of[_place(layer, role)] if record else None
-
-    def _divide(self) -> None:
-        """Make the view of each scalar once: a cast then needs no indexing."""
-        self._scale_of = self._scale[..., 0].reshape(-1).unbind()
-        self._largest_of = self._largest.view(-1).unbind()
+                self._scale_of[place] = scale
+        return None if scale is None else Cast(FORMATS[role], scale, self._largest_of[place] if record else None)
 
     def begin(self, layer: int) -> None:
         """Note that a layer begins with a new weight: the first to do so in an update renews all scales."""
         if layer in self._begun:
             self.renew()
         self._begun.add(layer)
-
-    def has_begun(self, layer: int) -> bool:
-        """Whether a layer has been used since scales were last renewed."""
-        return layer in self._begun
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -132,41 +114,38 @@ class Scales:
         # What was not used keeps its history, and so does what overflowed: its update is lost anyway.
         recorded = (self._largest > 0) & self._largest.isfinite()
         self._history = torch.where(recorded, torch.cat([self._largest[None], self._history[:-1]]), self._history)
-        self._scale = scale_of(self._history.amax(0)[..., None], _limits(self._scale.device), MARGIN)
+        scales = scale_of(self._history.amax(0)[..., None], _limits(self._history.device), MARGIN)
+        self._scale_of = [
+            None if before is None else scale
+            for before, scale in zip(self._scale_of, scales[..., 0].reshape(-1).unbind(), strict=True)
+        ]
         self._largest.zero_()
-        self._divide()
-        self._known |= self._first.keys()
-        self._first.clear()
         self._begun.clear()
 
     def state(self) -> dict[str, Tensor]:
         """Return what a later process needs to continue with the same scales."""
-        scale, known = self._scale[..., 0].clone(), torch.zeros(self._largest.shape, dtype=torch.bool)
-        for slot, own in self._first.items():
-            scale[slot] = own
-        for slot in self._known | self._first.keys():
-            known[slot] = True
-        return {"history": self._history, "largest": self._largest, "scale": scale, "known": known}
+        one = torch.ones((), device=self._largest.device)
+        scales = [one if scale is None else scale for scale in self._scale_of]
+        known = torch.tensor([scale is not None for scale in self._scale_of])
+        return {
+            "history": self._history, "largest": self._largest,
+            "scale": torch.stack(scales).view_as(self._largest), "known": known.view(self._largest.shape),
+        }  # fmt: skip
 
     def load_state(self, state: dict[str, Tensor]) -> bool:
         """Continue with a saved state; return False, with nothing changed, if it is of other layers."""
         own = self.state()
         if own.keys() != state.keys() or any(own[name].shape != value.shape for name, value in state.items()):
             return False
-        device = self._scale.device
-        self._history, self._largest, scale = (
-            state[name].to(device, torch.float32, copy=True) for name in ("history", "largest", "scale")
+        self._history, self._largest, scales = (
+            state[name].to(self._largest.device, torch.float32, copy=True) for name in ("history", "largest", "scale")
         )
-        self._scale = _apart(scale)
-        self._divide()
-        self._known = {(layer, role) for layer, role in state["known"].nonzero().tolist()}
-        self._first.clear()
+        self._largest_of = self._largest.view(-1).unbind()
+        apart = scales.view(-1, 1).repeat(1, _APART)[:, 0].unbind()
+        known = state["known"].flatten().tolist()
+        self._scale_of = [scale if each else None for scale, each in zip(apart, known, strict=True)]
         self._begun.clear()
         return True
-
-
-def _place(layer: int, role: int) -> int:
-    return layer * len(FORMATS) + role
 
 
 def largest(values: Tensor) -> Tensor:
@@ -190,35 +169,24 @@ def quantize(values: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
     return torch.where(wide.isfinite(), scaled, torch.nan).to(dtype)
 
 
-def cast_both_ways(values: Tensor, dtype: torch.dtype, scale: Tensor, record: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return values [T, C] / scale in FP8 as [T', C] and [C, T'].
-
-    Args:
-        values: [T, C].
-        dtype: torch.float8_e4m3fn or torch.float8_e5m2.
-        scale: float32 scalar.
-        record: float32 scalar, raised to the largest magnitude of the values; None for none.
-    """
+def cast_both_ways(values: Tensor, into: Cast) -> Quantized:
+    """Return values [T, C] in FP8."""
     if usable(values):
         from bert.speed.kernels.quantize import cast_both_ways as by_kernel
 
-        return by_kernel(values, dtype, scale, record, MULTIPLE)
-    if record is not None:
-        torch.maximum(record, largest(values), out=record)
+        return by_kernel(values, into)
+    if into.record is not None:
+        torch.maximum(into.record, largest(values), out=into.record)
     missing = -len(values) % MULTIPLE
-    low = quantize(torch.nn.functional.pad(values, (0, 0, 0, missing)) if missing else values, dtype, scale)
-    return low, low.t().contiguous()
-
-
-def _apart(scale: Tensor) -> Tensor:
-    """Return scales [K, 3] as [K, 3, 4], each with an address of its own that is a multiple of 16 bytes."""
-    return scale[..., None].repeat(1, 1, _APART)
+    padded = torch.nn.functional.pad(values, (0, 0, 0, missing)) if missing else values
+    low = quantize(padded, into.dtype, into.scale)
+    return Quantized(low, low.t().contiguous(), into.scale)
 
 
 def _limits(device: torch.device) -> Tensor:
-    """Return the largest number of each role's format [3, 4], made on the device without a copy from the host.
+    """Return the largest number of each role's format [3, 4], so that scales made of them are that far apart.
 
-    The scales made of them are then as far apart as `_apart` puts them.
+    They are made on the device, without a copy from the host.
     """
     limits = torch.full((len(FORMATS), _APART), torch.finfo(FORMATS[INPUT]).max, device=device)
     limits[GRADIENT].fill_(torch.finfo(FORMATS[GRADIENT]).max)

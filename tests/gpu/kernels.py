@@ -26,6 +26,7 @@ from torch import Tensor  # noqa: E402
 from bert.speed import kernels  # noqa: E402
 from bert.speed.kernels import attention, gelu, launch, norm, quantize  # noqa: E402
 from bert.speed.kernels.random import WEIGHT_LEVELS, dropout_constants, dropped_levels  # noqa: E402
+from bert.speed.scales import Cast  # noqa: E402
 
 CALLS, REPLAYS = 24, 5
 HEADS, DEPTH, HIDDEN, INNER, LONGEST, PROBABILITY = 16, 64, 1024, 4096, 512, 0.1
@@ -142,8 +143,9 @@ def norms(inputs: Inputs) -> Iterator[Case]:
     shape = inputs.tokens, inputs.hidden
     x, residual, grads = (inputs.made(*shape) for _ in range(3))
     weight, shift, bias = (torch.ones(inputs.hidden, device=inputs.device) for _ in range(3))
-    width = {"width": inputs.hidden, "columns": kernels.columns_of(inputs.hidden)}
-    how = {**width, **dropout_constants(PROBABILITY)}
+    how = {"width": inputs.hidden, "columns": kernels.columns_of(inputs.hidden), **dropout_constants(PROBABILITY)}
+    how |= {"multiple": norm._ROWS, "block": 0, "limit": 0.0}
+    groups = -(-inputs.tokens // norm._ROWS)
     mean, inverse = (torch.ones(inputs.tokens, device=inputs.device) for _ in range(2))
     key = torch.ones(1, dtype=torch.int64, device=inputs.device)
     of_x, of_residual = torch.empty_like(x[0]), torch.empty_like(x[0])
@@ -152,17 +154,18 @@ def norms(inputs: Inputs) -> Iterator[Case]:
     def forward(number: int) -> None:
         launch(
             norm.dropout_layer_norm_forward, (inputs.tokens,), x[number], residual[number], bias, weight, shift, key,
-            of_x, mean, inverse, inputs.tokens, 1e-12, warps=kernels.warps_of(how["columns"]), **how,
+            of_x, mean, inverse, *(None,) * 4, inputs.tokens, inputs.tokens, 1e-12, tile=1,
+            warps=kernels.warps_of(how["columns"]), **{**how, "multiple": 1},
         )  # fmt: skip
 
     def backward(each: int, stages: int, number: int) -> None:
         with patch.object(kernels, "_PROGRAMS_EACH", each):
-            count = kernels.programs(of_x, -(-inputs.tokens // norm._ROWS))
+            count = kernels.programs(of_x, groups)
         sums = torch.empty(count, 3, inputs.hidden, device=inputs.device)
         launch(
             norm.dropout_layer_norm_backward, (count,), x[number], residual[number], bias, weight, key, mean, inverse,
-            grads[number], None, of_x, of_residual, sums, inputs.tokens, tile=norm._ROWS, stages=stages, warps=warps,
-            **how,
+            grads[number], None, *(None,) * 4, of_x, of_residual, sums, inputs.tokens, groups, tile=norm._ROWS,
+            stages=stages, warps=warps, **how,
         )  # fmt: skip
 
     moved = 2.0 * inputs.tokens * inputs.hidden
@@ -184,10 +187,10 @@ def casts(inputs: Inputs) -> Iterator[Case]:
 
         def cast(number: int, settings: dict[str, int] = settings) -> object:
             with patch.multiple(quantize, **settings):
-                return quantize.cast_both_ways(values[number], e4m3, inputs.scale, inputs.record)
+                return quantize.cast_both_ways(values[number], Cast(e4m3, inputs.scale, inputs.record))
 
         yield Case("cast", "cast", settings, cast, bytes=4 * elements)
-    rows = -(-inputs.tokens // 16) * 16
+    rows = inputs.tokens
     wide, grads = inputs.made(rows, inputs.inner), inputs.made(rows, inputs.inner)
     bias = torch.zeros(inputs.inner, device=inputs.device)
     for tile in (gelu._TILE, 64, 128):
@@ -195,12 +198,12 @@ def casts(inputs: Inputs) -> Iterator[Case]:
 
         def forward(number: int, size: dict[str, int] = size) -> object:
             with patch.multiple(gelu, **size):
-                return gelu.gelu_to_fp8(wide[number], bias, inputs.tokens, e4m3, inputs.scale, inputs.record)
+                return gelu.gelu(wide[number], bias, Cast(e4m3, inputs.scale, inputs.record))
 
         def backward(number: int, size: dict[str, int] = size) -> object:
-            given = wide[number], bias, grads[number], inputs.tokens, torch.float8_e5m2, inputs.scale, inputs.record
+            into = Cast(torch.float8_e5m2, inputs.scale, inputs.record)
             with patch.multiple(gelu, **size):
-                return gelu.gelu_backward_to_fp8(*given)
+                return gelu.gelu_backward_to_fp8(wide[number], bias, grads[number], into)
 
         yield Case("gelu", "forward to fp8", size, forward, bytes=4.0 * rows * inputs.inner)
         yield Case("gelu", "backward to fp8", size, backward, bytes=6.0 * rows * inputs.inner)

@@ -42,7 +42,7 @@ _OVERWRITING = ("copy_", "zero_", "fill_", "random_")
 # (kernel, argument) that a kernel reads and writes: of the others it does one.
 READ_AND_WRITTEN = {("cross_entropy_backward", "logits")}
 # (kernel, argument) that a program reads again right after it has written it: from cache, which is not counted.
-READ_FROM_CACHE = {("dropout_layer_norm_fp8_forward", "low"), ("dropout_layer_norm_fp8_backward", "low")}
+READ_FROM_CACHE = {("dropout_layer_norm_forward", "low"), ("dropout_layer_norm_backward", "low")}
 
 
 class Call(NamedTuple):

@@ -61,7 +61,7 @@ def layer(rows: int, dtype: torch.dtype, bare: bool) -> None:
     )
     results = norm.residual_norm(x, residual, weight, shift, 1e-12, *((0.0, None) if bare else (0.1, bias)))
     sum(one.sum() for one in results[: 1 if bare else 2]).backward()
-    gelu.gelu(numbers(rows, INNER, dtype=dtype), None if bare else numbers(INNER)).sum().backward()
+    gelu.gelu(numbers(rows, INNER, dtype=dtype), None if bare else numbers(INNER))[0].sum().backward()
     qkv = attention.unbind(numbers(rows, 3, HIDDEN // 64, 64, dtype=dtype), None if bare else numbers(3 * HIDDEN))
     sum(one.sum() for one in qkv).backward()
 
@@ -83,23 +83,20 @@ def ends(rows: int, dtype: torch.dtype, bare: bool) -> None:
     if Driver.architecture >= FP8_FROM and dtype == torch.bfloat16:
         values, scalars = numbers(rows, HIDDEN, dtype=dtype).detach(), numbers(3).detach()
         for number, form in enumerate((torch.float8_e4m3fn, torch.float8_e5m2)):  # whichever way scalars are aligned
-            quantize.cast_both_ways(values, form, scalars[number], scalars[number + 1])
-        inner, bias = numbers(-(-rows // 16) * 16, INNER, dtype=dtype).detach(), numbers(INNER).detach()
-        gelu.gelu_to_fp8(inner, bias, rows, torch.float8_e4m3fn, scalars[0], scalars[1])
-        gelu.gelu_backward_to_fp8(inner, bias, inner, rows, torch.float8_e5m2, scalars[1], scalars[2])
-        norm_in_fp8(rows, dtype, scalars)
+            quantize.cast_both_ways(values, Cast(form, scalars[number], scalars[number + 1]))
+        in_fp8(rows, dtype, scalars)
 
 
-def norm_in_fp8(rows: int, dtype: torch.dtype, scalars: Tensor) -> None:
-    """Run what a norm between two linear layers in FP8 launches."""
-    x, residual, weight, shift, bias = (
-        *(numbers(rows, HIDDEN, dtype=dtype) for _ in range(2)),
-        *(numbers(HIDDEN) for _ in range(3)),
-    )
+def in_fp8(rows: int, dtype: torch.dtype, scalars: Tensor) -> None:
+    """Run what a norm and GELU between two linear layers in FP8 launch."""
+    x, residual, inner = (numbers(rows, width, dtype=dtype) for width in (HIDDEN, HIDDEN, INNER))
+    weight, shift, bias, inner_bias = (numbers(width) for width in (HIDDEN, HIDDEN, HIDDEN, INNER))
     into, before = Cast(torch.float8_e4m3fn, scalars[0], scalars[1]), Fp8Copy(numbers(16, 16).detach())
-    before.scales.scale(before.layer, GRADIENT, lambda: scalars[2])
-    results = norm.residual_norm(x, residual, weight, shift, 1e-12, 0.1, bias, into, OutputGradient(before))
-    torch.autograd.grad([one.sum() for one in results[:2]], x)
+    before.scales.cast(before.layer, GRADIENT, measure=lambda: scalars[2])
+    output = OutputGradient(before)
+    wide, narrow, _ = norm.residual_norm(x, residual, weight, shift, 1e-12, 0.1, bias, into, output)
+    torch.autograd.grad([wide.sum(), narrow.sum()], x)
+    torch.autograd.grad(gelu.gelu(inner, inner_bias, into, output)[0].sum(), inner)
 
 
 def updates(tensors: int, clips: bool) -> None:
@@ -126,8 +123,9 @@ def launched() -> list[dict[str, Any]]:
 
     def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any) -> None:
         code = kernel.warmup(*arguments, grid=grid, num_warps=warps, **constants)
+        name = kernel.__name__ + (" to FP8" if constants.get("limit") else "")
         found.append({
-            "kernel": kernel.__name__, "form": form, "architecture": Driver.architecture, "code": code.hash,
+            "kernel": name, "form": form, "architecture": Driver.architecture, "code": code.hash,
             "warps": warps, "shared_bytes": code.metadata.shared, "loads": widths(code.asm["ptx"], "ld"),
             "stores": widths(code.asm["ptx"], "st"),
             **resources(code.asm["cubin"], re.search("cvt.*e[45]m[32]", code.asm["ptx"]) is not None),

@@ -14,21 +14,16 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
+from bert.speed.fp8 import OutputGradient, placeholder
 from bert.speed.kernels import launch, programs
-from bert.speed.kernels.quantize import (
-    IN_WORD,
-    bits,
-    empty_both_ways,
-    magnitudes,
-    record_largest,
-    store_both_ways,
-    take_rows,
-)
+from bert.speed.kernels.quantize import IN_WORD, magnitudes, record_largest, store_both_ways, take_rows, target
+from bert.speed.scales import Cast, Quantized, largest
 
-_COLUMNS, _ROWS, _WARPS = 256, 8, 4
+_COLUMNS, _ROWS = 256, 8
+_HOW = {"columns": _COLUMNS, "tile": _ROWS, "warps": 4}
 # Of FP8: of eight tiles the fastest forward on an H100, and backward within 7 % of it; few programs add up the gradient
 # of the bias.
-_TILE, _FP8_COLUMNS, _FP8_WARPS, _MULTIPLE, _PROGRAMS = 32, 128, 4, 16, 32
+_TILE, _FP8_COLUMNS, _FP8_WARPS, _PROGRAMS = 32, 128, 4, 32
 
 
 @triton.jit
@@ -166,28 +161,55 @@ def bias_gelu_fp8_backward(
     tl.store(sums + program * width + column, tl.sum(total, 0), mask=inside)
 
 
-def gelu(x: Tensor, bias: Tensor | None) -> Tensor:
-    """Return GELU(x + bias) [..., F] of x [..., F] and bias [F] or None, in the type of x."""
-    result: Tensor = _Gelu.apply(x, bias)
+def gelu(
+    x: Tensor, bias: Tensor | None, into: Cast | None = None, output: OutputGradient | None = None
+) -> tuple[Tensor, Quantized | None]:
+    """Return GELU(x + bias) [..., F] in the type of x; with `into` a placeholder for it, and the same in FP8.
+
+    Args:
+        x: output of a linear layer [..., F], without its bias if `bias` is given.
+        bias: bias of the linear layer [F], or None; needed in FP8.
+        into: cast of the result, as the input of the next linear layer; None for none.
+        output: where the gradient of x is left in FP8; None for never.
+    """
+    result: tuple[Tensor, Quantized | None] = _Gelu.apply(x, bias, into, output)
     return result
 
 
 class _Gelu(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor | None, into: Cast | None, output: OutputGradient | None
+    ) -> tuple[Tensor, Quantized | None]:
         x = x.contiguous()
         ctx.save_for_backward(x, bias)
-        width, result = x.shape[-1], torch.empty_like(x)
+        ctx.output, width = output, x.shape[-1]
         rows = x.numel() // width
-        ctx.how = {"width": width, "columns": _COLUMNS, "tile": _ROWS, "warps": _WARPS}
-        launch(bias_gelu_forward, (-(-rows // _ROWS), -(-width // _COLUMNS)), x, bias, result, rows, **ctx.how)
-        return result
+        if into is None:
+            result = torch.empty_like(x)
+            launch(
+                bias_gelu_forward, (-(-rows // _ROWS), -(-width // _COLUMNS)), x, bias, result, rows, width=width,
+                **_HOW,
+            )  # fmt: skip
+            return result, None
+        made = target(rows, width, into)
+        launch(
+            bias_gelu_fp8_forward, (-(-len(made.low.rows) // _TILE), -(-width // _FP8_COLUMNS)), x, bias,
+            *made.arguments, rows, made.groups, width=width, columns=_FP8_COLUMNS, tile=_TILE, warps=_FP8_WARPS,
+            **made.constants,
+        )  # fmt: skip
+        return placeholder(made.low, x), made.low
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor, of_low: None) -> tuple[Tensor | None, ...]:
         x, bias = ctx.saved_tensors
-        return gelu_backward(x, bias, grad)
+        if ctx.output is None or not ctx.needs_input_grad[0]:
+            return *gelu_backward(x, bias, grad), None, None
+        grad = grad.contiguous()
+        into = ctx.output.cast(lambda: largest(gelu_backward(x, bias, grad)[0]))
+        low, of_bias = gelu_backward_to_fp8(x, bias, grad, into)
+        return ctx.output.leave(low, x), of_bias, None, None
 
 
 def gelu_backward(x: Tensor, bias: Tensor | None, grad: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -197,52 +219,20 @@ def gelu_backward(x: Tensor, bias: Tensor | None, grad: Tensor) -> tuple[Tensor,
     count = programs(x, -(-rows // _ROWS))
     sums = None if bias is None else torch.empty(count, width, device=x.device)
     launch(
-        bias_gelu_backward, (count, -(-width // _COLUMNS)), x, bias, grad, grad_x, sums, rows, width=width,
-        columns=_COLUMNS, tile=_ROWS, warps=_WARPS,
+        bias_gelu_backward, (count, -(-width // _COLUMNS)), x, bias, grad, grad_x, sums, rows, width=width, **_HOW
     )  # fmt: skip
     return grad_x, None if bias is None or sums is None else sums.sum(0).to(bias.dtype)
 
 
-def gelu_to_fp8(
-    x: Tensor, bias: Tensor, rows: int, dtype: torch.dtype, scale: Tensor, record: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return GELU(x + bias) / scale [T', F] in FP8 and its transpose [F, T'].
-
-    Args:
-        x: [T', F].
-        bias: [F].
-        rows: T; later rows of the result are 0.
-        dtype: torch.float8_e4m3fn or torch.float8_e5m2; larger numbers saturate.
-        scale: float32 scalar.
-        record: float32 scalar, at least 0, raised to the largest magnitude of the GELU; None for none.
-    """
-    stored, width = x.shape
-    low, transposed = empty_both_ways(stored, width, dtype, x.device)
-    launch(
-        bias_gelu_fp8_forward, (-(-stored // _TILE), -(-width // _FP8_COLUMNS)), x, bias, scale, bits(record), low,
-        transposed.view(torch.int32), rows, stored // _MULTIPLE, warps=_FP8_WARPS, **_how_to_fp8(width, dtype),
-    )  # fmt: skip
-    return low, transposed
-
-
-def gelu_backward_to_fp8(
-    x: Tensor, bias: Tensor, grad: Tensor, rows: int, dtype: torch.dtype, scale: Tensor, record: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradient of x / scale [T', F] in FP8, its transpose [F, T'], and the gradient of the bias [F].
-
-    The arguments are those of `gelu_to_fp8`, with the gradient of its result [T', F].
-    """
-    stored, width = x.shape
-    low, transposed = empty_both_ways(stored, width, dtype, x.device)
-    count = min(-(-stored // _TILE), _PROGRAMS)
+def gelu_backward_to_fp8(x: Tensor, bias: Tensor, grad: Tensor, into: Cast) -> tuple[Quantized, Tensor]:
+    """Return the same gradients, that of x in FP8; x and grad are contiguous."""
+    width = x.shape[-1]
+    rows = x.numel() // width
+    made = target(rows, width, into)
+    count = min(-(-len(made.low.rows) // _TILE), _PROGRAMS)
     sums = torch.empty(count, width, device=x.device)
     launch(
-        bias_gelu_fp8_backward, (count, -(-width // _FP8_COLUMNS)), x, bias, grad, scale, bits(record), low,
-        transposed.view(torch.int32), sums, rows, stored // _MULTIPLE, warps=_FP8_WARPS, **_how_to_fp8(width, dtype),
+        bias_gelu_fp8_backward, (count, -(-width // _FP8_COLUMNS)), x, bias, grad, *made.arguments, sums, rows,
+        made.groups, width=width, columns=_FP8_COLUMNS, tile=_TILE, warps=_FP8_WARPS, **made.constants,
     )  # fmt: skip
-    return low, transposed, sums.sum(0).to(bias.dtype)
-
-
-def _how_to_fp8(width: int, dtype: torch.dtype) -> dict[str, int | float]:
-    limit = torch.finfo(dtype).max
-    return {"width": width, "columns": _FP8_COLUMNS, "limit": limit, "tile": _TILE, "multiple": _MULTIPLE}
+    return made.low, sums.sum(0).to(bias.dtype)

@@ -7,6 +7,7 @@ Shapes: T rows, C columns.
 """
 
 import os
+from typing import NamedTuple
 
 import torch
 import triton
@@ -14,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bert.speed.kernels import launch
+from bert.speed.scales import MULTIPLE, Cast, Quantized
 
 _TILE, _COLUMNS, _WARPS = 64, 64, 2
 # Rows of a word of 32 bits in the transpose. The words are made by instructions of their own: bytes that are taken out
@@ -167,36 +169,35 @@ def quantize_both_ways(
     )  # fmt: skip
 
 
-def cast_both_ways(
-    x: Tensor, dtype: torch.dtype, scale: Tensor, record: Tensor | None, multiple: int = 16
-) -> tuple[Tensor, Tensor]:
-    """Return x / scale [T', C] in FP8 and its transpose [C, T'].
+class Target(NamedTuple):
+    """Memory for T rows of C columns in FP8, and what kernels that write them have in common."""
 
-    Args:
-        x: [T, C].
-        dtype: torch.float8_e4m3fn or torch.float8_e5m2; larger numbers saturate.
-        scale: float32 scalar.
-        record: float32 scalar, at least 0, raised to the largest magnitude of x; None for none.
-        multiple: T' is T rounded up to a multiple of it; added rows are 0.
-    """
+    low: Quantized
+    arguments: tuple[Tensor | None, ...]
+    """Scale, record, rows and words of columns."""
+    groups: int
+    """T' / 16."""
+    constants: dict[str, int | float]
+
+
+def target(rows: int, width: int, into: Cast) -> Target:
+    """Return memory for a tensor [rows, width] in FP8."""
+    groups, device = -(-rows // MULTIPLE), into.scale.device
+    low = torch.empty(groups * MULTIPLE, width, dtype=into.dtype, device=device)
+    transposed = torch.empty(width, groups * MULTIPLE, dtype=into.dtype, device=device)
+    record = None if into.record is None else into.record.view(torch.int32)  # `record_largest` compares integers
+    arguments = into.scale, record, low, transposed.view(torch.int32)
+    constants = {"limit": torch.finfo(into.dtype).max, "multiple": MULTIPLE}
+    return Target(Quantized(low, transposed, into.scale), arguments, groups, constants)
+
+
+def cast_both_ways(x: Tensor, into: Cast) -> Quantized:
+    """Return x [T, C] in FP8."""
     x = x.contiguous()
     rows, width = x.shape
-    stored = -(-rows // multiple) * multiple
-    low, transposed = empty_both_ways(stored, width, dtype, x.device)
+    made = target(rows, width, into)
     launch(
-        quantize_both_ways, (-(-stored // _TILE), -(-width // _COLUMNS)), x, scale, bits(record), low,
-        transposed.view(torch.int32), rows, stored // multiple, width=width, columns=_COLUMNS,
-        limit=torch.finfo(dtype).max, tile=_TILE, multiple=multiple, warps=_WARPS,
+        quantize_both_ways, (-(-len(made.low.rows) // _TILE), -(-width // _COLUMNS)), x, *made.arguments, rows,
+        made.groups, width=width, columns=_COLUMNS, tile=_TILE, warps=_WARPS, **made.constants,
     )  # fmt: skip
-    return low, transposed
-
-
-def empty_both_ways(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return memory for a tensor [rows, width] and its transpose."""
-    low = torch.empty(rows, width, dtype=dtype, device=device)
-    return low, torch.empty(width, rows, dtype=dtype, device=device)
-
-
-def bits(record: Tensor | None) -> Tensor | None:
-    """Return a float32 scalar as the integer that `record_largest` compares."""
-    return None if record is None else record.view(torch.int32)
+    return made.low

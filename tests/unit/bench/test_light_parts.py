@@ -189,7 +189,7 @@ def test_kernels_between_the_gemms_leave_casts_to_fp8_out(monkeypatch: pytest.Mo
     assert parts["GELU"].component.bytes == rows * inner * 10
     launched.clear()
     parts["dropout, residual, norm"].run()
-    assert launched == ["dropout_layer_norm_fp8_forward", "dropout_layer_norm_fp8_backward"]
+    assert launched == ["dropout_layer_norm_forward", "dropout_layer_norm_backward"]
     assert parts["dropout, residual, norm"].component.bytes == rows * SHAPE.hidden_size * 20
     launched.clear()
     parts["FP8 casts of activations and gradients"].run()

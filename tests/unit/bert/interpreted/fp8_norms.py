@@ -19,7 +19,7 @@ from bert.speed.elementwise import product, residual_norm
 from bert.speed.fp8 import Fp8Copy, OutputGradient, scales_state
 from bert.speed.kernels import norm, quantize
 from bert.speed.registry import apply, copy_weights
-from bert.speed.scales import FORMATS, GRADIENT, INPUT, MARGIN, Cast, Quantized, Scales, scale_of
+from bert.speed.scales import FORMATS, GRADIENT, INPUT, MARGIN, Cast, Scales, scale_of
 from common.train_spec import TrainSpec
 
 SEED = 3
@@ -47,10 +47,9 @@ class Given:
         """Return the result, the result in FP8, and the gradients of x, residual, weight, shift and bias."""
         torch.manual_seed(SEED)
         weight, shift, bias = self.vectors
-        wide, narrow, *both = norm.residual_norm(
+        wide, narrow, low = norm.residual_norm(
             self.x, self.residual, weight, shift, 1e-3, probability, bias, into, output
         )
-        low = None if into is None else Quantized(both[0], both[1], into.scale)
         grads = torch.autograd.grad([wide, narrow], [self.x, self.residual, *self.vectors], self.grads)
         return wide.detach(), low, list(grads)
 
@@ -77,19 +76,19 @@ def test_norms_write_what_a_cast_of_their_results_gives(
     records = torch.zeros(4)
     # Half of the largest magnitude, so that numbers saturate.
     scale = scale_of(result.abs().amax().float(), FORMATS[INPUT], 0.5)
-    scale_of_x = scales.scale(layer, GRADIENT, lambda: wanted[0].abs().amax().float() / MARGIN / 2)
-    expected = quantize.cast_both_ways(result, FORMATS[INPUT], scale, records[0])
-    of_x = quantize.cast_both_ways(wanted[0], FORMATS[GRADIENT], scale_of_x, records[1])
+    of_left = scales.cast(layer, GRADIENT, measure=lambda: wanted[0].abs().amax().float() / MARGIN / 2)
+    expected = quantize.cast_both_ways(result, Cast(FORMATS[INPUT], scale, records[0]))
+    of_x = quantize.cast_both_ways(wanted[0], of_left._replace(record=records[1]))
 
     output = OutputGradient(given.copy)
     again, low, found = given.run(probability, Cast(FORMATS[INPUT], scale, records[2]), output)
     left = output.take(found[0])
     assert torch.equal(again, result)
-    assert same(low.rows, expected[0]) and same(low.columns, expected[1]) and low.scale is scale
-    assert same(left.rows, of_x[0]) and same(left.columns, of_x[1])
+    assert same(low.rows, expected.rows) and same(low.columns, expected.columns) and low.scale is scale
+    assert same(left.rows, of_x.rows) and same(left.columns, of_x.columns)
     assert left.rows.float().abs().max() == torch.finfo(FORMATS[GRADIENT]).max
     assert not low.rows[rows:].float().any() and not left.rows[rows:].float().any()
-    assert records[2] == records[0] > 0 and scales.recorder(layer, GRADIENT) == records[1] > 0
+    assert records[2] == records[0] > 0 and of_left.record == records[1] > 0
     assert found[0].shape == given.x.shape and found[0].dtype == dtype and torch.equal(found[1], wanted[1])
     for one, other in zip(found[2:], wanted[2:], strict=True):  # sums in another order
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
@@ -105,10 +104,7 @@ def test_a_norm_in_fp8_is_near_float64() -> None:
     scale = scale_of(expected.abs().amax().float(), FORMATS[INPUT], 2.0)
     low = given.run(0.0, Cast(FORMATS[INPUT], scale, None), None)[1]
     error = ((low.rows[:37].double() * scale - expected) / expected).abs()
-    # The interpreter loses the carry of a number that is rounded up to a power of 2. Small ones have fewer bits.
-    exponents = [(expected / scale * (1 + off)).frexp().exponent for off in (2**-4, -(2**-8))]
-    carried = exponents[0] > exponents[1]
-    compared = ~carried & (expected.abs() > scale * 2**-5)
+    compared = expected.abs() > scale * 2**-5  # small ones have fewer bits
     assert compared.float().mean() > 0.8 and error[compared].max() <= 2**-4 + 2**-7
 
 
@@ -116,11 +112,10 @@ def test_an_overflow_reaches_the_record() -> None:
     given = Given(3, 32, LOW)
     with torch.no_grad():
         given.residual[1, 5] = float("inf")
-    given.copy.scales.scale(given.copy.layer, GRADIENT, lambda: torch.ones(()))
+    left = given.copy.scales.cast(given.copy.layer, GRADIENT, measure=lambda: torch.ones(()))
     record, output = torch.zeros(()), OutputGradient(given.copy)
     _, low, found = given.run(0.0, Cast(FORMATS[GRADIENT], torch.ones(()), record), output)
-    recorder = given.copy.scales.recorder(given.copy.layer, GRADIENT)
-    assert recorder is not None and record.isnan() and recorder.isnan()
+    assert record.isnan() and left.record.isnan()
     for both in (low, output.take(found[0])):
         assert both.rows[1].float().isnan().all() and both.rows[[0, 2]].float().isfinite().all()
 
@@ -178,19 +173,16 @@ def test_an_encoder_computes_what_it_does_with_separate_casts(monkeypatch: pytes
 
     for module in (norm, quantize):
         monkeypatch.setattr(module, "launch", launch)
-    with monkeypatch.context() as patch:
-        patch.setattr(Scales, "cast", lambda *given: None)
+    cast = Scales.cast
+    with monkeypatch.context() as patch:  # norms do not measure
+        patch.setattr(Scales, "cast", lambda *given, measure=None: measure and cast(*given, measure=measure))
         expected, expected_scales = _run()
-    assert not any("norm_fp8" in name for name in launched)
     casts = launched.count("quantize_both_ways")
     for recomputed in (False, True):
         launched.clear()
         found, own_scales = _run(recomputed=recomputed)
-        forward, backward = (launched.count(f"dropout_layer_norm_fp8_{way}ward") for way in ("for", "back"))
-        assert backward == 4 * 2  # of two layers, in two passes
-        # The last result is no input of a layer, and a layer that is recomputed keeps its input once.
-        assert forward == (2 + 2 * (2 + 2) + 2 if recomputed else 3 * (2 + 1))
-        assert recomputed or launched.count("quantize_both_ways") == casts - forward - backward
+        # Gradients of two norms of two layers in two passes, and results but the last, which no layer reads, in three.
+        assert recomputed or launched.count("quantize_both_ways") == casts - 2 * 2 * 2 - 3 * (2 * 2 - 1)
         assert all(torch.equal(own_scales[name], value) for name, value in expected_scales.items())
         assert found.keys() == expected.keys()
         for name, value in expected.items():
