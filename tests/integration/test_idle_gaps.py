@@ -1,30 +1,23 @@
 """`bertbench analyze` on traces whose idle time is in one gap, in a few gaps, or all over the steps. Times are us."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.commands import document
+from support.kineto_events import call, event, write
+from support.kineto_events import kernel as gpu_kernel
 
 Event = dict[str, Any]
 PER_STEP, SHORT = 100, 10.0
 
 
-def event(name: str, category: str, start: float, length: float, **args: object) -> Event:
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": length, "args": args}
-
-
 def kernel(number: int, start: float, length: float, called: float) -> list[Event]:
-    return [
-        event("cudaLaunchKernel", "cuda_runtime", called, 5, correlation=number),
-        event("ampere_sgemm_128x64_tn", "kernel", start, length, device=0, stream=7, correlation=number),
-    ]
+    return [call(called, 5, number), gpu_kernel("ampere_sgemm_128x64_tn", start, length, correlation=number)]
 
 
 def analyzed(events: list[Event], path: Path) -> dict[str, Any]:
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    found: dict[str, Any] = document("analyze", path)
+    found: dict[str, Any] = document("analyze", write(path, events))
     return found
 
 
@@ -34,8 +27,8 @@ def start_up() -> list[Event]:
     They begin at 218,100, each 50 us after the end of the one before; 50 us after the last, the step ends. So 218.1 ms
     of start-up and 119 gaps between kernels of 0.05 ms, 5.95 ms, and 0.05 ms of tear-down: 224.1 ms idle of 230.1.
     """
-    events = [event("ProfilerStep#0", "user_annotation", 0, 230_100)]
-    events.append(event("cudaFree", "cuda_runtime", 10_000, 206_990, correlation=0))
+    events = [event("ProfilerStep#0", 0, 230_100, "user_annotation")]
+    events.append(call(10_000, 206_990, 0, "cudaFree"))
     for place in range(120):
         events += kernel(place + 1, 218_100 + 100 * place, 50, 217_000 + 7 * place)
     return events
@@ -64,12 +57,12 @@ def steps(long: dict[int, list[int]], length: float = 300, count: int = 10) -> l
         begin = now
         for place in range(PER_STEP):
             if place in long.get(step, []):
-                events.append(event("aten::masked_select", "cpu_op", now + 1, 2_998))
+                events.append(event("aten::masked_select", now + 1, 2_998))
                 now += 3_000
             number += 1
             events += kernel(number, now + SHORT, length, now + 2)
             now += SHORT + length
-        events.append(event(f"ProfilerStep#{step}", "user_annotation", begin, now - begin))
+        events.append(event(f"ProfilerStep#{step}", begin, now - begin, "user_annotation"))
     return events
 
 

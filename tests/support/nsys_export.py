@@ -1,38 +1,52 @@
-"""SQLite exports as versions of Nsight Systems write them."""
+"""SQLite exports of Nsight Systems, given as rows of their tables."""
 
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-VM = 7 << 48
+Tables = dict[str, tuple[str, Sequence[tuple[Any, ...]]]]
+"""Columns as SQL declares them, and rows, by table."""
+Row = dict[str, Any]
 
-PLACE = "start end deviceId contextId streamId correlationId globalPid"
+_VM = 7 << 48
+_TEXTS = ("text", "jsonText", "value", "name")
+_NAMES = {
+    **{short: f"CUPTI_ACTIVITY_KIND_{name}" for short, name in (
+        ("kernels", "KERNEL"), ("copies", "MEMCPY"), ("memsets", "MEMSET"), ("graphs", "GRAPH_TRACE"),
+        ("calls", "RUNTIME"), ("driver", "DRIVER"))},
+    "nvtx": "NVTX_EVENTS", "gpus": "TARGET_INFO_GPU",
+}  # fmt: skip
 
-KERNEL_2022 = (
-    f"{PLACE} demangledName shortName launchType cacheConfig registersPerThread gridX gridY gridZ blockX blockY"
-)
 
-KERNEL_2022 += " blockZ staticSharedMemory dynamicSharedMemory localMemoryPerThread localMemoryTotal gridId"
+def write_sqlite(path: Path, tables: Tables) -> None:
+    """Write a database with small pages."""
+    with sqlite3.connect(path) as connection:
+        # Damage, in tests of readers, hits rows as often as what is between them.
+        connection.execute("PRAGMA page_size = 512")
+        for name, (columns, rows) in tables.items():
+            quoted = name.replace('"', '""')
+            connection.execute(f'CREATE TABLE "{quoted}" ({columns})')
+            if rows:
+                marks = ", ".join("?" * len(rows[0]))
+                connection.executemany(f'INSERT INTO "{quoted}" VALUES ({marks})', rows)
+    connection.close()
 
-KERNEL_2022 += " mangledName sharedMemoryExecuted graphNodeId sharedMemoryLimitConfig"
 
-KERNEL_2026 = f"{KERNEL_2022} greenContextId " + " ".join(f"later{number}" for number in range(13))
-
-COPY = f"{PLACE} bytes copyKind srcKind dstKind"
-
-NVTX_2022 = "start end eventType rangeId category color text globalTid endGlobalTid textId"
-
-NVTX_2022 += " domainId uint64Value int64Value doubleValue uint32Value int32Value floatValue jsonTextId jsonText"
-
-NVTX_2026 = f"{NVTX_2022} binaryData"
-
-GRAPH = f"{PLACE} graphId graphExecId"
+def export(path: Path, strings: Sequence[str] = (), **tables: Sequence[Row]) -> Path:
+    """Write an export; `strings` are numbered from 0, and what a row leaves out is NULL."""
+    written: Tables = {"StringIds": ("id INTEGER PRIMARY KEY, value TEXT", [*enumerate(strings)])}
+    for name, rows in tables.items():
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        declared = ", ".join(f'"{column}" {"TEXT" if column in _TEXTS else "INTEGER"}' for column in columns)
+        written[_NAMES.get(name, name)] = declared, [tuple(row.get(column) for column in columns) for row in rows]
+    write_sqlite(path, {name: table for name, table in written.items() if table[0]})
+    return path
 
 
 def pid(process: int) -> int:
     """Return a process as exports number it."""
-    return VM | process << 24
+    return _VM | process << 24
 
 
 def tid(process: int, thread: int | None = None) -> int:
@@ -40,54 +54,27 @@ def tid(process: int, thread: int | None = None) -> int:
     return pid(process) | (process if thread is None else thread)
 
 
-class Export:
-    """Writes an export with the tables that a test asks for; a value that a row leaves out is NULL."""
-
-    def __init__(self, path: Path) -> None:
-        """Begin."""
-        self.path = path
-        self._connection = sqlite3.connect(path)
-        self.table("StringIds", "id value", [])
-
-    def table(self, name: str, columns: str, rows: Sequence[dict[str, Any]]) -> "Export":
-        """Add rows to a table, which is made where it is missing."""
-        names = columns.split()
-        texts = ("text", "jsonText", "value", "name")
-        declared = ", ".join(f'"{column}" {"TEXT" if column in texts else "INTEGER"}' for column in names)
-        self._connection.execute(f'CREATE TABLE IF NOT EXISTS "{name}" ({declared})')
-        for row in rows:
-            assert set(row) <= set(names), set(row) - set(names)
-            values = [row.get(column) for column in names]
-            self._connection.execute(f'INSERT INTO "{name}" VALUES ({", ".join("?" * len(names))})', values)
-        return self
-
-    def strings(self, **ids: str) -> "Export":
-        """Add texts: i3="gemm" has the number 3."""
-        return self.table("StringIds", "id value", [{"id": int(key[1:]), "value": text} for key, text in ids.items()])
-
-    def done(self) -> Path:
-        """Close the file."""
-        self._connection.commit()
-        self._connection.close()
-        return self.path
-
-
-def kernel(start: int, end: int, name: int, process: int = 40, **more: Any) -> dict[str, Any]:
-    """Return a row of a kernel."""
+def work(start: int, end: int, process: int = 40, **more: Any) -> Row:
+    """Return a row of any kind of work of a GPU."""
     place = {"deviceId": 0, "streamId": 7, "correlationId": 5, "globalPid": pid(process)}
-    return {"start": start, "end": end, **place, "demangledName": name, "shortName": name, **more}
+    return {"start": start, "end": end, **place, **more}
 
 
-def nvtx(start: int, end: int | None, process: int = 40, thread: int | None = None, **more: Any) -> dict[str, Any]:
+def kernel(start: int, end: int, name: int, process: int = 40, **more: Any) -> Row:
+    """Return a row of a kernel."""
+    return work(start, end, process, **{"demangledName": name, "shortName": name, **more})
+
+
+def call(start: int, end: int, name: int, correlation: int, thread: int = tid(40)) -> Row:
+    """Return a row of a call of CUDA."""
+    return {"start": start, "end": end, "nameId": name, "correlationId": correlation, "globalTid": thread}
+
+
+def nvtx(start: int, end: int | None, text: str | None = None, process: int = 40, **more: Any) -> Row:
     """Return a row of a range."""
-    return {"start": start, "end": end, "eventType": 59, "globalTid": tid(process, thread), **more}
+    return {"start": start, "end": end, "eventType": 59, "globalTid": tid(process), "text": text, **more}
 
 
-def ours(process: int = 40, number: int = 1) -> dict[str, Any]:
+def ours(process: int = 40, number: int = 1) -> Row:
     """Return the row that names the suite's domain."""
-    return nvtx(-500, None, process, eventType=75, text="bertbench", domainId=number)
-
-
-def kernel_place(start: int, end: int, process: int = 40) -> dict[str, Any]:
-    """Return the columns that every kind of work has."""
-    return {"start": start, "end": end, "deviceId": 0, "streamId": 7, "correlationId": 5, "globalPid": pid(process)}
+    return nvtx(-500, None, "bertbench", process, eventType=75, domainId=number)

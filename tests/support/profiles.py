@@ -3,35 +3,24 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from support.recording_formats import Tables, write_sqlite
-
-
-def sqlite_with(tables: Tables) -> Callable[[Path], None]:
-    return lambda path: write_sqlite(path, tables)
+from support import nsys_export as nsys
+from support.kineto_events import event
 
 
 def _text(text: str) -> Callable[[Path], object]:
     return lambda path: path.write_text(text)
 
 
+NSYS: dict[str, list[dict[str, Any]]] = {
+    "kernels": [nsys.kernel(100 * n, 100 * n + 50, n % 2, correlationId=n, gridX=4, blockX=128) for n in range(20)],
+    "calls": [nsys.call(100 * n - 20, 100 * n - 10, 2, n) for n in range(20)],
+    "nvtx": [nsys.nvtx(0, 1000, "iteration 3", domainId=0), nsys.nvtx(10, 400, "forward", domainId=0)],
+}
+NSYS_STRINGS = ("gemm", "ncclKernel_AllReduce", "launch")
 PLACE = "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER"
-NSYS = {
-    "StringIds": ("id INTEGER PRIMARY KEY, value TEXT", [(1, "gemm"), (2, "ncclKernel_AllReduce"), (3, "launch")]),
-    "CUPTI_ACTIVITY_KIND_KERNEL": (
-        f"{PLACE}, globalPid INTEGER, demangledName INTEGER, shortName INTEGER, gridX INTEGER, blockX INTEGER",
-        [(number * 100, number * 100 + 50, 0, 7, number, 40 << 24, 1 + number % 2, 1, 4, 128) for number in range(20)],
-    ),
-    "CUPTI_ACTIVITY_KIND_RUNTIME": (
-        "start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER, nameId INTEGER",
-        [(number * 100 - 20, number * 100 - 10, (40 << 24) + 40, number, 3) for number in range(20)],
-    ),
-    "NVTX_EVENTS": (
-        "start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER, domainId INTEGER",
-        [(0, 1000, 59, "iteration 3", (40 << 24) + 40, 0), (10, 400, 59, "forward", (40 << 24) + 40, 0)],
-    ),
-}  # fmt: skip
-NVVP = {
+NVVP: nsys.Tables = {
     "StringTable": ("_id_ INTEGER PRIMARY KEY, value TEXT", [(1, "_Z4gemmPf"), (2, "GeForce")]),
     "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL": (
         f"_id_ INTEGER PRIMARY KEY, {PLACE}, name INTEGER, gridX INTEGER, blockX INTEGER",
@@ -47,13 +36,10 @@ NVVP = {
 
 
 def kineto(name: str = "gemm") -> str:
-    slices = [("ProfilerStep#3", "user_annotation", 0, 900), ("aten::mm", "cpu_op", 10, 50)]
-    slices += [(name, "kernel", 20 + 10 * number, 8) for number in range(20)]
-    events = [
-        {"ph": "X", "cat": cat, "name": text, "ts": ts, "dur": dur, "pid": 1, "tid": 2,
-         "args": {"device": 0, "stream": 7, "correlation": ts, "grid": [4, 1, 1], "est. achieved occupancy %": 12}}
-        for text, cat, ts, dur in slices
-    ]  # fmt: skip
+    slices = [("ProfilerStep#3", 0, 900, "user_annotation"), ("aten::mm", 10, 50, "cpu_op")]
+    slices += [(name, 20 + 10 * number, 8, "kernel") for number in range(20)]
+    args = {"device": 0, "stream": 7, "correlation": 1, "grid": [4, 1, 1], "est. achieved occupancy %": 12}
+    events = [event(*one, args=args) for one in slices]
     about = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "H100"}], "distributedInfo": {"rank": 0}}
     return json.dumps({**about, "traceEvents": events})
 
@@ -69,8 +55,8 @@ NCCL = "# nThread 1 nGpus 2 minBytes 8\n#  Rank  0 Pid 1 on n device  0 [0x00] A
     f"{1000 * n} {250 * n} float sum -1 {n}.0 1.00 1.00 0 {n}.0 1.00 1.00 0" for n in range(1, 20)
 )
 SAMPLES: dict[str, Callable[[Path], object]] = {
-    "nsys": sqlite_with(NSYS),
-    "nvvp": sqlite_with(NVVP),
+    "nsys": lambda path: nsys.export(path, NSYS_STRINGS, **NSYS),
+    "nvvp": lambda path: nsys.write_sqlite(path, NVVP),
     "nsys_csv": _text(NSYS_CSV),
     "kineto": _text(kineto()),
     "ncu": _text(NCU),

@@ -4,17 +4,14 @@ import csv
 import gzip
 import io
 import json
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from support import nsys_export as nsys
 from support.recordings import BLOCKS, COPY, LOADING, PIPES, SMS, Counted, Trace, Work
 
 GPU, THREADS = "NVIDIA H100 80GB HBM3", 128
-Tables = dict[str, tuple[str, Sequence[tuple[Any, ...]]]]
-"""Columns as SQL declares them, and rows, by table."""
-
 _PID, _ANNOTATIONS = 40, 1_000_000
 
 
@@ -76,61 +73,27 @@ def _collective(trace: Trace, work: Work) -> dict[str, Any]:
 
 def write_nsys(trace: Trace, folder: Path) -> None:
     """Write a trace as Nsight Systems exports it to SQLite; its times are nanoseconds."""
-    process = _PID << 24
-    thread, place = process | _PID, "start INTEGER, end INTEGER, deviceId INTEGER, contextId INTEGER, streamId INTEGER"
     launches = ("cudaLaunchKernel_v7000", "cudaMemcpyAsync_v3020")
-    names = {name: number for number, name in enumerate(dict.fromkeys([*(one.name for one in trace.work), *launches]))}
-    numbered = list(enumerate(trace.work, start=1))
-    calls = [
-        (one.call, one.call + trace.unit, 0, thread, number, names[launches[one.name == COPY]], 0)
-        for number, one in numbered
-    ]
-    kernels = [
-        (one.start, one.end, 0, 1, one.stream, number, process, names[one.name], names[one.name],
-         BLOCKS, 1, 1, THREADS, 1, 1)
-        for number, one in numbered if one.name != COPY
-    ]  # fmt: skip
-    copies = [
-        (one.start, one.end, 0, 1, one.stream, number, process, one.bytes, 1, 0, 2)  # host to device, pinned
-        for number, one in numbered if one.name == COPY
-    ]  # fmt: skip
-    marks = [(begin, end, f"step {number}") for number, (begin, end) in enumerate(trace.steps)]
-    marks += [(begin, end, LOADING) for begin, end in trace.loading]
-    sizes = ", ".join(f"{name}{axis} INTEGER" for name in ("grid", "block") for axis in "XYZ")
-    write_sqlite(folder / f"rank{trace.rank}.sqlite", {
-        "StringIds": ("id INTEGER PRIMARY KEY, value TEXT", [(number, name) for name, number in names.items()]),
-        "CUPTI_ACTIVITY_KIND_RUNTIME": (
-            "start INTEGER, end INTEGER, eventClass INTEGER, globalTid INTEGER, correlationId INTEGER, "
-            "nameId INTEGER, returnValue INTEGER", calls),
-        "CUPTI_ACTIVITY_KIND_KERNEL": (
-            f"{place}, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, shortName INTEGER, {sizes}",
-            kernels),
-        "CUPTI_ACTIVITY_KIND_MEMCPY": (
-            f"{place}, correlationId INTEGER, globalPid INTEGER, bytes INTEGER, copyKind INTEGER, srcKind INTEGER, "
-            "dstKind INTEGER", copies),
-        "NVTX_EVENTS": (
-            "start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER, textId INTEGER, "
-            "domainId INTEGER", [(begin, end, 59, text, thread, None, 0) for begin, end, text in sorted(marks)]),
-        "TARGET_INFO_GPU": (
-            "id INTEGER, name TEXT, busLocation TEXT, totalMemory INTEGER, smCount INTEGER, chipName TEXT, "
-            "computeMajor INTEGER, computeMinor INTEGER, threadsPerWarp INTEGER, maxWarpsPerSm INTEGER",
-            [(0, GPU, "0000:00:04.0", 85_000_000_000, SMS, "GH100", 9, 0, 32, 64)]),
-    })  # fmt: skip
-
-
-def write_sqlite(path: Path, tables: Tables) -> None:
-    """Write a database with small pages."""
-    with sqlite3.connect(path) as connection:
-        # Damage, in tests of readers, hits rows as often as what is between them.
-        connection.execute("PRAGMA page_size = 512")
-        for name, (columns, rows) in tables.items():
-            quoted = name.replace('"', '""')
-            connection.execute(f'CREATE TABLE "{quoted}" ({columns})')
-            if rows:
-                marks = ", ".join("?" * len(rows[0]))
-                insert = f'INSERT INTO "{quoted}" VALUES ({marks})'
-                connection.executemany(insert, rows)
-    connection.close()
+    texts = list(dict.fromkeys([*(one.name for one in trace.work), *launches]))
+    names = {name: number for number, name in enumerate(texts)}
+    size = {"gridX": BLOCKS, "gridY": 1, "gridZ": 1, "blockX": THREADS, "blockY": 1, "blockZ": 1}
+    calls, kernels, copies = [], [], []
+    for number, one in enumerate(trace.work, start=1):
+        copies_data = one.name == COPY
+        calls.append(nsys.call(one.call, one.call + trace.unit, names[launches[copies_data]], number))
+        place = {"streamId": one.stream, "correlationId": number}
+        if copies_data:  # host to device, pinned
+            copies.append(nsys.work(one.start, one.end, **place, bytes=one.bytes, copyKind=1, srcKind=0, dstKind=2))
+        else:
+            kernels.append(nsys.kernel(one.start, one.end, names[one.name], **place, **size))
+    marks = [nsys.nvtx(begin, end, f"step {number}", domainId=0) for number, (begin, end) in enumerate(trace.steps)]
+    marks += [nsys.nvtx(begin, end, LOADING, domainId=0) for begin, end in trace.loading]
+    gpu = {"id": 0, "name": GPU, "smCount": SMS, "chipName": "GH100", "computeMajor": 9, "computeMinor": 0,
+           "threadsPerWarp": 32, "maxWarpsPerSm": 64}  # fmt: skip
+    nsys.export(
+        folder / f"rank{trace.rank}.sqlite", texts, calls=calls, kernels=kernels, copies=copies,
+        nvtx=sorted(marks, key=lambda row: int(row["start"])), gpus=[gpu],
+    )  # fmt: skip
 
 
 def write_ncu(kernels: Sequence[Counted], folder: Path) -> None:

@@ -79,15 +79,3 @@ def timeline(
         host=table([(row[0], *(row[3:] or ("main",)), *row[1:3]) for row in host], SPAN_COLUMNS),
         world_size=world_size,
     )
-
-
-def recording(gemm_ms: int, extra_ms: int = 0) -> Timeline:
-    """Return three steps of a product, and of another kernel where there are `extra_ms`."""
-    kernels = []
-    for step in range(3):
-        begin = step * 100 * 1_000_000
-        kernels.append(("sgemm", 7, begin, begin + gemm_ms * 1_000_000))
-        if extra_ms:
-            kernels.append(("softmax_kernel", 7, begin + 50 * 1_000_000, begin + (50 + extra_ms) * 1_000_000))
-    marks = [(step, step * 100 * 1_000_000, step * 100 * 1_000_000 + (60 + extra_ms) * 1_000_000) for step in range(3)]
-    return timeline(0, steps=marks, kernels=kernels)

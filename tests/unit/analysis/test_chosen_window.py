@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.commands import document
-from support.kineto_events import event, write
+from support.kineto_events import call, event, kernel, write
 from support.timelines import timeline
 
 from analysis.metrics.communication.exposure import communication_by_rank
@@ -131,9 +131,8 @@ def test_the_command_takes_windows_and_names_them(tmp_path: Path, capsys: pytest
     for number in range(2):
         at = 100_000 + 400_000 * number
         events.append(event("forward", at, 100_000, "user_annotation"))
-        events.append(event(LAUNCH, at + 10, 10, "cuda_runtime", args={"correlation": number + 1}))
-        place = {"device": 0, "stream": 7, "correlation": number + 1}
-        events.append(event("ampere_sgemm_128x64_tn", at + 50_000, 200_000, "kernel", args=place))
+        events.append(call(at + 10, 10, number + 1))
+        events.append(kernel("ampere_sgemm_128x64_tn", at + 50_000, 200_000, correlation=number + 1))
     path = write(tmp_path / "trace.json", events)
     found = document("analyze", path, "--window", "range:forward")["findings"]
     (row,) = found["window"]["rows"]

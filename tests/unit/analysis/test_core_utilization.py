@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from support import ncu_csv, shared_files
+from support import ncu_csv
 
 from analysis.counters import KernelCounters
 from analysis.diagnose.cores import by_batch, by_family
@@ -21,7 +21,6 @@ from analysis.metrics.kernels.ncu_metrics import PIPES
 from analysis.metrics.kernels.roofline import roofline
 from analysis.readers.ncu import read
 
-TRACES = shared_files.TRACES / "ncu"
 SUFFIX = ".avg.pct_of_peak_sustained_elapsed"
 FMA, FP16, TENSOR, SFU = (f"sm__inst_executed_pipe_{pipe}{SUFFIX}" for pipe in ("fma", "fp16", "tensor", "xu"))
 

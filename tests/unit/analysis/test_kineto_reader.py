@@ -22,7 +22,6 @@ from analysis.timeline import COLLECTIVE_COLUMNS, Timeline, lost_kernels
 from common.errors import Code, InputError
 
 TRACES = shared_files.TRACES / "kineto"
-HTA = TRACES / "hta"
 GPU = {"device": 0, "stream": 7}
 BASE = 1_700_000_000_000_000_000
 
@@ -267,24 +266,3 @@ def test_the_all_reduces_of_a_step_carry_every_gradient() -> None:
     assert (found.rank, found.world_size, len(found.kernels), len(found.steps)) == (1, 2, 0, 3)
     assert set(found.collectives["collective"]) == {"all_reduce"} and set(found.collectives["device"]) == {-1}
     assert found.collectives["bytes"].tolist() == 3 * [1_049_352, 4 * 4_434_242 - 1_049_352]
-
-
-@pytest.mark.public
-def test_published_collectives_have_their_kind_number_and_size() -> None:
-    ranks = [found.collectives for _, found in read_all("kineto", sorted((TRACES / "megatron-8-ranks").glob("*.gz")))]
-    for found in ranks:
-        assert len(found) == 84 and set(found["collective"]) == {"all_reduce"} and set(found["group_size"]) == {8}
-        assert found["bytes"].iloc[0] == 4 * 2048 * 4096 * 2 and found["dtype"].iloc[0] == "c10::Half"
-        assert found["seq"].tolist() == ranks[0]["seq"].tolist() and found["seq"].is_unique
-    found = read(next((TRACES / "dlrm-8-ranks").glob("worker0*"))).collectives  # NCCL has only sends
-    assert found["collective"].tolist().count("all_to_all") == 5 and found["bytes"].iloc[0] == 6144 * 4
-    assert found.loc[found["collective"] == "all_reduce", "bytes"].tolist()[0] == 394_241 * 4
-    of_two = read(HTA / "nccl_parser_config__nccl_data.json.gz")
-    assert len(of_two.collectives) == 21 and (of_two.rank, of_two.world_size) == (0, 2)
-    first = of_two.collectives[of_two.collectives["collective"] == "all_reduce"].iloc[0]
-    assert (first["bytes"], first["dtype"], first["group"], first["group_size"]) == (2_049_000 * 4, "Float", "0", 2)
-    gloo = read(HTA / "cpu_only__rank-34.old_b8cce2cd.json.gz")
-    assert not len(gloo.kernels) and (gloo.rank, gloo.world_size, len(gloo.collectives)) == (34, 300, 10)
-    first = gloo.collectives.iloc[0]
-    assert (first["collective"], first["bytes"]) == ("all_reduce", 321_271 * 4)
-    assert first["start"] == 1719853884000000000 + 1212075548353304 and first["end"] - first["start"] == 173_209_713

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.kineto_events import event, write
+from support.kineto_events import call, event, kernel, write
 
 from analysis.diagnose.explain import comparison_findings
 from analysis.metrics.comparison.traces import compare_traces, trace_diff
@@ -14,10 +14,9 @@ from analysis.readers.kineto.reader import read
 from analysis.timeline import EVALUATES
 
 
-def launch(number: int, moment: float, start: float, length: float, thread: int = 1, call: str = "Launch") -> list[Any]:
-    api = event(f"cuda{call}", moment, 1, "cuda_runtime", args={"correlation": number})
-    place = {"device": 0, "stream": 7, "correlation": number}
-    return [api | {"tid": thread}, event(f"kernel{number}", start, length, "kernel", args=place)]
+def launch(number: int, moment: float, start: float, length: float, thread: int = 1, what: str = "Launch") -> list[Any]:
+    api = call(moment, 1, number, f"cuda{what}") | {"tid": thread}
+    return [api, kernel(f"kernel{number}", start, length, correlation=number)]
 
 
 def numbered(name: str, start: float, length: float, number: int, owner: int = 0, thread: int = 1) -> dict[str, Any]:
@@ -41,9 +40,9 @@ def step() -> list[Any]:
         event(f"{EVALUATES}torch::autograd::AccumulateGrad", 300, 9, args={}) | {"tid": 2}, *launch(8, 301, 1200, 2, 2),
         event("Optimizer.step#SGD.step", 400, 50, "user_annotation"), event("aten::_foreach_add_", 410, 20),
         *launch(9, 420, 1300, 100),
-        module("Graphed_0", 500, 50), *launch(10, 510, 1400, 1000, call="GraphLaunch"),
-        *launch(10, 510, 2500, 500, call="GraphLaunch")[1:],
-        event("nowhere", 3000, 9, "kernel", args={"device": 0, "stream": 7, "correlation": 0}),
+        module("Graphed_0", 500, 50), *launch(10, 510, 1400, 1000, what="GraphLaunch"),
+        *launch(10, 510, 2500, 500)[1:],
+        kernel("nowhere", 3000, 9, correlation=0),
     ]  # fmt: skip
 
 

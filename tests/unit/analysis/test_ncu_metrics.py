@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import shared_files
 
 from analysis.counters import KernelCounters
-from analysis.diagnose.cores import findings, remedy, rules
+from analysis.diagnose.cores import findings, remedy
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, roofline
 from analysis.readers.ncu import read
 
-TRACES = shared_files.TRACES / "ncu"
 SOL = "GPU Speed Of Light Throughput"
 ELAPSED, ACTIVE = ".avg.pct_of_peak_sustained_elapsed", ".avg.pct_of_peak_sustained_active"
 MEMORY, SM, L1, L2, DRAM = (
@@ -158,9 +156,3 @@ def test_published_listings_of_ncu_give_the_verdict_that_ncu_gave(
     row = only(page(tmp_path, [row for row in rows if row[-1]]))
     assert row["bound"] == bound and row["l1_fraction"] == pytest.approx(l1, abs=1e-4, nan_ok=True)
     assert row["time_ms"] == pytest.approx(2.86)
-
-
-@pytest.mark.public
-def test_the_advice_of_a_real_rule_is_its_text_with_its_estimate() -> None:
-    (advice,) = rules(read(TRACES / "kernel_0001__ncu.details.csv")).advice
-    assert advice.saves == pytest.approx(0.8034) and "limited by the number of required registers" in advice.remedy

@@ -171,14 +171,3 @@ def test_files_give_their_kernels_and_every_number_in_them(
         assert by_kernel.loc[(int(row["Process ID"]), int(row["ID"])), column] == pytest.approx(expected * factor)
         checked += 1
     assert checked == int(found.kernels[list(found.metrics)].notna().sum().sum()) > 0
-
-
-@pytest.mark.public
-def test_known_values_of_real_files() -> None:
-    details = read(TRACES / "kernel_0001__ncu.details.csv")
-    (row,) = details.kernels.to_dict("records")
-    assert (row["process"], row["device"], row["duration_ns"], row["cycles"]) == (1740670, 0, 6750.0, 13485.0)
-    assert row["dram__bytes_read.sum"] == 2.33e6 and details.units["dram__bytes_read.sum"] == "byte"
-    assert any("flop_count_hp.sum is n/a" in problem for problem in details.problems)
-    (row,) = read(TRACES / "tests__copy_blocked.csv").kernels.to_dict("records")
-    assert (row["duration_ns"], row["cycles"]) == (21_058_944.0, 12_319_469.0)

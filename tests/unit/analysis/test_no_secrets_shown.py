@@ -5,7 +5,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from support.profiles import NCCL, NCU, NSYS, SAMPLES, kineto, sqlite_with
+from support.profiles import NCCL, NCU, SAMPLES, kineto
 
 from analysis.open import open_sources
 from bench.cli.main import run
@@ -29,7 +29,7 @@ def _kineto(path: Path) -> None:
 
 
 def _nsys(path: Path) -> None:
-    sqlite_with(NSYS)(path)
+    SAMPLES["nsys"](path)
     with sqlite3.connect(path) as connection:
         for table in (
             "TARGET_INFO_SYSTEM_ENV",

@@ -1,7 +1,6 @@
 """The examples of docs/how-to/notebooks.md run as they stand there, on traces made for them."""
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_run import START_NS, step_rows, write_sweep, write_trial
+from support.kineto_events import call, event, kernel, write
 from support.profiles import SAMPLES
 from support.refusals import refused
 
@@ -24,32 +24,27 @@ BLOCKS = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MU
 """Each example, with the output that the page shows below it; "" where it shows none."""
 
 
-def trace(rank: int) -> str:
+def write_trace(folder: Path, rank: int) -> None:
     """Two steps of 1 ms: computation 100 to 500 us of each, an all-reduce from 400 to 600 + 10 x rank us."""
-    events: list[dict[str, Any]] = []
-
-    def add(name: str, category: str, start: int, length: int, **args: Any) -> None:
-        event = {"ph": "X", "cat": category, "name": name, "ts": start, "dur": length, "pid": 1, "tid": 1}
-        events.append({**event, "args": args})
-
-    for step in range(2):
-        begin = 1000 * step
-        add(f"ProfilerStep#{step}", "user_annotation", begin, 1000)
-        add("bertbench:forward", "user_annotation", begin + 10, 300)
-        add("aten::mm", "cpu_op", begin + 20, 100)
-        add("cudaLaunchKernel", "cuda_runtime", begin + 30, 5, correlation=2 * step + 1)
-        add("sgemm", "kernel", begin + 100, 400, device=rank, stream=7, correlation=2 * step + 1)
-        reduction = {"Collective name": "allreduce", "In msg nelems": 1000, "dtype": "Float", "Group size": 2}
-        name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
-        add(name, "kernel", begin + 400, 200 + 10 * rank, device=rank, stream=20, correlation=2 * step + 2, **reduction)
-    return json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events})
+    events = []
+    reduction = {"Collective name": "allreduce", "In msg nelems": 1000, "dtype": "Float", "Group size": 2}
+    for begin in (0, 1000):
+        events += [
+            event(f"ProfilerStep#{begin // 1000}", begin, 1000, "user_annotation"),
+            event("bertbench:forward", begin + 10, 300, "user_annotation"),
+            event("aten::mm", begin + 20, 100),
+            call(begin + 30, 5, begin + 1),
+            kernel("sgemm", begin + 100, 400, correlation=begin + 1),
+            kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", begin + 400, 200 + 10 * rank, 20, **reduction),
+        ]
+    write(folder / f"rank{rank}.json", events, distributedInfo={"rank": rank, "world_size": 2})
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "traces").mkdir()
     for rank in range(2):
-        (tmp_path / "traces" / f"rank{rank}.json").write_text(trace(rank))
+        write_trace(tmp_path / "traces", rank)
     SAMPLES["ncu"](tmp_path / "counters.csv")
     SAMPLES["nccl"](tmp_path / "all_reduce.log")
     write_sweep(tmp_path / "runs/bench", batches=(8,), worlds=(1,), count=30)

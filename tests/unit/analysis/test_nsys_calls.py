@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import shared_files
-from support.nsys_export import Export, pid, tid
+from support.nsys_export import call, export, kernel, nvtx, tid
 from support.shared_files import samples
 
 from analysis.metrics.communication.exposure import communication_by_kind
@@ -16,40 +15,13 @@ from analysis.readers.nsys import read
 from analysis.readers.registry import find_reader, read_head
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
 
-TRACES = shared_files.TRACES / "nsys"
-PID, TID = pid(40), tid(40, 41)
 
-
-def export(path: Path, **tables: list[dict[str, Any]]) -> Path:
-    written = Export(path)
-    for name, rows in tables.items():
-        written.table(name, " ".join(dict.fromkeys(column for row in rows for column in row)), rows)
-    return written.done()
-
-
-def strings(*texts: str) -> list[dict[str, Any]]:
-    return [{"id": number, "value": text} for number, text in enumerate(texts)]
-
-
-def kernel(start: int, end: int, name: int, correlation: int, stream: int = 7, process: int = PID) -> dict[str, Any]:
-    place = {"deviceId": 0, "streamId": stream, "globalPid": process, "correlationId": correlation}
-    return {"start": start, "end": end, "demangledName": name, "shortName": name, **place}
-
-
-def call(start: int, end: int, name: int, correlation: int, thread: int = TID) -> dict[str, Any]:
-    return {"start": start, "end": end, "nameId": name, "correlationId": correlation, "globalTid": thread}
-
-
-def nccl(start: int, end: int, text: str, thread: int = TID, **payload: Any) -> dict[str, Any]:
+def nccl(start: int, end: int, text: str, **payload: Any) -> dict[str, Any]:
     said = json.dumps({key.replace("_", " "): value for key, value in payload.items()})
-    return {**nvtx(start, end, text, thread), "domainId": 1, "jsonText": said}
+    return nvtx(start, end, text, domainId=1, jsonText=said)
 
 
-def nvtx(start: int, end: int | None, text: str, thread: int = TID) -> dict[str, Any]:
-    return {"start": start, "end": end, "eventType": 59, "text": text, "globalTid": thread, "domainId": 0}
-
-
-DOMAIN = {"start": 0, "end": None, "eventType": 75, "text": "NCCL", "globalTid": TID, "domainId": 1}
+DOMAIN = nvtx(0, None, "NCCL", eventType=75, domainId=1)
 SIZE, GROUP, RANKS = "Message size [bytes]", "NCCL communicator ID", "No. of ranks"
 
 
@@ -58,42 +30,21 @@ def only(path: Path) -> Timeline:
     return found
 
 
-def recorded(folder: Path, names: Any, ranges: Any, calls: Any, kernels: Any) -> Timeline:
-    """The only timeline of an export with these rows."""
-    return only(
-        export(
-            folder / "a.sqlite",
-            StringIds=names,
-            NVTX_EVENTS=ranges,
-            CUPTI_ACTIVITY_KIND_RUNTIME=calls,
-            CUPTI_ACTIVITY_KIND_KERNEL=kernels,
-        )
-    )
-
-
 def test_calls_have_names_without_versions_threads_and_correlation(tmp_path: Path) -> None:
-    names = strings("cudaLaunchKernel_v7000", "cuGetProcAddress_v2", "cudaStreamGetCaptureInfo_v2_v11030")
+    names = ("cudaLaunchKernel_v7000", "cuGetProcAddress_v2", "cudaStreamGetCaptureInfo_v2_v11030")
     runtime = [call(30, 40, 0, 5), call(10, 20, 2, 4), call(50, 45, 0, 6)]
-    driver = [call(32, 38, 1, 5, PID | 99)]
-    found = only(
-        export(
-            tmp_path / "a.sqlite",
-            StringIds=names,
-            CUPTI_ACTIVITY_KIND_RUNTIME=runtime,
-            CUPTI_ACTIVITY_KIND_DRIVER=driver,
-            NVTX_EVENTS=[nvtx(1, 2, "a")],
-        )
-    )
+    driver = [call(32, 38, 1, 5, tid(40, 99))]
+    found = only(export(tmp_path / "a.sqlite", names, calls=runtime, driver=driver, nvtx=[nvtx(1, 2, "a")]))
     assert found.api[["name", "thread", "start", "end", "correlation_id"]].values.tolist() == [
-        ["cudaStreamGetCaptureInfo_v2", "40/41", 10, 20, 4],
-        ["cudaLaunchKernel", "40/41", 30, 40, 5],
+        ["cudaStreamGetCaptureInfo_v2", "40/40", 10, 20, 4],
+        ["cudaLaunchKernel", "40/40", 30, 40, 5],
         ["cuGetProcAddress_v2", "40/99", 32, 38, 5],
     ]
     assert "1 records of CUDA's calls without start or end were skipped" in found.problems
 
 
 def test_an_nccl_kernel_takes_size_and_ranks_from_the_call_that_launched_it(tmp_path: Path) -> None:
-    names = strings(
+    names = (
         "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)",
         "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096>)",
         "gemm",
@@ -104,12 +55,12 @@ def test_an_nccl_kernel_takes_size_and_ranks_from_the_call_that_launched_it(tmp_
     ranges += [nccl(200, 240, "ncclAllGather", **{GROUP: 77, SIZE: 1000})]
     calls = [call(110, 120, 3, 1), call(210, 220, 3, 2), call(300, 310, 3, 3), call(400, 410, 3, 4)]
     kernels = [
-        kernel(150, 190, 0, 1, 13),
-        kernel(250, 270, 1, 2, 13),
-        kernel(320, 350, 0, 3, 13),
-        kernel(410, 450, 2, 4),
+        kernel(150, 190, 0, correlationId=1, streamId=13),
+        kernel(250, 270, 1, correlationId=2, streamId=13),
+        kernel(320, 350, 0, correlationId=3, streamId=13),
+        kernel(410, 450, 2, correlationId=4),
     ]
-    found = recorded(tmp_path, names, ranges, calls, kernels)
+    found = only(export(tmp_path / "a.sqlite", names, nvtx=ranges, calls=calls, kernels=kernels))
     table = found.collectives
     assert table.dtypes.astype(str).to_dict() == COLLECTIVE_COLUMNS
     assert list(table["collective"]) == ["all_reduce", "all_gather", "all_reduce"]
@@ -124,11 +75,11 @@ def test_an_nccl_kernel_takes_size_and_ranks_from_the_call_that_launched_it(tmp_
 def test_calls_of_mpi_and_gloo_are_communication_where_no_gpu_s_is(tmp_path: Path) -> None:
     ranges = [nvtx(10, 20, "MPI_Allreduce"), nvtx(30, 45, "gloo:all_reduce"), nvtx(50, 60, "nccl:all_reduce")]
     ranges += [nvtx(70, 80, "MPI_Init")]
-    found = only(export(tmp_path / "a.sqlite", NVTX_EVENTS=ranges)).collectives
+    found = only(export(tmp_path / "a.sqlite", nvtx=ranges)).collectives
     assert list(found["name"]) == ["MPI_Allreduce", "gloo:all_reduce"] and set(found["device"]) == {-1}
     assert list(found["collective"]) == ["all_reduce", "all_reduce"] and list(found["end"]) == [20, 45]
-    tables = {"StringIds": strings("ncclDevKernel_AllReduce_Sum_f32_RING_LL"), "NVTX_EVENTS": ranges}
-    path = export(tmp_path / "b.sqlite", **tables, CUPTI_ACTIVITY_KIND_KERNEL=[kernel(1, 5, 0, 1)])
+    names = ["ncclDevKernel_AllReduce_Sum_f32_RING_LL"]
+    path = export(tmp_path / "b.sqlite", names, nvtx=ranges, kernels=[kernel(1, 5, 0)])
     assert list(only(path).collectives["device"]) == [0]
 
 
@@ -159,14 +110,14 @@ def test_instances_and_total_time_of_every_kernel_and_call_are_sqlite_s_own(tmp_
 
 def test_an_all_to_all_of_sends_is_that_of_its_call_and_communicators_are_groups(tmp_path: Path) -> None:
     send = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096>)"
-    names = strings(send, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", "cudaLaunchKernelExC_v11060")
+    names = (send, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", "cudaLaunchKernelExC_v11060")
     ranges = [DOMAIN]
     ranges += [nccl(5 + number, 9, "ncclCommInitRank", **{GROUP: 77 + number, RANKS: 4}) for number in range(2)]
     ranges += [nccl(100, 140, "ncclAlltoAll", **{GROUP: 77, SIZE: 1000})]
     ranges += [nccl(200, 240, "ncclAllReduce", **{GROUP: 78, SIZE: 500})]
     calls = [call(110, 120, 2, 1), call(210, 220, 2, 2)]
-    kernels = [kernel(150, 190, 0, 1, 13), kernel(250, 270, 1, 2, 13)]
-    found = recorded(tmp_path, names, ranges, calls, kernels)
+    kernels = [kernel(150, 190, 0, correlationId=1, streamId=13), kernel(250, 270, 1, correlationId=2, streamId=13)]
+    found = only(export(tmp_path / "a.sqlite", names, nvtx=ranges, calls=calls, kernels=kernels))
     assert list(found.collectives["collective"]) == ["all_to_all", "all_reduce"]
     # NCCL's size of an all-to-all is what goes to each of the 4 ranks.
     assert list(found.collectives["bytes"]) == [4000, 500]

@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from support.recording_formats import write_sqlite
+from support.nsys_export import write_sqlite
 
 from analysis.metrics.time.temporal import compute_utilization
 from analysis.readers.nvvp import read

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.kineto_events import event, write
+from support.kineto_events import call, event, write
+from support.kineto_events import kernel as gpu_kernel
 
 from analysis.diagnose import rules_time
 from analysis.metrics.kernels.operator_roofline import operator_roofline, work_of
@@ -76,14 +77,9 @@ def test_inputs_that_do_not_fit_are_no_work(broken: str) -> None:
 
 def trace(path: Path, kernel: str, kind: str = "float", device: str = "NVIDIA A100-SXM4-80GB") -> Any:
     shapes = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": [kind, kind], "Concrete Inputs": ["", ""]}
-    place = {"device": 0, "stream": 7, "correlation": 1}
-    events = [
-        event("aten::matmul", 0, 100, args={}), event("aten::mm", 5, 50, args=shapes),
-        event("cudaLaunchKernel", 10, 2, "cuda_runtime", args={"correlation": 1}),
-        event(kernel, 100, 50, "kernel", args=place),
-        event("cudaLaunchKernel", 80, 2, "cuda_runtime", args={"correlation": 2}),
-        event("after", 200, 50, "kernel", args=place | {"correlation": 2}),
-    ]  # fmt: skip
+    events = [event("aten::matmul", 0, 100, args={}), event("aten::mm", 5, 50, args=shapes)]
+    events += [call(10, 2, 1), gpu_kernel(kernel, 100, 50, correlation=1)]
+    events += [call(80, 2, 2), gpu_kernel("after", 200, 50, correlation=2)]
     return read(write(path / "trace.json", events, deviceProperties=[{"id": 0, "name": device}]))
 
 

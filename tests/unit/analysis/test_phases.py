@@ -3,12 +3,10 @@
 from typing import Any
 
 import pytest
-from support import shared_files
 from support.timelines import timeline
 
 from analysis.metrics.time.phases import phase_of, phase_rows
 
-TRACES = shared_files.TRACES / "kineto"
 LAUNCH = "cudaLaunchKernel"
 
 

@@ -1,4 +1,4 @@
-"""Process groups by name, and the links that bandwidths compare with.
+"""Process groups by name, the links that bandwidths compare with, and RCCL, whose kernels' names say nothing.
 
 The traces are made here in Kineto's form; every expected number is worked out in the comments.
 """
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.kineto_events import event, write
+from support.kineto_events import event, kernel, write
 
 from analysis.metrics.communication.exposure import communication_by_kind
 from analysis.metrics.communication.matching import match_collectives
@@ -30,7 +30,7 @@ def collective(name: str, start: float, duration: float, group: str, operation: 
     size = len(GROUPS[group][1][0])
     said = {"Collective name": operation, "In msg nelems": elements, "Out msg nelems": elements, "dtype": "BFloat16",
             "Process Group Name": group, "Group size": size}  # fmt: skip
-    return event(name, start * MS, duration * MS, "kernel", pid=0, tid=20, args={"device": 0, "stream": 20, **said})
+    return kernel(name, start * MS, duration * MS, 20, **said)
 
 
 def four_ranks(folder: Path) -> Path:
@@ -45,7 +45,7 @@ def four_ranks(folder: Path) -> Path:
         late = 5.0 if rank % 2 else 0.0
         events = [
             event("ProfilerStep#3", 0, 100 * MS, "user_annotation"),
-            event("nvjet_gemm", 0, 40 * MS, "kernel", pid=0, tid=7, args={"device": 0, "stream": 7}),
+            kernel("nvjet_gemm", 0, 40 * MS),
             collective(NCCL, 10, 20, "2", "allreduce", 20_000_000),
             collective(NCCL, 40 + late, 10 - late, "1", "allreduce", 5_000_000),
             collective(SEND, 50, 4, "4", "all_to_allv", 4_000_000),
@@ -82,7 +82,7 @@ def test_collectives_of_a_group_have_its_ranks_and_links(tmp_path: Path) -> None
 def test_groups_without_a_list_are_what_the_kernels_say(tmp_path: Path) -> None:
     def said(name: str, **more: Any) -> dict[str, Any]:
         arguments = {"Process Group Name": name, "Group size": 4, "In msg nelems": 8, "dtype": "Float", **more}
-        return event(NCCL, 10 * int(name), 5, "kernel", args={"device": 0, "stream": 3, **arguments})
+        return kernel(NCCL, 10 * int(name), 5, **arguments)
 
     events = [
         said("1", **{"Process Group Description": "mesh_tp", "Process Group Ranks": "[0, 1, 2, 3]"}),
@@ -96,3 +96,29 @@ def test_groups_without_a_list_are_what_the_kernels_say(tmp_path: Path) -> None:
         "1": ("mesh_tp", 4, (0, 1, 2, 3)), "2": ("", 4, (0, 4, 8, 12)), "3": ("", 4, (2, 4, 6, 8)), "4": ("", 4, ()),
     }  # fmt: skip
     assert [groups[name].listed for name in "1234"] == ["0-3", "0-12 by 4", "2-8 by 2", ""]
+
+
+def test_rccl_kernels_are_what_their_arguments_say(tmp_path: Path) -> None:
+    """17 kernels of RCCL one after another, 12 of which say what they are: 6 + 4 + 2."""
+    group = {"Process Group Name": "1", "Group size": 8}
+    said: list[tuple[float, dict[str, Any]]] = [
+        *[(2.0, {"Collective name": "allreduce", "In msg nelems": 6_553_600, "Out msg nelems": 6_553_600,
+                 "dtype": "Float", **group})] * 6,
+        *[(1.0, {"Collective name": "all_to_allv", "In msg nelems": 1_000_000, "Out msg nelems": 900_000,
+                 "dtype": "BFloat16", **group})] * 4,
+        *[(1.5, {"Collective name": "_allgather_base", "In msg nelems": 500_000, "Out msg nelems": 4_000_000,
+                 "dtype": "Half", **group})] * 2,
+        *[(0.5, {})] * 5,
+    ]  # fmt: skip
+    name = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
+    events = [kernel(name, 5 * n * MS, length * MS, 3, **args) for n, (length, args) in enumerate(said)]
+    found = read(write(tmp_path / "rank0.json", events, distributedInfo={"rank": 0, "world_size": 8}))
+    table = communication_by_kind([found]).set_index("collective")
+    assert dict(table["count"]) == {"all_reduce": 6, "all_to_all": 4, "all_gather": 2, "other": 5}
+    # 6 x 6,553,600 x 4 bytes; 4 x 1,000,000 x 2; of an all-gather what one rank receives, 2 x 4,000,000 x 2.
+    sizes = {"all_reduce": 157_286_400, "all_to_all": 8_000_000, "all_gather": 16_000_000}
+    assert {kind: table.loc[kind, "bytes"] for kind in sizes} == sizes
+    # 26,214,400 bytes in 2 ms are 13.1072 GB/s, times 2 x 7/8; 2 MB in 1 ms x 7/8; 8 MB in 1.5 ms x 7/8.
+    rates = {"all_reduce": 13.1072 * 1.75, "all_to_all": 2.0 * 0.875, "all_gather": 8 / 1.5 * 0.875}
+    assert {kind: table.loc[kind, "busbw_gb_s"] for kind in rates} == pytest.approx(rates)
+    assert table.loc[["other"], ["bytes", "busbw_gb_s"]].isna().all(axis=None)

@@ -5,14 +5,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from support import shared_files
 
 from analysis.counters import KernelCounters
 from analysis.diagnose import cores as core_findings
 from analysis.metrics.kernels.ncu_metrics import DRAM
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, ceilings, roofline
 
-TRACES = shared_files.TRACES / "ncu"
 PERCENT = ".avg.pct_of_peak_sustained_elapsed"
 TENSOR_OPS = "sm__ops_path_tensor_src_{}_dst_fp32.sum"
 TENSOR = f"sm__inst_executed_pipe_tensor{PERCENT}"

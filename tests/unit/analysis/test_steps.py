@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from support.kineto_events import event, write
-from support.nsys_export import KERNEL_2022, NVTX_2022, Export, kernel, nvtx
+from support.kineto_events import call, event, kernel, write
+from support.nsys_export import export, nvtx
+from support.nsys_export import kernel as nsys_kernel
 
 from analysis.metrics.time.idle import launch_queue
 from analysis.metrics.time.temporal import iterations, temporal_breakdown
@@ -15,7 +16,7 @@ MS = 1000  # us, as Kineto writes
 STEPS = 5
 
 
-def five_steps(last_us: float | None = 18, launched: bool = False) -> list[dict[str, Any]]:
+def five_steps() -> list[dict[str, Any]]:
     """Steps 10 to 14 of 100 ms, two kernels of 30 ms launched in each, the GPU 50 ms behind; then step 15.
 
     Step n begins at 100 (n - 10) ms, launches at 5 and 10 ms, its kernels run at 55..85 and 85..115 ms: 15 ms of every
@@ -27,22 +28,14 @@ def five_steps(last_us: float | None = 18, launched: bool = False) -> list[dict[
         events.append(event(f"ProfilerStep#{10 + number}", begin, 100 * MS, "user_annotation"))
         for place in (0, 1):
             key = 2 * number + place + 1
-            call = begin + (5 + 5 * place) * MS
-            events.append(event("aten::mm", call - 50, 100))
-            events.append(event("cudaLaunchKernel", call, 20, "cuda_runtime", args={"correlation": key}))
+            called = begin + (5 + 5 * place) * MS
+            events += [event("aten::mm", called - 50, 100), call(called, 20, key)]
             start = begin + (55 + 30 * place) * MS
-            about = {"correlation": key, "device": 0, "stream": 7}
-            events.append(event("ampere_sgemm_128x64_tn", start, 30 * MS, "kernel", args=about))
-    if last_us is not None:
-        end = 100 * MS * STEPS
-        events.append(event(f"ProfilerStep#{10 + STEPS}", end, last_us, "user_annotation"))
-        events.append(event("aten::detach", end + 5, 3))  # not a launch
-        events.append(event("cudaDeviceSynchronize", end + 10, 8, "cuda_runtime", args={"correlation": 99}))
-        if launched:
-            events.append(event("cudaLaunchKernel", end + 11, 5, "cuda_runtime", args={"correlation": 50}))
-            args = {"correlation": 50, "device": 0, "stream": 7}
-            events.append(event("gelu", end + 30 * MS, 5, "kernel", args=args))
-    return events
+            events.append(kernel("ampere_sgemm_128x64_tn", start, 30 * MS, correlation=key))
+    end = 100 * MS * STEPS
+    events.append(event(f"ProfilerStep#{10 + STEPS}", end, 18, "user_annotation"))
+    events.append(event("aten::detach", end + 5, 3))  # not a launch
+    return [*events, call(end + 10, 8, 99, "cudaDeviceSynchronize")]
 
 
 def test_an_empty_last_step_is_left_out_of_every_figure_and_said(tmp_path: Path) -> None:
@@ -71,9 +64,8 @@ def test_on_a_cpu_operators_are_what_a_step_launches(tmp_path: Path) -> None:
 
 
 def test_an_export_of_nsys_leaves_it_out_too(tmp_path: Path) -> None:
-    spans = [nvtx(n * 10**8, (n + 1) * 10**8, text=f"step {n}") for n in range(3)]
-    spans.append(nvtx(3 * 10**8, 3 * 10**8 + 18_000, text="step 3"))
-    kernels = [kernel(n * 10**8 + 10**6, n * 10**8 + 2 * 10**6, 1) for n in range(3)]
-    export = Export(tmp_path / "export.sqlite").strings(i1="sgemm").table("NVTX_EVENTS", NVTX_2022, spans)
-    (trace,) = nsys.read(export.table("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL_2022, kernels).done())
+    spans = [nvtx(n * 10**8, (n + 1) * 10**8, f"step {n}") for n in range(3)]
+    spans.append(nvtx(3 * 10**8, 3 * 10**8 + 18_000, "step 3"))
+    kernels = [nsys_kernel(n * 10**8 + 10**6, n * 10**8 + 2 * 10**6, 0) for n in range(3)]
+    (trace,) = nsys.read(export(tmp_path / "export.sqlite", ["sgemm"], nvtx=spans, kernels=kernels))
     assert trace.steps["step"].tolist() == [0, 1, 2] and any("step 3 (0.018 ms)" in said for said in trace.problems)

@@ -9,29 +9,28 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from support.kineto_events import event, write
+from support.kineto_events import call, event, kernel, write
 from support.timelines import timeline
 
 from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline, clip_overlaps, kept
 
 ROOT = Path(__file__).resolve().parents[3]
-GPU = {"device": 0, "stream": 7}
 TABLES = ("steps", "operators", "kernels", "ranges", "api", "host", "collectives", "samples")
 
 
 def sample(folder: Path) -> Path:
     """Two steps on a GPU, with communication, copies and kernels out of order."""
     kernels = [
-        event("gemm", 130, 60, "kernel", args={**GPU, "correlation": 4}),
-        event("gemm", 20, 40, "kernel", args={**GPU, "correlation": 2}),
-        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50, 100, "kernel", args={**GPU, "stream": 9}),
-        event("7", 200, 5, "kernel", args=GPU),
-        event("7", 210, 5, "kernel", args=GPU),
-        event("Memcpy HtoD", 300, 10, "gpu_memcpy", args={**GPU, "stream": 8}),
-        event("Memset (Device)", 305, 10, "gpu_memset", args=GPU),
+        kernel("gemm", 130, 60, correlation=4),
+        kernel("gemm", 20, 40, correlation=2),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50, 100, 9),
+        kernel("7", 200, 5),
+        kernel("7", 210, 5),
+        kernel("Memcpy HtoD", 300, 10, 8) | {"cat": "gpu_memcpy"},
+        kernel("Memset (Device)", 305, 10) | {"cat": "gpu_memset"},
     ]
-    calls = [event("cudaLaunchKernel", 10 * n, 1, "cuda_runtime", args={"correlation": n}) for n in (2, 4)]
+    calls = [call(10 * n, 1, n) for n in (2, 4)]
     steps = [event(f"ProfilerStep#{n}", 100 * n, 100, "user_annotation") for n in range(2)]
     operators = [event("aten::mm", 0, 30), event("aten::inner", 5, 5), event("record_param_comms", 45, 3)]
     return write(folder / "rank0.json", [*steps, *operators, *calls, *kernels])
