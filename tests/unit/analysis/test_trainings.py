@@ -1,9 +1,10 @@
 """Several trainings: every figure worked by hand from run directories that are written here."""
 
-import csv
+import itertools
 import json
 import math
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,8 @@ import numpy as np
 import pytest
 from support.commands import document, result
 from support.commands import text as shown
-from support.fake_run import write_events, write_training
+from support.fake_run import START_NS, curve_row, write_events, write_training, write_trial
 from support.refusals import refused
-from support.several import (
-    BATCH,
-    EVALUATION_MS,
-    START_UP_MS,
-    STEP_MS,
-    TOKENS,
-    WATTS,
-    write_attempt,
-    write_run_curve,
-    write_seed,
-    write_trainings,
-)
 from support.timelines import timeline
 
 from analysis.metrics.communication.exposure import all_reduce
@@ -35,9 +24,84 @@ from analysis.render.comparison_tables import trainings_table, variants_table
 from analysis.render.pages import trainings_in
 from analysis.render.training_figures import trainings_figure
 from records.files import write_record
-from records.schema import STEP_COLUMNS, TRAINING_COLUMNS
-from records.training import TrainRun, write_curve
+from records.run import TrialDirectory
+from records.schema import TRAINING_COLUMNS
+from records.training import Trainings, TrainRun, write_curve
 from records.trial import Trial
+
+BATCH, TOKENS = 8, 100
+STEP_MS, EVALUATION_MS = 100, 500
+START_UP_MS = 2000
+"""From the start of the processes to the first step."""
+WATTS = 50
+MS = 1_000_000
+
+
+def write_attempt(
+    run: TrainRun,
+    number: int,
+    times_ms: Sequence[Sequence[float]],
+    losses: Mapping[int, float | None] | None = None,
+    *,
+    first: int = 0,
+    energy: bool = True,
+    begin_ns: int = START_NS,
+    gap_ms: float = 0.0,
+) -> TrialDirectory:
+    """Write an attempt with the times of its steps, a list for each rank.
+
+    Its processes start at `begin_ns`. The evaluations after as many updates as `losses` names take EVALUATION_MS, and
+    `gap_ms` lies between any two steps.
+    """
+    ranks = len(times_ms)
+    trial = Trial(
+        kind="train", strategy="single" if ranks == 1 else "ddp", preset="tiny", micro_batch_size=BATCH // ranks,
+        world_size=ranks, round=number, training=(("steps", 20),),
+    )  # fmt: skip
+    now, starts, events = begin_ns + START_UP_MS * MS, [], []
+    for step, step_ms in enumerate(map(max, zip(*times_ms, strict=True)), start=first):
+        starts.append(now)
+        now += round((step_ms + gap_ms) * MS)
+        if losses and step + 1 in losses:
+            now += EVALUATION_MS * MS
+            told = {"mlm_loss": losses[step + 1], "samples": 64, "seconds": EVALUATION_MS / 1000}
+            events.append({"event": "evaluated", "applied_steps": step + 1, "time_ns": now, **told})
+    steps = {
+        rank: [
+            {"step": step, "start_ns": start, "step_time_ms": time, "samples": BATCH // ranks, "real_tokens": TOKENS}
+            for step, start, time in zip(itertools.count(first), starts, times, strict=False)
+        ]
+        for rank, times in enumerate(times_ms)
+    }
+    readings = [("load_average", 1.0)] + [("power_watts", float(WATTS))] * energy
+    telemetry = [
+        {"time_ns": at, "device": "cpu", "quantity": name, "value": value}
+        for at in range(begin_ns, now + 1000 * MS, 200 * MS)
+        for name, value in readings
+    ]
+    write_trial(
+        run.run, trial, steps, status=None, telemetry=telemetry,
+        environment={"device_name": "Example CPU 9000", "telemetry_unavailable": {"cpu": "no RAPL"}},
+        ranks={rank: {"threads": 2 // ranks, "peak_memory_bytes": 1000 + rank} for rank in range(ranks)},
+    )  # fmt: skip
+    directory = run.run.trial(trial.trial_id)
+    write_events(directory, *events)
+    return directory
+
+
+def write_seed(
+    run: TrainRun,
+    losses: Mapping[int, float | None],
+    *,
+    steps: int = 20,
+    step_ms: float = STEP_MS,
+    finished: bool = True,
+    **attempt: Any,
+) -> None:
+    """Write the training of a seed with one attempt of so many steps."""
+    write_attempt(run, 0, [[step_ms] * steps], losses, **attempt)
+    write_curve(run.curve_csv, [curve_row(step, step + 1, 9.0) for step in range(steps)])
+    write_record(run.state_json, {"finished": finished, "status": "ok", "reason": "", "total_steps": 20})
 
 
 def seed_row(seed: int, run: TrainRun, target: float, price_per_hour: float | None = None) -> dict[str, Any]:
@@ -65,9 +129,9 @@ def test_a_seed_ends_at_its_first_evaluation_at_or_below_the_target(tmp_path: Pa
 
 def test_a_run_that_was_killed_counts_its_repeated_steps_once_in_training_and_twice_on_the_wall(tmp_path: Path) -> None:
     run = TrainRun(tmp_path)
-    write_attempt(run, 0, range(8), {5: 7.0}, step_ms=300)  # the checkpoint of update 5 is the last one
-    second = write_attempt(run, 1, range(5, 12), {10: 6.4}, begin_ns=2 * 10**18)
-    write_run_curve(run, 12)
+    write_attempt(run, 0, [[300] * 8], {5: 7.0})  # the checkpoint of update 5 is the last one
+    second = write_attempt(run, 1, [[STEP_MS] * 7], {10: 6.4}, first=5, begin_ns=2 * 10**18)
+    write_curve(run.curve_csv, [curve_row(step, step + 1) for step in range(12)])
     row = seed_row(1, run, 6.5)
     assert (row["status"], row["steps"], row["attempts"], row["evaluations"]) == ("reached", 10, 2, 2)
     assert row["step_seconds"] == pytest.approx(5 * 0.3 + 5 * 0.1)
@@ -75,7 +139,7 @@ def test_a_run_that_was_killed_counts_its_repeated_steps_once_in_training_and_tw
     last_start = (START_UP_MS + 5 * STEP_MS + EVALUATION_MS) / 1000
     assert row["total_seconds"] == pytest.approx(first_end + last_start, abs=0.2)
     shutil.rmtree(second.path)
-    write_run_curve(run, 8)
+    write_curve(run.curve_csv, [curve_row(step, step + 1) for step in range(8)])
     unfinished = seed_row(1, run, 6.5)
     assert unfinished["status"] == "interrupted" and unfinished["steps"] == 8
 
@@ -149,7 +213,6 @@ def test_a_variant_is_faster_where_the_interval_of_its_ratio_over_the_seeds_says
     assert second["speedup_low"] <= second["speedup"] <= second["speedup_high"] and second["decided"] == decided
 
 
-MS = 1_000_000
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
 BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevComm*)"
 
@@ -184,35 +247,10 @@ def test_all_reduce_is_the_mean_of_its_shares_over_the_ranks() -> None:
     )
 
 
-def write_ranks(
-    run: TrainRun, times_ms: list[list[float]], number: int = 0, first: int = 0, gap_ms: float = 0.0
-) -> None:
-    """Write an attempt with one list of step times per rank; `gap_ms` lies between any two steps."""
-    ranks = len(times_ms)
-    trial = Trial(
-        kind="train", strategy="single" if ranks == 1 else "ddp", preset="tiny", micro_batch_size=BATCH // ranks,
-        world_size=ranks, round=number, training=(("steps", 4),),
-    )  # fmt: skip
-    directory = run.run.trial(trial.trial_id)
-    directory.path.mkdir(parents=True)
-    write_record(directory.trial_json, trial.to_json())
-    slowest = [max(step) for step in zip(*times_ms, strict=True)]
-    for rank, own in enumerate(times_ms):
-        with directory.steps_csv(rank).open("w", newline="") as file:
-            table = csv.DictWriter(file, STEP_COLUMNS)
-            table.writeheader()
-            for place, time_ms in enumerate(own):
-                start = 10**18 + round(1e6 * (sum(slowest[:place]) + gap_ms * place))
-                table.writerow({"step": first + place, "start_ns": start, "step_time_ms": time_ms})
-        write_record(directory.rank_json(rank), {"threads": 2 // ranks, "peak_memory_bytes": 1000 + rank})
-
-
 def variant(folder: Path, name: str, losses: list[float | None], **state: Any) -> Training:
     run = TrainRun(folder / name)
     run.path.mkdir(parents=True, exist_ok=True)
-    rows = [{"step": n, "applied_steps": n + 1, "samples": BATCH * (n + 1), "loss": loss, "learning_rate": 0.1}
-            for n, loss in enumerate(losses)]  # fmt: skip
-    write_curve(run.curve_csv, rows)
+    write_curve(run.curve_csv, [curve_row(n, n + 1) | {"loss": loss} for n, loss in enumerate(losses)])
     write_record(run.state_json, {"finished": True, "status": "ok", **state})
     return Training(run=run, variant=name)
 
@@ -228,10 +266,10 @@ def evaluated(steps: int, f1: float) -> dict[str, Any]:
 def pair(tmp_path: Path) -> list[Training]:
     """One device with 4 steps of 100 ms, and two devices whose slowest rank takes 60, 50, 50 and 40 ms."""
     one = variant(tmp_path, "single", [4.0, 3.0, 2.5, 2.0])
-    write_ranks(one.run, [[100.0, 100.0, 100.0, 100.0]], gap_ms=50.0)
+    write_attempt(one.run, 0, [[100.0, 100.0, 100.0, 100.0]], gap_ms=50.0, energy=False)
     best = {"checkpoint": "step-0000003", "score": "f1", "value": 80.5}
     two = variant(tmp_path, "ddp", [4.0, 3.25, 2.5, 1.9], best=best)
-    write_ranks(two.run, [[60.0, 30.0, 50.0, 20.0], [10.0, 50.0, 40.0, 40.0]])
+    write_attempt(two.run, 0, [[60.0, 30.0, 50.0, 20.0], [10.0, 50.0, 40.0, 40.0]], energy=False)
     write_events(two.run.attempts()[0], evaluated(2, 60.0), evaluated(4, 80.5))
     return [one, two]
 
@@ -262,7 +300,7 @@ def test_epochs_follow_from_the_samples_of_the_data(pair: list[Training]) -> Non
 
 
 def test_steps_made_again_count_once_and_time_between_attempts_not_at_all(pair: list[Training]) -> None:
-    write_ranks(pair[0].run, [[30.0, 20.0]], number=1, first=2)
+    write_attempt(pair[0].run, 1, [[30.0, 20.0]], first=2)
     course = courses_of(pair)[0]
     assert course.row["step_seconds"] == pytest.approx(0.1 + 0.1 + 0.03 + 0.02) and course.row["attempts"] == 2
     assert course.seconds.tolist() == pytest.approx([0.1, 0.25, 0.28, 0.3])
@@ -270,13 +308,13 @@ def test_steps_made_again_count_once_and_time_between_attempts_not_at_all(pair: 
 
 def test_a_variant_that_failed_is_named_and_the_others_are_compared(tmp_path: Path, pair: list[Training]) -> None:
     broken = variant(tmp_path, "ddp-4", [4.0, 3.0], finished=False, status="oom", reason="rank 3: no memory left")
-    write_ranks(broken.run, [[50.0, 50.0]] * 4)
+    write_attempt(broken.run, 0, [[50.0, 50.0]] * 4)
     absent = Training(variant="ddp-8", run=TrainRun(tmp_path / "ddp-8"))
     rows = rows_of_pair([*pair, broken, absent])
     assert [row["status"] for row in rows] == ["finished", "finished", "oom", "not begun"]
     assert rows[2]["reason"] == "rank 3: no memory left"
     assert rows[2]["speedup"] == pytest.approx(2) and rows[2]["time_saved"] is None, "it saw fewer samples"
-    assert "2 of 4" in shown([trainings_table(rows)]) and "oom" in shown([trainings_table(rows)])
+    assert "2 of 20" in shown([trainings_table(rows)]) and "oom" in shown([trainings_table(rows)])
     assert [one["speedup"] for one in summaries(rows)] == [1.0, pytest.approx(2), None, None]
 
 
@@ -320,7 +358,13 @@ def test_a_folder_of_trainings_is_a_page_with_the_names_of_its_folders(tmp_path:
 
 
 def test_a_folder_of_seeds_has_a_page_of_its_record(tmp_path: Path) -> None:
-    place = write_trainings(tmp_path / "run", {1: 100.0, 2: 102.0})
+    place = Trainings(tmp_path / "run")
+    trainings = [Training(run=TrainRun(place.path / f"seed-{seed}"), variant="pretrain", seed=seed) for seed in (1, 2)]
+    for one in trainings:
+        write_seed(one.run, {5: 7.0, 10: 6.4, 12: 6.3}, steps=12)
+    rows = [course.row for course in courses_of(trainings, 6.5)]
+    target, about = {"score": "mlm_loss", "value": 6.5}, {"settings": {"preset": "tiny"}, "machine": {}, "data": {}}
+    write_record(place.document, {"target": target, **about, "rows": rows, "variants": summaries(rows, 6.5)})
     made = document("report", place.path)
     assert [(row["variant"], row["seed"], row["status"]) for row in made["trainings"]] == [
         ("pretrain", 1, "reached"), ("pretrain", 2, "reached"),
