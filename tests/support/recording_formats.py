@@ -4,7 +4,7 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,3 @@ def write_ncu(kernels: Sequence[Counted], folder: Path) -> None:
         percents = [f"{value:.2f}" for value in one.percents]
         rows.writerow([number, _PID, one.name, f"{one.cycles:,}", f"{one.ns:,}", *percents])
     (folder / "raw.csv").write_text(text.getvalue(), encoding="utf-8")
-
-
-WRITERS: dict[str, Callable[[Any, Path], None]] = {"kineto": write_kineto, "nsys": write_nsys, "ncu": write_ncu}
-"""What writes a recording into a folder, by format."""
