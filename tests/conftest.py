@@ -53,12 +53,10 @@ PIXEL = base64.b64decode(
 # Files of slow tests by the seconds they take, longest first; the others take less. Of several processes
 # none begins the longest file when the others have no more to do.
 LONGEST_FIRST = (
-    "test_pretraining_learns", "test_launch_nodes", "test_train_kill", "test_squad_learns",
-    "test_classify_real", "test_pretraining_real", "test_train_variants_command", "test_scaling_whole",
-    "test_slurm", "test_profile_squad", "test_strategies_two_ranks", "test_kernels_interpreted_whole",
-    "test_kernels_compiled", "test_bench", "test_resume_anywhere",
-    "test_squad_whole", "test_tune_throughput", "test_bombs", "test_pages", "test_charts", "test_profile_reports",
-    "test_tune_workers", "test_compiled_layers", "test_profile_nsys", "test_fused_elementwise", "test_train_two_ranks",
+    "test_pretraining_learns", "test_launch_nodes", "test_train_kill", "test_squad_learns", "test_classify_real",
+    "test_pretraining_real", "test_train_variants_command", "test_scaling_whole", "test_slurm",
+    "test_strategies_two_ranks", "test_kernels_interpreted_whole", "test_kernels_compiled", "test_bench",
+    "test_squad_whole", "test_tune_throughput", "test_pages", "test_tune_workers", "test_profile_nsys",
 )  # fmt: skip
 
 

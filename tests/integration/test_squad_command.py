@@ -12,7 +12,7 @@ import pytest
 from support import squad_runs
 from support.cli import ROOT
 from support.commands import called
-from support.killed_runs import finish, kill_after, losses
+from support.killed_runs import finish, losses
 from support.refusals import check_refusal
 from support.squad_runs import squad_settings
 from support.training_runs import read_log
@@ -65,20 +65,6 @@ def test_two_ranks_follow_the_curve_of_one_and_give_the_same_answers(
         called("predict", "squad", *words)
         odds.append(json.loads((out / "null_odds.json").read_text()))
     assert len(odds[0]) == 10 and odds[1] == pytest.approx(odds[0], abs=1e-3)
-
-
-@pytest.mark.slow
-def test_two_ranks_killed_and_resumed_give_identical_losses_and_the_same_best(
-    files: dict[str, Path], tmp_path: Path, pair: dict[str, Any]
-) -> None:
-    parts = job(tmp_path, files, "parts", dropout=0.0, world_size=2, strategy="ddp")
-    kill_after(parts, tmp_path / "b", 6, 0.02)
-    log = Path(parts["log"])
-    log.write_text("".join(line + "\n" for line in log.read_text().split("\n")[:-1]))
-    finish(parts, tmp_path / "b")
-    assert set(losses(parts)) == set(losses(pair)), "also the steps that were made twice"
-    last = [[e for e in read_log(Path(each["log"])) if e["event"] == "Saved"][-1]["best"] for each in (pair, parts)]
-    assert last[0] == last[1]
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 """What a sweep must survive, done for real: real processes, real signals, a real full disk."""
 
 import csv
-import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -10,7 +8,6 @@ from pathlib import Path
 import pytest
 from support.cli import ENDLESS, ROOT, SHORT, Cli, wait_for
 from support.refusals import check_refusal
-from support.small_disk import small_disk
 
 
 def table(cli: Cli) -> list[dict[str, str]]:
@@ -91,32 +88,6 @@ def test_kill_9_of_the_sweep_leaves_no_process_and_a_rerun_continues(cli: Cli) -
     assert first.stat().st_mtime_ns == before, "a finished trial is not run again"
     assert "already done" in done.stderr
     assert [result["status"] for result in cli.results()] == ["ok", "ok"]
-
-
-def test_a_second_sweep_on_the_same_folder_is_refused(cli: Cli) -> None:
-    sweep = cli.start(*ENDLESS, "--batch-sizes", "2")
-    wait_for(lambda: cli.steps_written() > 0, "steps")
-    second = cli.run(*SHORT, "--batch-sizes", "2", timeout=60)
-    assert second.returncode == 2
-    check_refusal(second.stderr, "folder-locked")
-    assert sweep.poll() is None, "the first goes on"
-    sweep.send_signal(signal.SIGINT)
-    sweep.communicate(timeout=30)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_a_full_disk_is_named_and_earlier_results_are_kept(cli: Cli) -> None:
-    with small_disk(cli.out, "160k"):
-        assert cli.run(*SHORT, "--batch-sizes", "2").returncode == 0
-        (cli.out / "other").write_bytes(bytes(max(0, shutil.disk_usage(cli.out).free - 2**15)))
-        done = cli.run(*ENDLESS, "--batch-sizes", "4")
-        assert "No space left" in done.stderr and "Traceback" not in done.stderr
-        recorded = len(list(cli.out.glob("trials/*-b4-*/result.json")))
-        assert done.returncode == (3 if recorded else 2), "a trial that failed, or a record that could not be written"
-        assert [row["status"] for row in table(cli)][:1] == ["ok"]
-        assert cli.steps_written() > 2, "the disk was full in the middle of the steps"
-        assert not cli.processes()
 
 
 def test_a_truncated_shard_is_named_before_anything_runs(cli: Cli, tmp_path: Path) -> None:

@@ -18,7 +18,15 @@ WHY_NOT = lacking()
 pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 STEPS = 12
 UNEQUAL = (("--here-gpus", "1", "--other-gpus", "2"), ("--here-gpus", "2", "--other-gpus", "1"))
-ENDLESS = ("--", "tests/support/gloo_steps.py", "1000000")
+ALL_REDUCES = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(total := torch.ones(1))
+print(f"rank {dist.get_rank()} of {int(total)}", flush=True)
+while True:
+    dist.all_reduce(total)
+    time.sleep(0.05)
+"""
 SILENCE_SECONDS = 20
 # Of a node whose ranks the others miss: 6 s of silence, 8 s to end.
 LOST_SECONDS = 14
@@ -56,7 +64,8 @@ class Running:
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
-        self.both = launch_both(hosts, *ENDLESS)
+        (hosts.folder / "endless.py").write_text(ALL_REDUCES)
+        self.both = launch_both(hosts, "--", str(hosts.folder / "endless.py"))
         wait_for(lambda: sum(len(re.findall("rank . of 3", hosts.said(each))) for each in self.both) == 3, "the ranks")
         self.processes = [process for each in self.both for process in below(each)]
         assert len(self.processes) == 7, "a guard and a torchrun on each host, and three ranks"

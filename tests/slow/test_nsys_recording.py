@@ -1,4 +1,4 @@
-"""A real nsys records a real program with NVTX ranges; the reader gives back what the program did."""
+"""A real nsys records a real program with NVTX ranges; the reader gives back what the program did, or refuses a cut."""
 
 import re
 import subprocess
@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from support.nsys_recording import record, skip_unless_nsys_can_record_nvtx
+from support.refusals import refused
 
+from analysis.open import open_sources
 from analysis.readers.nsys import read
 from analysis.timeline import Timeline
 
@@ -119,3 +121,16 @@ def test_the_capture_is_a_range_and_the_version_is_known(timelines: list[Timelin
         capture = timeline.ranges[timeline.ranges["name"] == "bertbench:capture"]
         assert list(capture["payload"]) == [timeline.rank] and not capture["cut"].any()
         assert re.fullmatch(r"nsys 20\d\d\.\d+.*", timeline.source)
+
+
+def test_a_report_is_read_as_its_export_and_a_cut_one_is_refused(
+    report: Path, timelines: list[Timeline], tmp_path: Path
+) -> None:
+    for one, other in zip(open_sources(report).timelines, timelines, strict=True):
+        for name in ("steps", "ranges", "kernels", "api"):
+            assert getattr(one, name).equals(getattr(other, name)), name
+    whole, path = report.read_bytes(), tmp_path / "cut.nsys-rep"
+    for share in (0.02, 0.5, 0.9, 0.999):
+        path.write_bytes(whole[: int(share * len(whole))])
+        with refused("file-damaged", path):
+            open_sources(path)

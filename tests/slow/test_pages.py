@@ -1,4 +1,4 @@
-"""Pages in a real browser: width, contrast, silence, filter, sort, contents, CSV files."""
+"""Pages in a real browser: width, contrast, silence, charts and their legend, filter, sort, contents, CSV files."""
 
 import csv
 import json
@@ -11,10 +11,11 @@ from urllib.parse import unquote
 
 import pytest
 from support import fake_run
-from support.charts import Opened, contrast, drawn_charts
+from support.charts import Opened, contrast, drawn_charts, report_page
+from support.commands import document
 from support.fake_run import ENVIRONMENT, EVALUATED, START_NS, write_sweep, write_training, write_trial
-from support.page import report_page
 from support.rings import Machine, write_collectives
+from support.shared_files import OWN
 
 from analysis import wording
 from records.run import RunDirectory
@@ -25,10 +26,20 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed"),
 ]
-NAMES = ("run", "projection", "training")
+NAMES = ("run", "projection", "training", "profile")
 DAY_NS = 86_400 * fake_run.SECOND
 LEAST_CONTRAST = 4.5
 """WCAG 2.2, 1.4.3."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        yield found
+        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +66,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "run": report_page(runs[0]),
         "projection": report_page(RunDirectory(cluster), project=(8, 16)),
         "training": report_page(TrainRun(training.path.parents[1]).run),
+        "profile": Path(document("report", OWN / "kineto/nccl-4-ranks", "--out", folder / "profile")["report"]),
     }
 
 
@@ -76,6 +88,8 @@ def wide(browser: Any, reports: dict[str, Path]) -> Iterator[Opened]:
     found.close()
 
 
+LEGIBLE = """texts => Math.min(...texts.map(
+    one => one.ownerSVGElement.getScreenCTM().a * parseFloat(getComputedStyle(one).fontSize)))"""
 # Of each visible element with words of its own: [its color and opacity, the backgrounds behind it, its words].
 COLOURS = """() => [...document.querySelectorAll("body *")].filter(one => !one.closest("svg, script, noscript") &&
     one.checkVisibility() && !one.matches(":disabled") &&
@@ -126,7 +140,10 @@ def test_nothing_overflows_and_all_words_have_contrast(opened: Opened) -> None:
     page = opened.page
     for folded in page.locator("details").all():
         folded.evaluate("one => { one.open = true; }")
-    assert drawn_charts(page) >= 1
+    charts = drawn_charts(page)
+    assert charts >= 1 and page.locator(".chart text").evaluate_all(LEGIBLE) >= 7.5
+    labels = page.locator(".chart").evaluate_all("charts => charts.map(one => one.getAttribute('aria-label'))")
+    assert len(set(labels)) == charts and all(labels)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     inside = """found => found.filter(one => one.getBoundingClientRect().right > document.documentElement.clientWidth)
         .map(one => one.outerHTML.slice(0, 80))"""
@@ -138,6 +155,35 @@ def test_nothing_overflows_and_all_words_have_contrast(opened: Opened) -> None:
         if rows.count():
             rows.first.hover()
             assert too_faint(page) == {}, scheme
+
+
+def test_hovering_shows_what_the_csv_has(wide: Opened) -> None:
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for row in read(wide.path.parent / "results.csv"):
+        if row["status"] == "ok":
+            key = tuple(row[name] for name in ("implementation", "micro_batch_size", "world_size"))
+            groups.setdefault(key, []).append(float(row["samples_per_second"]))
+    medians = {wording.fine(sorted(values)[len(values) // 2]) for values in groups.values()}
+    chart = wide.page.locator(".chart").first
+    titles = chart.locator("title").all_text_contents()
+    assert {title.rsplit(": ", 1)[1].split(" (")[0] for title in titles} == medians
+    mark = chart.locator("use:has(title)").first
+    mark.scroll_into_view_if_needed()
+    box = mark.bounding_box()
+    at = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
+    script = "([x, y]) => document.elementFromPoint(x, y).querySelector('title').textContent"
+    assert wide.page.evaluate(script, at) in titles
+
+
+def test_the_legend_hides_and_shows_series_by_mouse_and_keys(opened: Opened) -> None:
+    key = opened.page.locator(".chart [role=button]").first
+    chart = opened.page.locator(".chart", has=key).first
+    marks = chart.locator(f"[data-series='{key.get_attribute('data-key')}']").first
+    assert marks.is_visible() and key.get_attribute("aria-pressed") == "true"
+    key.click()
+    assert not marks.is_visible() and key.get_attribute("aria-pressed") == "false"
+    key.press("Enter")
+    assert marks.is_visible() and key.get_attribute("aria-pressed") == "true"
 
 
 def test_contents_lead_to_every_section_and_unfold_it(opened: Opened) -> None:

@@ -6,32 +6,24 @@ import subprocess
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from support.cli import ROOT
 from support.refusals import check_refusal
 from support.small_disk import small_disk
-from support.train_cli import ENDLESS, TrainCli, send_to_all, tree, wait_for_steps
+from support.train_cli import ENDLESS, STEPS, TrainCli, send_to_all, tree, wait_for_steps
 from support.training_runs import shards
 
 
-def living(cli: TrainCli) -> list[int]:
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        words = process.info["cmdline"] or []
-        if process.info["status"] != psutil.STATUS_ZOMBIE and any(str(cli.out) in word for word in words):
-            found.append(process.pid)
-    return found
-
-
 @pytest.mark.parametrize(
-    "when",
+    ("when", "number"),
     [
-        "evaluating and saving",
-        *(pytest.param(when, marks=pytest.mark.soak) for when in ("starting", "the ranks alone")),
+        ("evaluating and saving", signal.SIGTERM),
+        pytest.param("starting", signal.SIGTERM, marks=pytest.mark.soak),
+        pytest.param("the ranks alone", signal.SIGTERM, marks=pytest.mark.soak),
+        pytest.param("Ctrl+C", signal.SIGINT, marks=pytest.mark.soak),
     ],
 )
-def test_sigterm_saves_and_exits_0_whenever_it_comes(data: Path, tmp_path: Path, when: str) -> None:
+def test_a_signal_saves_whenever_it_comes(data: Path, tmp_path: Path, when: str, number: signal.Signals) -> None:
     cli = TrainCli(data, tmp_path / "run", ranks=2)
     # Evaluating and saving after every update: a signal is likely to come meanwhile.
     often = ("--eval-every", "1", "--save-every", "1") if when.startswith("evaluating") else ()
@@ -45,14 +37,14 @@ def test_sigterm_saves_and_exits_0_whenever_it_comes(data: Path, tmp_path: Path,
         for member in tree(process)[1:]:
             member.send_signal(signal.SIGTERM)
     else:
-        send_to_all(process, signal.SIGTERM)
+        send_to_all(process, number)
     output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+    assert process.returncode == (130 if number == signal.SIGINT else 0), errors
     made = cli.state()["applied_steps"]
     assert "stopped by" in output and "bertbench train pretrain" in output
     assert cli.checkpoints() == [] if made == 0 else cli.checkpoints()[-1] == f"step-{made:07d}"
     assert made > 0 or when == "starting"
-    assert not living(cli)
+    assert not cli.processes()
 
 
 def test_a_second_signal_ends_at_once_and_the_run_goes_on_later(data: Path, tmp_path: Path) -> None:
@@ -69,21 +61,10 @@ def test_a_second_signal_ends_at_once_and_the_run_goes_on_later(data: Path, tmp_
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130 and "interrupted" in errors
-    assert cli.result()["status"] == "interrupted" and not living(cli)
+    assert cli.result()["status"] == "interrupted" and not cli.processes()
     done = cli.run()
     assert done.returncode == 0, done.stderr
     assert f"resumes after step {int(last.removeprefix('step-'))}" in done.stderr
-
-
-@pytest.mark.soak
-def test_ctrl_c_saves_and_exits_130(data: Path, tmp_path: Path) -> None:
-    cli = TrainCli(data, tmp_path / "run")
-    process = cli.start(*ENDLESS)
-    wait_for_steps(cli, process, 1, 3)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "stopped by SIGINT" in output and cli.checkpoints()
 
 
 def test_a_rank_that_dies_is_a_failed_run_with_its_log_named(data: Path, tmp_path: Path) -> None:
@@ -114,7 +95,7 @@ def test_a_full_disk_is_one_message_and_the_checkpoint_before_stays_good(data: P
         recorded = (cli.attempts()[-1] / "result.json").exists()
         assert done.returncode == (3 if recorded else 2), "a run that failed, or a record that could not be written"
         assert "[disk-full]" in done.stderr and "log.txt" in done.stderr and "Traceback" not in done.stderr
-        assert cli.checkpoints()[:1] == ["step-0000005"] and not living(cli)
+        assert cli.checkpoints()[:1] == ["step-0000005"] and not cli.processes()
         resumed = cli.run("--keep", "1", "--steps", "25")
         assert "resumes after step" in resumed.stderr, resumed.stderr
 
@@ -144,3 +125,32 @@ def test_the_script_makes_both_phases_and_stops_between_them_when_told(tmp_path:
     named = [line for line in done.stderr.splitlines() if "phase1/checkpoints/step-0000004" in line]
     assert [line for line in named if not line.startswith("saved")], "phase 2 says what it starts from: " + done.stderr
     assert "bertbench convert" in done.stdout
+
+
+def test_two_ranks_stopped_by_a_batch_system_and_resumed_give_the_same_curve(data: Path, tmp_path: Path) -> None:
+    reference = TrainCli(data, tmp_path / "whole", ranks=2)
+    done = reference.run()
+    assert done.returncode == 0, done.stderr
+    cli = TrainCli(data, tmp_path / "run", ranks=2)
+    first = cli.start()
+    wait_for_steps(cli, first, 1, 3)
+    ranks = tree(first)[2:]
+    for rank in ranks:
+        rank.suspend()  # else they may be through before the other call begins
+    other = cli.run()
+    assert other.returncode == 2
+    check_refusal(other.stderr, "folder-locked", cli.out)
+    for rank in ranks:
+        rank.resume()
+    send_to_all(first, signal.SIGTERM)
+    output, errors = first.communicate(timeout=120)
+    assert first.returncode == 0, errors
+    if not cli.state()["finished"]:
+        made = cli.state()["applied_steps"]
+        assert f"stopped by SIGTERM after step {made} of {STEPS}" in output and "to resume: bertbench" in output
+        assert cli.checkpoints()[-1] == f"step-{made:07d}"
+        assert cli.result()["status"] == "ok" and "stopped on request" in cli.result()["reason"]
+    assert len(tree(first)) == 0
+    done = cli.run()
+    assert done.returncode == 0, done.stderr
+    assert cli.curve() == reference.curve()

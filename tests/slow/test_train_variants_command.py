@@ -6,14 +6,43 @@ import json
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.cli import Cli
 from support.commands import document, result
 from support.refusals import check_refusal
 from support.train_cli import kill_all
-from support.trainings_cli import STEPS, TWO, TrainingsCli, until
+from support.training_runs import SEQ_LEN
 
 from records.training import TrainRun, read_events
+
+STEPS = 6
+SMALL = (
+    "--preset", "tiny", "--seq-len", str(SEQ_LEN), "--device", "cpu", "--threads", "1", "--precision", "fp32",
+    "--global-batch-size", "8", "--dropout", "0", "--log-every", "1",
+)  # fmt: skip
+TWO = ("--vary", "devices=1,2", "--profile-steps", "2", "--micro-batch-size", "2", "--eval-every", "3",
+       "--steps", str(STEPS))  # fmt: skip
+UNTIL = (
+    "--until", "mlm_loss=4.45", "--steps", "400", "--eval-every", "2", "--micro-batch-size", "8", "--learning-rate",
+    "1e-3", "--save-every", "1000", "--warmup", "0", "--optimizer", "adamw",
+)  # fmt: skip
+
+
+class TrainingsCli(Cli):
+    """One folder, and the command with the options that all calls share."""
+
+    def __init__(self, data: Path, out: Path, *words: str) -> None:
+        super().__init__(out)
+        self.words = ["train", "pretrain", *SMALL, *words, "--data", str(data), "--out", str(out)]
+
+    def command(self, *more: str) -> list[str]:
+        return self.argv(*self.words, *more)
+
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.out / "trainings.json").read_text())
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +74,6 @@ def test_the_comparison_says_what_two_processes_bring_and_what_all_reduce_costs(
         ("single", 1, "finished"),
         ("ddp", 2, "finished"),
     ]
-    assert second["speedup"] == pytest.approx(second["samples_per_second"] / first["samples_per_second"])
-    assert second["time_saved"] == pytest.approx(1 - second["step_seconds"] / first["step_seconds"])
     assert first["samples"] == second["samples"] == 8 * STEPS
     assert 0 < second["all_reduce_share"] < 1 and first["all_reduce_share"] is None and second["profiled_steps"] == 2
     parts = second["all_reduce_exposed_share"] + second["all_reduce_hidden_share"]
@@ -112,7 +139,7 @@ def test_the_trainer_and_other_precisions_stand_in_one_table_with_ours(data: Pat
 
 
 def test_a_seed_stops_at_the_first_evaluation_that_reaches_the_target(data: Path, tmp_path: Path) -> None:
-    cli = TrainingsCli(data, tmp_path / "out", *until(4.45))
+    cli = TrainingsCli(data, tmp_path / "out", *UNTIL)
     done = cli.run("--seed", "3", "--price-per-hour", "3.6", "--json")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]
@@ -133,7 +160,7 @@ def test_a_seed_stops_at_the_first_evaluation_that_reaches_the_target(data: Path
 
 @pytest.mark.soak
 def test_after_kill_9_the_same_command_trains_the_seeds_that_are_missing(data: Path, tmp_path: Path) -> None:
-    cli = TrainingsCli(data, tmp_path / "out", *until(4.45), "--seed", "1")
+    cli = TrainingsCli(data, tmp_path / "out", *UNTIL, "--seed", "1")
     process = cli.start("--seeds", "3")
     second = cli.out / "seed-2"
     deadline = time.monotonic() + 120

@@ -3,12 +3,9 @@
 import shutil
 from pathlib import Path
 
-import pytest
 from support import training_runs
-from support.killed_runs import STEPS, finish, job, kill_after, losses
+from support.killed_runs import finish, job, kill_after, losses
 from support.training_runs import read_log
-
-from bert.checkpoints.read import saved_steps
 
 
 def test_another_batch_size_and_number_of_ranks_go_on_exactly_when_interrupted_again(
@@ -25,36 +22,6 @@ def test_another_batch_size_and_number_of_ranks_go_on_exactly_when_interrupted_a
     assert len(after) == 6 and {(step, loss) for step, loss in losses(parts) if step >= 4} == after
     changed = [event["changed"] for event in read_log(Path(parts["log"])) if event["event"] == "Resumed"]
     assert changed[0]["global_batch_size"] == [8, 12] and changed[0]["world_size"] == [1, 2] and changed[-1] == {}
-
-
-def test_two_ranks_follow_the_curve_of_one_at_the_same_global_batch_and_swap_on_resume(
-    data: Path, tmp_path: Path
-) -> None:
-    # Without dropout, which ranks draw each for themselves. The sums of one batch are added up in another order.
-    alone = job(tmp_path, data, "alone", dropout=0.0, grad_accum_steps=2, eval_every=6)
-    ranks = {"world_size": 2, "strategy": "ddp"}
-    pair = job(tmp_path, data, "pair", dropout=0.0, grad_accum_steps=1, eval_every=6, **ranks)
-    finish(alone, tmp_path / "a")
-    stop = Path(pair["log"] + ".stop")
-    stop.touch()  # the run stops at once, before an update, and leaves no checkpoint
-    finish(pair, tmp_path / "b")
-    assert saved_steps(Path(pair["folder"])) == []
-    stop.unlink()
-    finish(pair, tmp_path / "b")
-    first = [float.fromhex(loss) for _, loss in losses(alone)]
-    second = [float.fromhex(loss) for _, loss in losses(pair)]
-    assert second == pytest.approx(first, rel=1e-5)
-    scores = [[event["evaluation"] for event in read_log(Path(each["log"])) if event["event"] == "Evaluated"]
-              for each in (alone, pair)]  # fmt: skip
-    assert len(scores[0]) == 2 and scores[0][-1]["samples"] == scores[1][-1]["samples"] == 20
-    assert scores[1][-1]["values"]["mlm_loss"] == pytest.approx(scores[0][-1]["values"]["mlm_loss"], rel=1e-4)
-    # The pair's run goes on alone.
-    more = job(tmp_path, data, "pair", dropout=0.0, grad_accum_steps=2, steps=STEPS + 2)
-    reference = job(tmp_path, data, "alone", dropout=0.0, grad_accum_steps=2, steps=STEPS + 2)
-    finish(more, tmp_path / "b")
-    finish(reference, tmp_path / "a")
-    tails = [[float.fromhex(loss) for _, loss in losses(each)[-2:]] for each in (more, reference)]
-    assert tails[0] == pytest.approx(tails[1], rel=1e-4)
 
 
 def test_phase_two_on_two_ranks_after_phase_one_on_one_resumes_in_between(data: Path, tmp_path: Path) -> None:

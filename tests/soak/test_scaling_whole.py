@@ -1,13 +1,11 @@
 """Scaling from the command line: weak and strong sweeps, a projection of them, worlds of torchrun, ranks that die."""
 
 import json
-import signal
 import subprocess
 import sys
 from typing import Any
 
-import pytest
-from support.cli import ROOT, TINY, Cli, wait_for
+from support.cli import ROOT, TINY, Cli
 
 from analysis.load import load_run
 from analysis.metrics.scaling import measured_efficiency
@@ -15,7 +13,6 @@ from records.run import RunDirectory
 
 WINDOW = ("--start", "2", "--stop", "8", "--threads", "1")
 COMM = ("--device", "cpu", "--min-bytes", "32K", "--max-bytes", "32M", "--factor", "4")
-ENDLESS_COMM = ("--devices", "2", "--min-bytes", "1K", "--max-bytes", "64M", "--factor", "1.001", "--device", "cpu")
 
 
 def run(argv: list[str], expected: int = 0) -> "subprocess.CompletedProcess[str]":
@@ -69,17 +66,3 @@ def test_a_world_of_torchrun_measures_collectives_and_one_trial(cli: Cli) -> Non
     assert next(t for t in trials if t.trial.kind == "throughput").row["samples_per_step"] == 4
     run(torchrun(2, *words, "--batch-sizes", "2", "4"))
     assert {t.trial.micro_batch_size for t in load_run(RunDirectory(cli.out)) if t.trial.kind == "throughput"} == {2, 4}
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_dies_or_hangs_in_a_collective_is_a_row(cli: Cli, number: signal.Signals) -> None:
-    argv = cli.argv("comm", *ENDLESS_COMM, "--timeout-seconds", "25", "--out", str(cli.out))
-    sweep = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: list(cli.out.glob("trials/*/collectives.csv")), "the first measurement")
-    next(p for p in cli.workers() if p.environ()["RANK"] == "1").send_signal(number)
-    _, errors = sweep.communicate(timeout=120)
-    assert sweep.returncode == 3, errors
-    (result,) = cli.results()
-    expected = {signal.SIGKILL: ("crashed", "SIGKILL"), signal.SIGSTOP: ("timeout", "25 s")}[number]
-    assert result["status"] == expected[0] and expected[1] in str(result["reason"])
-    assert not cli.processes()

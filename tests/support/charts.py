@@ -5,6 +5,13 @@ from typing import Any
 from xml.etree import ElementTree as Xml
 
 from analysis.render.figure import Figure, figure_html
+from analysis.run_views import page as page_of
+from records.run import RunDirectory
+
+
+def report_page(run: RunDirectory, **options: Any) -> Path:
+    """Write the report of a run, as `bertbench report` does; return the page."""
+    return Path(page_of([run.path], **options).document["report"])
 
 
 class Opened:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import refusals
-from support.page import report_page
+from support.charts import report_page
 from support.rings import Machine, ring_all_reduce_us, write_collectives
 
 from analysis.load import load_run

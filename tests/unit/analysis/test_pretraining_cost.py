@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.charts import report_page
 from support.fake_run import write_sweep
-from support.page import report_page
 
 from analysis.load import load_run
 from analysis.metrics.scaling import pretraining_costs

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.charts import report_page
 from support.commands import document, result
 from support.fake_run import ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
 from support.kineto_events import event, write
-from support.page import report_page
 
 from analysis.diagnose.answer import complete_answers, points
 from analysis.diagnose.run import cautions_of_run

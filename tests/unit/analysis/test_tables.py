@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.charts import report_page
 from support.commands import text
 from support.fake_run import noisy_times, step_rows, write_trial
-from support.page import report_page
 
 from analysis.diagnose.finding import Finding, plain_rows
 from analysis.load import load_run

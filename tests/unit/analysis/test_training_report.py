@@ -6,9 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.charts import values
+from support.charts import report_page, values
 from support.fake_run import EVALUATED, curve_row, write_events, write_training
-from support.page import report_page
 from support.refusals import refused
 
 from analysis.load import load_run

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.charts import report_page
 from support.commands import text
 from support.fake_run import noisy_times, step_rows, write_sweep, write_trial
-from support.page import report_page
 
 from analysis.diagnose.answer import points, without_measurement
 from analysis.load import load_run
