@@ -91,16 +91,6 @@ RULES: dict[str, Callable[[Path], list[str]]] = {
 VIOLATIONS = {
     "bert imports bench": ("arrow", {"bert/a.py": "import bench.sweep.a\n"}, "bert/a.py:1 uses bench.sweep.a"),
     "lazily": ("arrow", {"bert/a.py": "def f():\n    from analysis import x\n"}, "bert/a.py:2 uses analysis"),
-    "a package imports the module of notebooks": (
-        "arrow",
-        {"bertbench.py": "import analysis\n", "bench/a.py": "def f():\n    import bertbench\n"},
-        "bench/a.py:2 uses bertbench",
-    ),
-    "for types": (
-        "arrow",
-        {"analysis/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import bert.model.config\n"},
-        "analysis/a.py:3 uses bert.model.config",
-    ),
     "by a registry": (
         "arrow",
         {"bert/a.py": "X = {'a': 'bench.sweep.a:Sweep'}\n"},
@@ -112,27 +102,10 @@ VIOLATIONS = {
         {"analysis/readers/a.py": "def f():\n    from analysis.metrics import b\n"},
         "analysis/readers/a.py:2 uses analysis.metrics",
     ),
-    "a checkpoint imports a training": (
-        "arrow",
-        {"bert/checkpoints/a.py": "from bert.train.b import x\n"},
-        "bert/checkpoints/a.py:1 uses bert.train.b",
-    ),
-    "analysis imports bench": ("arrow", {"analysis/a.py": "import bench\n"}, "analysis/a.py:1 uses bench"),
-    "records imports analysis": (
-        "arrow",
-        {"records/a.py": "import analysis.load\n"},
-        "records/a.py:1 uses analysis.load",
-    ),
-    "common imports bert": ("arrow", {"common/a.py": "import bert\n"}, "common/a.py:1 uses bert"),
     "torch in analysis": (
         "library",
         {"analysis/a.py": "def f():\n    import torch.nn\n"},
         "analysis/a.py:2 uses torch.nn",
-    ),
-    "nvtx in bert": (
-        "library",
-        {"bert/a.py": "try:\n    import nvtx\nexcept ImportError: pass\n"},
-        "bert/a.py:2 uses nvtx",
     ),
     "profiler from torch": (
         "library",
@@ -144,13 +117,11 @@ VIOLATIONS = {
         {"bert/a.py": "import torch\ntorch.cuda.nvtx.range_push('x')\n"},
         "bert/a.py:2 uses torch.cuda.nvtx",
     ),
-    "numpy in common": ("library", {"common/a.py": "import numpy\n"}, "common/a.py:1 uses numpy"),
     "a second drawer": (
         "library",
         {"analysis/metrics/a.py": "def f():\n    from matplotlib.axes import Axes\n"},
         "analysis/metrics/a.py:2 uses matplotlib.axes",
     ),
-    "pandas in records": ("library", {"records/run.py": "import pandas\n"}, "records/run.py:1 uses pandas"),
     "cycle of two": (
         "cycle",
         {"bert/a.py": "import bert.b\n", "bert/b.py": "from bert import a\n"},

@@ -139,22 +139,8 @@ def test_a_toy_task_goes_through_every_command(place: Path) -> None:
     assert best["score"] == "accuracy" and best["value"] == 1.0, "the words of a line say what it is about"
     assert trained["next"].startswith("bertbench predict toy ")
 
-    predicted = json.loads(
-        done(
-            place,
-            "predict",
-            "toy",
-            "--checkpoint",
-            "run",
-            "--data",
-            "rows",
-            "--out",
-            "answers",
-            "--device",
-            "cpu",
-            "--json",
-        )
-    )
+    words = ["predict", "toy", "--checkpoint", "run", "--data", "rows", "--out", "answers", "--device", "cpu", "--json"]
+    predicted = json.loads(done(place, *words))
     assert predicted["scores"] == {"accuracy": 1.0, "mood": 2.0} and predicted["rows"] == 16
     with (place / "answers/predictions.tsv").open(newline="") as file:
         assert {row["prediction"] for row in csv.DictReader(file, delimiter="\t")} == {"0", "1"}
