@@ -8,6 +8,11 @@ tensor (240 + 50) / 20 = 14.5, SFU (20 + 300) / 20 = 16; FP16 unknown.
 """
 
 from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from analysis.counters import KernelCounters
 
 SUFFIX = ".avg.pct_of_peak_sustained_elapsed"
 METRICS = tuple(f"sm__inst_executed_pipe_{pipe}{SUFFIX}" for pipe in ("fma", "fp16", "tensor", "xu"))
@@ -25,6 +30,18 @@ NVTX = (
     "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg",
     "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg",
 )
+
+
+def counters(
+    *kernels: dict[str, Any], device: str | None = None, capability: tuple[int, int] | None = None
+) -> KernelCounters:
+    """Return kernels by their name, duration_ns, cycles and metrics; what is left out is unknown."""
+    base = {"process": 1, "name": "k", "device": 0, "duration_ns": None, "cycles": None}
+    frame = pd.DataFrame([{**base, "kernel_id": number, **kernel} for number, kernel in enumerate(kernels)])
+    first = ["process", "kernel_id", "name", "device", "duration_ns", "cycles"]
+    frame = frame.reindex(columns=[*first, *(name for name in frame.columns if name not in first)])
+    numbers = [name for name in frame.columns if name not in first[:4]]
+    return KernelCounters(frame.astype(dict.fromkeys(numbers, "float64")), {}, device, capability, ())
 
 
 def _line(fields: Sequence[str]) -> str:

@@ -5,9 +5,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from support import ncu_csv
+from support.ncu_csv import SUFFIX, counters
 
 from analysis.counters import KernelCounters
 from analysis.diagnose.cores import by_batch, by_family
@@ -21,18 +21,7 @@ from analysis.metrics.kernels.ncu_metrics import PIPES
 from analysis.metrics.kernels.roofline import roofline
 from analysis.readers.ncu import read
 
-SUFFIX = ".avg.pct_of_peak_sustained_elapsed"
 FMA, FP16, TENSOR, SFU = (f"sm__inst_executed_pipe_{pipe}{SUFFIX}" for pipe in ("fma", "fp16", "tensor", "xu"))
-
-
-def counters(*kernels: dict[str, Any], **more: Any) -> KernelCounters:
-    """Return kernels; each is given by name, duration_ns, cycles and metrics, what is left out is unknown."""
-    base = {"process": 1, "name": "k", "device": 0, "duration_ns": None, "cycles": None}
-    table = [{**base, "kernel_id": number, **kernel} for number, kernel in enumerate(kernels)]
-    columns = ["process", "kernel_id", "name", "device", "duration_ns", "cycles"]
-    frame = pd.DataFrame(table, columns=[*columns, *dict.fromkeys(k for row in table for k in row if k not in columns)])
-    numbers = [name for name in frame.columns if name not in ("name", "process", "kernel_id", "device")]
-    return KernelCounters(frame.astype(dict.fromkeys(numbers, "float64")), {}, more.get("device"), None, ())
 
 
 EXAMPLE = counters(
@@ -148,9 +137,6 @@ def test_percentages_of_active_cycles_are_brought_to_all_cycles() -> None:
     use = pipe(counters(*kernels), "fma")
     assert use.percent == pytest.approx((1000 * 20 + 3000 * 20) / 4000) and "of active cycles" in use.metric
     assert pipe(counters({"cycles": 1, active: 40, FMA: 7}), "fma").percent == 7, "of all cycles comes first"
-
-
-# ---- several files ----
 
 
 def test_the_table_has_a_row_per_batch_size_with_units_and_reasons() -> None:

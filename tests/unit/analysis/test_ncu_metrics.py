@@ -131,9 +131,6 @@ def test_shares_of_several_launches_are_weighted_by_their_time(tmp_path: Path) -
         ["second", LATENCY, 0.75], ["first", "L1/TEX", 0.25]]  # fmt: skip
 
 
-# ---- what real kernels showed ----
-
-
 @pytest.mark.parametrize(
     ("values", "bound", "l1"),
     [

@@ -24,9 +24,6 @@ def table(tmp_path: Path, *lines: str, ending: str = "\n", name: str = "a.csv") 
     return path
 
 
-# ---- forms ----
-
-
 def test_the_raw_page_is_read_with_its_units_row_and_its_device(tmp_path: Path) -> None:
     names = ("display_name", "compute_capability_major", "compute_capability_minor", "device_index")
     path = table(
@@ -46,9 +43,6 @@ def test_the_raw_page_is_read_with_its_units_row_and_its_device(tmp_path: Path) 
     assert list(found.kernels["dram__bytes.sum"]) == [2.5e6, 1e9] and found.units["dram__bytes.sum"] == "byte"
     assert (found.device_name, found.compute_capability) == ("NVIDIA H200", (9, 0)) and found.problems == ()
     assert not [name for name in found.metrics if name.startswith("device__")]
-
-
-# ---- values ----
 
 
 def test_a_metric_in_two_sections_is_one_column_and_a_label_in_two_sections_is_two(tmp_path: Path) -> None:
@@ -81,9 +75,6 @@ def test_numbers(text: str, value: float) -> None:
 def test_units(unit: str, factor: float, base: str) -> None:
     found = base_unit(unit)
     assert found[0] == pytest.approx(factor) and found[1] == base
-
-
-# ---- both pages ----
 
 
 def test_both_pages_of_one_run_give_equal_tables(tmp_path: Path) -> None:
@@ -123,11 +114,6 @@ REAL = {
     "tests__copy_blocked.csv": (1, (7, 5)),
 }
 
-# ---- which files are ncu's ----
-
-
-# ---- what is no table ----
-
 
 @pytest.mark.parametrize(
     ("content", "code", "fact"),
@@ -142,9 +128,6 @@ def test_what_is_no_table_is_told(tmp_path: Path, content: bytes, code: Code, fa
     path.write_bytes(content)
     with refused(code, path, fact):
         read(path)
-
-
-# ---- real files ----
 
 
 @pytest.mark.parametrize(

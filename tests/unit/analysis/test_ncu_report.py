@@ -36,9 +36,6 @@ def written(folder: Path, content: bytes, name: str = "x.ncu-rep") -> Path:
     return path
 
 
-# ---- the same as the CSV ----
-
-
 def test_a_report_gives_what_ncu_prints_of_it(package: Any) -> None:
     found, printed = reader.read(OLD), reader.read(PRINTED_BY_NCU)
     assert set(found.kernels.columns) == set(printed.kernels.columns)
@@ -51,9 +48,6 @@ def test_a_report_gives_what_ncu_prints_of_it(package: Any) -> None:
     assert found.kernels["push_pop_ranges"][0] == ("bertbench@step 1", "bertbench@forward", "other@x:y")
     assert found.kernels["start_stop_ranges"][1] == ("bertbench@all-reduce",)
     assert found.problems == printed.problems == ()
-
-
-# ---- rules, stalls, caches ----
 
 
 def test_estimates_are_weighted_by_time_and_only_global_ones_save_time(package: Any) -> None:
@@ -92,9 +86,6 @@ def test_the_details_page_gives_the_rules_of_the_report(tmp_path: Path, package:
     found = reader.read(NEW)
     assert printed.rules == found.rules and len(found.rules) == 4
     assert plain_rows(rules(printed).table) == plain_rows(rules(found).table)
-
-
-# ---- damage, and what is missing ----
 
 
 @pytest.mark.parametrize("content", [(GOLDEN / "no-results.ncu-rep").read_bytes(), OLD.read_bytes()[:-1], b"NVR\0junk"])

@@ -3,17 +3,17 @@
 import math
 from typing import Any
 
-import pandas as pd
 import pytest
+from support import ncu_csv
+from support.ncu_csv import SUFFIX
 
 from analysis.counters import KernelCounters
 from analysis.diagnose import cores as core_findings
 from analysis.metrics.kernels.ncu_metrics import DRAM
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, ceilings, roofline
 
-PERCENT = ".avg.pct_of_peak_sustained_elapsed"
 TENSOR_OPS = "sm__ops_path_tensor_src_{}_dst_fp32.sum"
-TENSOR = f"sm__inst_executed_pipe_tensor{PERCENT}"
+TENSOR = f"sm__inst_executed_pipe_tensor{SUFFIX}"
 
 
 def ops(letter: str, add: float, mul: float, fma: float, unit: str = "sm") -> dict[str, float]:
@@ -21,12 +21,9 @@ def ops(letter: str, add: float, mul: float, fma: float, unit: str = "sm") -> di
     return {name.format(letter + op): value for op, value in (("add", add), ("mul", mul), ("fma", fma))}
 
 
-def counters(*kernels: dict[str, Any], device: str | None = None, cc: tuple[int, int] | None = None) -> KernelCounters:
-    base = {"process": 1, "name": "k", "device": 0, "duration_ns": 1000.0, "cycles": math.nan}
-    frame = pd.DataFrame([{**base, "kernel_id": place, **kernel} for place, kernel in enumerate(kernels)])
-    first = ["process", "kernel_id", "name", "device", "duration_ns", "cycles"]
-    frame = frame.reindex(columns=[*first, *(name for name in frame.columns if name not in first)])
-    return KernelCounters(frame, {}, device, cc, ())
+def counters(*kernels: dict[str, Any], **more: Any) -> KernelCounters:
+    """Return kernels of 1 us."""
+    return ncu_csv.counters(*({"duration_ns": 1000.0, **kernel} for kernel in kernels), **more)
 
 
 def only(found: KernelCounters) -> dict[str, Any]:
@@ -35,7 +32,7 @@ def only(found: KernelCounters) -> dict[str, Any]:
 
 
 # What ncu's verdict goes by, of a kernel that keeps nothing busy.
-IDLE = {f"{unit}__throughput{PERCENT}": 4.0 for unit in ("l1tex", "lts", "sm")}
+IDLE = {f"{unit}__throughput{SUFFIX}": 4.0 for unit in ("l1tex", "lts", "sm")}
 
 
 # 1 us, 1000 + 500 + 2 x 4250 = 10,000 operations, 2,000 bytes: 5 operations per byte, 10 GFLOP/s, 2 GB/s.
@@ -119,9 +116,6 @@ def test_other_names_of_the_same_counts_give_the_same_sums() -> None:
     assert only(counters(rate))["dram_bytes"] == pytest.approx(2000)
 
 
-# ---- tensor cores ----
-
-
 def test_operations_of_the_tensor_cores_count_under_their_type() -> None:
     work = {**ONE, TENSOR: 50.0, TENSOR_OPS.format("bf16"): 1e6, TENSOR_OPS.format("tf32"): 0.0}
     row = only(counters({**work, **PEAKS, FFMA_PEAK: 500, f"{TENSOR_OPS.format('bf16')}.peak_sustained": 1250}))
@@ -138,8 +132,8 @@ def test_tensor_operations_that_nothing_tells_leave_the_sum_unknown_and_the_pipe
 
 def test_instructions_tell_operations_on_volta_only() -> None:
     work = {**ops("f", 0, 0, 0), "sm__inst_executed_pipe_tensor.sum": 10.0, "dram__bytes.sum": 1.0}
-    assert only(counters(work, cc=(7, 0)))["flop"] == 5120
-    assert math.isnan(only(counters(work, cc=(8, 0)))["flop"])
+    assert only(counters(work, capability=(7, 0)))["flop"] == 5120
+    assert math.isnan(only(counters(work, capability=(8, 0)))["flop"])
 
 
 def test_what_is_not_in_the_file_is_unknown_with_a_reason_never_0() -> None:
@@ -155,9 +149,6 @@ def test_no_kernel_gives_empty_tables() -> None:
     found = roofline(empty)
     assert found.kernels.empty
     assert not len(core_findings.by_kernel(empty).table) and len(core_findings.findings(empty)) == 1
-
-
-# ---- ceilings ----
 
 
 def test_a_percentage_of_the_peak_implies_the_peak() -> None:

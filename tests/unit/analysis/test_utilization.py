@@ -136,8 +136,6 @@ def test_rows_are_by_rank_with_the_trial_s_fields_in_front(tmp_path: Path) -> No
     assert header.startswith("trial_id,") and header.endswith(",reason") and first.startswith("abc,,,,tiny,")
 
 
-# ---- sampled counters ----
-
 FILE = OWN / "kineto/sampled-counters.json"
 
 
