@@ -1,20 +1,19 @@
 """docs/how-to/measure.md: its example is measured beside bertbench, and wrong names are refused."""
 
 import csv
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.cli import ROOT, run_to_end
 from support.refusals import check_refusal, refused
 
 from bench.implementations import check_implementation
 from common.errors import Code
 from records.run import RunDirectory
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/how-to/measure.md"
 NAME = "my_bert:MyImplementation"
 
@@ -24,12 +23,11 @@ def example() -> str:
     return code
 
 
-def throughput(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def throughput(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run the command as installed: nothing but the repository is on the Python path."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    code = "import sys; sys.path.remove(''); from bench.cli.main import main; main()"
-    argv = [sys.executable, "-c", code, "throughput", "pretrain", *words]
-    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    program = "import sys; sys.path.remove(''); from bench.cli.main import main; main()"
+    argv = [sys.executable, "-c", program, "throughput", "pretrain", *words]
+    return run_to_end(argv, code, cwd=folder, PYTHONPATH=str(ROOT))
 
 
 @pytest.mark.slow
@@ -40,7 +38,6 @@ def test_the_example_of_the_page_is_measured_beside_bertbench(tmp_path: Path) ->
         "--batch-sizes", "2", "--start", "1", "--stop", "4", "--rounds", "1",
         "--implementations", "bertbench", NAME, "--out", "run",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     assert NAME in done.stdout and "bertbench" in done.stdout
     run = RunDirectory(tmp_path / "run")
     with run.results_csv.open(newline="", encoding="utf-8") as file:
@@ -59,8 +56,9 @@ def test_the_example_of_the_page_is_measured_beside_bertbench(tmp_path: Path) ->
 
 
 def test_a_name_that_leads_nowhere_is_refused_before_any_trial(tmp_path: Path) -> None:
-    done = throughput(tmp_path, "--implementations", NAME, "--preset", "tiny", "--device", "cpu", "--out", "run")
-    assert done.returncode == 2 and not (tmp_path / "run").exists()
+    words = ("--implementations", NAME, "--preset", "tiny", "--device", "cpu", "--out", "run")
+    done = throughput(tmp_path, *words, code=2)
+    assert not (tmp_path / "run").exists()
     check_refusal(done.stderr, "option-value", NAME, "my_bert", tmp_path)
 
 

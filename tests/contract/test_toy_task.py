@@ -3,13 +3,10 @@
 import csv
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from support.cli import ROOT, bertbench, run_to_end
 
 SOURCE = '''
 """Sentences that are about the sea or not: tab-separated text and label in, rows of word pieces out. No torch."""
@@ -118,16 +115,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def call(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(place), str(ROOT)])}
-    argv = [sys.executable, "-m", "bench.cli.main", *words]
-    return subprocess.run(argv, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
-
-
 def done(place: Path, *words: str) -> str:
-    found = call(place, *words)
-    assert found.returncode == 0, found.stderr
-    return found.stdout
+    return run_to_end(bertbench(*words), cwd=place, PYTHONPATH=f"{place}{os.pathsep}{ROOT}").stdout
+
+
+def refused(place: Path, *words: str) -> str:
+    return run_to_end(bertbench(*words), 2, cwd=place, PYTHONPATH=f"{place}{os.pathsep}{ROOT}").stderr
 
 
 def test_a_toy_task_goes_through_every_command(place: Path) -> None:
@@ -165,12 +158,11 @@ def test_its_speed_is_measured_profiled_and_reported_beside_hugging_faces_kind_o
 
 
 def test_what_is_wrong_with_it_is_refused_as_for_the_others(place: Path) -> None:
-    missing = call(place, "train", "toy", "--data", "nothing", "--device", "cpu")
-    assert missing.returncode == 2 and missing.stderr.rstrip().endswith("[data-unprepared]")
-    foreign = call(place, "train", "glue", "--loudness", "5", "--data", "rows", "--device", "cpu")
-    assert foreign.returncode == 2 and foreign.stderr.rstrip().endswith("[option-not-applicable]")
-    unknown = call(place, "predict", "toyy", "--data", "rows")
-    assert unknown.returncode == 2 and "did you mean 'toy'" in unknown.stderr
+    missing = refused(place, "train", "toy", "--data", "nothing", "--device", "cpu")
+    assert missing.rstrip().endswith("[data-unprepared]")
+    foreign = refused(place, "train", "glue", "--loudness", "5", "--data", "rows", "--device", "cpu")
+    assert foreign.rstrip().endswith("[option-not-applicable]")
+    assert "did you mean 'toy'" in refused(place, "predict", "toyy", "--data", "rows")
     for verb in ("data", "predict"):
         assert "toy" in done(place, verb, "--help")
         assert "usage" in done(place, verb, "toy", "--help").lower()

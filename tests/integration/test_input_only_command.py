@@ -2,19 +2,17 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.cli import bertbench, run_to_end
 from support.shard_files import write_shard
 
 from bert.tasks.pretrain.instances import Instances
 from records.run import RunDirectory
 
 SEQ_LEN, SAMPLES = 16, 50
-REPOSITORY = Path(__file__).parents[2]
 
 
 def make_shards(folder: Path) -> Path:
@@ -28,11 +26,8 @@ def make_shards(folder: Path) -> Path:
 
 
 def throughput(*options: str) -> dict[str, object]:
-    argv = [sys.executable, "-m", "bench.cli.main", "throughput", "pretrain", *options]
-    argv += ["--presets", "tiny", "--seq-lens", str(SEQ_LEN), "--device", "cpu", "--precisions", "fp32", "--json"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, cwd=REPOSITORY, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
+    words = ["--presets", "tiny", "--seq-lens", SEQ_LEN, "--device", "cpu", "--precisions", "fp32", "--json"]
+    found: dict[str, object] = json.loads(run_to_end(bertbench("throughput", "pretrain", *options, *words)).stdout)
     return found
 
 

@@ -1,12 +1,10 @@
 """Secrets of the environment reach no file of a run: records, log, trace, report."""
 
 import gzip
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
-from support.cli import ROOT, SHORT, TINY, Cli
+from support.cli import SHORT, TINY, Cli, run_to_end
 
 SECRET = "correct-horse-SECRET123"
 
@@ -24,13 +22,9 @@ def contents(folder: Path) -> dict[str, str]:
 @pytest.mark.slow
 def test_no_file_of_a_profiled_run_holds_a_secret(cli: Cli) -> None:
     planted = {"NCCL_SECRET": SECRET, "HF_TOKEN": SECRET, "CUDA_CACHE_URL": f"https://me:{SECRET}@host/x"}
-    environment = {**os.environ, **planted, "OMP_NUM_THREADS": "1"}
     argv = cli.argv("profile", "pretrain", *TINY, *SHORT, "--batch-sizes", "2", "--profiler", "torch", "--out")
     for words in ([*argv, str(cli.out)], cli.argv("report", str(cli.out))):
-        done = subprocess.run(
-            words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        done = run_to_end(words, OMP_NUM_THREADS="1", **planted)
         assert SECRET not in done.stdout + done.stderr
     files = contents(cli.out)
     kinds = ("env.json", "log.txt", "trace-rank0.json.gz", "report.html")

@@ -11,10 +11,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from support.cli import ROOT, bertbench, run_to_end
 from support.commands import called
 from support.shared_files import OWN, samples, vocabulary_beside
 
-ROOT = Path(__file__).resolve().parents[2]
 NAME = "hdf5_lower_case_1_seq_len_{}_max_pred_{}_masked_lm_prob_0.15_random_seed_12345_dupe_factor_5"
 DATASETS = {
     "input_ids": "int32",
@@ -48,16 +48,8 @@ def made(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both phases, by the script that makes everything, two workers."""
     output = tmp_path_factory.mktemp("made")
     script = ROOT / "bert/data/create_datasets_from_start.sh"
-    environment = {
-        **os.environ,
-        "VOCAB": str(vocabulary_beside(corpus)),
-        "WORKERS": "2",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    done = subprocess.run(
-        ["bash", script, output, corpus], env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    run_to_end(["bash", script, output, corpus], VOCAB=str(vocabulary_beside(corpus)), WORKERS="2", PATH=path)
     return output
 
 
@@ -93,8 +85,7 @@ def test_a_run_killed_at_any_moment_and_run_again_with_one_worker_gives_the_same
     corpus: Path, made: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    words = map(str, prepare(corpus, output, "--seq-lens", 128, 512, "--workers", 2))
-    argv = [sys.executable, "-m", "bench.cli.main", *words]
+    argv = bertbench(*prepare(corpus, output, "--seq-lens", 128, 512, "--workers", 2))
     kills = 0
     for delay in (0.0, 0.2):
         before, files = len(digests(output)) if output.exists() else 0, len(list(output.rglob("*")))

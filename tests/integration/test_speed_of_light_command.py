@@ -1,10 +1,9 @@
 """`bertbench speed-of-light` on the command line, on one CPU rank."""
 
 import json
-import subprocess
 
 import pytest
-from support.cli import ROOT, Cli
+from support.cli import Cli, bertbench, run_to_end
 
 from bench.cli.main import run
 
@@ -12,15 +11,8 @@ SMALL = ("--preset", "tiny", "--batch-size", "2", "--seq-len", "32", "--precisio
          "--rounds", "3", "--max-seconds", "1", "--threads", "1")  # fmt: skip
 
 
-def light(cli: Cli, *options: str) -> "subprocess.CompletedProcess[str]":
-    argv = cli.argv("speed-of-light", *options, "--out", str(cli.out))
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
-
-
 def test_a_step_is_taken_apart_and_shown_again(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
-    done = light(cli, *SMALL, "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(run_to_end(bertbench("speed-of-light", *SMALL, "--json", "--out", cli.out)).stdout)
     assert (found["kind"], found["task"], found["rounds"]) == ("components", "pretrain", 3)
     bars = found["waterfall"]
     assert sum(bar["ms"] for bar in bars[:-1]) == pytest.approx(found["step_time_ms"])

@@ -2,15 +2,12 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import squad_runs
-from support.cli import ROOT
+from support.cli import ROOT, run_to_end
 from support.commands import called
 from support.killed_runs import finish, losses
 from support.refusals import check_refusal
@@ -21,14 +18,6 @@ from support.training_runs import read_log
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return squad_runs.features(tmp_path_factory.mktemp("squad"), "2.0", times=4)
-
-
-def bertbench(*words: object, timeout: float = 240, **variables: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "bench.cli.main", *map(str, words)]
-    environment = {**os.environ, **variables}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False
-    )
 
 
 def job(place: Path, files: dict[str, Path], name: str, **changes: Any) -> dict[str, Any]:
@@ -75,11 +64,7 @@ def test_from_features_to_scores_by_the_script(files: dict[str, Path], tmp_path:
         "EVAL_EVERY": "60",
         "CUDA_VISIBLE_DEVICES": "", "BATCH_SIZE": "8", "LEARNING_RATE": "1e-3", "WARMUP": "0.05",
     }  # fmt: skip
-    done = subprocess.run(
-        ["bash", str(ROOT / "bert" / "run_squad.sh")], env={**os.environ, **variables}, cwd=tmp_path,
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = run_to_end(["bash", ROOT / "bert" / "run_squad.sh"], cwd=tmp_path, **variables)
     assert (
         "120 of 120" in done.stdout and "F1 " in done.stdout and "bertbench predict squad --checkpoint" in done.stdout
     )
@@ -93,11 +78,10 @@ def test_from_features_to_scores_by_the_script(files: dict[str, Path], tmp_path:
         "predictions.json", "nbest_predictions.json", "null_odds.json",
     }  # fmt: skip
     dataset = files["training"].parents[1] / "dev.json"
-    scored = bertbench("eval", "squad", "--dataset", dataset, "--predictions", out / "predictions/predictions.json",
-                       "--json")  # fmt: skip
+    answers = out / "predictions/predictions.json"
+    scored = called("eval", "squad", "--dataset", dataset, "--predictions", answers, "--json")
     assert json.loads(scored.stdout)["scores"]["f1"] == 100.0
-    report = bertbench("report", out)
-    assert report.returncode == 0, report.stderr
+    called("report", out)
     page = (out / "report" / "report.html").read_text()
     assert (
         "BERT-tiny was trained for 120 of 120 steps" in page

@@ -4,11 +4,10 @@ import csv
 import json
 import os
 import random
-import subprocess
 from pathlib import Path
 
 import pytest
-from support.cli import ROOT
+from support.cli import bertbench, run_to_end
 from support.train_cli import STEPS, TrainCli, kill_all, wait_for_steps
 from support.training_runs import shards
 
@@ -21,7 +20,6 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainCli:
     """A run of one rank that nothing interrupted."""
     cli = TrainCli(data, tmp_path_factory.mktemp("whole") / "run")
     done = cli.run()
-    assert done.returncode == 0, done.stderr
     (cli.out / "stdout.txt").write_text(done.stdout)
     (cli.out / "stderr.txt").write_text(done.stderr)
     return cli
@@ -75,12 +73,10 @@ def test_killed_three_times_at_random_moments_the_curve_is_that_of_a_whole_run(
         process = cli.start()
         wait_for_steps(cli, process, number, chance.randint(0, 8))
         kill_all(process)
-    done = cli.run()
-    assert done.returncode == 0, done.stderr
+    cli.run()
     assert cli.curve() == whole.curve(), f"KILL_SEED={seed}"
     assert cli.checkpoints() == whole.checkpoints()
-    report = subprocess.run(cli.argv("report", str(cli.out)), cwd=ROOT, capture_output=True, text=True, check=False)
-    assert report.returncode == 0, report.stderr
+    run_to_end(bertbench("report", cli.out))
     page = (cli.out / "report" / "report.html").read_text()
     assert "BERT-tiny was trained for 24 of 24 steps" in page and "Attempts" in page and "Evaluations" in page
 
@@ -90,7 +86,6 @@ def test_phase_2_begins_from_phase_1_and_refuses_an_unfinished_one(whole: TrainC
     cli = TrainCli(longer, tmp_path / "phase2", steps=6)
     words = ("--phase", "2", "--seq-len", "64", "--init", str(whole.out))
     done = cli.run(*words)
-    assert done.returncode == 0, done.stderr
     assert "step-0000024" in done.stderr
     assert "bertbench convert" in done.stdout
     assert float(next(csv.DictReader(cli.curve().splitlines()))["learning_rate"]) < 2e-3, "the schedule begins anew"
@@ -98,5 +93,5 @@ def test_phase_2_begins_from_phase_1_and_refuses_an_unfinished_one(whole: TrainC
     (whole.out / "unfinished" / "train.json").write_text(
         json.dumps({**whole.state(), "finished": False, "applied_steps": 5})
     )
-    done = TrainCli(longer, tmp_path / "other").run(*words[:-1], str(whole.out / "unfinished"))
-    assert done.returncode == 2 and "step 5 of 24" in done.stderr
+    done = TrainCli(longer, tmp_path / "other").run(*words[:-1], str(whole.out / "unfinished"), code=2)
+    assert "step 5 of 24" in done.stderr

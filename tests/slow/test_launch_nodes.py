@@ -3,14 +3,13 @@
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from support.cli import ROOT, wait_for
+from support.cli import ROOT, bertbench, run_to_end, wait_for
 from support.namespaces import Hosts, lacking, two_hosts
 from support.train_cli import TrainCli, wait_for_steps
 
@@ -201,9 +200,7 @@ def test_unequal_nodes_train_and_resume_to_the_losses_of_one_host_and_of_one_pro
     hosts: Hosts, data: Path, tmp_path: Path
 ) -> None:
     whole = training(data, tmp_path / "whole")
-    argv = [sys.executable, "-m", "bench.cli.main", "launch", "--here-gpus", "3", "--", *command(whole)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    run_to_end(bertbench("launch", "--here-gpus", 3, "--", *command(whole)))
     cli = training(data, tmp_path / "run")
     both = launch_both(hosts, "--", *command(cli))
     wait_for_steps(cli, both[0], 1, 7)
@@ -216,6 +213,5 @@ def test_unequal_nodes_train_and_resume_to_the_losses_of_one_host_and_of_one_pro
     assert cli.curve() == whole.curve()
     assert cli.state()["finished"] and cli.result()["status"] == "ok"
     one = training(data, tmp_path / "one")
-    done = one.run("--devices", "1")
-    assert done.returncode == 0, done.stderr
+    one.run("--devices", "1")
     assert losses(one) == pytest.approx(losses(cli), rel=1e-5)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.cli import ROOT
-from support.real_text import argv, prepare, run
+from support.cli import ROOT, bertbench
+from support.real_text import prepare, run
 
 pytestmark = [pytest.mark.soak, pytest.mark.public]
 
@@ -35,7 +35,9 @@ def both_phases(shards: Path, out: Path, ranks: int, kill: bool, step: str) -> t
         words += ["--global-batch-size", batch, "--micro-batch-size", batch // 4, "--out", out / f"phase{phase}"]
         words += ["--init", out / "phase1"] if phase == 2 else []
         if kill and phase == 1:
-            process = subprocess.Popen(argv(*words), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                bertbench(*words), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
             deadline = time.monotonic() + 240
             while not (out / "phase1/checkpoints/step-0000004").is_dir():
                 assert time.monotonic() < deadline and process.poll() is None

@@ -2,14 +2,12 @@
 
 import csv
 import json
-import os
 import shutil
-import subprocess
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-from support.cli import ROOT, TINY, Cli
+from support.cli import TINY, Cli, bertbench, run_to_end
 
 from analysis.readers.nsys import read
 from records.run import RunDirectory
@@ -23,9 +21,7 @@ needs_nsys = pytest.mark.skipif(
 @needs_nsys
 def test_two_ranks_under_nsys_give_exactly_the_steps_with_the_times_of_our_clock(cli: Cli) -> None:
     options = ["--batch-sizes", "8", "--profiler", "nsys", "--start", "3", "--stop", "6", "--devices", "2"]
-    argv = cli.argv("profile", "pretrain", *TINY, *options, "--out", str(cli.out))
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_to_end(bertbench("profile", "pretrain", *TINY, *options, "--out", cli.out))
     (trial,) = (found for found in RunDirectory(cli.out).trials() if found.read_trial().kind == "profile")
     timelines = read(trial.profile / "node0.sqlite")
     assert sorted(str(timeline.rank) for timeline in timelines) == ["0", "1"]
@@ -56,18 +52,9 @@ def test_two_ranks_under_nsys_give_exactly_the_steps_with_the_times_of_our_clock
 
 
 def test_the_script_ends_in_one_row_per_batch_size(tmp_path: Path) -> None:
-    environment = {**os.environ, "PRESET": "tiny", "PRECISION": "fp32", "SEQ_LEN": "32", "BATCH_SIZES": "2 16"}
-    argv = ["bash", "profiling/measure_compute_util_pretrain.sh", "torch", "3", "6"]
-    done = subprocess.run(
-        argv,
-        cwd=ROOT,
-        env={**environment, "OUT": str(tmp_path / "run"), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    variables = {"PRESET": "tiny", "PRECISION": "fp32", "SEQ_LEN": "32", "BATCH_SIZES": "2 16"}
+    variables |= {"OUT": str(tmp_path / "run"), "CUDA_VISIBLE_DEVICES": ""}
+    done = run_to_end(["bash", "profiling/measure_compute_util_pretrain.sh", "torch", 3, 6], **variables)
     rows = list(csv.DictReader((tmp_path / "run/compute_utilization.csv").open(encoding="utf-8")))
     assert [row["micro_batch_size"] for row in rows] == ["2", "16"]
     for row in rows:

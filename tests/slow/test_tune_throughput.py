@@ -4,11 +4,10 @@ import json
 import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.cli import ROOT, wait_for
+from support.cli import ROOT, bertbench, run_to_end, wait_for
 
 pytestmark = pytest.mark.timeout(900)
 SMALL = (
@@ -27,15 +26,14 @@ def test_a_stopped_search_resumes_and_writes_the_best(tmp_path: Path, ranks: int
     out = tmp_path / "search"
     strategy = "ddp" if ranks > 1 else "single"
     where = ["--devices", str(ranks), "--strategies", strategy, "--out", str(out)]
-    argv = [sys.executable, "-m", "bench.cli.main", *SMALL, *where]
+    argv = bertbench(*SMALL, *where)
     first = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: ended(out) or first.poll() is not None, "a finished trial", 240)
     first.send_signal(signal.SIGINT)
     _, errors = first.communicate(timeout=120)
     assert first.returncode == 130 and "Traceback" not in errors
     before = {path: path.stat().st_mtime_ns for path in ended(out)}
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_to_end(argv, timeout=800)
     assert before and all(path.stat().st_mtime_ns == time for path, time in before.items())
     state, best = (json.loads((out / name).read_text()) for name in ("tune.json", "best.json"))
     assert {row["micro_batch_size"] for row in state["trials"]} >= {1, 2}
@@ -45,19 +43,5 @@ def test_a_stopped_search_resumes_and_writes_the_best(tmp_path: Path, ranks: int
     low, high = best["interval"]
     assert low <= best["samples_per_second"] <= high and len(best["rounds"]) == 3
     assert best["configuration"] == state["best"]["configuration"] and shlex.join(best["command"]) in done.stdout
-    more = [
-        "--steps",
-        "1",
-        "--global-batch-size",
-        str(best["micro_batch_size"] * ranks),
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    trained = subprocess.run(
-        [sys.executable, "-m", "bench.cli.main", *best["command"][1:], *more],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert trained.returncode == 0, trained.stderr
+    more = ["--steps", 1, "--global-batch-size", best["micro_batch_size"] * ranks, "--out", tmp_path / "run"]
+    run_to_end(bertbench(*best["command"][1:], *more))

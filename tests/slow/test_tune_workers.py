@@ -5,7 +5,6 @@ import json
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from support.cli import ROOT, wait_for
+from support.cli import ROOT, bertbench, run_to_end, wait_for
 from support.train_cli import kill_all
 from support.training_runs import SEQ_LEN, shards
 
@@ -26,8 +25,7 @@ def tune(data: Path, out: Path, *more: str) -> "subprocess.Popen[str]":
     run = ["--global-batch-size", "8", "--steps", "100", "--eval-every", "20", "--save-every", "10", "--log-every", "5"]
     search = ["--search", "learning_rate=log:1e-4:1e-2", "--sampler", "random", "--pruner", "none", "--trials", "3"]
     words = ["tune", "pretrain", "--data", str(data), "--out", str(out), *fixed, *run, *search, *more]
-    argv = [sys.executable, "-m", "bench.cli.main", *words]
-    return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(bertbench(*words), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_killed_worker_costs_no_trial_and_the_best_command_trains_the_same_again(tmp_path: Path) -> None:
@@ -52,14 +50,7 @@ def test_a_killed_worker_costs_no_trial_and_the_best_command_trains_the_same_aga
     assert Path(study["best"]["checkpoint"]).is_dir()
     states = [row["state"] for row in csv.DictReader((out / "trials.csv").open())]
     assert sorted(states) == ["COMPLETE"] * 3 + ["FAIL"], "the killed one is a row of Optuna's table"
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.cli.main", *shlex.split(study["best"]["command"])[1:], "--json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_to_end(bertbench(*shlex.split(study["best"]["command"])[1:], "--json"))
     state = json.loads(done.stdout)["state"]
     assert state["best"]["value"] == study["best"]["value"]  # bit by bit: the same training
 

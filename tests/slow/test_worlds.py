@@ -17,17 +17,8 @@ def ranks_of(argv: list[str]) -> list["subprocess.CompletedProcess[str]"]:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     world = {**os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        subprocess.Popen(
-            argv,
-            cwd=ROOT,
-            env={**world, "RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen(argv, cwd=ROOT, env={**world, "RANK": n, "LOCAL_RANK": n}, **pipes) for n in "01"]
     said = [process.communicate(timeout=240) for process in ranks]
     return [subprocess.CompletedProcess(argv, one.returncode, *words) for one, words in zip(ranks, said, strict=True)]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from support import shared_files
-from support.cli import ROOT
+from support.cli import ROOT, bertbench
 from support.csv_files import colours_and_animals, write_rows, write_vocabulary
 from support.minilm import minilm_folder
-from support.real_text import argv, run
+from support.real_text import run
 
 SMS = shared_files.DATA / "csv/sms_spam_latin1.csv"
 SMALL = (
@@ -21,7 +21,7 @@ SMALL = (
 
 def start(*words: object) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        argv("train", "classify", *words), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        bertbench("train", "classify", *words), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 

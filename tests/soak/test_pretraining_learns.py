@@ -10,8 +10,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from support.cli import ROOT
-from support.real_text import argv, prepare
+from support.cli import ROOT, bertbench
+from support.real_text import prepare
 
 from records.training import TrainRun, read_events
 
@@ -59,7 +59,7 @@ def test_held_out_loss_comes_within_reach_of_the_unigram_entropy(tmp_path: Path)
     words += ["--eval-every", EVAL_EVERY, "--eval-samples", EVALUATED, "--out", tmp_path / "run"]
     log = tmp_path / "log.txt"
     with log.open("wb") as output:
-        process = subprocess.Popen(argv(*words), cwd=ROOT, stdout=output, stderr=output)
+        process = subprocess.Popen(bertbench(*words), cwd=ROOT, stdout=output, stderr=output)
     run = TrainRun(tmp_path / "run")
 
     def learned(found: dict[str, Any], more: float) -> bool:

@@ -34,8 +34,7 @@ class RowTraining(TrainCli):
         return words
 
     def finish(self) -> None:
-        done = self.run()
-        assert done.returncode == 0, done.stderr
+        self.run()
         assert self.state()["finished"]
 
     def kill_and_finish(self) -> None:

@@ -1,11 +1,10 @@
 """Scaling from the command line: weak and strong sweeps, a projection of them, worlds of torchrun, ranks that die."""
 
 import json
-import subprocess
 import sys
 from typing import Any
 
-from support.cli import ROOT, TINY, Cli
+from support.cli import TINY, Cli, run_to_end
 
 from analysis.load import load_run
 from analysis.metrics.scaling import measured_efficiency
@@ -13,12 +12,6 @@ from records.run import RunDirectory
 
 WINDOW = ("--start", "2", "--stop", "8", "--threads", "1")
 COMM = ("--device", "cpu", "--min-bytes", "32K", "--max-bytes", "32M", "--factor", "4")
-
-
-def run(argv: list[str], expected: int = 0) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == expected, done.stdout + done.stderr
-    return done
 
 
 def torchrun(ranks: int, *words: str) -> list[str]:
@@ -29,7 +22,7 @@ def torchrun(ranks: int, *words: str) -> list[str]:
 
 def test_strong_scaling_has_an_efficiency_with_an_interval(cli: Cli) -> None:
     options = [*TINY[:-1], "1", "2", *WINDOW, "--batch-sizes", "4", "--scaling", "strong", "--rounds", "2"]
-    run(cli.argv("throughput", "pretrain", *options, "--out", str(cli.out)))
+    run_to_end(cli.argv("throughput", "pretrain", *options, "--out", str(cli.out)))
     trials = load_run(RunDirectory(cli.out))
     assert {(t.trial.world_size, t.trial.micro_batch_size) for t in trials} == {(1, 4), (2, 2)}
     (row,) = [row for row in measured_efficiency(trials) if row["world_size"] == 2]
@@ -40,9 +33,9 @@ def test_strong_scaling_has_an_efficiency_with_an_interval(cli: Cli) -> None:
 
 def test_weak_scaling_is_projected_with_the_error_on_measured_devices(cli: Cli) -> None:
     options = [*TINY[:-1], "1", "2", *WINDOW, "--batch-sizes", "2"]
-    run(cli.argv("throughput", "pretrain", *options, "--out", str(cli.out)))
-    run(cli.argv("comm", *COMM, "--out", str(cli.out)))
-    shown = run(cli.argv("report", str(cli.out), "--project", "4", "--json"))
+    run_to_end(cli.argv("throughput", "pretrain", *options, "--out", str(cli.out)))
+    run_to_end(cli.argv("comm", *COMM, "--out", str(cli.out)))
+    shown = run_to_end(cli.argv("report", str(cli.out), "--project", "4", "--json"))
     rows: list[dict[str, Any]] = json.loads(shown.stdout)["projection"]
     assert [(row["base_world_size"], row["world_size"], row["reason"]) for row in rows] == [
         (2, 1, ""), (2, 2, ""), (2, 4, ""),
@@ -54,15 +47,15 @@ def test_weak_scaling_is_projected_with_the_error_on_measured_devices(cli: Cli) 
 
 
 def test_a_world_of_torchrun_measures_collectives_and_one_trial(cli: Cli) -> None:
-    done = run(torchrun(2, "comm", *COMM, "--out", str(cli.out)))
+    done = run_to_end(torchrun(2, "comm", *COMM, "--out", str(cli.out)))
     assert done.stdout.count("algbw") == 1, "rank 0 alone prints"
     words = ["throughput", "pretrain", *TINY[:-2], *WINDOW, "--batch-sizes", "2", "--out", str(cli.out)]
-    done = run(torchrun(2, *words))
+    done = run_to_end(torchrun(2, *words))
     assert "samples/s" in done.stdout
     trials = load_run(RunDirectory(cli.out))
     assert {(t.trial.kind, t.trial.world_size, t.row["status"]) for t in trials} == {
         ("comm", 2, "ok"), ("throughput", 2, "ok")
     }  # fmt: skip
     assert next(t for t in trials if t.trial.kind == "throughput").row["samples_per_step"] == 4
-    run(torchrun(2, *words, "--batch-sizes", "2", "4"))
+    run_to_end(torchrun(2, *words, "--batch-sizes", "2", "4"))
     assert {t.trial.micro_batch_size for t in load_run(RunDirectory(cli.out)) if t.trial.kind == "throughput"} == {2, 4}

@@ -1,10 +1,11 @@
 """Helpers that run the real command line in real processes."""
 
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,24 @@ SHORT = ["--start", "1", "--stop", "3"]
 ENDLESS = ["--start", "1", "--stop", "1000000"]
 
 
+def bertbench(*words: object) -> list[str]:
+    """Return a command line of `bertbench`."""
+    return [sys.executable, "-m", "bench.cli.main", *map(str, words)]
+
+
+def run_to_end(
+    argv: Sequence[object], code: int | None = 0, *, timeout: float = 280, cwd: Path = ROOT, **variables: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command, with further environment variables, and check its exit code, if one is given."""
+    environment = {**os.environ, **variables}
+    ended = subprocess.run(
+        [str(word) for word in argv], cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout,
+        check=False,
+    )  # fmt: skip
+    assert code is None or ended.returncode == code, ended.stdout + ended.stderr
+    return ended
+
+
 class Cli:
     """Starts `bertbench` with a run directory of its own."""
 
@@ -24,7 +43,7 @@ class Cli:
         self.out = out
 
     def argv(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "bench.cli.main", *words]
+        return bertbench(*words)
 
     def sweep(self, *options: str) -> list[str]:
         return self.argv("throughput", "pretrain", *TINY, *options, "--out", str(self.out))
@@ -32,10 +51,9 @@ class Cli:
     def command(self, *more: str) -> list[str]:
         return self.sweep(*more)
 
-    def run(self, *more: str, timeout: float = 240) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            self.command(*more), cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
-        )
+    def run(self, *more: str, code: int | None = 0, timeout: float = 240) -> "subprocess.CompletedProcess[str]":
+        """Run the command of this directory to its end and check its exit code."""
+        return run_to_end(self.command(*more), code, timeout=timeout)
 
     def start(self, *more: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(

@@ -2,12 +2,11 @@
 
 import csv
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from support import training_runs
-from support.cli import ROOT, SHORT, TINY, Cli
+from support.cli import SHORT, TINY
 from support.faults import Workload, digests
 from support.squad_columns import dataset, paragraph, question, small_vocabulary
 from support.train_cli import SMALL
@@ -103,12 +102,6 @@ WORKLOADS: dict[str, Callable[[Path], Workload]] = {
     "throughput": throughput, "train": train, "data-pretrain": data_pretrain, "data-squad": data_squad,
     "convert": convert,
 }  # fmt: skip
-
-
-def _call(words: list[str]) -> None:
-    argv = Cli(Path()).argv(*words)
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def _sweep_result(out: Path) -> dict[str, str]:

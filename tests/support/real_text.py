@@ -1,25 +1,17 @@
 """The books and Wikipedia articles beside this checkout, prepared for pretraining by the command line."""
 
-import subprocess
-import sys
 from pathlib import Path
 
-from support.cli import ROOT
+from support.cli import bertbench, run_to_end
 from support.shared_files import DATA
 
 CORPUS = DATA / "pretrain"
 VOCABULARY = DATA / "vocab/bert-uncased.txt"
 
 
-def argv(*words: object) -> list[str]:
-    return [sys.executable, "-m", "bench.cli.main", *map(str, words)]
-
-
-def run(*words: object, timeout: float = 1500) -> str:
+def run(*words: object) -> str:
     """Return what a command prints."""
-    done = subprocess.run(argv(*words), cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_to_end(bertbench(*words), timeout=1500).stdout
 
 
 def prepare(output: Path, *seq_lens: int, corpus: Path = CORPUS, dataset: str = "pretrain") -> Path:
