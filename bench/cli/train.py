@@ -27,7 +27,7 @@ from bert.data.vocabulary import VOCABULARY_FILE
 from bert.tasks import known_tasks, make_task, task_data
 from bert.tasks.base import Trained
 from bert.tasks.classify.prepare import CsvConfig, CsvTexts
-from common.errors import BertbenchError, UsageError
+from common.errors import BertbenchError, InputError, UsageError
 from common.scores import evaluation_text, in_words
 from records.files import read_record
 from records.run import TrialDirectory
@@ -66,6 +66,8 @@ class TrainClassifyOptions(TrainOptions):
         from bert.tasks.classify.store import is_database, open_source, split_sizes
 
         path = Path(given).resolve()
+        if not path.exists():
+            raise InputError("path-missing", f"{path} does not exist: give FILE.csv or FILE.sqlite")
         if is_database(path):
             if self.vocab is not None or self.texts != CsvTexts():
                 raise UsageError("option-not-applicable", f"{path} is prepared: give options of a CSV with the CSV")

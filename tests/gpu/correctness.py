@@ -397,7 +397,7 @@ CHECKS: dict[str, Check] = {
     "fused adamw fp16": lambda device: fused_adamw("fp16", device),
     **dict(_whole(step, "fp32", 1e-3) for step in STEPS),
     **dict(_whole(step, "bf16", 0.15) for step in STEPS),
-    **dict(_whole(step, "fp8", 0.5) for step in STEPS),
+    **dict(_whole(step, "fp8", 0.2) for step in STEPS),
 }
 
 
