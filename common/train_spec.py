@@ -40,7 +40,7 @@ class TrainSpec:
     max_predictions: int = 20
     """Predicted positions per sequence at most (pretraining)."""
     padding: str = ""
-    """How windows become a batch, one of bert.data.lengths.PADDINGS; empty where batches come padded."""
+    """How windows become a batch, one of bert.data.batches.PADDINGS; empty where batches come padded."""
     micro_batch_size: int = 8
     """Sequences per device and micro-step."""
     grad_accum_steps: int = 1

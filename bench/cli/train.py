@@ -22,7 +22,7 @@ from bench.run.inside import Leader, follow
 from bench.run.processes import StopRequest
 from bench.sweep.sweep import locked
 from bench.sweep.training import Plan, TrainOptions, check_continues, plan_training, train_once
-from bert.data.lengths import is_synthetic
+from bert.data.synthetic import is_synthetic
 from bert.data.vocabulary import VOCABULARY_FILE
 from bert.tasks import known_tasks, make_task, task_data
 from bert.tasks.base import Trained

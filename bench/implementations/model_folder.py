@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert.data.lengths import is_synthetic
+from bert.data.synthetic import is_synthetic
 from bert.tasks import known_tasks, task_data
 from bert.tasks.base import DataSource
 from common.errors import InputError, UsageError, first_line

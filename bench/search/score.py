@@ -25,7 +25,7 @@ from bench.machine.devices import Devices
 from bench.run.processes import StopRequest
 from bench.sweep.options import check_same_request, request_of
 from bench.sweep.training import Plan, TrainOptions, plan_training, train_once
-from bert.data.lengths import is_synthetic
+from bert.data.synthetic import is_synthetic
 from bert.tasks import make_task
 from bert.tasks.base import deciding
 from common import locks

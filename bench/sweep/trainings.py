@@ -23,7 +23,7 @@ from bench.machine.devices import Devices
 from bench.sweep.options import check_same_request
 from bench.sweep.sweep import Session, profile_trials
 from bench.sweep.training import Plan, TrainOptions, plan_training
-from bert.data.lengths import is_synthetic
+from bert.data.synthetic import is_synthetic
 from bert.tasks import task_data
 from bert.tasks.pretrain.shards import open_test_shards
 from bert.train.settings import DEFAULT_SEED

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert.data.lengths import PADDINGS, padded_length
 from bert.data.order import SampleOrder, divide, work_of
 from bert.data.rows import Int64, TokenRows
 from common.errors import InputError, UsageError
+from common.registry import lookup
 from common.train_spec import TrainSpec
 
 if TYPE_CHECKING:
     from bert.data.batch import Batch
+
+PADDINGS = ("longest", "fixed")
+"""How rows of different lengths become a batch: padded to the longest of them, or to the most there can be."""
+PADDED_MULTIPLE = 8
+"""The longest row of a batch is rounded up to a multiple of this, which suits tensor cores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +31,7 @@ class DataSpec(TrainSpec):
     """A training as one rank draws its batches: micro_batch_size is that of a rank; ranks see disjoint samples."""
 
     padding: str = PADDINGS[0]
-    """Of batches that do not come padded: one of bert.data.lengths.PADDINGS."""
+    """Of batches that do not come padded: one of PADDINGS."""
     rank: int = 0
     token_work: int = 0
     """ModelConfig.token_work, to divide the samples of a global batch between ranks by their work; 0 leaves them in
@@ -150,20 +155,11 @@ class RowBatches(Batches):
         super().__init__(spec, np.array([len(rows)]), rows.fingerprint, spec.data)
 
     def _batch(self, number: int) -> "Batch":
-        return row_batch(self.rows, self._numbers(number), self.spec.padding)
-
-    def lengths_of_batches(self, count: int) -> list[Int64]:
-        """Return the real tokens of each row [B] of this rank's next `count` batches."""
-        lengths = self.rows.lengths
-        return [lengths[self._numbers(number)] for number in range(self._yielded, self._yielded + count)]
+        return row_batch(self.rows, np.concatenate([rows for _, rows in self._part(number)]), self.spec.padding)
 
     def _lengths(self, shard: int, rows: Int64) -> Int64:
         offsets = self.rows.ids.offsets
         return offsets[rows + 1] - offsets[rows]
-
-    def _numbers(self, batch: int) -> Int64:
-        """The rows of this rank in a global batch [B]."""
-        return np.concatenate([rows for _, rows in self._part(batch)])
 
 
 def _check_any(rows: TokenRows, source: str) -> None:
@@ -181,6 +177,14 @@ def check_rows(rows: TokenRows, source: str, seq_len: int) -> None:
             "data-mismatch",
             f"the rows in {source} have up to {rows.max_seq_length} tokens, this run {seq_len}: use the former",
         )
+
+
+def padded_length(longest: int, seq_len: int, padding: str) -> int:
+    """Tokens that the rows of a batch are padded to, of which the longest has `longest`. Raises UsageError."""
+    lookup(dict.fromkeys(PADDINGS), padding, "padding")
+    if padding == "fixed":
+        return seq_len
+    return min(seq_len, -(-longest // PADDED_MULTIPLE) * PADDED_MULTIPLE)
 
 
 def row_batch(rows: TokenRows, numbers: Int64, padding: str = "longest") -> "Batch":

@@ -5,6 +5,7 @@ Imports torch where a task trains.
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -13,10 +14,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.batches import DataSpec, RowBatches, check_rows, lengths_fingerprint
-from bert.data.lengths import PADDINGS, SYNTHETIC, Lengths, check_distribution, is_synthetic, lengths_folder
+from bert.data.batches import PADDINGS, DataSpec, RowBatches, check_rows, lengths_fingerprint
 from bert.data.order import spread
 from bert.data.rows import Labels, TokenRows
+from bert.data.synthetic import (
+    SYNTHETIC,
+    Lengths,
+    check_distribution,
+    is_synthetic,
+    lengths_folder,
+    random_of,
+    synthetic_rows,
+)
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.model.step import Pass, Step, classifier, pooler
 from bert.tasks.base import (
@@ -35,12 +44,10 @@ from common.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-    from bert.data.synthetic import Slots
     from bert.observer import Observer
     from bert.tasks.evaluation import Float32, LabelledRows
 
 TRAINING, EVALUATION = "training", "evaluation"
-_LARGEST_POOL = 256
 
 
 class RowData(Task):
@@ -150,17 +157,19 @@ class ClassificationTask(RowData):
 
     def batches(self, spec: DataSpec, split: str = TRAINING) -> BatchStream:
         """Synthetic batches, or those of rows. Raises InputError that names the file at fault."""
-        from bert.data.synthetic import Content, SyntheticBatches, row_batch
+        rows = self.synthetic_rows(spec) if is_synthetic(spec.data) else self.rows_of(spec, split)
+        check_rows(rows, spec.data, spec.seq_len)
+        return RowBatches(spec, rows)
 
-        if not is_synthetic(spec.data):
-            rows = self.rows_of(spec, split)
-            check_rows(rows, spec.data, spec.seq_len)
-            return RowBatches(spec, rows)
-        make = partial(row_batch, labels=self.labels, regression=self.regression, columns=self.synthetic_columns)
-        return SyntheticBatches(spec, Content(self.name, _LARGEST_POOL, self._lengths_like, make))
+    def synthetic_rows(self, spec: DataSpec) -> TokenRows:
+        """Return random rows: all classes are equally likely, values of a regression are uniform on 0 .. 1."""
+        rng = random_of(spec)
+        rows = synthetic_rows(spec, self.name, partial(self.rows, split=TRAINING, seq_len=spec.seq_len), rng)
+        labels = rng.random(len(rows), np.float32) if self.regression else rng.integers(0, self.labels, len(rows))
+        return replace(rows, labels=labels, columns=self.synthetic_columns(rng, rows.lengths))
 
     def synthetic_columns(self, rng: np.random.Generator, lengths: Lengths) -> dict[str, npt.NDArray[Any]]:
-        """Draw further columns of synthetic batches, [B, ...] for rows of these lengths [B]: none here."""
+        """Draw further columns of synthetic rows, [N, ...] for rows of these lengths [N]: none here."""
         return {}
 
     def identify(self, spec: DataSpec, split: str = TRAINING) -> DataIdentity:
@@ -200,8 +209,3 @@ class ClassificationTask(RowData):
             wanted = "finite values (float32)" if self.regression else f"classes 0 to {high} (int64)"
             given = f"the labels in {source} are {labels.dtype} from {labels.min()} to {labels.max()}"
             raise InputError("labels-invalid", f"{given}, {self.name} needs {wanted}: prepare the data again")
-
-    def _lengths_like(self, path: Path, spec: DataSpec, pool_size: int) -> "Slots":
-        from bert.data.synthetic import like_rows
-
-        return like_rows(self.rows(path, TRAINING, spec.seq_len), spec, pool_size)

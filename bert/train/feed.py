@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from bert.data.batch import Batch
-from bert.data.batches import DataSpec
-from bert.data.lengths import PADDINGS
+from bert.data.batches import PADDINGS, DataSpec
 from bert.model.config import model_config
 from bert.parallel.base import Strategy
 from bert.speed.registry import balances

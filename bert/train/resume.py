@@ -4,8 +4,7 @@ To resume in the same folder, `check_resumable`: shape of the model, training da
 moved), vocabulary and the settings that are `_FIXED` must be the same; to change them, begin a new run or phase in
 another folder with `init`. A global batch size that changes is no reason to lose data: the position counts samples, and
 the first one that was not trained on comes next. Schedule and intervals count updates of any size; the learning rate is
-not rescaled. Another division of the batch keeps the samples and their order (synthetic batches are counted, in whole
-ones). A new rank seeds its generators from
+not rescaled. Another division of the batch keeps the samples and their order. A new rank seeds its generators from
 (seed, rank, updates made). With other evaluation data or another score the best checkpoint is chosen again.
 
 A new run or phase begins from `init`: weights are taken, and the optimizer's moments with the number of steps their
@@ -24,7 +23,7 @@ from torch import nn
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.read import OURS, Found, find_checkpoint, read_weights
 from bert.checkpoints.weights import CLASSIFIER, POOLER, LoadReport, fit
-from bert.data.lengths import is_synthetic
+from bert.data.synthetic import is_synthetic
 from bert.data.vocabulary import either_fingerprint
 from bert.model.config import ModelConfig
 from bert.tasks.base import DataIdentity

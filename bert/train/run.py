@@ -205,13 +205,7 @@ def _open_feed(run: Run, resumed: Checkpoint | None) -> Feed:
     spec = data_spec(run.settings, run.strategy)
     stream = run.task.batches(spec)
     if resumed is not None:
-        state, saved = resumed.state, resumed.state.settings
-        position = state.position
-        per_micro_step = spec.micro_batch_size * spec.world_size
-        if run.data.fingerprint is None and per_micro_step != saved.micro_batch_size * saved.world_size:
-            # Synthetic batches are counted, not samples.
-            position = {**position, "step": state.samples_seen // per_micro_step}
-        stream.load_state_dict(position)
+        stream.load_state_dict(resumed.state.position)
     return Feed(stream, run.strategy.device.type == "cuda", Batch.laid_out, run.settings.grad_accum_steps)
 
 

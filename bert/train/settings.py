@@ -8,7 +8,8 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
-from bert.data.lengths import PADDINGS, check_distribution, default_max_predictions, is_synthetic, lengths_folder
+from bert.data.batches import PADDINGS
+from bert.data.synthetic import check_distribution, default_max_predictions, is_synthetic, lengths_folder
 from bert.model.config import model_config
 from bert.optim.registry import DEFAULT_WEIGHT_DECAY, OPTIMIZERS
 from bert.optim.schedule import PHASES, SCHEDULES, Schedule

@@ -22,7 +22,7 @@ def be_rank(out: str, strategy_name: str, accumulation: int, overflows: bool = F
     from bert.optim.registry import adamw
     from bert.parallel import STRATEGIES, base
     from bert.parallel.base import StepPlan
-    from bert.tasks.pretrain.batches import synthetic_batches
+    from bert.tasks.pretrain.batches import SyntheticBatches
     from bert.tasks.pretrain.task import PretrainTask
     from bert.train.loop import Training, train
     from common.registry import load
@@ -67,9 +67,9 @@ def be_rank(out: str, strategy_name: str, accumulation: int, overflows: bool = F
         for rank in range(2)
     ]  # fmt: skip
     if strategy.world_size == 2:
-        stream = iter(synthetic_batches(specs[strategy.rank]))
+        stream = iter(SyntheticBatches(specs[strategy.rank]))
     else:
-        pair = [iter(synthetic_batches(spec)) for spec in specs]
+        pair = [iter(SyntheticBatches(spec)) for spec in specs]
         stream = (next(side) for _ in iter(int, 1) for side in pair)
     observer = Ear()
     spec = TrainSpec(precision=kind, grad_accum_steps=accumulation)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.lengths import is_synthetic, lengths_folder
 from bert.data.rows import Labels, Ragged, TokenRows
+from bert.data.synthetic import is_synthetic, lengths_folder
 from bert.tasks.base import FINE_TUNING, DataSource, TaskOption
 from bert.tasks.classification import EVALUATION, ClassificationTask
 from common.errors import InputError

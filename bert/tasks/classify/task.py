@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.batches import DataSpec
-from bert.data.lengths import is_synthetic
 from bert.data.order import spread
 from bert.data.rows import Int64, Labels, TokenRows
+from bert.data.synthetic import is_synthetic
 from bert.tasks.base import DataSource, Evaluation, EvaluationSpec, TaskOption, Trained
 from bert.tasks.classification import EVALUATION, TRAINING, ClassificationTask
 from bert.tasks.classify.store import TextSource, open_source, read_split

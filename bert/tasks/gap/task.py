@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from bert.data.features import features_in
 from bert.data.finished import fingerprint_of
-from bert.data.lengths import Lengths, is_synthetic
 from bert.data.order import spread
 from bert.data.rows import Labels, Ragged, TokenRows
+from bert.data.synthetic import Lengths, is_synthetic
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Step, classifier, pooler
 from bert.tasks.base import FINE_TUNING, TaskOption, Trained

@@ -5,8 +5,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bert.data.lengths import is_synthetic
 from bert.data.rows import Labels, TokenRows
+from bert.data.synthetic import is_synthetic
 from bert.tasks.base import DataSource, TaskOption, Trained
 from bert.tasks.classification import EVALUATION, TRAINING, ClassificationTask
 from bert.tasks.glue.features import open_features

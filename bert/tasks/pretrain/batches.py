@@ -4,6 +4,7 @@ Torch is imported only where batches are made.
 """
 
 import time
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.batches import Batches, DataSpec
+from bert.data.batches import Batches, DataSpec, lengths_fingerprint
 from bert.data.order import spread
+from bert.data.synthetic import draw_lengths, lengths_folder, random_of, sample_count
 from bert.tasks.base import Evaluation
-from bert.tasks.pretrain.instances import Instances
+from bert.tasks.pretrain.config import InstanceConfig
+from bert.tasks.pretrain.instances import Instances, random_instances
 from bert.tasks.pretrain.shards import (
     ShardFolder,
     check_length,
@@ -33,33 +36,52 @@ if TYPE_CHECKING:
     import torch
 
     from bert.data.batch import Batch
-    from bert.data.synthetic import Slots, SyntheticBatches
     from bert.optim.precision import Precision
 
 Int64 = npt.NDArray[np.int64]
 _KEPT_BYTES = 64 * 2**20
 """Shards are kept in memory up to this size, so that small data is read once."""
-_LARGEST_POOL = 16
 _FEWEST = 2
 """Shards that are kept however large they are: the one in use and the next."""
 
 
-def synthetic_batches(spec: DataSpec) -> "SyntheticBatches":
-    """Return endless batches of random samples of pretraining; raises as SyntheticBatches does."""
-    from bert.data.synthetic import Content, SyntheticBatches, pretraining_batch
+class InstanceBatches(Batches):
+    """Endless batches of instances; sequences stay padded to their full length."""
 
-    return SyntheticBatches(spec, Content("pretrain", _LARGEST_POOL, _lengths_like, pretraining_batch))
+    @abstractmethod
+    def _instances(self, shard: int) -> Instances:
+        """Return a shard."""
+
+    def _batch(self, number: int) -> "Batch":
+        return to_batch([(self._instances(shard), rows) for shard, rows in self._part(number)])
+
+    def _lengths(self, shard: int, rows: Int64) -> Int64:
+        lengths: Int64 = self._instances(shard).input_mask[rows].sum(axis=1, dtype=np.int64)
+        return lengths
 
 
-def _lengths_like(folder: Path, spec: DataSpec, pool_size: int) -> "Slots":
-    from bert.data.synthetic import like_samples
+class SyntheticBatches(InstanceBatches):
+    """Endless batches of random instances, whose lengths follow a distribution or the samples of a folder of shards.
 
-    info = folder_info(folder, seq_len=spec.seq_len)
-    if info.seq_len != spec.seq_len:
-        raise InputError(
-            "data-mismatch", f"the samples in {info.path} have {info.seq_len} tokens, not {spec.seq_len}: use that"
-        )
-    return like_samples(folder_lengths(info).draw, spec, pool_size)
+    Raises:
+        UsageError: an unknown distribution, or one that is none for this sequence length.
+        InputError: the folder holds no samples, damaged ones, or samples of another sequence length.
+    """
+
+    def __init__(self, spec: DataSpec) -> None:
+        folder, rng = lengths_folder(spec.data), random_of(spec)
+        if folder is None:
+            lengths = draw_lengths(spec, "pretrain")
+        else:
+            info = folder_info(folder, seq_len=spec.seq_len)
+            check_length(info, spec.seq_len)
+            lengths = folder_lengths(info).draw(rng, sample_count(spec.seq_len))
+        config = InstanceConfig(seq_len=spec.seq_len, max_predictions=spec.max_predictions)
+        self._all = random_instances(lengths, config, spec.vocab_size, rng)
+        super().__init__(spec, np.array([len(lengths)]), lengths_fingerprint(spec.seq_len, lengths), spec.data)
+
+    def _instances(self, shard: int) -> Instances:
+        return self._all
 
 
 @dataclass(slots=True)
@@ -125,10 +147,10 @@ def read_samples(folder: ShardFolder, vocab_size: int, shard: int) -> Instances:
     return instances
 
 
-class Hdf5Batches(Batches):
-    """Endless batches of a folder of HDF5 shards, in Batches' order.
+class Hdf5Batches(InstanceBatches):
+    """Endless batches of a folder of HDF5 shards.
 
-    Sequences stay padded to the shards' length. The number of predictions is the shards', not `spec.max_predictions`.
+    The number of predictions is the shards', not `spec.max_predictions`.
 
     A background thread reads the next shard while the present one is in use: see ShardReader for the memory this takes.
     Iterate over one iterator at a time.
@@ -155,13 +177,12 @@ class Hdf5Batches(Batches):
             self._shards.close()
 
     def _batch(self, number: int) -> "Batch":
-        batch = to_batch([(self._shards.read(shard).result(), rows) for shard, rows in self._part(number)])
+        batch = super()._batch(number)
         self._read_ahead(self._begin(number + 1))
         return batch
 
-    def _lengths(self, shard: int, rows: Int64) -> Int64:
-        lengths: Int64 = self._shards.read(shard).result().input_mask[rows].sum(axis=1, dtype=np.int64)
-        return lengths
+    def _instances(self, shard: int) -> Instances:
+        return self._shards.read(shard).result()
 
     def _read_ahead(self, start: int) -> None:
         """Have the shard read that holds the first sample of this rank's next batch, and the one after."""

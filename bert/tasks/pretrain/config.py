@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert.data.lengths import default_max_predictions
+from bert.data.synthetic import default_max_predictions
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE
 from common.errors import UsageError
 from common.flags import flag

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.rows import offsets_of
+from bert.data.synthetic import Lengths, random_words, special_ids
 from bert.data.tokenizer import Ids
 from bert.tasks.pretrain.config import SPECIAL_TOKENS, InstanceConfig
 from bert.tasks.pretrain.masking import Pieces, mask
@@ -251,3 +253,19 @@ def _rows(plan: Plan, pairs: Pairs, rng: np.random.Generator) -> Instances:
         masked_lm_ids=masked.labels,
         next_sentence_labels=pairs.is_random.astype(np.int8),
     )
+
+
+def random_instances(lengths: Lengths, config: InstanceConfig, vocab_size: int, rng: np.random.Generator) -> Instances:
+    """Return instances of random word pieces with these lengths [N], 5 to seq_len tokens each; half of B are random."""
+    begins = offsets_of(lengths)
+    first = rng.integers(1, lengths - SPECIAL_TOKENS).astype(np.int32)
+    pairs = Pairs(
+        first_begin=begins[:-1],
+        first_length=first,
+        second_begin=begins[:-1] + first,
+        second_length=(lengths - SPECIAL_TOKENS - first).astype(np.int32),
+        is_random=rng.random(len(lengths)) < 0.5,
+    )
+    shard = TokenShard(random_words(rng, int(begins[-1]), vocab_size), begins[1:], np.arange(1, len(begins)))
+    pieces = Pieces(vocab_size, *special_ids(vocab_size), np.zeros(vocab_size, np.bool_))
+    return _rows(Plan(shard, pieces, config, (), pairs), pairs, rng)

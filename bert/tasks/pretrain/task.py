@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bert.data.batches import DataSpec
-from bert.data.lengths import SYNTHETIC, check_distribution, default_max_predictions, is_synthetic, lengths_folder
+from bert.data.synthetic import SYNTHETIC, check_distribution, default_max_predictions, is_synthetic, lengths_folder
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.model.step import Gemm, Over, Pass, Step, classifier, pooler
 from bert.tasks.base import NO_OPTIONS, BatchStream, DataIdentity, DataSource, EvaluationSpec, Heads, Task
@@ -101,9 +101,9 @@ class PretrainTask(Task):
 
     def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
         """Synthetic batches, or those of a folder of HDF5 shards. Raises InputError that names the file at fault."""
-        from bert.tasks.pretrain.batches import Hdf5Batches, synthetic_batches
+        from bert.tasks.pretrain.batches import Hdf5Batches, SyntheticBatches
 
-        return synthetic_batches(spec) if is_synthetic(spec.data) else Hdf5Batches(spec, split)
+        return SyntheticBatches(spec) if is_synthetic(spec.data) else Hdf5Batches(spec, split)
 
     def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
         """Inspect the shards of a run. Raises InputError: none, a damaged or missing one, or another vocabulary."""

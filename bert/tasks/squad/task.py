@@ -4,6 +4,7 @@ What computes imports torch when it is called: planning needs none.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,9 @@ import numpy.typing as npt
 
 from bert.data.batches import DataSpec, RowBatches
 from bert.data.features import find_features, vocabulary_of
-from bert.data.lengths import is_synthetic
 from bert.data.order import spread
 from bert.data.rows import Int64, TokenRows
+from bert.data.synthetic import is_synthetic, random_of, synthetic_rows
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Pass, Step
 from bert.tasks.base import FINE_TUNING, BatchStream, DataIdentity, Evaluation, EvaluationSpec, Heads, Ready, Trained
@@ -26,12 +27,8 @@ from common.errors import InputError, UsageError
 if TYPE_CHECKING:
     import torch
 
-    from bert.data.synthetic import Slots, SyntheticBatches
     from bert.observer import Observer
     from bert.optim.precision import Precision
-
-
-_LARGEST_POOL = 256
 
 
 class SquadTask(RowData):
@@ -130,7 +127,7 @@ class SquadTask(RowData):
     def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
         """Synthetic batches, or those of a features file. Raises InputError that names the file at fault."""
         if is_synthetic(spec.data):
-            return synthetic_windows(spec)
+            return RowBatches(spec, synthetic_windows(spec))
         return RowBatches(spec, open_features(Path(spec.data), split, spec.seq_len).rows)
 
     def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
@@ -145,17 +142,14 @@ class SquadTask(RowData):
         return Questions(spec, Path(str(wanted.source)), wanted.samples)
 
 
-def synthetic_windows(spec: DataSpec) -> "SyntheticBatches":
-    """Return endless batches of random windows; raises as SyntheticBatches does."""
-    from bert.data.synthetic import Content, SyntheticBatches, question_batch
-
-    return SyntheticBatches(spec, Content("squad", _LARGEST_POOL, _lengths_like, question_batch))
-
-
-def _lengths_like(path: Path, spec: DataSpec, pool_size: int) -> "Slots":
-    from bert.data.synthetic import like_rows
-
-    return like_rows(open_features(path, "training", spec.seq_len).rows, spec, pool_size)
+def synthetic_windows(spec: DataSpec) -> TokenRows:
+    """Return random windows: a question has up to 18 word pieces, an answer up to 4. Raises as synthetic_rows does."""
+    rng = random_of(spec)
+    rows = synthetic_rows(spec, "squad", lambda path: open_features(path, "training", spec.seq_len).rows, rng, 20)
+    ends = rows.lengths - 1
+    starts = rng.integers(np.minimum(rows.second, ends - 1), ends)
+    targets = {"start_positions": starts, "end_positions": rng.integers(starts, np.minimum(starts + 4, ends))}
+    return replace(rows, columns=targets)
 
 
 class Questions:

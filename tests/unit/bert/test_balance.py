@@ -16,11 +16,11 @@ from support.row_task import made_rows
 
 from bert.data.batch import Batch
 from bert.data.batches import DataSpec, RowBatches
-from bert.data.lengths import DISTRIBUTIONS
 from bert.data.order import divide, work_of
+from bert.data.synthetic import DISTRIBUTIONS
 from bert.model.config import PRESETS
-from bert.tasks.pretrain.batches import Hdf5Batches, synthetic_batches
-from bert.tasks.squad.task import synthetic_windows
+from bert.tasks.pretrain.batches import Hdf5Batches, SyntheticBatches
+from bert.tasks.squad.task import SquadTask
 
 SEQ_LEN = 24
 LARGE = PRESETS["large"]
@@ -81,7 +81,7 @@ def make(request: pytest.FixtureRequest, folder: Path) -> Callable[..., Any]:
             return RowBatches(spec, made_rows(37, seed=3))
         if request.param == "shards":
             return Hdf5Batches(spec)
-        return (synthetic_windows if request.param == "questions" else synthetic_batches)(spec)
+        return SquadTask().batches(spec) if request.param == "questions" else SyntheticBatches(spec)
 
     return stream
 

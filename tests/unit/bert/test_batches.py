@@ -142,14 +142,6 @@ def test_what_a_model_says_of_tokens_goes_back_to_their_windows() -> None:
     assert found.tolist() == FEATURES.input_ids.values.tolist()
 
 
-def test_the_lengths_of_the_batches_to_come_are_known_without_making_them() -> None:
-    coming = stream(rank=1, world_size=2)
-    drawn(coming, 3)
-    found = coming.lengths_of_batches(5)
-    batches = itertools.islice(coming, 5)
-    assert [row.tolist() for row in found] == [b.tensors["attention_mask"].sum(1).tolist() for b in batches]
-
-
 def test_rows_that_do_not_fit_are_refused():
     rows = made_rows(4)
     unlabelled = replace(rows, labels=np.empty(0, dtype=np.int64))

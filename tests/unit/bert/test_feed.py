@@ -8,7 +8,7 @@ import torch
 
 from bert.data.batch import Batch, BatchCounts
 from bert.data.batches import DataSpec
-from bert.tasks.pretrain.batches import synthetic_batches
+from bert.tasks.pretrain.batches import SyntheticBatches
 from bert.train.feed import Feed
 
 
@@ -52,13 +52,13 @@ def test_an_error_of_the_source_arrives_after_the_batches_before_it(pinned: bool
 @pytest.mark.parametrize("pinned", [False, True])
 def test_batches_made_ahead_do_not_count_as_trained_on(pinned: bool) -> None:
     def stream() -> Any:
-        return synthetic_batches(DataSpec(data="synthetic", seq_len=16, micro_batch_size=2, vocab_size=99))
+        return SyntheticBatches(DataSpec(data="synthetic", seq_len=16, micro_batch_size=2, vocab_size=99))
 
     feed = Feed(stream(), pinned)
     try:
-        assert feed.position == {"step": 0}
+        assert feed.position["samples"] == 0
         taken = [next(feed) for _ in range(3)]
-        assert feed.position == {"step": 3}
+        assert feed.position["samples"] == 6
     finally:
         feed.close()
     for left, right in zip(taken, stream(), strict=False):

@@ -10,7 +10,7 @@ from support.glue_folders import make_glue, prepared
 from support.refusals import refused
 
 from bert.data.batches import DataSpec
-from bert.data.lengths import glue
+from bert.data.synthetic import glue
 from bert.model.config import preset
 from bert.optim.precision import Precision
 from bert.tasks import given_options, make_task, resolve_options, task_data

@@ -11,9 +11,9 @@ from support.shard_files import write_shard
 from test_loader import PREDICTIONS, SEQ_LEN, instances, make_folder, spec
 
 from bert.data.batch import Batch
-from bert.data.lengths import is_synthetic, lengths_folder
+from bert.data.synthetic import is_synthetic, lengths_folder
 from bert.tasks.pretrain import shards as module
-from bert.tasks.pretrain.batches import Hdf5Batches, synthetic_batches
+from bert.tasks.pretrain.batches import Hdf5Batches, SyntheticBatches
 from bert.tasks.pretrain.shards import folder_info, folder_lengths, read_shard
 from bert.tasks.pretrain.task import PretrainTask
 
@@ -88,9 +88,9 @@ def test_names_of_distributions_and_folders_are_told_apart(tmp_path: Path, monke
     (tmp_path / "full").mkdir()
     assert lengths_folder("synthetic:full") is None
     with refused("option-choice", "banana"):
-        synthetic_batches(spec(tmp_path, data="synthetic:banana"))
+        SyntheticBatches(spec(tmp_path, data="synthetic:banana"))
     with refused("path-missing", tmp_path / "none"):
-        synthetic_batches(spec(tmp_path, data=f"synthetic:{tmp_path}/none"))
+        SyntheticBatches(spec(tmp_path, data=f"synthetic:{tmp_path}/none"))
 
 
 def test_made_up_lengths_follow_the_folder_over_all_ranks(tmp_path: Path) -> None:

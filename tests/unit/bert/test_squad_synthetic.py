@@ -13,11 +13,11 @@ from support.shared_files import DATA
 from support.squad_windows import VOCAB, squad_windows, write_windows
 
 from bert.data.batch import Batch
-from bert.data.batches import DataSpec
-from bert.data.lengths import SHORTEST, padded_length, squad
-from bert.data.lengths import squad_windows as made_up_windows
+from bert.data.batches import DataSpec, padded_length
+from bert.data.synthetic import SHORTEST, squad
+from bert.data.synthetic import squad_windows as made_up_windows
 from bert.data.vocabulary import load_vocabulary
-from bert.tasks.squad.task import SquadTask, synthetic_windows
+from bert.tasks.squad.task import SquadTask
 
 
 def spec(**changes: object) -> DataSpec:
@@ -25,7 +25,7 @@ def spec(**changes: object) -> DataSpec:
 
 
 def take(count: int, **changes: object) -> list[Batch]:
-    return list(itertools.islice(synthetic_windows(spec(**changes)), count))
+    return list(itertools.islice(SquadTask().batches(spec(**changes)), count))
 
 
 def moments(histogram: np.ndarray) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from bert.parallel import STRATEGIES, devices_per_rank, make_strategy, options_t
 from bert.parallel.base import SingleStrategy, StepPlan, WholeModel
 from bert.parallel.deepspeed_config import read_deepspeed_config, resolve, training_values
 from bert.parallel.dp import joined, split_batch
-from bert.tasks.pretrain.batches import synthetic_batches
+from bert.tasks.pretrain.batches import SyntheticBatches
 from bert.tasks.pretrain.task import PretrainTask
 from bert.tasks.squad.task import SquadTask
 from common.errors import Code
@@ -172,7 +172,7 @@ def test_a_whole_copy_computes_as_the_model_and_takes_no_memory_when_empty() -> 
     observer = Observer()
     torch.manual_seed(0)
     model = task.build_model(CONFIG, observer)
-    batch = next(iter(synthetic_batches(DataSpec(data="synthetic", seq_len=16, micro_batch_size=2, vocab_size=200))))
+    batch = next(iter(SyntheticBatches(DataSpec(data="synthetic", seq_len=16, micro_batch_size=2, vocab_size=200))))
     copied = WholeModel(model, observer)
     single = SingleStrategy()
     for _ in range(2):
