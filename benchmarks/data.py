@@ -51,7 +51,7 @@ from bert.data.finished import Stage  # noqa: E402
 from bert.data.pool import Workers  # noqa: E402
 from bert.data.vocabulary import Vocabulary, load_vocabulary  # noqa: E402
 from bert.tasks.pretrain import hdf5  # noqa: E402
-from bert.tasks.pretrain.config import InstanceConfig  # noqa: E402
+from bert.tasks.pretrain.masking import InstanceConfig  # noqa: E402
 
 DATA = HERE.parent / "shared/data"
 SHARDS = 8

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from bench.cli.options import Printed
 from bench.cli.progress import show_stages
 from bench.cli.result import Result
-from bert.tasks.pretrain.config import PrepareConfig
+from bert.tasks.pretrain.prepare import PrepareConfig
 
 if TYPE_CHECKING:
     from bert.tasks.pretrain.prepare import PrepareSummary

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.data.batch import Batch
-from bert.data.packing import Unpadded
+from bert.data.batch import Batch, Unpadded
 from bert.model.heads import gather_positions, label_loss, span_losses
 from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass, Step
 from bert.optim.fused import FusedAdamW

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from bench.implementations.hugging_face import GivenModel
 from bench.implementations.model_folder import first_position
-from bert.data.batch import Batch
-from bert.data.packing import Unpadded
+from bert.data.batch import Batch, Unpadded
 from bert.speed.attention import attend, chunks
 from bert.tasks.base import Task
 from common.errors import UsageError

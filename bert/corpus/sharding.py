@@ -8,13 +8,14 @@ import heapq
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.finished import Counts, Finished, Stage
+from bert.data.finished import Counts, Finished, Stage, make_file
 from bert.data.pool import Progress
 from common.atomic import storage_errors
 from common.errors import UsageError
@@ -82,9 +83,14 @@ def shard(parts: Sequence[Path], stage: Stage, dataset: str, plan: ShardPlan, pr
             split = "training" if number < plan.training else "test"
             counts = Counts({"documents": len(mine), "sentences": int(mine.sum()), f"{split} documents": len(mine)})
             counts.add("shards with one document", int(len(mine) == 1), name)
-            stage.adopt(Path(folder) / name, counts)
+            make_file(stage.path / name, partial(_moved, Path(folder) / name, counts))
     progress("shard", 2 * len(parts), 2 * len(parts))
     return stage.finish(names)
+
+
+def _moved(whole: Path, counts: Counts, path: Path) -> Counts:
+    whole.replace(path)
+    return counts
 
 
 def _documents(path: Path) -> list[bytes]:

@@ -1,5 +1,9 @@
-"""One micro-batch: its tensors and what it counts for."""
+"""One micro-batch: its tensors, what it counts for, and where its real tokens lie.
 
+Shapes: B sequences in padded rows of S columns, T real tokens.
+"""
+
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -7,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-
-from bert.data.packing import Unpadded, unpad
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,59 @@ class BatchCounts:
         return BatchCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
+@dataclass(frozen=True)
+class Unpadded:
+    """The real tokens of a batch, with the sequences concatenated."""
+
+    places: Tensor
+    """Flat position row x S + column of each token [T], int64."""
+    position_ids: Tensor
+    """Column of each token [T], int64."""
+    ends: Tensor
+    """Token before which each sequence ends, and 0 before them [B + 1], int32."""
+    lengths: tuple[int, ...]
+    """Tokens of each sequence, known on the CPU."""
+    columns: int
+    """S, columns of the padded batch."""
+
+    @property
+    def tokens(self) -> int:
+        """T, the real tokens of the batch."""
+        return len(self.places)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Unpadded":
+        """Return the layout with each tensor changed, as by a copy to another device."""
+        return replace(
+            self, places=change(self.places), position_ids=change(self.position_ids), ends=change(self.ends)
+        )  # fmt: skip
+
+    def take(self, padded: Tensor) -> Tensor:
+        """Return [T, ...] of what the padded batch [B, S, ...] has."""
+        return padded.flatten(0, 1).index_select(0, self.places)
+
+    def put_back(self, tokens: Tensor) -> Tensor:
+        """Return [B, S, ...] of [T, ...]; zeros where there is no token."""
+        rows = len(self.lengths)
+        flat = tokens.new_zeros(rows * self.columns, *tokens.shape[1:]).index_copy_(0, self.places, tokens)
+        padded: Tensor = flat.unflatten(0, (rows, self.columns))
+        return padded
+
+
+def unpad(mask: Tensor) -> Unpadded | None:
+    """Return where the real tokens are of a mask [B, S], nonzero for them.
+
+    None if a row's first token is not real: heads look at it, and a row without any token attends to all alike.
+    The lengths come from the device: of a mask on a GPU this waits for it (Batch.laid_out does not).
+    """
+    real = mask != 0
+    if not bool(real[:, 0].all()):
+        return None
+    places, columns = real.flatten().nonzero().squeeze(1), mask.shape[1]
+    lengths: list[int] = real.sum(1).tolist()
+    ends = torch.tensor((0, *itertools.accumulate(lengths)), dtype=torch.int32).to(mask.device, non_blocking=True)
+    return Unpadded(places, places % columns, ends, tuple(lengths), columns)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Tensors by name, all on one device, with their counts (known on the CPU, so reading them never synchronizes).
@@ -45,7 +101,7 @@ class Batch:
         labels [B], int64 classes or float32 values, absent where they are not known; what the task has besides.
     """
 
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, Tensor]
     counts: BatchCounts
     layout: Unpadded | None = None
     """Where the real tokens lie, on the same device; without it a model reads the mask, which on a GPU waits for it."""
@@ -53,13 +109,13 @@ class Batch:
     """What its predicted words weigh: their number as a multiple of the mean of all micro-batches of the step."""
 
     @property
-    def mask(self) -> torch.Tensor | None:
+    def mask(self) -> Tensor | None:
         """The attention mask [B, S], None if all tokens are real; known on the CPU without asking the GPU."""
         all_real = self.counts.real_tokens == self.counts.padded_tokens
         return None if all_real else self.tensors["attention_mask"]
 
     def laid_out(self, *, full: bool = False) -> "Batch":
-        """Return this batch, which is on the CPU, with its layout (bert.data.packing).
+        """Return this batch, which is on the CPU, with its layout.
 
         One without padding needs none; `full` lays it out too.
         """
@@ -72,9 +128,9 @@ class Batch:
 
     def pin(self) -> "Batch":
         """Copy to page-locked memory, which makes copies to a GPU asynchronous."""
-        return self._map(torch.Tensor.pin_memory)
+        return self._map(Tensor.pin_memory)
 
-    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         changed = {name: change(tensor) for name, tensor in self.tensors.items()}
         return replace(self, tensors=changed, layout=None if self.layout is None else self.layout.map(change))
 

@@ -7,7 +7,6 @@ stage goes into the next one's: a change at the front reaches the end.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -170,18 +169,12 @@ class Stage:
         progress(self.name, total, total)
         return self.finish(names, extra)
 
-    def adopt(self, path: Path, counts: Counts) -> None:
-        """Take over a file that is whole, under its name and with its counts."""
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        write_json(_record(self.path / path.name), counts.to_json())
-        path.replace(self.path / path.name)
-
     def finish(self, names: Sequence[str], extra: Counts | None = None) -> Finished:
         """Write the manifest of a complete stage: its files in order, and their counts and `extra` added up."""
         counts = extra or Counts()
         for name in names:
-            counts.merge(recorded(self.path / name))
+            path = self.path / name
+            counts.merge(read_json(_record(path), f"remove {path} and run again"))
         return self.complete(names, counts)
 
     def complete(self, names: Sequence[str], counts: Counts) -> Finished:
@@ -203,11 +196,6 @@ def make_file(path: Path, write: Callable[[Path], Counts]) -> None:
     """Write a file and the record of the counts that `write` returns; it has its name when both are whole."""
     with atomic_path(path) as temporary:
         write_json(_record(path), write(temporary).to_json())
-
-
-def recorded(path: Path) -> dict[str, Any]:
-    """Return the counts of a finished file, as JSON. Raises InputError if there are none."""
-    return read_json(_record(path), f"remove {path} and run again")
 
 
 def _record(path: Path) -> Path:

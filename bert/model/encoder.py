@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert.data.packing import Unpadded
+from bert.data.batch import Unpadded
 from bert.model.config import ModelConfig
 from bert.observer import Observer
 from common.errors import UsageError

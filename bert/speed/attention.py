@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from bert.data.packing import Unpadded
+from bert.data.batch import Unpadded
 from bert.private import flash_attention, multiplies_bf16
 from bert.speed.elementwise import Weights, softmax_dropout, softmax_dropout_backward
 from bert.speed.kernels import processor, usable

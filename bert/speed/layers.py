@@ -8,7 +8,7 @@ Shapes: B sequences, S tokens, T real tokens of all sequences, H hidden width, V
 import torch
 from torch import Tensor, nn
 
-from bert.data.packing import Unpadded, unpad
+from bert.data.batch import Unpadded, unpad
 from bert.model.encoder import (
     PAD_TOKEN_ID,
     BertEncoder,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.batches import PADDINGS, DataSpec, RowBatches, check_rows, lengths_fingerprint
-from bert.data.order import spread
+from bert.data.batches import PADDINGS, DataSpec, RowBatches, check_rows, lengths_fingerprint, spread
 from bert.data.rows import Labels, TokenRows
 from bert.data.synthetic import (
     SYNTHETIC,

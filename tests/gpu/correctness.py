@@ -30,7 +30,7 @@ from support.plain_lamb import PlainLamb  # noqa: E402
 from support.scaling import scaled  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from bert.data.packing import unpad  # noqa: E402
+from bert.data.batch import unpad  # noqa: E402
 from bert.optim.lamb import Lamb  # noqa: E402
 from bert.optim.precision import Precision  # noqa: E402
 from bert.optim.registry import adamw  # noqa: E402

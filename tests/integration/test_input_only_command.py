@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.cli import bertbench, run_to_end
-from support.shard_files import write_shard
+from support.pretraining_shards import write_shard
 
 from bert.tasks.pretrain.instances import Instances
 from records.run import RunDirectory

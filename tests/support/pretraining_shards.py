@@ -1,4 +1,4 @@
-"""Small HDF5 shards of pretraining instances, written without the pipeline: by the words of the format alone."""
+"""Small HDF5 shards of pretraining instances, made without the pipeline."""
 
 import json
 from collections.abc import Mapping
@@ -10,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.vocabulary import load_vocabulary
+from bert.tasks.pretrain.hdf5 import write_blocks
+from bert.tasks.pretrain.instances import Instances
+from bert.tasks.pretrain.shards import ShardHeader
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -65,6 +68,13 @@ def write(path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any] |
             file.create_dataset(name, data=values, **(storage or {"compression": "gzip"}))
         file.attrs.update(attributes or {})
     return path
+
+
+def write_shard(path: Path, instances: Instances) -> None:
+    """Write a shard by the product's own writer."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = ShardHeader(len(instances), instances.input_ids.shape[1], instances.masked_lm_ids.shape[1])
+    write_blocks(path, header, [instances])
 
 
 def write_folder(folder: Path, seed: int = 0, settings: str = "one") -> Path:

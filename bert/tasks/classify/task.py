@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.batches import DataSpec
-from bert.data.order import spread
+from bert.data.batches import DataSpec, spread
 from bert.data.rows import Int64, Labels, TokenRows
 from bert.data.synthetic import is_synthetic
 from bert.tasks.base import DataSource, Evaluation, EvaluationSpec, TaskOption, Trained

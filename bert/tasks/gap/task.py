@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.batches import spread
 from bert.data.features import features_in
 from bert.data.finished import fingerprint_of
-from bert.data.order import spread
 from bert.data.rows import Labels, Ragged, TokenRows
 from bert.data.synthetic import Lengths, is_synthetic
 from bert.model.config import ModelConfig

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.batches import Batches, DataSpec, lengths_fingerprint
-from bert.data.order import spread
-from bert.data.synthetic import draw_lengths, lengths_folder, random_of, sample_count
+from bert.data.batches import Batches, DataSpec, lengths_fingerprint, spread
+from bert.data.synthetic import draw_lengths, lengths_folder, quantiles, random_of, sample_count
 from bert.tasks.base import Evaluation
-from bert.tasks.pretrain.config import InstanceConfig
 from bert.tasks.pretrain.instances import Instances, random_instances
+from bert.tasks.pretrain.masking import InstanceConfig
 from bert.tasks.pretrain.shards import (
     ShardFolder,
     check_length,
@@ -75,7 +74,7 @@ class SyntheticBatches(InstanceBatches):
         else:
             info = folder_info(folder, seq_len=spec.seq_len)
             check_length(info, spec.seq_len)
-            lengths = folder_lengths(info).draw(rng, sample_count(spec.seq_len))
+            lengths = quantiles(rng, sample_count(spec.seq_len), folder_lengths(info))
         config = InstanceConfig(seq_len=spec.seq_len, max_predictions=spec.max_predictions)
         self._all = random_instances(lengths, config, spec.vocab_size, rng)
         super().__init__(spec, np.array([len(lengths)]), lengths_fingerprint(spec.seq_len, lengths), spec.data)

@@ -15,11 +15,9 @@ import numpy.typing as npt
 
 from bert.data.finished import Counts, Finished, Stage, make_file
 from bert.data.pool import Progress, Workers
-from bert.data.tokenizer import Tokenizer
-from bert.data.vocabulary import Vocabulary
-from bert.tasks.pretrain.config import InstanceConfig
+from bert.data.vocabulary import Tokenizer, Vocabulary
 from bert.tasks.pretrain.instances import Instances, TokenShard, plan_instances
-from bert.tasks.pretrain.masking import pieces_of
+from bert.tasks.pretrain.masking import InstanceConfig, pieces_of
 from bert.tasks.pretrain.shards import COLUMNS, SHARD_NAME, SPLITS, ShardHeader
 from common.atomic import storage_errors
 from common.errors import InputError

@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from bert.data.rows import offsets_of
 from bert.data.synthetic import Lengths, random_words, special_ids
-from bert.data.tokenizer import Ids
-from bert.tasks.pretrain.config import SPECIAL_TOKENS, InstanceConfig
-from bert.tasks.pretrain.masking import Pieces, mask
+from bert.data.vocabulary import Ids
+from bert.tasks.pretrain.masking import SPECIAL_TOKENS, InstanceConfig, Pieces, mask
 
 Int64 = npt.NDArray[np.int64]
 DRAWS_OF_A_DOCUMENT = 10

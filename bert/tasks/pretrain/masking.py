@@ -10,13 +10,29 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.vocabulary import Vocabulary
-from bert.tasks.pretrain.config import SPECIAL_TOKENS, InstanceConfig
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+SPECIAL_TOKENS = 3
+"""[CLS] and two [SEP]."""
 MASKED_SHARE = 0.8
 KEPT_OR_MASKED_SHARE = 0.9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstanceConfig:
+    """How instances are cut and masked: PrepareConfig for one length."""
+
+    seq_len: int
+    """Tokens per instance, [CLS], two [SEP] and padding included."""
+    max_predictions: int
+    masked_lm_prob: float = 0.15
+    short_seq_prob: float = 0.1
+    """Share of documents (in each duplicate) whose instances aim at a length drawn from 2 .. seq_len - 3."""
+    dupe_factor: int = 5
+    whole_word_mask: bool = False
+    seed: int = 12345
 
 
 @dataclass(frozen=True, slots=True)

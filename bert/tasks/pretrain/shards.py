@@ -247,38 +247,15 @@ _MOST_SAMPLES = 2**18
 """So many samples are looked at, in whole shards spread over the folder: every mask of a large one takes long."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampleLengths:
-    """The lengths of a folder's samples."""
-
-    samples: int
-    histogram: Int64
-    """[seq_len + 1] samples of each length among those looked at."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of everything that synthetic batches depend on."""
-        sizes = (len(self.histogram) - 1,), (self.samples,)
-        digest = hashlib.blake2b(repr(sizes).encode(), digest_size=16)
-        digest.update(self.histogram.astype("<i8").tobytes())
-        return f"lengths-{digest.hexdigest()}"
-
-    def draw(self, rng: np.random.Generator, count: int) -> Int64:
-        """Return `count` lengths in random order: evenly spaced quantiles, so that few show the whole."""
-        ends = np.cumsum(self.histogram)
-        places = (np.arange(count) + 0.5) / count * ends[-1]
-        return rng.permutation(np.searchsorted(ends, places, side="right"))
-
-
-def folder_lengths(info: ShardFolder) -> SampleLengths:
-    """Read the lengths of a folder's samples; the same folder gives the same ones."""
+def folder_lengths(info: ShardFolder) -> Int64:
+    """Return how many samples of each length a folder has, among those looked at [seq_len + 1]."""
     shards = len(info.paths)
     wanted = max(1, min(shards, _MOST_SAMPLES * shards // info.samples))
     histogram = np.zeros(info.seq_len + 1, dtype=np.int64)
     for number in range(wanted):
         with opened(info.paths[number * shards // wanted]) as (_, file):
             histogram += np.bincount(file["input_mask"][:].sum(axis=1, dtype=np.int64), minlength=info.seq_len + 1)
-    return SampleLengths(info.samples, histogram)
+    return histogram
 
 
 _DECODED = 10

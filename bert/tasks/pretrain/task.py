@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bert.data.batches import DataSpec
+from bert.data.batches import DataSpec, lengths_fingerprint
 from bert.data.synthetic import SYNTHETIC, check_distribution, default_max_predictions, is_synthetic, lengths_folder
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.model.step import Gemm, Over, Pass, Step, classifier, pooler
@@ -44,7 +44,7 @@ class PretrainTask(Task):
         info = folder_info((modelled or Path(data)).resolve(), seq_len=seq_len)
         source, fingerprint = str(info.path), info.fingerprint
         if modelled is not None:
-            source, fingerprint = f"{SYNTHETIC}:{source}", folder_lengths(info).fingerprint
+            source, fingerprint = f"{SYNTHETIC}:{source}", lengths_fingerprint(info.samples, folder_lengths(info))
         vocab_size, samples = info.vocab_size or BERT_UNCASED_VOCAB_SIZE, info.samples if modelled is None else None
         return DataSource(source, fingerprint, info.seq_len, info.max_predictions, vocab_size, samples)
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.batches import DataSpec, RowBatches
+from bert.data.batches import DataSpec, RowBatches, spread
 from bert.data.features import find_features, vocabulary_of
-from bert.data.order import spread
 from bert.data.rows import Int64, TokenRows
 from bert.data.synthetic import is_synthetic, random_of, synthetic_rows
 from bert.model.config import ModelConfig

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.rows import Int64, offsets_of
-from bert.data.tokenizer import Ids
-from bert.data.vocabulary import Vocabulary
+from bert.data.vocabulary import Ids, Vocabulary
 from bert.tasks.squad.reading import Answer
 
 WHITE_SPACE = " \t\r\n\u202f"

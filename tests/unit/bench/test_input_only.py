@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.shard_files import write_shard
+from support.pretraining_shards import write_shard
 
 from bench.machine.devices import Devices
 from bench.run.clock import StepClock

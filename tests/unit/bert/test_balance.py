@@ -15,12 +15,10 @@ from support.pretraining_shards import instances, write
 from support.row_task import made_rows
 
 from bert.data.batch import Batch
-from bert.data.batches import DataSpec, RowBatches
-from bert.data.order import divide, work_of
+from bert.data.batches import DataSpec, RowBatches, divide, work_of
 from bert.data.synthetic import DISTRIBUTIONS
 from bert.model.config import PRESETS
-from bert.tasks.pretrain.batches import Hdf5Batches, SyntheticBatches
-from bert.tasks.squad.task import SquadTask
+from bert.tasks.pretrain.batches import Hdf5Batches
 
 SEQ_LEN = 24
 LARGE = PRESETS["large"]
@@ -68,20 +66,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(params=["rows", "shards", "synthetic", "questions"])
+@pytest.fixture(params=["rows", "shards"])
 def make(request: pytest.FixtureRequest, folder: Path) -> Callable[..., Any]:
     """Make the batches of a rank: (balanced, rank, world_size, micro_batch_size)."""
 
     def stream(balanced: bool, rank: int = 0, world_size: int = 1, micro_batch_size: int = 4) -> Any:
         spec = DataSpec(
-            data=str(folder) if request.param == "shards" else "synthetic:uniform", seq_len=SEQ_LEN,
-            micro_batch_size=micro_batch_size, rank=rank, world_size=world_size, token_work=TINY * balanced,
+            data=str(folder), seq_len=SEQ_LEN, micro_batch_size=micro_batch_size, rank=rank, world_size=world_size,
+            token_work=TINY * balanced,
         )  # fmt: skip
         if request.param == "rows":
             return RowBatches(spec, made_rows(37, seed=3))
-        if request.param == "shards":
-            return Hdf5Batches(spec)
-        return SquadTask().batches(spec) if request.param == "questions" else SyntheticBatches(spec)
+        return Hdf5Batches(spec)
 
     return stream
 
@@ -137,7 +133,6 @@ def test_a_position_continues_mid_epoch_and_does_not_tell_how_batches_were_divid
         assert [samples(batch) for batch in itertools.islice(resumed, 7)] == whole[rank][5:]
 
 
-@pytest.mark.parametrize("make", ["rows", "shards"], indirect=True)
 def test_a_run_continues_with_another_number_of_ranks_without_losing_or_repeating_a_sample(
     make: Callable[..., Any],
 ) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-import socket
 import subprocess
 import sys
 from collections import deque
@@ -118,19 +117,6 @@ def test_a_full_disk_is_a_storage_error_that_keeps_the_part(site: Site, tmp_path
     assert "[write-failed]" in done.stderr and "a.part" in done.stderr
     assert (tmp_path / "a.part").stat().st_size == 300_000
     assert fetch(site, tmp_path / "a") == 600_000
-
-
-def test_an_unknown_host_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def lookup(*place: object, **_: object) -> None:
-        asked.append(place)
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    with refused("download-failed", "no-such-host", kind=DownloadError):
-        Server("http://no-such-host.invalid", "").read("a")
-    assert len(asked) == 1
 
 
 def test_connections_that_end_early_are_continued_with_the_rest_only(site: Site, tmp_path: Path) -> None:

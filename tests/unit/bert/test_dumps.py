@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from support.refusals import refused
-from support.shared_files import DATA, OWN
 
 from bert.corpus import dumps
 from bert.corpus.dumps import DumpUnit, dump_units
@@ -170,20 +169,3 @@ def test_every_page_is_counted_once() -> None:
         "pages": 13, "pages of other namespaces": 2, "redirects": 1, "pages that are no wikitext": 1,
         "disambiguation pages": 1, "pages without a paragraph": 3,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("folder", "counted"),
-    [
-        (OWN / "pretrain/wiki", [12, 2, 2, 1, 6]),
-        pytest.param(DATA / "pretrain/wiki", [211, 99, 1, 8, 102], marks=pytest.mark.public),
-    ],
-    ids=["own", "public"],
-)
-def test_real_dumps_give_the_known_counts(folder: Path, counted: list[int]) -> None:
-    counts = Counts()
-    documents = [found for path in sorted(folder.iterdir()) for found in read(path, counts=counts)]
-    names = ("pages", "redirects", "pages of other namespaces", "disambiguation pages")
-    assert [*map(counts.get, names), len(documents)] == counted
-    text = "\n".join(line for document in documents for line in document)
-    assert "&#x27;" not in text and "'''Tessel" not in text

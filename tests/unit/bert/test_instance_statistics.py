@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from support import plain_pretraining as plain
 
-from bert.tasks.pretrain.config import InstanceConfig
 from bert.tasks.pretrain.instances import Instances, TokenShard, plan_instances
-from bert.tasks.pretrain.masking import Pieces
+from bert.tasks.pretrain.masking import InstanceConfig, Pieces
 
 REPLICATES = 40
 PERMUTATIONS = 2999

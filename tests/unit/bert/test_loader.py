@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import pretraining_shards
 from support.examples import examples
+from support.pretraining_shards import write_shard
 from support.refusals import refused
-from support.shard_files import write_shard
 
 from bert.data.batch import Batch
 from bert.data.batches import DataSpec
@@ -26,23 +27,10 @@ SEQ_LEN, PREDICTIONS = 12, 3
 
 
 def instances(samples: int, first_id: int = 1, seq_len: int = SEQ_LEN) -> Instances:
-    """Sample i has the id `first_id + i` in its first column and i % 3 predictions."""
-    rng = np.random.default_rng(first_id)
-    lengths = rng.integers(6, seq_len + 1, samples)
-    mask = (np.arange(seq_len) < lengths[:, None]).astype(np.int8)
-    ids = rng.integers(5, 900, (samples, seq_len)).astype(np.int32) * mask
-    ids[:, 0] = first_id + np.arange(samples)
-    columns = np.sort(1 + np.argsort(rng.random((samples, 4)), axis=1)[:, :PREDICTIONS], axis=1)
-    counts = np.arange(samples) % (PREDICTIONS + 1)
-    used = np.arange(PREDICTIONS) < counts[:, None]
-    return Instances(
-        input_ids=ids,
-        input_mask=mask,
-        segment_ids=(mask * (np.arange(seq_len) > 3)).astype(np.int8),
-        masked_lm_positions=(columns * used).astype(np.int32),
-        masked_lm_ids=(rng.integers(1, 900, columns.shape) * used).astype(np.int32),
-        next_sentence_labels=rng.integers(0, 2, samples).astype(np.int8),
-    )
+    """Sample i has the id `first_id + i` in its first column."""
+    made = Instances(**pretraining_shards.instances(samples, first_id, seq_len, PREDICTIONS))
+    made.input_ids[:, 0] = first_id + np.arange(samples)
+    return made
 
 
 def make_folder(folder: Path, sizes: list[int], seq_len: int = SEQ_LEN) -> Path:

@@ -10,8 +10,7 @@ from scipy import stats
 from support import plain_pretraining as plain
 from support.examples import examples
 
-from bert.tasks.pretrain.config import InstanceConfig
-from bert.tasks.pretrain.masking import Masked, Pieces, mask, prediction_counts
+from bert.tasks.pretrain.masking import InstanceConfig, Masked, Pieces, mask, prediction_counts
 
 CLS, SEP, MASK, SIZE = 1, 2, 3, 60
 LEAST_P = 1e-4

@@ -8,8 +8,8 @@ from scipy import stats
 from support import plain_pretraining as plain
 from support.examples import examples
 
-from bert.tasks.pretrain.config import InstanceConfig
 from bert.tasks.pretrain.instances import Pairs, TokenShard, cut, truncated
+from bert.tasks.pretrain.masking import InstanceConfig
 
 LEAST_P = 1e-4
 """Seeds are fixed, so a test passes always or never; code that is right fails one with this probability."""
@@ -59,31 +59,6 @@ def test_pairs_are_whole_sentences_and_every_sentence_of_every_document_is_used(
             place = second + second_length if is_used else place
     # The end of a document alone may have nothing to be paired with.
     assert len(documents) == 1 or place == shard.sentence_ends[-1], "nothing is left over"
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(structures, st.integers(5, 90), st.integers(0, 999))
-def test_segments_hold_the_fewest_sentences_that_reach_the_target(
-    documents: list[list[int]], seq_len: int, seed: int
-) -> None:
-    shard = shard_of([*documents, *[[7] * 20] * 4, *[[3] * 40] * 4])
-    target = seq_len - 3
-    pairs = cut(shard, config(seq_len=seq_len, short_seq_prob=0.0), np.random.default_rng(seed))
-    begins = np.concatenate([[0], shard.sentence_ends[:-1]])
-    document_ends = shard.sentence_ends[shard.document_ends - 1]
-
-    def is_fewest(begin: int, end: int, wanted: int) -> bool:
-        inside = begins[(begins >= begin) & (begins < end)]
-        return (end - begin >= wanted or end in document_ends) and (len(inside) == 1 or inside[-1] - begin < wanted)
-
-    for row in range(len(pairs)):
-        first, second = int(pairs.first_begin[row]), int(pairs.second_begin[row])
-        end, length = second + int(pairs.second_length[row]), int(pairs.first_length[row])
-        if pairs.is_random[row]:
-            assert is_fewest(second, end, target - length)
-            assert np.searchsorted(document_ends, first, "right") != np.searchsorted(document_ends, second, "right")
-        else:
-            assert is_fewest(first, end, target)
 
 
 def test_a_document_is_drawn_up_to_ten_times() -> None:

@@ -17,10 +17,9 @@ from support.small_disk import small_disk
 
 from bert.corpus.texts import generate_corpus
 from bert.data.vocabulary import load_vocabulary
-from bert.tasks.pretrain.config import PrepareConfig
 from bert.tasks.pretrain.hdf5 import tokenize
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.prepare import LengthSummary, PrepareSummary, prepare
+from bert.tasks.pretrain.prepare import LengthSummary, PrepareConfig, PrepareSummary, prepare
 from bert.tasks.pretrain.shards import folder_info, read_shard
 from common.errors import Code
 

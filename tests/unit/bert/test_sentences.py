@@ -6,9 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 from support.refusals import refused
-from support.shared_files import OWN, samples
 
-from bert.corpus import dumps, texts
 from bert.corpus import sentences as module
 from bert.corpus.files import find_inputs, identify
 from bert.corpus.sentences import MOST_SENTENCE_CHARACTERS, _blingfire, by_rules, segment, split_sentences
@@ -133,22 +131,3 @@ def test_input_without_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n\n")
     with refused("data-missing", "1 input file"):
         segmented(tmp_path, tmp_path / "out")
-
-
-@pytest.mark.parametrize("folder", samples("pretrain"))
-def test_real_text_gives_the_same_bytes_by_two_workers(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(texts, "UNIT_BYTES", 2**18)
-    monkeypatch.setattr(dumps, "UNIT_BYTES", 2**18)
-    one = segmented(folder, tmp_path / "one")
-    with Workers(2) as workers:
-        two = segmented(folder, tmp_path / "two", workers)
-    assert one.counts == two.counts and len(one.files) > 2
-    text = text_of(one)
-    assert text == text_of(two)
-    documents = text.split("\n\n")[:-1]
-    sentences = [line for document in documents for line in document.split("\n")]
-    assert (len(documents), len(sentences)) == (one.counts.get("documents"), one.counts.get("sentences"))
-    wanted = "There were thirteen." if folder.is_relative_to(OWN) else "To Sherlock Holmes she is always THE woman."
-    assert wanted in sentences and not any(re.fullmatch(r"[\W_]+", sentence) for sentence in sentences)

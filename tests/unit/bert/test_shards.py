@@ -12,9 +12,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from support.pretraining_shards import overwrite
+from support.pretraining_shards import overwrite, write_shard
 from support.refusals import refused
-from support.shard_files import write_shard
 from test_loader import PREDICTIONS, SEQ_LEN, instances
 
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary

@@ -1,22 +1,18 @@
 """Made-up windows: their lengths against those of real questions, what they hold, and what they are like."""
 
-import gzip
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from support.refusals import refused
-from support.shared_files import DATA
 from support.squad_windows import VOCAB, squad_windows, write_windows
 
 from bert.data.batch import Batch
 from bert.data.batches import DataSpec, padded_length
 from bert.data.synthetic import SHORTEST, squad
 from bert.data.synthetic import squad_windows as made_up_windows
-from bert.data.vocabulary import load_vocabulary
 from bert.tasks.squad.task import SquadTask
 
 
@@ -43,46 +39,6 @@ def test_windows_of_384_tokens_have_the_figures_of_the_dev_set() -> None:
     drawn = squad(np.random.default_rng(0), 40_000, 384)
     assert drawn.mean() == pytest.approx(mean, abs=5 * drawn.std() / 200)
     assert drawn.min() >= SHORTEST and drawn.max() == 384
-
-
-@pytest.fixture(scope="module")
-def real_pieces() -> list[tuple[int, int]]:
-    """Word pieces of context and question, of each question of the dev set."""
-    dataset, vocab = DATA / "squad" / "dev-v1.1.json.gz", DATA / "vocab" / "bert-uncased.txt"
-    articles = json.loads(gzip.decompress(dataset.read_bytes()))["data"]
-    pairs = [
-        (number, paragraph["context"], question["question"])
-        for number, paragraph in enumerate(paragraph for article in articles for paragraph in article["paragraphs"])
-        for question in paragraph["qas"]
-    ]
-    contexts = {number: context for number, context, _ in pairs}
-    vocabulary = load_vocabulary(vocab, lower_case=True)
-    pieces = dict(zip(contexts, map(len, vocabulary.encode(list(contexts.values()))), strict=True))
-    questions = map(len, vocabulary.encode([question for _, _, question in pairs]))
-    return [(pieces[number], question) for (number, _, _), question in zip(pairs, questions, strict=True)]
-
-
-@pytest.mark.public
-@pytest.mark.parametrize("seq_len", [128, 256, 384, 512])
-def test_the_distribution_is_that_of_the_real_questions(real_pieces: list[tuple[int, int]], seq_len: int) -> None:
-    real = np.zeros(seq_len + 1, dtype=np.int64)
-    for left, question in real_pieces:
-        room = seq_len - question - 3
-        while left > room:
-            real[seq_len] += 1
-            left -= min(room, 128)
-        real[left + question + 3] += 1
-    assert real.sum() == {128: 20_791, 256: 12_006, 384: 10_833, 512: 10_650}[seq_len]
-    for found, expected in zip(moments(made_up_windows(seq_len)), moments(real), strict=True):
-        assert found == pytest.approx(expected, rel=0.005)
-
-
-@pytest.mark.parametrize("seq_len", [5, 6, 17, 64, 511])
-def test_any_length_has_windows_that_fit(seq_len: int) -> None:
-    windows = made_up_windows(seq_len)
-    assert windows[:SHORTEST].sum() == 0 and windows[seq_len] > 0 and len(windows) == seq_len + 1
-    for batch in take(2, seq_len=seq_len, vocab_size=300):
-        assert batch.tensors["input_ids"].shape[1] <= seq_len
 
 
 @pytest.mark.parametrize("source", ["synthetic", "synthetic:squad", "synthetic:uniform", "synthetic:full"])

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from support.refusals import refused
-from support.shared_files import OWN
 
 from bert.corpus import texts
 from bert.corpus.files import Source, find_inputs, identify, is_dump
@@ -112,21 +111,6 @@ def test_a_large_file_is_cut_at_line_ends_and_small_files_go_together(
     assert sum(unit.size for unit in units) == sum(source.path.stat().st_size for source in sources)
     lines = [line for document in read(tmp_path)[0] for line in document]
     assert lines == ["File a.", *(f"Paragraph {number} is here." for number in range(240)), "File c.", "File d."]
-
-
-def test_books_lose_their_frame_and_nothing_else() -> None:
-    documents, counts = read(OWN / "pretrain/books")
-    text = "\n".join(line for document in documents for line in document)
-    assert (counts.get("files"), counts.get("Gutenberg frames")) == (2, 2)
-    assert counts.names["latin-1 files"] == ["letters-8.txt"]
-    for unwanted in ("GUTENBERG", "synthetic", "Produced by", "\r", "\ufeff"):
-        assert unwanted not in text
-    for wanted in (
-        "It was a little after seven o'clock when Mr. Brandt climbed the wall. The lake lay flat and grey below him",
-        "\nCHAPTER II.\nThe Letter\n",
-        '\nThe people here say "\xf1aque" for bread. Se\xf1or Pe\xf1a, who keeps the mill, gave me two loaves',
-    ):
-        assert wanted in text
 
 
 def test_a_generated_corpus_depends_on_the_seed_only(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from support.plain_tokenizer import PlainTokenizer
 from support.shared_files import DATA, OWN
 
 from bert.data import tokenizer
-from bert.data.tokenizer import FAST, REFERENCE, Tokenizer
-from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary
+from bert.data.vocabulary import FAST, REFERENCE, SPECIAL_PIECES, Tokenizer, Vocabulary, load_vocabulary
 
 SMALL = (*SPECIAL_PIECES, "the", "The", "un", "##able", "##s", "a", "##a", "b", ",", "!", "'", "\u4e2d", "\u00e9", "e",
          "x" * 101, "x" * 100, "##x", "U", "\u0301", "3", "##3", "[", "]", "mask", "##\u00df", "ss")  # fmt: skip

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.layouts import LENGTHS, assert_same, batch_of, loss_and_gradients, model
 
-from bert.data.batch import Batch, BatchCounts
-from bert.data.packing import Unpadded, unpad
+from bert.data.batch import Batch, BatchCounts, Unpadded, unpad
 from bert.speed.attention import attend, chunks
 
 

@@ -8,7 +8,7 @@ import torch
 from support.triton_needed import need_triton
 from torch import Tensor
 
-from bert.data.packing import Unpadded, unpad
+from bert.data.batch import Unpadded, unpad
 from bert.model.config import ModelConfig
 from bert.speed import attention
 from bert.speed.attention import FLASH, TRITON, attend, attend_by_lengths, operator_for

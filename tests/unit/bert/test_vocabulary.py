@@ -97,7 +97,7 @@ def test_pieces_are_those_of_the_published_tokenizer(path: Path, facts: tuple[in
         ("\n".join([*SPECIAL_PIECES, "", "a"]), "vocabulary-mismatch", "line 6"),
         ('{"[PAD]": 0}', "vocabulary-mismatch", "[PAD]"),
         ("[PAD]\n[UNK]\n[CLS]\na", "vocabulary-mismatch", "[SEP] [MASK]"),
-        (b"\xff\xfe\xfa", "file-encoding", "utf-8"),
+        (b"\xff\xfe\xfa", "file-encoding", "UTF-8"),
         (None, "path-missing", "vocab.txt"),
     ],
 )
