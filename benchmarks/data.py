@@ -264,7 +264,7 @@ def compare_ids(text: Sequence[bytes], vocabularies: Path) -> dict[str, int]:
             assert encoded.ids.tolist() == [number for sentence in ids for number in sentence], f"{name}: other ids"
             assert len(encoded.sentence_ends) == len(ids), f"{name}: other sentences"
             count += len(encoded.ids)
-        found[f"{name}, by {vocabulary.tokenizer.name}"] = count
+        found[f"{name}, by {vocabulary.tokenizer.package}"] = count
     return found
 
 

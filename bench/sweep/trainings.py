@@ -25,7 +25,7 @@ from bench.sweep.sweep import Session, profile_trials
 from bench.sweep.training import Plan, TrainOptions, plan_training
 from bert.data.synthetic import is_synthetic
 from bert.tasks import task_data
-from bert.tasks.pretrain.shards import open_test_shards
+from bert.tasks.pretrain.shards import open_shards
 from bert.train.settings import DEFAULT_SEED
 from common.errors import UsageError
 from records.files import write_record
@@ -97,7 +97,7 @@ class TrainingsPlan:
         source, settings = first.source, first.settings
         data = {name: getattr(source, name) for name in ("fingerprint", "samples", "seq_len", "vocab_size")}
         if self.target is not None:  # raises InputError: there are no test shards, or they are damaged
-            held_out = open_test_shards(Path(settings.data), settings.seq_len).samples
+            held_out = open_shards(Path(settings.data), "test", settings.seq_len).samples
             data["held_out_samples"] = min(settings.eval_samples or held_out, held_out)
         known = {"implementation": first.implementation, "device": self.devices.kind, "threads": first.options.threads}
         left_out = (*_LEFT_OUT, *self.varied, *["data"] * bool(source.fingerprint))

@@ -21,7 +21,7 @@ from safetensors.numpy import save
 
 from bert.data.finished import Counts, fingerprint_of
 from bert.data.rows import Ragged
-from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, casing_note, load_vocabulary
+from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, load_vocabulary, vocabulary_notes
 from common.atomic import remove_left_overs, write_bytes
 from common.errors import InputError, SchemaError, UsageError, read_code
 from common.locks import locked
@@ -29,8 +29,6 @@ from common.locks import locked
 SUFFIX = ".safetensors"
 VERSION = 2
 """Raised when the columns of a task change or hold other values for the same content and settings."""
-MOST_UNKNOWN = 0.05
-"""A larger share of [UNK] tokens is reported."""
 _HEADER = "bertbench features"
 """Name of the one metadatum: safetensors does not keep the order of several."""
 _MOST_NAMES = 5
@@ -159,7 +157,7 @@ def prepare_features(
         kept=kept,
         counts=counts,
         seconds=time.monotonic() - began,
-        notes=(*left_out_notes(counts), *vocabulary_notes(vocabulary, counts)),
+        notes=(*left_out_notes(counts), *vocabulary_notes(vocabulary, counts.numbers)),
     )
 
 
@@ -314,12 +312,3 @@ def split_by_name(path: Path, splits: Mapping[str, Sequence[str]]) -> str:
     options = " or ".join(f"--split {split}" for split in splits)
     split = " and ".join(matches) or "nothing"
     raise UsageError("option-missing", f"the name {path.name} says {split} about the split: give {options}")
-
-
-def vocabulary_notes(vocabulary: Vocabulary, counts: Counts) -> list[str]:
-    """Return notes on a vocabulary that does not fit the casing or, by the counts of tokens, the text; and on a slow
-    tokenizer if that is used."""
-    used = vocabulary.tokenizer.note if "tokenizer" in vars(vocabulary) else None
-    share = counts.get("unknown tokens") / max(1, counts.get("tokens"))
-    unknown = f"{100 * share:.0f} % of the tokens are [UNK]: check that the vocabulary fits the language and casing"
-    return [note for note in (casing_note(vocabulary), used, unknown if share > MOST_UNKNOWN else None) if note]

@@ -7,10 +7,9 @@ a thirtieth of the time.
 import hashlib
 import importlib.util
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,9 @@ _REMEDY = "give a BERT vocab.txt, one piece per line"
 MOST_CASED = 0.05
 """Share of pieces with capitals from which on a vocabulary is taken for a cased one; BERT's have 0 and 40 %."""
 
+MOST_UNKNOWN = 0.05
+"""A larger share of [UNK] tokens is reported."""
+
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 Texts = Sequence[str] | Sequence[bytes]
 Encode = Callable[[Texts], tuple[npt.NDArray[Any], Int64]]
@@ -48,22 +50,19 @@ _BATCH = 2**12
 """Texts that `tokenizers` gets at once: it takes many times their memory."""
 
 
+def installed() -> str:
+    """Return the package that encodes texts here."""
+    return FAST if importlib.util.find_spec(FAST) else REFERENCE
+
+
 class Tokenizer:
     """Encodes texts with the rules and the vocabulary of a `tokenizers.Tokenizer`; not for several threads at once."""
 
     def __init__(self, reference: Any, pieces: Sequence[str]) -> None:
         """Take a `tokenizers.Tokenizer` and the pieces it knows, in the order of their ids."""
         self.dtype = np.dtype("<u2" if len(pieces) <= MOST_SHORT_IDS else "<i4")
-        self.package = FAST if importlib.util.find_spec(FAST) else REFERENCE
-        self.name = f"{self.package} {version(self.package)}"
+        self.package = installed()
         self._encode = (_by_nanotoken if self.package == FAST else _by_tokenizers)(reference)
-
-    @property
-    def note(self) -> str | None:
-        """Note for the user where `tokenizers` encodes, else None."""
-        if self.package == FAST:
-            return None
-        return f"{self.name} encoded the text: install {FAST} for the same ids in less time"
 
     def encode(self, texts: Texts) -> Ragged:
         """Return the ids of each text, without special pieces (a literal "[MASK]" in a text is plain text).
@@ -192,8 +191,17 @@ def either_fingerprint(path: Path) -> set[str]:
     return {Vocabulary(pieces, lower_case).fingerprint for lower_case in (True, False)}
 
 
-def casing_note(vocabulary: Vocabulary) -> str | None:
-    """Return a note if the vocabulary does not seem to fit the casing of the text, else None."""
+def vocabulary_notes(vocabulary: Vocabulary, counts: Mapping[str, int]) -> list[str]:
+    """Return notes on a slow tokenizer, and on a vocabulary that does not fit the casing or, by the counts of tokens,
+    the text."""
+    share = counts.get("unknown tokens", 0) / max(1, counts.get("tokens", 0))
+    unknown = f"{100 * share:.1f} % of the tokens are [UNK]: check that the vocabulary fits the language and casing"
+    slow = f"{REFERENCE} encodes text here: install {FAST} for the same ids in less time"
+    notes = (_casing_note(vocabulary), slow if installed() != FAST else None, unknown if share > MOST_UNKNOWN else None)
+    return [note for note in notes if note]
+
+
+def _casing_note(vocabulary: Vocabulary) -> str | None:
     capitals = [piece for piece in vocabulary.pieces if piece != piece.lower()]
     cased = sum(piece not in SPECIAL_PIECES and not piece.startswith("[unused") for piece in capitals)
     if vocabulary.lower_case and cased > MOST_CASED * len(vocabulary.pieces):

@@ -16,7 +16,7 @@ import numpy as np
 
 from bert.data.finished import Counts, fingerprint_of
 from bert.data.pool import Progress
-from bert.data.vocabulary import Vocabulary, load_vocabulary
+from bert.data.vocabulary import Vocabulary, load_vocabulary, vocabulary_notes
 from bert.tasks.classify.reading import BROKEN, FEWER, MORE, NO_PIECES, CsvForm, FoundForm, Row, find_form, read_rows
 from bert.tasks.classify.store import (
     APPLICATION_ID,
@@ -102,8 +102,6 @@ class CsvSummary:
     """Texts and rows of each split."""
     kept: bool
     seconds: float
-    tokenized: str | None
-    """Why this call did not use the fastest tokenizer, if so."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -124,7 +122,7 @@ class CsvSummary:
     def notes(self) -> list[str]:
         """Return notes on suspicious data."""
         counts = self.source.counts
-        notes = [] if self.tokenized is None else [self.tokenized]
+        notes = vocabulary_notes(self.source.vocabulary, counts.numbers)
         lost = sum(counts.get(f"{LEFT_OUT}{reason}") for reason in (FEWER, MORE, BROKEN)) / counts.get("rows")
         if lost > _MOST_LOST:
             notes.append(f"{100 * lost:.0f} % of the rows do not fit the columns: try --delimiter, or --no-quoting")
@@ -157,8 +155,7 @@ def prepare(config: CsvConfig, progress: Progress) -> CsvSummary:
                 left_over.unlink(missing_ok=True)  # of one that was killed: nobody else writes here now
             _build(config, form, origin, vocabulary, progress)
             source = open_source(path)
-    note = None if kept else vocabulary.tokenizer.note
-    return CsvSummary(source, split_sizes(path), kept, time.monotonic() - began, note)
+    return CsvSummary(source, split_sizes(path), kept, time.monotonic() - began)
 
 
 def lock_name(path: Path) -> str:

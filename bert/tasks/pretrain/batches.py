@@ -23,10 +23,8 @@ from bert.tasks.pretrain.instances import Instances, random_instances
 from bert.tasks.pretrain.masking import InstanceConfig
 from bert.tasks.pretrain.shards import (
     ShardFolder,
-    check_length,
-    folder_info,
     folder_lengths,
-    open_test_shards,
+    open_shards,
     read_shard,
 )
 from common.errors import InputError, UsageError
@@ -72,9 +70,8 @@ class SyntheticBatches(InstanceBatches):
         if folder is None:
             lengths = draw_lengths(spec, "pretrain")
         else:
-            info = folder_info(folder, seq_len=spec.seq_len)
-            check_length(info, spec.seq_len)
-            lengths = quantiles(rng, sample_count(spec.seq_len), folder_lengths(info))
+            histogram = folder_lengths(open_shards(folder, "training", spec.seq_len))
+            lengths = quantiles(rng, sample_count(spec.seq_len), histogram)
         config = InstanceConfig(seq_len=spec.seq_len, max_predictions=spec.max_predictions)
         self._all = random_instances(lengths, config, spec.vocab_size, rng)
         super().__init__(spec, np.array([len(lengths)]), lengths_fingerprint(spec.seq_len, lengths), spec.data)
@@ -155,12 +152,11 @@ class Hdf5Batches(InstanceBatches):
     Iterate over one iterator at a time.
 
     Raises:
-        InputError: as folder_info, or the shards have another sequence length or a larger vocabulary than `spec`.
+        InputError: as open_shards, or the shards have a larger vocabulary than `spec`.
     """
 
     def __init__(self, spec: DataSpec, split: str = "training") -> None:
-        self.info = folder_info(Path(spec.data), split, spec.seq_len)
-        check_length(self.info, spec.seq_len)
+        self.info = open_shards(Path(spec.data), split, spec.seq_len)
         super().__init__(spec, np.array(self.info.counts), self.info.fingerprint, self.info.path)
         self.reading = Reading()
         self._shards = ShardReader(self.info, spec.vocab_size, self.reading)
@@ -196,13 +192,13 @@ class Hdf5Batches(InstanceBatches):
 class TestShards:
     """The test split of a folder, or `samples` of it, spread evenly; the same samples in the same order every time.
 
-    Raises InputError as open_test_shards.
+    Raises InputError as open_shards.
     """
 
     __test__ = False  # no test of pytest's
 
     def __init__(self, spec: DataSpec, samples: int = 0) -> None:
-        self.info = open_test_shards(Path(spec.data), spec.seq_len)
+        self.info = open_shards(Path(spec.data), "test", spec.seq_len)
         self._spec = spec
         chosen = spread(self.info.samples, samples)
         self.fingerprint = f"{self.info.fingerprint}/{len(chosen)}"

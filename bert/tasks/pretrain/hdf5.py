@@ -89,7 +89,6 @@ def _write(job: _Job, tokens: TokenShard, length: Length, path: Path) -> Counts:
     write_blocks(path, header, _counted(plan.blocks(), match["split"], counts), length.stage.fingerprint)
     counts.add("tokens", len(tokens.ids))
     counts.add("unknown tokens", int(np.count_nonzero(tokens.ids == job.vocabulary.ids["[UNK]"])))
-    counts.add(f"shards tokenized with {tokenizer_of(job.vocabulary).package}")
     return counts
 
 

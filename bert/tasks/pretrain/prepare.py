@@ -20,10 +20,10 @@ from bert.data.synthetic import default_max_predictions
 from bert.data.vocabulary import (
     VOCABULARY_FILE,
     Vocabulary,
-    casing_note,
     load_vocabulary,
     sample_lines,
     train_vocabulary,
+    vocabulary_notes,
 )
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE
 from bert.tasks.pretrain import hdf5
@@ -36,8 +36,6 @@ from common.locks import locked
 
 VOCABULARY_BYTES = 64 * 2**20
 """A vocabulary is trained on at most this much text, taken evenly from the corpus."""
-MOST_UNKNOWN = 0.01
-"""Share of [UNK] above which a vocabulary does not fit the text."""
 _AT_LEAST = {
     "seq_lens": SPECIAL_TOKENS + 2,
     "max_predictions": 1,
@@ -57,8 +55,6 @@ _SENTENCES = {
     "Gutenberg frames": "the Project Gutenberg header and footer of {count} file(s) were removed",
     "shards with one document": "{count} shard(s) hold a single document, so their random segments come from it too; "
     "use fewer --shards",
-    "shards tokenized with tokenizers": "{count} shard(s) were tokenized with tokenizers: install nanotoken for the "
-    "same ids in less time",
 }
 
 
@@ -224,13 +220,11 @@ def prepare(config: PrepareConfig, progress: Progress = lambda stage, done, tota
     LockedError: another preparation is writing to it.
     """
     with locked(config.output, "another preparation", "wait for it, or give another --output"):
-        preparation = _Preparation(config, progress)
         try:
             with Workers(config.workers) as workers:
-                return preparation.run(workers)
+                return _Preparation(config, progress).run(workers)
         finally:  # half-written files of this call's workers, and those of calls that were killed
-            for folder in preparation.folders:
-                remove_left_overs(folder)
+            remove_left_overs(config.output, "*", "*/*")
 
 
 class _Preparation:
@@ -239,7 +233,6 @@ class _Preparation:
     def __init__(self, config: PrepareConfig, progress: Progress) -> None:
         self.config = config
         self.progress = progress
-        self.folders = [config.output, config.output / "vocabulary"]
         self.stages: list[StageSummary] = []
 
     def run(self, workers: Workers) -> PrepareSummary:
@@ -257,10 +250,6 @@ class _Preparation:
             vocab_trained=self.config.vocab is None,
             notes=tuple(_notes(self.stages, vocabulary)),
         )
-
-    def _stage(self, path: Path, name: str, version: int, settings: dict[str, Any], source: str) -> Stage:
-        self.folders.append(path)
-        return Stage(path, name, version, settings, source)
 
     def _run(self, stage: Stage, make: Callable[[], Finished]) -> Finished:
         """Run a stage, or keep what it made before."""
@@ -291,7 +280,7 @@ class _Preparation:
         dumps, texts = (identify(paths, folder, config.output / ".inputs.json") for paths in (found.dumps, found.texts))
         content = fingerprint_of([[source.name, source.digest] for source in (*dumps, *texts)])
         path = config.output / "sentences" / config.dataset_name
-        stage = self._stage(path, "sentences", 1, stage_settings(), content)
+        stage = Stage(path, "sentences", 1, stage_settings(), content)
         return self._run(stage, lambda: segment(dumps, texts, stage, workers, self.progress, config.keep_truncated))
 
     def _shards(self, segmented: Finished) -> Finished:
@@ -302,7 +291,7 @@ class _Preparation:
         )
         check_documents(segmented.counts.get("documents"), plan)
         settings = {**dataclasses.asdict(plan), "dataset": config.dataset_name}
-        stage = self._stage(config.sharded_folder(count), "shard", SHARDING, settings, segmented.fingerprint)
+        stage = Stage(config.sharded_folder(count), "shard", SHARDING, settings, segmented.fingerprint)
         return self._run(stage, lambda: shard(segmented.files, stage, config.dataset_name, plan, self.progress))
 
     def _vocabulary(self, sharded: Finished) -> tuple[Vocabulary, Path]:
@@ -324,7 +313,7 @@ class _Preparation:
         for seq_len in config.seq_lens:
             instances = dataclasses.asdict(config.instances(seq_len))
             settings = {**instances, "vocabulary": vocabulary.fingerprint}
-            stage = self._stage(config.hdf5_folder(seq_len), "hdf5", hdf5.VERSION, settings, sharded.fingerprint)
+            stage = Stage(config.hdf5_folder(seq_len), "hdf5", hdf5.VERSION, settings, sharded.fingerprint)
             metadata = {
                 "schema_version": 1,
                 "vocab_size": len(vocabulary.pieces),
@@ -364,17 +353,10 @@ def _summary(length: hdf5.Length, finished: Finished, kept: int) -> LengthSummar
 
 
 def _notes(stages: Sequence[StageSummary], vocabulary: Vocabulary) -> Iterator[str]:
-    casing = casing_note(vocabulary)
-    if casing is not None:
-        yield casing
+    yield from vocabulary_notes(vocabulary, stages[-1].counts)
     for stage in stages:
         for name, sentence in _SENTENCES.items():
             count, examples = stage.counts.get(name, 0), stage.examples.get(name, ())
             if count:
                 names = ", ".join(examples) + (", ..." if len(examples) < count else "")
                 yield sentence.format(count=f"{count:,}", names=names)
-        unknown = stage.counts.get("unknown tokens", 0) / max(1, stage.counts.get("tokens", 0))
-        if unknown > MOST_UNKNOWN:
-            yield (
-                f"{100 * unknown:.1f} % of the tokens are [UNK]: check that the vocabulary fits the language and casing"
-            )

@@ -164,20 +164,15 @@ def folder_info(folder: Path, split: str = "training", seq_len: int | None = Non
     )
 
 
-def open_test_shards(folder: Path, seq_len: int) -> ShardFolder:
-    """Look at the test shards of a folder. Raises InputError: there are none, they are damaged or of another length."""
-    info = folder_info(folder, "test", seq_len)
-    check_length(info, seq_len)
-    return info
-
-
-def check_length(info: ShardFolder, seq_len: int) -> None:
-    """Raise InputError if shards have another sequence length."""
+def open_shards(folder: Path, split: str, seq_len: int) -> ShardFolder:
+    """Look at the shards of a split with samples of this length. Raises InputError as folder_info, or of another."""
+    info = folder_info(folder, split, seq_len)
     if info.seq_len != seq_len:
         raise InputError(
             "data-mismatch",
             f"{info.path} has {info.seq_len} tokens per sample: use it with --seq-len {info.seq_len}, not {seq_len}",
         )
+    return info
 
 
 def _find(folder: Path, split: str, seq_len: int | None) -> list[Path]:

@@ -10,7 +10,7 @@ from bert.data.synthetic import SYNTHETIC, check_distribution, default_max_predi
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.model.step import Gemm, Over, Pass, Step, classifier, pooler
 from bert.tasks.base import NO_OPTIONS, BatchStream, DataIdentity, DataSource, EvaluationSpec, Heads, Task
-from bert.tasks.pretrain.shards import folder_info, folder_lengths, open_test_shards
+from bert.tasks.pretrain.shards import folder_info, folder_lengths, open_shards
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class PretrainTask(Task):
                 "option-not-applicable", f"--eval-data {wanted}: pretraining evaluates its test shards; leave it out"
             )
         if not is_synthetic(source):
-            open_test_shards(Path(source), seq_len)
+            open_shards(Path(source), "test", seq_len)
 
     def max_predictions(self, seq_len: int) -> int:
         """As published, else 15 % of the length."""

@@ -13,7 +13,15 @@ from support.plain_tokenizer import PlainTokenizer
 from support.shared_files import DATA, OWN
 
 from bert.data import tokenizer
-from bert.data.vocabulary import FAST, REFERENCE, SPECIAL_PIECES, Tokenizer, Vocabulary, load_vocabulary
+from bert.data.vocabulary import (
+    FAST,
+    REFERENCE,
+    SPECIAL_PIECES,
+    Tokenizer,
+    Vocabulary,
+    load_vocabulary,
+    vocabulary_notes,
+)
 
 SMALL = (*SPECIAL_PIECES, "the", "The", "un", "##able", "##s", "a", "##a", "b", ",", "!", "'", "\u4e2d", "\u00e9", "e",
          "x" * 101, "x" * 100, "##x", "U", "\u0301", "3", "##3", "[", "]", "mask", "##\u00df", "ss")  # fmt: skip
@@ -106,8 +114,10 @@ def test_ids_beyond_16_bits_are_kept() -> None:
 def test_without_nanotoken_the_library_encodes_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = slow(SMALLS[True], monkeypatch)
     assert chosen.package == REFERENCE
-    assert chosen.note and FAST in chosen.note and chosen.name in chosen.note
-    assert SMALLS[True].tokenizer.note is None
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, FAST, None)
+        (note,) = vocabulary_notes(SMALLS[True], {})
+    assert FAST in note and vocabulary_notes(SMALLS[True], {}) == []
 
 
 @pytest.mark.parametrize(
