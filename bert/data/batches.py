@@ -143,14 +143,12 @@ class Batches(ABC):
         self._order = SampleOrder(counts, spec.seed)
         self._global_batch = spec.micro_batch_size * spec.world_size
         self._divided = spec.token_work > 0 and spec.world_size > 1
-        self._origin = 0
-        """First sample of the first batch: where an earlier run with another global batch stopped."""
-        self._yielded = 0
-        """Batches yielded since the origin."""
+        self._next = 0
+        """First sample of the next global batch."""
 
     @abstractmethod
-    def _batch(self, number: int) -> "Batch":
-        """Make this rank's part of a global batch."""
+    def _batch(self, pieces: list[tuple[int, Int64]]) -> "Batch":
+        """Make the batch of samples, as (shard, rows)."""
 
     @abstractmethod
     def _lengths(self, shard: int, rows: Int64) -> Int64:
@@ -159,18 +157,17 @@ class Batches(ABC):
     def __iter__(self) -> "Iterator[Batch]":
         """Yield micro-batches on the CPU, epoch after epoch."""
         while True:
-            batch = self._batch(self._yielded)
-            self._yielded += 1
+            batch = self._batch(self._part())
+            self._next += self._global_batch
             yield batch
 
-    def _begin(self, number: int) -> int:
-        """First sample that this rank looks at for a global batch."""
-        first = self._origin + number * self._global_batch
+    def _begin(self, first: int) -> int:
+        """First sample that this rank looks at for the global batch that begins with sample `first`."""
         return first if self._divided else first + self.spec.rank * self.spec.micro_batch_size
 
-    def _part(self, number: int) -> list[tuple[int, Int64]]:
-        """This rank's part of a global batch: (shard, rows) of its samples."""
-        start = self._begin(number)
+    def _part(self) -> list[tuple[int, Int64]]:
+        """This rank's part of the next global batch: (shard, rows) of its samples."""
+        start = self._begin(self._next)
         if not self._divided:
             return list(self._order.rows(start, start + self.spec.micro_batch_size))
         pieces = list(self._order.rows(start, start + self._global_batch))
@@ -182,14 +179,7 @@ class Batches(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Position after the last batch that was yielded."""
-        return {
-            "samples": self._origin + self._yielded * self._global_batch,
-            "origins": [self._origin],
-            "batches": self._yielded,
-            "global_batch": self._global_batch,
-            "seed": self.spec.seed,
-            "fingerprint": self._fingerprint,
-        }
+        return {"samples": self._next, "seed": self.spec.seed, "fingerprint": self._fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at a saved position with the next sample; the number of ranks and the batch size may differ.
@@ -207,9 +197,7 @@ class Batches(ABC):
                 "settings-changed",
                 f"the saved data position has seed {state['seed']}, this run seed {self.spec.seed}: use the former",
             )
-        (self._origin,), self._yielded = state["origins"], state["batches"]
-        if state["global_batch"] != self._global_batch:
-            self._origin, self._yielded = state["samples"], 0
+        self._next = state["samples"]
 
 
 class RowBatches(Batches):
@@ -237,8 +225,8 @@ class RowBatches(Batches):
         self.rows = rows
         super().__init__(spec, np.array([len(rows)]), rows.fingerprint, spec.data)
 
-    def _batch(self, number: int) -> "Batch":
-        return row_batch(self.rows, np.concatenate([rows for _, rows in self._part(number)]), self.spec.padding)
+    def _batch(self, pieces: list[tuple[int, Int64]]) -> "Batch":
+        return row_batch(self.rows, np.concatenate([rows for _, rows in pieces]), self.spec.padding)
 
     def _lengths(self, shard: int, rows: Int64) -> Int64:
         offsets = self.rows.ids.offsets

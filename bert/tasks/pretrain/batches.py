@@ -49,8 +49,8 @@ class InstanceBatches(Batches):
     def _instances(self, shard: int) -> Instances:
         """Return a shard."""
 
-    def _batch(self, number: int) -> "Batch":
-        return to_batch([(self._instances(shard), rows) for shard, rows in self._part(number)])
+    def _batch(self, pieces: list[tuple[int, Int64]]) -> "Batch":
+        return to_batch([(self._instances(shard), rows) for shard, rows in pieces])
 
     def _lengths(self, shard: int, rows: Int64) -> Int64:
         lengths: Int64 = self._instances(shard).input_mask[rows].sum(axis=1, dtype=np.int64)
@@ -160,33 +160,25 @@ class Hdf5Batches(InstanceBatches):
         super().__init__(spec, np.array(self.info.counts), self.info.fingerprint, self.info.path)
         self.reading = Reading()
         self._shards = ShardReader(self.info, spec.vocab_size, self.reading)
-        self._looked_at = 0, 0
 
     def __iter__(self) -> "Iterator[Batch]":
         """Yield micro-batches on the CPU, epoch after epoch."""
         self._shards = ShardReader(self.info, self.spec.vocab_size, self.reading)
-        self._looked_at = 0, 0
         try:
             yield from super().__iter__()
         finally:
             self._shards.close()
 
-    def _batch(self, number: int) -> "Batch":
-        batch = super()._batch(number)
-        self._read_ahead(self._begin(number + 1))
+    def _batch(self, pieces: list[tuple[int, Int64]]) -> "Batch":
+        batch = super()._batch(pieces)
+        # The shard of the first sample of this rank's next batch, and the one after.
+        shard, _, end = self._order.piece(self._begin(self._next + self._global_batch))
+        self._shards.read(shard)
+        self._shards.read(self._order.piece(end)[0])
         return batch
 
     def _instances(self, shard: int) -> Instances:
         return self._shards.read(shard).result()
-
-    def _read_ahead(self, start: int) -> None:
-        """Have the shard read that holds the first sample of this rank's next batch, and the one after."""
-        begin, end = self._looked_at
-        if not begin <= start < end:
-            shard, begin, end = self._order.piece(start)
-            self._looked_at = begin, end
-            self._shards.read(shard)
-            self._shards.read(self._order.piece(end)[0])
 
 
 class TestShards:
