@@ -86,12 +86,12 @@ class Server:
         """
         part = path.with_name(path.name + PART)
         while True:
-            before = size_of(part)
+            begin = size_of(part)
             with storage_errors(part), part.open("ab") as output:
                 # A whole part is there if a call was killed between the last byte and the renaming.
-                for start, block in self._blocks(file.address, before) if before != file.size else ():
-                    if not start:
-                        before = output.truncate(0)
+                for start, block in self._blocks(file.address, begin) if begin != file.size else ():
+                    if not block:
+                        begin = output.truncate(start)
                     output.write(block)
                     tell(len(block))
             with storage_errors(part), part.open("rb") as content:
@@ -101,7 +101,7 @@ class Server:
                 part.replace(path)
                 return
             part.unlink()
-            if not before:
+            if not begin:
                 raise DownloadError(
                     "download-mismatch",
                     f"{self.base}/{file.address} has the checksum {digest} instead of {file.digest}: use another "
@@ -111,7 +111,7 @@ class Server:
     def _blocks(self, address: str, start: int = 0) -> Iterator[tuple[int, bytes]]:
         """Yield the content from `start` on, or all where the server cannot continue: where a block begins, the block.
 
-        What fails is repeated while waiting may help and not too many attempts in a row bring nothing.
+        The first block of each answer is empty. What fails is repeated while waiting may help and not too many attempts in a row bring nothing.
         """
         url, failures = f"{self.base}/{address}", 0
         while True:
@@ -120,6 +120,7 @@ class Server:
             try:
                 with _network_errors(url), urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310  # nosec B310
                     start = start if answer.status == http.client.PARTIAL_CONTENT else 0
+                    yield start, b""
                     while block := answer.read1(_BLOCK_BYTES):  # not read(): what came before a stall is kept
                         if self.stop.is_set():
                             raise DownloadError("download-failed", f"{url} was stopped")

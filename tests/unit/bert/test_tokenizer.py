@@ -12,7 +12,7 @@ from support.examples import examples
 from support.plain_tokenizer import PlainTokenizer
 from support.shared_files import DATA, OWN
 
-from bert.data import tokenizer
+from bert.data import vocabulary as module
 from bert.data.vocabulary import (
     FAST,
     REFERENCE,
@@ -103,7 +103,7 @@ def test_every_character_gives_the_ids_of_the_library(lower_case: bool) -> None:
 
 
 def test_ids_beyond_16_bits_are_kept() -> None:
-    words = tuple(f"w{number}" for number in range(tokenizer.MOST_SHORT_IDS - len(SPECIAL_PIECES)))
+    words = tuple(f"w{number}" for number in range(module.MOST_SHORT_IDS - len(SPECIAL_PIECES)))
     small, large = Vocabulary((*SPECIAL_PIECES, *words), True), Vocabulary((*SPECIAL_PIECES, *words, "more"), True)
     text = " ".join(random.Random(1).choices(words, k=3000)) + " w65274\nw250! w65030 w251,w0 w507 w65274 w65274 more"
     assert (small.tokenizer.dtype, large.tokenizer.dtype) == (np.dtype(np.uint16), np.dtype(np.int32))
@@ -116,8 +116,8 @@ def test_without_nanotoken_the_library_encodes_and_a_note_says_so(monkeypatch: p
     assert chosen.package == REFERENCE
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, FAST, None)
-        (note,) = vocabulary_notes(SMALLS[True], {})
-    assert FAST in note and vocabulary_notes(SMALLS[True], {}) == []
+        (note,) = vocabulary_notes(SMALLS[False], {})
+    assert FAST in note and vocabulary_notes(SMALLS[False], {}) == []
 
 
 @pytest.mark.parametrize(
