@@ -111,7 +111,8 @@ class Server:
     def _blocks(self, address: str, start: int = 0) -> Iterator[tuple[int, bytes]]:
         """Yield the content from `start` on, or all where the server cannot continue: where a block begins, the block.
 
-        The first block of each answer is empty. What fails is repeated while waiting may help and not too many attempts in a row bring nothing.
+        The first block of each answer is empty. What fails is repeated while waiting may help and not too many attempts
+        in a row bring nothing.
         """
         url, failures = f"{self.base}/{address}", 0
         while True:
