@@ -21,12 +21,6 @@ def scaled_product(
     return product
 
 
-def softmax_gradient(grad: Tensor, weights: Tensor) -> Tensor:
-    """Return the gradient of the scores whose softmax over the last dimension is `weights`."""
-    scores: Tensor = torch._softmax_backward_data(grad, weights, -1, weights.dtype)
-    return scores
-
-
 def flash_attention(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, dropout: float) -> Tensor:
     """Return the context [T, N, D] by FlashAttention-2; `ends` [B + 1] are the places where sequences end."""
     context: Tensor = torch.ops.aten._flash_attention_forward(

@@ -25,8 +25,8 @@ from torch.autograd.function import Function, once_differentiable
 
 from bert.data.batch import Unpadded
 from bert.private import flash_attention, multiplies_bf16
-from bert.speed.elementwise import Weights, softmax_dropout, softmax_dropout_backward
-from bert.speed.kernels import processor, usable
+from bert.speed.elementwise import dropout, has_loops, softmax_dropout, softmax_dropout_backward
+from bert.speed.kernels import processor
 from bert.speed.native import triton_missing
 
 Where = Tensor | Unpadded | None
@@ -57,13 +57,17 @@ def attend(qkv: Tensor, where: Where, probability: float, bias: Tensor | None = 
         [B, S, N, D] or [T, N, D].
     """
     if qkv.device.type == "cpu":
-        if probability > 0.0 or qkv.requires_grad:
+        if isinstance(where, Unpadded) or probability > 0.0 or qkv.requires_grad:
             return _attend_in_chunks(qkv, where, probability)
-        if isinstance(where, Unpadded):
-            return _attend_apart(qkv, where)
     elif isinstance(where, Unpadded):
         operator = operator_for(qkv.device, qkv.dtype, qkv.shape[-1])
-        return attend_by_lengths(operator, qkv, where.ends, where.columns, probability, bias)
+        if operator == TRITON:
+            from bert.speed.kernels.attention import attention
+
+            return attention(qkv, where.ends, where.columns, probability, bias)
+        if operator == FLASH:
+            return flash_attention(qkv[:, 0], qkv[:, 1], qkv[:, 2], where.ends, where.columns, probability)
+        return _attend_padded(qkv, where.ends, where.columns, probability)
     assert not isinstance(where, Unpadded)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=where, dropout_p=probability).transpose(1, 2)
@@ -71,7 +75,7 @@ def attend(qkv: Tensor, where: Where, probability: float, bias: Tensor | None = 
 
 def sums_bias(where: Where, device: torch.device, dtype: torch.dtype, width: int) -> bool:
     """Whether `attend` computes the gradient of a bias, for tokens so laid out and heads of a type and width."""
-    return isinstance(where, Unpadded) and operator_for(device, dtype, width) is not None
+    return isinstance(where, Unpadded) and operator_for(device, dtype, width) == TRITON
 
 
 @functools.cache
@@ -83,37 +87,6 @@ def operator_for(device: torch.device, dtype: torch.dtype, width: int) -> str | 
         return TRITON
     built = device.type != "cuda" or torch.backends.cuda.is_flash_attention_available()
     return FLASH if built and width <= _WIDEST_FLASH and width % 8 == 0 else None
-
-
-def attend_by_lengths(
-    operator: str | None, qkv: Tensor, ends: Tensor, longest: int, probability: float, bias: Tensor | None
-) -> Tensor:
-    """Return the context [T, N, D] of queries, keys and values [T, 3, N, D] by an operator of `operator_for`.
-
-    Args:
-        operator: TRITON, FLASH (Dao 2023, arXiv 2307.08691), or None for padded rows, which support no bias.
-        qkv: on a GPU.
-        ends: token before which each sequence ends, and 0 before them [B + 1], int32.
-        longest: tokens that no sequence has more of.
-        probability: of dropout.
-        bias: as in `attend`.
-    """
-    if operator == TRITON:
-        from bert.speed.kernels.attention import attention
-
-        return attention(qkv, ends, longest, probability, bias)
-    if operator == FLASH:
-        return flash_attention(*_split(qkv, bias), ends, longest, probability)
-    return _attend_padded(qkv, ends, longest, probability)
-
-
-def _split(qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [T, N, D]; with Triton one kernel writes their three gradients into one tensor."""
-    if not usable(qkv):
-        return qkv[:, 0], qkv[:, 1], qkv[:, 2]
-    from bert.speed.kernels.attention import unbind
-
-    return unbind(qkv, bias)
 
 
 def _attend_padded(qkv: Tensor, ends: Tensor, longest: int, probability: float) -> Tensor:
@@ -206,30 +179,36 @@ def _fit(lengths: list[int], heads: int) -> bool:
     return weights <= _FEW_WEIGHTS or (weights <= _WEIGHTS_AT_ONCE and wasted <= _MOST_WASTE * weights)
 
 
-def _attend_apart(qkv: Tensor, where: Unpadded) -> Tensor:
-    """PyTorch's attention, chunk by chunk, without gradients and dropout."""
-    parts = []
-    for chunk in chunks(where.lengths, qkv.shape[2]):
-        query, key, value = chunk.take(qkv).permute(2, 0, 3, 1, 4).unbind(0)
-        context = F.scaled_dot_product_attention(query, key, value, attn_mask=chunk.mask(qkv.device))
-        parts.append(chunk.real(context.transpose(1, 2)))
-    return torch.cat(parts)
-
-
 def _attend_in_chunks(qkv: Tensor, where: Where, probability: float) -> Tensor:
-    heads = qkv.shape[-2]
+    rows, heads, mask = qkv, qkv.shape[-2], None
+    if isinstance(where, Unpadded):
+        parts = chunks(where.lengths, heads)
+    else:
+        rows, mask, parts = qkv.flatten(0, 1), where, chunks((qkv.shape[1],) * len(qkv), heads)
     # In bf16 only where the CPU has instructions for it; else in float32.
     low = qkv.dtype == torch.bfloat16 and multiplies_bf16()
     products = qkv.dtype if low else torch.promote_types(qkv.dtype, torch.float32)
-    if isinstance(where, Unpadded):
-        parts = chunks(where.lengths, heads)
-        found: Tensor = _Attention.apply(qkv, parts, None, probability, products)  # type: ignore[no-untyped-call]
-        return found
-    rows, length = qkv.shape[:2]
-    parts = chunks((length,) * rows, heads)
-    found = _Attention.apply(qkv.flatten(0, 1), parts, where, probability, products)  # type: ignore[no-untyped-call]
-    padded: Tensor = found.unflatten(0, (rows, length))
-    return padded
+    if (probability > 0.0 or qkv.requires_grad) and has_loops(qkv, products):
+        found: Tensor = _Attention.apply(rows, parts, mask, probability, products)  # type: ignore[no-untyped-call]
+    else:
+        found = torch.cat([_attend_alone(part, rows, mask, probability, products) for part in parts])
+    return found.view(qkv[..., 0, :, :].shape)
+
+
+def _attend_alone(part: Chunk, qkv: Tensor, mask: Tensor | None, probability: float, products: torch.dtype) -> Tensor:
+    """Attention of a chunk by PyTorch's functions."""
+    query, key, value = part.take(qkv).permute(2, 0, 3, 1, 4).unbind(0)
+    allowed = _own_mask(part, mask)
+    if probability == 0.0:
+        return part.real(F.scaled_dot_product_attention(query, key, value, attn_mask=allowed).transpose(1, 2))
+    wide = torch.promote_types(products, torch.float32)
+    with torch.autocast("cpu", enabled=False):
+        scores = (query.to(products) @ key.to(products).transpose(2, 3)).to(wide) * qkv.shape[-1] ** -0.5
+        if allowed is not None:
+            # The lowest finite number: a sequence without any real token gets equal weights, not NaN.
+            scores = scores + scores.new_zeros(allowed.shape).masked_fill_(~allowed, torch.finfo(wide).min)
+        weights = dropout(scores.softmax(-1), probability, True)
+        return part.real((weights.to(products) @ value.to(products)).to(qkv.dtype).transpose(1, 2))
 
 
 class _Attention(Function):
@@ -239,17 +218,17 @@ class _Attention(Function):
     def forward(
         ctx: Any, qkv: Tensor, parts: tuple[Chunk, ...], mask: Tensor | None, probability: float, products: torch.dtype
     ) -> Tensor:
-        """Return [T, N, D] of qkv [T, 3, N, D]; a mask [B, 1, 1 or S, S] leaves keys of rows out."""
+        """Return [T, N, D] of qkv [T, 3, N, D]; a mask [B, 1, 1, S] leaves keys of rows out."""
         with torch.autocast("cpu", enabled=False):
             ctx.parts, ctx.products, ctx.how = parts, products, (qkv.shape[-1] ** -0.5, probability)
             context = torch.empty_like(qkv[:, 0])
-            saved: list[Tensor | None] = []
+            saved = list[Tensor]()
             for part in parts:
                 own, shape = _by_head(part.take(qkv), products)
                 scores = torch.bmm(own[0], own[1].transpose(1, 2))
                 kept, weights = softmax_dropout(scores, _own_mask(part, mask), *ctx.how)
                 part.put(context, torch.bmm(kept, own[2]).view(shape[1:]).transpose(1, 2))
-                saved += weights
+                saved.append(weights)
             ctx.save_for_backward(qkv, *saved)
             return context
 
@@ -259,10 +238,9 @@ class _Attention(Function):
         qkv, *saved = ctx.saved_tensors
         with torch.autocast("cpu", enabled=False):
             grad_qkv = torch.empty_like(qkv)
-            for number, part in enumerate(ctx.parts):
+            for part, weights in zip(ctx.parts, saved, strict=True):
                 (given,), _ = _by_head(part.take(grad)[:, :, None], ctx.products)
                 (query, key, value), shape = _by_head(part.take(qkv), ctx.products)
-                weights = Weights(*saved[2 * number : 2 * number + 2])
                 scores, kept = softmax_dropout_backward(torch.bmm(given, value.transpose(1, 2)), weights, *ctx.how)
                 grads = torch.empty(3, *query.shape, dtype=query.dtype)
                 torch.bmm(scores, key, out=grads[0])
@@ -273,7 +251,7 @@ class _Attention(Function):
 
 
 def _own_mask(part: Chunk, mask: Tensor | None) -> Tensor | None:
-    """The mask [b, 1, 1 or m, m] of a chunk of a batch: of its rows, or of what was padded to its longest."""
+    """The mask [b, 1, 1, m] of a chunk of a batch: of its rows, or of what was padded to its longest."""
     if mask is None:
         return part.mask(torch.device("cpu"))
     first = part.first // part.longest

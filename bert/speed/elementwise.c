@@ -82,7 +82,7 @@ static inline float exp_negative(float x)
 
 /* Random levels of `count` elements: Philox4x32-10 of Salmon et al. 2011 (Parallel random numbers: as easy as 1, 2, 3),
    counters from 0. Word w of a batch of 16 blocks begins at its level 32 w; the threads change nothing. */
-void random_levels(long count, int threads, uint64_t key, int16_t *levels)
+void random_levels(long count, long threads, uint64_t key, int16_t *levels)
 {
     const long batch = 8 * BLOCKS, batches = (count + batch - 1) / batch;
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -162,7 +162,7 @@ static inline void NAME(forward_row)(
 
 /* levels is NULL without dropout, narrow where T is float. */
 void NAME(norm_forward)(
-    long rows, long n, int threads, const T *x, const float *residual, const int16_t *levels, int threshold,
+    long rows, long n, long threads, const T *x, const float *residual, const int16_t *levels, long threshold,
     float scale, float eps, const float *weight, const float *bias, float *wide, T *narrow, float *mean, float *inverse)
 {
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -211,8 +211,8 @@ static inline void NAME(backward_row)(
 
 /* sums [threads, 3, n]: gradients of weight and bias from the rows of each thread, zeros before; and n for its use. */
 void NAME(norm_backward)(
-    long rows, long n, int threads, const float *grad_wide, const T *grad_narrow, const T *x, const float *residual,
-    const int16_t *levels, int threshold, float scale, const float *weight, const float *mean, const float *inverse,
+    long rows, long n, long threads, const float *grad_wide, const T *grad_narrow, const T *x, const float *residual,
+    const int16_t *levels, long threshold, float scale, const float *weight, const float *mean, const float *inverse,
     T *grad_x, float *grad_residual, float *sums)
 {
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -233,7 +233,7 @@ void NAME(norm_backward)(
 
 /* grad_x = grad (Phi(x) + x phi(x)). Phi(-|x|) = t (a1 + t (a2 + ...)) e^(-x^2/2) / 2 with t = 1 / (1 + p |x| / sqrt 2)
    is formula 7.1.26 of Abramowitz and Stegun, 8e-8 off at most, which PyTorch's own kernel uses too. */
-void NAME(gelu_backward)(long count, int threads, const T *restrict grad, const T *restrict x, T *restrict grad_x)
+void NAME(gelu_backward)(long count, long threads, const T *restrict grad, const T *restrict x, T *restrict grad_x)
 {
 #pragma omp parallel for simd num_threads(threads) schedule(static)
     for (long i = 0; i < count; i++) {
@@ -281,15 +281,15 @@ static inline void NAME(softmax_row)(
 }
 
 /* scores, weights and kept [sequences, heads, n, n], rows of n of them all; levels is NULL without dropout. allowed is
-   [sequences, n, n] where `whole`, else [sequences, n]; NULL where all may be attended to. */
+   [sequences, n], NULL where all may be attended to. */
 void NAME(softmax_forward)(
-    long rows, long n, int threads, const T *scores, const uint8_t *allowed, long heads, int whole, float factor,
-    const int16_t *levels, int threshold, float scale, float *weights, T *kept)
+    long rows, long n, long threads, const T *scores, const uint8_t *allowed, long heads, float factor,
+    const int16_t *levels, long threshold, float scale, float *weights, T *kept)
 {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long row = 0; row < rows; row++) {
-        long at = row * n, sequence = row / (heads * n);
-        const uint8_t *own = allowed ? allowed + (whole ? sequence * n + row % n : sequence) * n : allowed;
+        long at = row * n;
+        const uint8_t *own = allowed ? allowed + row / (heads * n) * n : allowed;
         if (levels && own)
             NAME(softmax_row)(n, 1, 1, scores + at, own, factor, levels + at, threshold, scale, weights + at, kept + at);
         else if (levels)
@@ -301,7 +301,7 @@ void NAME(softmax_forward)(
 
 /* Of rows of n: in grad, the gradient of what was kept, that of the scores takes its place; and what was kept again. */
 void NAME(softmax_backward)(
-    long rows, long n, int threads, T *restrict grad, const float *restrict weights, float factor, float scale,
+    long rows, long n, long threads, T *restrict grad, const float *restrict weights, float factor, float scale,
     T *restrict kept)
 {
 #pragma omp parallel for num_threads(threads) schedule(static)

@@ -16,6 +16,8 @@ gradient. Between linear layers in FP8 they write FP8.
 Shapes: T rows, H hidden width; b sequences of m tokens, N heads, R = b x N.
 """
 
+import ctypes
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -23,12 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
-from bert.private import softmax_gradient
 from bert.speed.copies import copies_in_use, linear
 from bert.speed.fp8 import Fp8Copy, OutputGradient
 from bert.speed.kernels import usable
 from bert.speed.native import loops
-from bert.speed.scales import Quantized, largest
+from bert.speed.scales import Cast, Quantized, largest
 
 # A dropout probability is rounded to a multiple of 1 / _LEVELS, which moves it by at most 2^-17.
 _LEVELS = 1 << 16
@@ -104,16 +105,13 @@ def residual_norm(
     if bias is not None or usable(x, norm.weight):
         from bert.speed.kernels import norm as kernels
 
-        copy = None if reader is None else fp8_copy(reader)
-        into = None if reader is None or copy is None else copy.input_cast(reader.weight)
         dropped = probability if norm.training else 0.0
-        return Stream(
-            *kernels.residual_norm(x, residual, norm.weight, norm.bias, norm.eps, dropped, bias, into, output)
-        )
-    if norm.training and _has_loops(x) and residual.dtype == norm.weight.dtype == norm.bias.dtype == torch.float32:
+        parameters = norm.weight, norm.bias, norm.eps, dropped, bias
+        return Stream(*kernels.residual_norm(x, residual, *parameters, _input_cast(reader), output))
+    if norm.training and has_loops(x) and residual.dtype == norm.weight.dtype == norm.bias.dtype == torch.float32:
         given = _ResidualNorm.apply(x, residual, norm.weight, norm.bias, norm.eps, probability)  # type: ignore[no-untyped-call]
         return Stream(given[0], given[-1])
-    return stream(norm(dropout_add(x, residual, probability, norm.training)))
+    return stream(norm(dropout(x, probability, norm.training) + residual))
 
 
 def gelu(x: Tensor | Product, reader: nn.Linear | None = None) -> tuple[Tensor, Quantized | None]:
@@ -125,24 +123,34 @@ def gelu(x: Tensor | Product, reader: nn.Linear | None = None) -> tuple[Tensor, 
     if bias is not None or usable(x):
         from bert.speed.kernels import gelu as kernels
 
-        copy, into = None if reader is None else fp8_copy(reader), None
-        if reader is not None and copy is not None:
-            into = copy.input_cast(reader.weight, lambda: largest(kernels.gelu(x, bias)[0]))
+        into = _input_cast(reader, lambda: largest(kernels.gelu(x, bias)[0]))
         return kernels.gelu(x, bias, into, output)
-    if x.requires_grad and _has_loops(x):
+    if x.requires_grad and has_loops(x):
         result: Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
         return result, None
     return F.gelu(x), None
 
 
-def _has_loops(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype in LOOP_TYPES and loops() is not None
+def _input_cast(reader: nn.Linear | None, measure: Callable[[], Tensor] | None = None) -> Cast | None:
+    """Return how a kernel casts what a layer reads; None if it is not in FP8, or not measured yet."""
+    copy = None if reader is None else fp8_copy(reader)
+    return None if reader is None or copy is None else copy.input_cast(reader.weight, measure)
 
 
-def _run(name: str, dtype: torch.dtype, *given: Any) -> None:
-    """Run a loop; a tensor is given by where its first element lies, None as NULL."""
-    loop = getattr(loops(), f"{name}_{LOOP_TYPES[dtype]}")
-    loop(*(one.data_ptr() if isinstance(one, Tensor) else one for one in given))
+def has_loops(x: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Whether loops can compute with a tensor in its type, or cast to another one."""
+    return x.device.type == "cpu" and (dtype or x.dtype) in LOOP_TYPES and loops() is not None
+
+
+def _run(name: str, *given: Tensor | int | float | None) -> None:
+    """Run a loop, whose arguments are pointers, long and float; None is NULL."""
+
+    def argument(one: Tensor | int | float | None) -> Any:
+        if one is None or isinstance(one, Tensor):
+            return ctypes.c_void_p(None if one is None else one.data_ptr())
+        return ctypes.c_float(one) if isinstance(one, float) else ctypes.c_long(one)
+
+    getattr(loops(), name)(*map(argument, given))
 
 
 def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
@@ -150,17 +158,9 @@ def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
     if not training or probability == 0.0:
         return x
     if x.device.type == "cpu":
-        result: Tensor = _Dropout.apply(x, None, probability)  # type: ignore[no-untyped-call]
+        result: Tensor = _Dropout.apply(x, probability)  # type: ignore[no-untyped-call]
         return result
     return F.dropout(x, probability)
-
-
-def dropout_add(x: Tensor, residual: Tensor, probability: float, training: bool) -> Tensor:
-    """Return dropout(x) + residual; `x` and `residual` have one shape, the result has their promoted type."""
-    if training and probability > 0.0 and x.device.type == "cpu":
-        result: Tensor = _Dropout.apply(x, residual, probability)  # type: ignore[no-untyped-call]
-        return result
-    return dropout(x, probability, training) + residual
 
 
 def random_levels(like: Tensor, by_loop: bool = False) -> Tensor:
@@ -169,11 +169,10 @@ def random_levels(like: Tensor, by_loop: bool = False) -> Tensor:
     They come from PyTorch's CPU generator, one number after another. A loop takes one number from it as the key of
     Philox4x32-10 (Salmon et al. 2011), which all threads compute at once (bert.speed.native).
     """
-    count, library = like.numel(), loops() if by_loop else None
-    if library is not None:
-        levels = torch.empty(like.shape, dtype=torch.int16)
-        key = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) & (2**64 - 1)
-        library.random_levels(count, torch.get_num_threads(), key, levels.data_ptr())
+    count = like.numel()
+    if by_loop:
+        levels, key = torch.empty(like.shape, dtype=torch.int16), torch.empty((), dtype=torch.int64)
+        _run("random_levels", count, torch.get_num_threads(), int(key.random_(-(2**63), None)), levels)
         return levels
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)  # four numbers in each word
     return words.view(torch.int16)[:count].view(like.shape)
@@ -189,31 +188,27 @@ def keep_scale(probability: float) -> float:
     return _LEVELS / (_LEVELS - round(probability * _LEVELS))
 
 
-def keep_mask(levels: Tensor, probability: float, dtype: torch.dtype) -> Tensor:
-    """Return 1 where an element is kept and 0 if it is dropped, as `dtype`."""
-    # Comparing straight into the floating type is several times as fast as multiplying by a bool tensor.
-    return torch.ge(levels, threshold(probability), out=torch.empty(levels.shape, dtype=dtype))
-
-
 class _Dropout(Function):
-    """Dropout that keeps its random bits for the backward pass, with the residual connection if there is one."""
+    """Dropout that keeps its random bits for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, residual: Tensor | None, probability: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, probability: float) -> Tensor:
         levels = random_levels(x)
         ctx.save_for_backward(levels)
-        ctx.probability, ctx.dtype, ctx.adds = probability, x.dtype, residual is not None
-        kept = keep_mask(levels, probability, x.dtype)
-        if residual is None:
-            return kept.mul_(x).mul_(keep_scale(probability))
-        return torch.addcmul(residual, x, kept, value=keep_scale(probability))
+        ctx.probability = probability
+        return _kept(x, levels, probability)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (levels,) = ctx.saved_tensors
-        grad_x = keep_mask(levels, ctx.probability, grad.dtype).mul_(grad).mul_(keep_scale(ctx.probability))
-        return grad_x.to(ctx.dtype), grad if ctx.adds else None, None
+        return _kept(grad, levels, ctx.probability), None
+
+
+def _kept(x: Tensor, levels: Tensor, probability: float) -> Tensor:
+    # Comparing straight into the floating type is several times as fast as multiplying by a bool tensor.
+    kept = torch.ge(levels, threshold(probability), out=torch.empty(x.shape, dtype=x.dtype))
+    return kept.mul_(x).mul_(keep_scale(probability))
 
 
 class _ResidualNorm(Function):
@@ -228,7 +223,7 @@ class _ResidualNorm(Function):
         wide, narrow = torch.empty_like(residual), None if x.dtype == residual.dtype else torch.empty_like(x)
         mean, inverse = (torch.empty(*x.shape[:-1], 1) for _ in range(2))
         _run(
-            "norm_forward", x.dtype, mean.numel(), width, torch.get_num_threads(), x, residual, levels,
+            f"norm_forward_{LOOP_TYPES[x.dtype]}", mean.numel(), width, torch.get_num_threads(), x, residual, levels,
             threshold(probability), keep_scale(probability), eps, weight, bias.contiguous(), wide, narrow, mean,
             inverse,
         )  # fmt: skip
@@ -244,7 +239,7 @@ class _ResidualNorm(Function):
         grad, other = (*(grad.contiguous() for grad in grads), None)[:2]
         grad_x, grad_residual, sums = torch.empty_like(x), torch.empty_like(residual), torch.zeros(threads, 3, width)
         _run(
-            "norm_backward", x.dtype, mean.numel(), width, threads, grad, other, x, residual, levels,
+            f"norm_backward_{LOOP_TYPES[x.dtype]}", mean.numel(), width, threads, grad, other, x, residual, levels,
             threshold(ctx.probability), keep_scale(ctx.probability), weight, mean, inverse, grad_x, grad_residual, sums,
         )  # fmt: skip
         grad_weight, grad_bias, _ = sums.sum(0)
@@ -265,81 +260,41 @@ class _Gelu(Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         grad, grad_x = grad.contiguous(), torch.empty_like(x)
-        _run("gelu_backward", x.dtype, x.numel(), torch.get_num_threads(), grad, x, grad_x)
+        _run(f"gelu_backward_{LOOP_TYPES[x.dtype]}", x.numel(), torch.get_num_threads(), grad, x, grad_x)
         return grad_x
 
 
-class Weights(NamedTuple):
-    """What the backward pass needs of the weights before dropout [R, m, m]."""
-
-    values: Tensor
-    """Of loops those that were dropped have their sign bit set."""
-    levels: Tensor | None
-    """Random bits of dropout; None without dropout, and of loops."""
-
-
-def softmax_dropout(scores: Tensor, mask: Tensor | None, factor: float, probability: float) -> tuple[Tensor, Weights]:
+def softmax_dropout(scores: Tensor, mask: Tensor | None, factor: float, probability: float) -> tuple[Tensor, Tensor]:
     """Return dropout(softmax(scores factor)) [R, m, m] in the type of the scores, and what its backward pass needs.
 
+    That are the weights before dropout in float32, of which those that were dropped have their sign bit set.
+
     Args:
-        scores: [R, m, m] of a CPU, in one piece; written to.
-        mask: bool [b, 1, 1, m] or [b, 1, m, m], True where may be attended to; None where everywhere. A row that may
-            attend to nothing gets equal weights.
+        scores: [R, m, m] of a CPU, in one piece, of a type with loops.
+        mask: bool [b, 1, 1, m], True where may be attended to; None where everywhere. A row that may attend to nothing
+            gets equal weights.
         factor: of the scores.
         probability: of dropout.
     """
-    fused = _has_loops(scores)
-    levels = random_levels(scores, fused) if probability else None
-    if fused:
-        return _softmax_by_loop(scores, mask, factor, levels, probability)
-    weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).mul_(factor)
-    if mask is not None:
-        rows, length = mask.shape[0], scores.shape[-1]
-        # The lowest finite number: a sequence without any real token gets equal weights, not NaN.
-        weights.view(rows, -1, length, length).masked_fill_(~mask, torch.finfo(weights.dtype).min)
-    torch.softmax(weights, -1, out=weights)
-    if levels is None:
-        return weights.to(scores.dtype), Weights(weights, None)
-    kept = keep_mask(levels, probability, weights.dtype).mul_(weights)
-    return _scaled(kept, probability, scores), Weights(weights, levels)
+    levels = random_levels(scores, by_loop=True) if probability else None
+    count, length, _ = scores.shape
+    allowed, heads = (None, 1) if mask is None else (mask.contiguous(), count // len(mask))
+    weights, kept = torch.empty(scores.shape), torch.empty_like(scores)
+    _run(
+        f"softmax_forward_{LOOP_TYPES[scores.dtype]}", count * length, length, torch.get_num_threads(), scores, allowed,
+        heads, factor, levels, threshold(probability), keep_scale(probability), weights, kept,
+    )  # fmt: skip
+    return kept, weights
 
 
-def softmax_dropout_backward(grad: Tensor, saved: Weights, factor: float, probability: float) -> tuple[Tensor, Tensor]:
+def softmax_dropout_backward(grad: Tensor, weights: Tensor, factor: float, probability: float) -> tuple[Tensor, Tensor]:
     """Return the gradient of the scores from that of the result, and the result again: [R, m, m] each.
 
     The arguments are those of `softmax_dropout`. `grad` is written to.
     """
-    weights, levels = saved
-    if _has_loops(grad):
-        kept, length = torch.empty_like(grad), grad.shape[-1]
-        _run(
-            "softmax_backward", grad.dtype, grad.numel() // length, length, torch.get_num_threads(), grad, weights,
-            factor, keep_scale(probability), kept,
-        )  # fmt: skip
-        return grad, kept
-    wide, kept = grad.to(weights.dtype), weights
-    if levels is not None:
-        kept = keep_mask(levels, probability, weights.dtype)
-        wide.mul_(kept)
-        kept.mul_(weights)
-    scores = softmax_gradient(wide, weights)
-    return scores.mul_(factor * keep_scale(probability)).to(grad.dtype), _scaled(kept, probability, grad)
-
-
-def _scaled(kept: Tensor, probability: float, like: Tensor) -> Tensor:
-    return torch.mul(kept, keep_scale(probability), out=torch.empty_like(like)) if probability else kept.to(like.dtype)
-
-
-def _softmax_by_loop(
-    scores: Tensor, mask: Tensor | None, factor: float, levels: Tensor | None, probability: float
-) -> tuple[Tensor, Weights]:
-    count, length, _ = scores.shape
-    allowed, heads, whole = None, 1, False
-    if mask is not None:
-        allowed, heads, whole = mask.contiguous(), count // len(mask), mask.shape[2] > 1
-    weights, kept = torch.empty(scores.shape), torch.empty_like(scores)
+    kept, length = torch.empty_like(grad), grad.shape[-1]
     _run(
-        "softmax_forward", scores.dtype, count * length, length, torch.get_num_threads(), scores, allowed, heads, whole,
-        factor, levels, threshold(probability), keep_scale(probability), weights, kept,
+        f"softmax_backward_{LOOP_TYPES[grad.dtype]}", grad.numel() // length, length, torch.get_num_threads(), grad,
+        weights, factor, keep_scale(probability), kept,
     )  # fmt: skip
-    return kept, Weights(weights, None)
+    return grad, kept

@@ -25,17 +25,6 @@ _FLAGS = (
 )  # fmt: skip
 _LONGEST_SECONDS = 120.0
 
-_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
-_ARGUMENTS = {
-    "norm_forward": (_LONG, _LONG, _INT, *3 * (_POINTER,), _INT, _FLOAT, _FLOAT, *6 * (_POINTER,)),
-    "norm_backward": (_LONG, _LONG, _INT, *5 * (_POINTER,), _INT, _FLOAT, *6 * (_POINTER,)),
-    "gelu_backward": (_LONG, _INT, *3 * (_POINTER,)),
-    "softmax_forward": (
-        _LONG, _LONG, _INT, *2 * (_POINTER,), _LONG, _INT, _FLOAT, _POINTER, _INT, _FLOAT, *2 * (_POINTER,)
-    ),
-    "softmax_backward": (_LONG, _LONG, _INT, *2 * (_POINTER,), *2 * (_FLOAT,), _POINTER),
-}  # fmt: skip
-
 
 @functools.cache
 def triton_missing() -> MissingToolError | None:
@@ -71,16 +60,11 @@ def loops_missing() -> MissingToolError | None:
 @functools.cache
 def _loaded() -> ctypes.CDLL | MissingToolError:
     try:
-        library = ctypes.CDLL(os.fspath(compiled()))
+        return ctypes.CDLL(os.fspath(compiled()))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         said = str(getattr(error, "stderr", None) or error).strip().partition("\n")[0][:300]
         problem = f"{_SOURCE.name} cannot be compiled ({said}): install gcc, or name another C compiler with CC="
         return MissingToolError("tool-failed", problem)
-    types = {f"{name}_{kind}": types for name, types in _ARGUMENTS.items() for kind in ("bf16", "float")}
-    for name, arguments in {"random_levels": (_LONG, _INT, ctypes.c_uint64, _POINTER), **types}.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, None
-    return library
 
 
 def compiled() -> Path:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -35,13 +36,7 @@ from bert.optim.lamb import Lamb  # noqa: E402
 from bert.optim.precision import Precision  # noqa: E402
 from bert.optim.registry import adamw  # noqa: E402
 from bert.parallel.base import SingleStrategy  # noqa: E402
-from bert.speed.attention import (  # noqa: E402
-    FLASH,
-    TRITON,
-    attend,
-    attend_by_lengths,
-    operator_for,
-)
+from bert.speed.attention import FLASH, TRITON, attend, operator_for  # noqa: E402
 from bert.speed.copies import LOW, copy_of, give_copies, linear  # noqa: E402
 from bert.speed.fp8 import Fp8Copy, OutputGradient  # noqa: E402
 from bert.speed.kernels import usable  # noqa: E402
@@ -133,9 +128,8 @@ def attention(dtype: torch.dtype, device: torch.device, operator: str | None = N
     expected, upstream = torch.cat(parts), torch.randn(sum(lengths), 16, 64).to(device)
 
     def attended(values: torch.Tensor, probability: float) -> torch.Tensor:
-        if operator is None:
+        with patch("bert.speed.attention.operator_for", lambda *given: operator or operator_for(*given)):
             return attend(values, where, probability)
-        return attend_by_lengths(operator, values, where.ends, where.columns, probability, None)
 
     found = attended(qkv, 0.0)
     limit = 1e-4 if dtype == torch.float32 else 1e-2

@@ -24,8 +24,8 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from bert.speed import kernels  # noqa: E402
-from bert.speed.kernels import attention, gelu, launch, norm, quantize  # noqa: E402
-from bert.speed.kernels.random import WEIGHT_LEVELS, dropout_constants, dropped_levels  # noqa: E402
+from bert.speed.kernels import attention, dropout_constants, dropped_levels, gelu, launch, norm, quantize  # noqa: E402  # noqa: E402
+from bert.speed.kernels.attention import WEIGHT_LEVELS  # noqa: E402
 from bert.speed.scales import Cast  # noqa: E402
 
 CALLS, REPLAYS = 24, 5

@@ -62,8 +62,6 @@ def layer(rows: int, dtype: torch.dtype, bare: bool) -> None:
     results = norm.residual_norm(x, residual, weight, shift, 1e-12, *((0.0, None) if bare else (0.1, bias)))
     sum(one.sum() for one in results[: 1 if bare else 2]).backward()
     gelu.gelu(numbers(rows, INNER, dtype=dtype), None if bare else numbers(INNER))[0].sum().backward()
-    qkv = attention.unbind(numbers(rows, 3, HIDDEN // 64, 64, dtype=dtype), None if bare else numbers(3 * HIDDEN))
-    sum(one.sum() for one in qkv).backward()
 
 
 def attend(rows: int, dtype: torch.dtype, bare: bool, width: int = 64) -> None:

@@ -7,6 +7,12 @@ type, in the first warm-up step, and Triton caches it on disk.
 All arithmetic is float32, whatever the types of the tensors. Sums over rows are partial sums, one per program, without
 atomic additions, so they are reproducible.
 
+Dropout stores no mask: the backward pass recomputes its random bits from their key. They come from Philox4x32-10
+(Salmon et al. 2011), as in PyTorch's dropout on a GPU. One call returns 128 bits: 16 bits for each of 8 elements.
+Probabilities are therefore rounded to multiples of 2^-16, as on a CPU. Element c of row r, in rows of width W, uses
+bits 16 (c % 8) to 16 (c % 8) + 15 of the call with counter r ceil(W / 8) + c // 8. Attention has bits of its own
+(bert.speed.kernels.attention).
+
 Measured on an H100: docs/results/2026-11-26-h100.md. Without a GPU, the tests run every kernel in Triton's interpreter
 and compile it for sm_80, sm_90 and sm_100.
 """
@@ -26,6 +32,7 @@ TYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _PROGRAMS_EACH = 2
 _OLDEST = 8  # major compute capability; earlier GPUs have no bf16
 _FEWEST_COLUMNS, _MOST_WARPS = 16, 8
+LEVELS = 1 << 16
 
 
 def usable(x: Tensor, *parameters: Tensor) -> bool:
@@ -89,3 +96,14 @@ def warps_of(elements: int) -> int:
 def programs(like: Tensor, tiles: int) -> int:
     """Return the number of programs that process these tiles of rows; each writes a partial sum."""
     return min(tiles, _PROGRAMS_EACH * processor(like.device).multiprocessors)
+
+
+def dropped_levels(probability: float, levels: int = LEVELS) -> int:
+    """Return how many values of random bits drop an element."""
+    return round(probability * levels)
+
+
+def dropout_constants(probability: float) -> dict[str, int | float]:
+    """Return what a kernel has to know of dropout: how many values drop an element, and the factor of the others."""
+    dropped = dropped_levels(probability)
+    return {"dropped": dropped, "scale": LEVELS / (LEVELS - dropped)}

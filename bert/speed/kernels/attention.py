@@ -3,9 +3,13 @@
 One program computes a tile of queries of one head and sequence, or in the second half of the backward pass a tile of
 keys, in a loop over the tiles of the other. Scores are never stored; the backward pass computes them again, once for
 the gradients of queries and once for those of keys and values, so that no sum needs atomic additions. It writes the
-three gradients into one tensor and sums them for the bias; `unbind` does so for attention by another operator, where
-PyTorch stacks them and then reads the result again. Scores, softmax and sums are float32; GEMMs multiply the 16-bit
-type of the tensors. Exponents have base 2.
+three gradients into one tensor and sums them for the bias. Scores, softmax and sums are float32; GEMMs multiply the
+16-bit type of the tensors. Exponents have base 2.
+
+Dropout draws 8 bits for each of 16 weights from Philox with 7 rounds, as FlashAttention-2: probabilities are rounded to
+multiples of 2^-8. The weight of query token t, key column c of the same sequence and head h uses byte
+2 (c % 64 // 8) + c % 2 of the call with counter (t, 4 (c // 64) + c % 8 // 2, h, 0), whatever the tiles are. These are
+the columns of one row that one thread has in the result of a tensor core, so bits need no exchange between threads.
 
 Measured on an H100: docs/results/2026-11-26-h100.md.
 
@@ -21,8 +25,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from bert.speed.kernels import launch, programs, random_key
-from bert.speed.kernels.random import WEIGHT_LEVELS, dropped_levels, kept_weights
+from bert.speed.kernels import dropped_levels, launch, random_key
 from common.errors import UsageError
 
 
@@ -45,8 +48,28 @@ FORWARD = {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4
 OF_QUERIES = {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4, 3), 128: Tiles(64, 64, 8, 2)}
 OF_KEYS = {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4, 3), 128: Tiles(32, 64, 8, 2)}
 WIDTHS = frozenset(FORWARD)
-_SPLIT_COLUMNS, _SPLIT_ROWS, _SPLIT_WARPS = 256, 8, 4
+WEIGHT_LEVELS = 1 << 8
 _LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def kept_weights(key, token, head, first, columns: tl.constexpr, dropped: tl.constexpr):
+    """Return bool [M, columns] for query tokens [M], True where a weight is kept.
+
+    `key` is the number itself; `first` is the first key column, a multiple of 64 as is `columns`.
+    """
+    blocks: tl.constexpr = columns // 64
+    group = (first // 16 + tl.arange(0, 4 * blocks)).to(tl.uint32)[None, :]
+    token = token.to(tl.uint32)[:, None]
+    zero = token * 0 + group * 0
+    a, b, c, d = tl.philox(key, token + zero, group + zero, zero + head.to(tl.uint32), zero, 7)
+    shape: tl.constexpr = (token.shape[0], blocks, 1, 4, 1)
+    a, b, c, d = tl.reshape(a, shape), tl.reshape(b, shape), tl.reshape(c, shape), tl.reshape(d, shape)
+    eighth = tl.arange(0, 8)[None, None, :, None, None]
+    odd = tl.arange(0, 2)[None, None, None, None, :]
+    word = tl.where(eighth < 4, tl.where(eighth < 2, a, b), tl.where(eighth < 6, c, d))
+    level = (word >> (eighth % 2 * 16 + odd * 8).to(tl.uint32)) & 0xFF
+    return tl.reshape(level >= dropped, (token.shape[0], columns))
 
 
 @triton.jit
@@ -277,59 +300,3 @@ def _constants(tiles: Tiles) -> dict[str, Any]:
         "queries": tiles.queries, "keys": tiles.keys, "warps": tiles.warps, "num_stages": tiles.stages,
         "maxnreg": tiles.registers,
     }  # fmt: skip
-
-
-@triton.jit
-def copy_part(source, result, sums, of, rows, column, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr):
-    """Copy every P-th tile of rows of a gradient into the result, at position 0, 1 or 2; write its partial sum."""
-    program, count = tl.program_id(0), tl.num_programs(0)
-    inside = column < width
-    total = tl.zeros((tile, columns), tl.float32)
-    for first in tl.range(program * tile, rows, count * tile):
-        row = (first + tl.arange(0, tile)).to(tl.int64)
-        here = (row < rows)[:, None] & inside[None, :]
-        value = tl.load(source + row[:, None] * width + column[None, :], mask=here, other=0.0)
-        tl.store(result + row[:, None] * (3 * width) + of * width + column[None, :], value, mask=here)
-        total += value.to(tl.float32)
-    tl.store(sums + program * (3 * width) + of * width + column, tl.sum(total, 0), mask=inside)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def copy_qkv_gradients(
-    query, key, value, result, sums, rows, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr
-):
-    """Write three gradients [T, H] into one [T, 3, H], and partial sums [P, 3, H]."""
-    column = tl.program_id(1) * columns + tl.arange(0, columns)
-    copy_part(query, result, sums, 0, rows, column, width, columns, tile)
-    copy_part(key, result, sums, 1, rows, column, width, columns, tile)
-    copy_part(value, result, sums, 2, rows, column, width, columns, tile)
-
-
-def unbind(qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values [T, N, D] of [T, 3, N, D].
-
-    `bias` [3 H] was added to `qkv` without tracking its gradient, which is computed here; None for no such bias.
-    """
-    result: tuple[Tensor, Tensor, Tensor] = _Unbind.apply(qkv, bias)
-    return result
-
-
-class _Unbind(Function):
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        return qkv.unbind(1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
-        rows, heads, depth = grads[0].shape
-        width = heads * depth
-        result = grads[0].new_empty(rows, 3, heads, depth)
-        count = programs(result, -(-rows // _SPLIT_ROWS))
-        sums = torch.empty(count, 3 * width, device=result.device)
-        launch(
-            copy_qkv_gradients, (count, -(-width // _SPLIT_COLUMNS)), *(grad.contiguous() for grad in grads), result,
-            sums, rows, width=width, columns=_SPLIT_COLUMNS, tile=_SPLIT_ROWS, warps=_SPLIT_WARPS,
-        )  # fmt: skip
-        return result, None if ctx.bias_dtype is None else sums.sum(0).to(ctx.bias_dtype)

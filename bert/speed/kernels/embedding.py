@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from bert.speed.copies import add_rows, has_low_gradients
-from bert.speed.kernels import columns_of, launch, programs, random_key, warps_of
-from bert.speed.kernels.random import dropout_constants, kept
+from bert.speed.kernels import columns_of, dropout_constants, launch, programs, random_key, warps_of
+from bert.speed.kernels.norm import kept
 
 _NO_PADDING = -1
 

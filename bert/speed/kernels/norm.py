@@ -18,15 +18,26 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from bert.speed.fp8 import OutputGradient
-from bert.speed.kernels import columns_of, launch, programs, random_key, warps_of
+from bert.speed.kernels import columns_of, dropout_constants, launch, programs, random_key, warps_of
 from bert.speed.kernels.quantize import Target, magnitude, narrowed, record_largest, target, transpose_group
-from bert.speed.kernels.random import dropout_constants, kept
 from bert.speed.scales import Cast, Quantized
 
 _ROWS = 2  # per tile, of more than one row, in the backward pass and in FP8
 IN_THREAD = tl.constexpr(8)
 _STAGES = 2  # tiles in memory at once in the backward pass: one is computed, the next is loaded
 _BLOCK = 512  # columns that are transposed at once in FP8
+
+
+@triton.jit
+def kept(key, row, width: tl.constexpr, columns: tl.constexpr, dropped: tl.constexpr):
+    """Return bool [rows, columns] for the given rows [rows], True where an element is kept."""
+    groups: tl.constexpr = (width + 7) // 8
+    counter = (row[:, None] * groups + tl.arange(0, columns // 8)[None, :]).to(tl.uint32)
+    zero = counter * 0
+    a, b, c, d = tl.philox(tl.load(key), counter, zero, zero, zero)
+    words = tl.join(tl.join(a, c), tl.join(b, d))
+    levels = tl.reshape(tl.join(words & 0xFFFF, words >> 16), (row.shape[0], columns))
+    return levels >= dropped
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from support.examples import examples
 from bert.model.config import ModelConfig
 from bert.model.encoder import SelfAttention
 from bert.speed.attention import attend as attend_packed
-from bert.speed.elementwise import dropout, dropout_add
+from bert.speed.elementwise import dropout
 
 
 def seeded(function, *arguments, seed=3):
@@ -130,30 +130,7 @@ def test_dropout_gradient_has_the_same_pattern_as_its_result(shape, probability,
     torch.testing.assert_close(gradient, result)
 
 
-def test_dropout_add_is_dropout_plus_residual():
-    torch.manual_seed(0)
-    x, residual = torch.randn(2, 5, 7, 3, requires_grad=True).unbind(0)
-    found = seeded(dropout_add, x, residual, 0.4, True)
-    expected = seeded(dropout, x, 0.4, True) + residual
-    torch.testing.assert_close(found, expected)
-    weight = torch.randn_like(found)
-    torch.testing.assert_close(
-        torch.autograd.grad((found * weight).sum(), (x, residual)),
-        torch.autograd.grad((expected * weight).sum(), (x, residual)),
-    )
-
-
-def test_dropout_add_keeps_the_residual_stream_in_float32():
-    x = torch.randn(4, 8, dtype=torch.bfloat16, requires_grad=True)
-    residual = torch.randn(4, 8, requires_grad=True)
-    result = dropout_add(x, residual, 0.1, training=True)
-    result.sum().backward()
-    assert result.dtype == residual.grad.dtype == torch.float32
-    assert x.grad.dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize(("probability", "training"), [(0.0, True), (0.1, False)])
 def test_without_dropout_the_input_comes_back(probability, training):
     x = torch.randn(3, 4)
     assert dropout(x, probability, training) is x
-    assert torch.equal(dropout_add(x, x, probability, training), x + x)

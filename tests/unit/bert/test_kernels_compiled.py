@@ -21,7 +21,6 @@ KERNELS = {
     "dropout_layer_norm_backward": ("norm", 6, 0),
     "bias_gelu_forward": ("activation", 1, 0),
     "bias_gelu_backward": ("activation", 1, 1),
-    "copy_qkv_gradients": ("copy", 0, 3),
     "attention_forward": ("attention", 3, 1),
     "attention_query_gradients": ("attention", 5, 2),
     "attention_key_gradients": ("attention", 11, 2),

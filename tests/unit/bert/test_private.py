@@ -22,14 +22,6 @@ def test_fp8_matrices_are_multiplied_and_scaled() -> None:
     torch.testing.assert_close(product.float(), first.float() @ second.float().t(), rtol=1e-2, atol=1e-2)
 
 
-def test_the_gradient_of_a_softmax_is_autograds() -> None:
-    scores = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    weights = scores.softmax(-1)
-    grad = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
-    weights.backward(grad)
-    torch.testing.assert_close(private.softmax_gradient(grad, weights.detach()), scores.grad)
-
-
 @pytest.mark.parametrize("left_out", [None, 0.0, 1.0])
 def test_the_fused_update_is_adamws_and_can_be_left_out(left_out: float | None) -> None:
     value = nn.Parameter(torch.randn(7, generator=torch.Generator().manual_seed(0)))

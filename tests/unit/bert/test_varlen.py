@@ -11,7 +11,7 @@ from torch import Tensor
 from bert.data.batch import Unpadded, unpad
 from bert.model.config import ModelConfig
 from bert.speed import attention
-from bert.speed.attention import FLASH, TRITON, attend, attend_by_lengths, operator_for
+from bert.speed.attention import FLASH, TRITON, _attend_padded, attend, operator_for
 from bert.speed.kernels import Processor
 from bert.speed.layers import FastAttention
 from common.errors import MissingToolError
@@ -26,15 +26,10 @@ def nothing_known() -> None:
     attention.operator_for.cache_clear()
 
 
-def bounds(device: str = "cpu") -> tuple[Tensor, int]:
-    """Ends of the sequences, and the tokens that none has more of."""
-    return torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32).to(device), 16
-
-
-def layout() -> Unpadded:
+def layout(device: str = "meta") -> Unpadded:
     found = unpad((torch.arange(16) < torch.tensor(LENGTHS)[:, None]).long())
     assert found is not None
-    return found.map(lambda one: one.to("meta"))
+    return found.map(lambda one: one.to(device))
 
 
 def by_sequence(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -51,7 +46,7 @@ def test_padded_rows_give_the_context_and_gradients_of_each_sequence_alone() -> 
     torch.manual_seed(0)
     qkv = torch.randn(sum(LENGTHS), 3, HEADS, WIDTH, requires_grad=True)
     upstream = torch.randn(sum(LENGTHS), HEADS, WIDTH)
-    results = [attend_by_lengths(None, qkv, *bounds(), 0.0, None), by_sequence(*qkv.unbind(1))]
+    results = [_attend_padded(qkv, layout("cpu").ends, 16, 0.0), by_sequence(*qkv.unbind(1))]
     torch.testing.assert_close(*results)
     torch.testing.assert_close(*(torch.autograd.grad(result, qkv, upstream) for result in results))
 
@@ -59,19 +54,20 @@ def test_padded_rows_give_the_context_and_gradients_of_each_sequence_alone() -> 
 def test_padded_rows_drop_the_same_weights_in_both_passes() -> None:
     torch.manual_seed(0)
     qkv = torch.randn(sum(LENGTHS), 3, HEADS, WIDTH, requires_grad=True)
-    context = attend_by_lengths(None, qkv, *bounds(), 0.25, None)
+    context = _attend_padded(qkv, layout("cpu").ends, 16, 0.25)
     (grad,) = torch.autograd.grad(context, qkv, context.detach())
     torch.testing.assert_close((qkv[:, 2] * grad[:, 2]).sum(), context.square().sum())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", [FLASH, TRITON, None])
-def test_shapes_on_a_gpu(name: str | None, dtype: torch.dtype) -> None:
+def test_shapes_on_a_gpu(name: str | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == TRITON:
         need_triton()
+    monkeypatch.setattr(attention, "operator_for", lambda *given: name)
     qkv = torch.empty(sum(LENGTHS), 3, HEADS, 64, dtype=dtype, device="meta", requires_grad=True)
     bias = torch.empty(3 * HEADS * 64, device="meta", requires_grad=True)
-    context = attend_by_lengths(name, qkv, *bounds("meta"), 0.1, bias if name == TRITON else None)
+    context = attend(qkv, layout(), 0.1, bias if name == TRITON else None)
     assert context.shape == (sum(LENGTHS), HEADS, 64) and context.dtype == dtype
     context.backward(torch.empty_like(context))
     assert qkv.grad is not None and qkv.grad.shape == qkv.shape and qkv.grad.dtype == dtype
@@ -113,20 +109,11 @@ def test_the_widths_of_heads_are_those_of_the_kernels() -> None:
 
 
 def test_the_layers_take_the_operator_of_their_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[str | None] = []
-
-    def noted(
-        operator: str | None, qkv: Tensor, ends: Tensor, longest: int, probability: float, bias: Tensor | None
-    ) -> Tensor:
-        used.append(operator)
-        return qkv[:, 0]
-
-    monkeypatch.setattr("bert.speed.attention.attend_by_lengths", noted)
-    monkeypatch.setattr(attention, "triton_missing", lambda: None)
-    for dtype in (torch.bfloat16, torch.float32):
-        attend(torch.empty(sum(LENGTHS), 3, HEADS, 64, dtype=dtype, device="meta"), layout(), 0.0)
+    asked = list[tuple[torch.dtype, int]]()
+    monkeypatch.setattr(attention, "operator_for", lambda device, *given: asked.append(given))
     placed = layout()
-    with META:
-        layer = FastAttention(ModelConfig(num_layers=1, hidden_size=160, num_heads=2, intermediate_size=64))
-        layer.to(torch.bfloat16)(torch.empty(sum(LENGTHS), 160, dtype=torch.bfloat16), placed)
-    assert used == [TRITON, None, FLASH]
+    for dtype in (torch.bfloat16, torch.float32):
+        with META:
+            layer = FastAttention(ModelConfig(num_layers=1, hidden_size=160, num_heads=2, intermediate_size=64))
+            layer.to(dtype)(torch.empty(sum(LENGTHS), 160, dtype=dtype), placed)
+    assert asked == [(torch.bfloat16, 80), (torch.float32, 80)]

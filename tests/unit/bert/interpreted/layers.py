@@ -13,7 +13,7 @@ from support.philox import factors, key_of, philox
 from torch import Tensor
 
 from bert.speed import kernels
-from bert.speed.kernels import attention, gelu, norm
+from bert.speed.kernels import gelu, norm
 
 SEED, EPS = 3, 1e-12
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -132,19 +132,3 @@ def test_gelu(shape: tuple[int, ...], with_bias: bool, dtype: torch.dtype) -> No
     found = torch.autograd.grad(result, [x, bias][:count], grad)
     for one, other in zip(found, torch.autograd.grad(expected, mine[:count], grad.double()), strict=True):
         agree(one, other, dtype)
-
-
-@pytest.mark.usefixtures("multiprocessors")
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 3, 1, 1), (19, 3, 3, 8), (6, 3, 5, 60)], ids=str)
-def test_gradients_of_queries_keys_and_values(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    qkv, bias = numbers(*shape, dtype=dtype), numbers(3 * shape[2] * shape[3])
-    grads = [numbers(shape[0], *shape[2:], dtype=dtype, grad=False) for _ in range(3)]
-    parts = attention.unbind(qkv, bias)
-    assert all(torch.equal(part, qkv[:, number]) for number, part in enumerate(parts))
-    found, of_bias = torch.autograd.grad(parts, [qkv, bias], grads)
-    stacked = torch.stack(grads, 1)
-    assert torch.equal(found, stacked)
-    agree(of_bias, stacked.double().sum(0).flatten(), torch.float32)
-    assert torch.equal(torch.autograd.grad(attention.unbind(qkv, None), qkv, grads)[0], stacked)
