@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -77,14 +77,11 @@ class Strategy:
 
     def setup(self, device_type: str) -> None:
         """Join the process group of torchrun's environment; pick the device. Raises UsageError, MissingToolError."""
-        self._read_environment()
-        if device_type == "cuda":
-            self._pick_gpu()
-
-    def _read_environment(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        if device_type == "cuda":
+            self._pick_gpu()
 
     def _pick_gpu(self) -> None:
         visible = torch.cuda.device_count()
@@ -132,10 +129,6 @@ class Strategy:
         optimizer.zero_grad(set_to_none=True)
         return applied
 
-    def held(self, model: torch.nn.Module) -> list[torch.Tensor]:
-        """The parts of the parameters that this rank holds, detached; empty ones are left out."""
-        return [parameter.detach() for parameter in model.parameters()]
-
     def full(self, value: torch.Tensor) -> torch.Tensor:
         """The whole of a tensor that ranks may hold parts of."""
         return value
@@ -174,9 +167,9 @@ class Strategy:
         # A copy: what was read may be a mapping of the file, which the optimizer must not write into.
         return whole.clone() if whole.ndim == 0 else whole.to(parameter.device, copy=True)
 
-    def whole(self, model: torch.nn.Module) -> AbstractContextManager[torch.nn.Module]:
-        """A model with all weights on this rank's device, which needs no other rank to run; every rank must enter."""
-        return nullcontext(model)
+    def whole(self, model: torch.nn.Module) -> torch.nn.Module:
+        """A model with all weights on this rank's device, which needs no other rank to run; every rank must call it."""
+        return model
 
     def barrier(self) -> None:
         """Wait for every rank."""
@@ -311,26 +304,19 @@ def join_timeout() -> int:
 
 
 class WholeModel:
-    """A copy of a model that takes no memory until it is filled with weights; nothing observes it."""
+    """A copy of a model that takes no memory; nothing observes it."""
 
     def __init__(self, model: torch.nn.Module, observer: Observer) -> None:
         """Copy `model`, which is whole still; `observer` is the one it was built with."""
+        empty = {
+            id(one): torch.nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
+            for one in model.parameters()
+        }
         # Observers hold open files: they are not copied with the model.
-        shared = {id(observer): Observer(), **{id(p): _on_no_device(p) for p in model.parameters()}}
-        self._blank = copy.deepcopy(model, shared)
+        self._blank = copy.deepcopy(model, {id(observer): Observer(), **empty})
 
-    @contextmanager
-    def filled(self, weights: Iterator[tuple[str, torch.Tensor]], device: torch.device) -> Iterator[torch.nn.Module]:
-        """Yield the model with these weights (a whole state dict) on `device`; they are let go of afterwards."""
-        self._blank.load_state_dict({name: value.detach().to(device) for name, value in weights}, assign=True)
-        try:
-            yield self._blank.to(device)
-        finally:
-            for module in self._blank.modules():
-                for name, parameter in module.named_parameters(recurse=False):
-                    setattr(module, name, _on_no_device(parameter))
-
-
-def _on_no_device(parameter: torch.Tensor) -> torch.nn.Parameter:
-    empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-    return torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    def filled(self, weights: Iterator[tuple[str, torch.Tensor]], device: torch.device) -> torch.nn.Module:
+        """Return a model with these weights (a whole state dict) on `device`."""
+        model = copy.deepcopy(self._blank)
+        model.load_state_dict({name: value.detach().to(device) for name, value in weights}, assign=True)
+        return model.to(device)

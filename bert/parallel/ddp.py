@@ -1,5 +1,6 @@
 """Data parallelism: PyTorch's DistributedDataParallel over NCCL (GPUs) or gloo (CPUs)."""
 
+import functools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,17 +10,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from bert.observer import Observer
-from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, ProcessGroupStrategy, StepPlan
+from bert.parallel.base import NO_PLAN, ProcessGroupStrategy, StepPlan
 
 
 class DdpStrategy(ProcessGroupStrategy):
     """One process per device; gradients are averaged in buckets during the backward pass."""
 
-    def __init__(self, options: Options = NO_OPTIONS) -> None:
-        super().__init__(options)
-        self._wrapped: DistributedDataParallel | None = None
-        # None is PyTorch's own size, 25 MiB after a small first bucket.
-        self._bucket_mib: int | None = options.get("bucket_mib")
+    _wrapped: DistributedDataParallel
 
     def wrap(self, model: torch.nn.Module, observer: Observer, plan: StepPlan = NO_PLAN) -> torch.nn.Module:
         """Wrap the model; `observer.mark("gradients_ready")` tells when the last bucket's gradients are complete.
@@ -31,7 +28,7 @@ class DdpStrategy(ProcessGroupStrategy):
             model.to(self.device),
             device_ids=device_ids,
             gradient_as_bucket_view=True,
-            bucket_cap_mb=self._bucket_mib,
+            bucket_cap_mb=self.options.get("bucket_mib"),  # None: PyTorch's 25 MiB after a small first bucket
         )
         _assign_buckets(wrapped)
 
@@ -46,25 +43,7 @@ class DdpStrategy(ProcessGroupStrategy):
 
     def accumulate(self, last: bool) -> AbstractContextManager[None]:
         """Before the last micro-step gradients stay local: one all-reduce per optimizer step, not per micro-step."""
-        if last or self._wrapped is None:
-            return nullcontext()
-        context: AbstractContextManager[None] = self._wrapped.no_sync()
-        return context
-
-
-class _SumOfParameters(torch.nn.Module):
-    """Gives every trainable parameter a gradient, the last registered one first, without data or random numbers."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self) -> torch.Tensor:
-        """Sum of all elements of all trainable parameters."""
-        first, *others = (parameter.sum().float() for parameter in self.model.parameters() if parameter.requires_grad)
-        for other in others:
-            first = first + other
-        return first
+        return nullcontext() if last else self._wrapped.no_sync()
 
 
 def _assign_buckets(wrapped: DistributedDataParallel) -> None:
@@ -74,10 +53,9 @@ def _assign_buckets(wrapped: DistributedDataParallel) -> None:
     the ranks' values are added up: the first step after a resume would differ in the last bits from the step of the
     run that was not interrupted.
     """
-    model = wrapped.module
-    wrapped.module = _SumOfParameters(model)
-    try:
-        wrapped().backward()
-    finally:
-        wrapped.module = model
+    sums = (parameter.sum().float() for parameter in wrapped.module.parameters() if parameter.requires_grad)
+    # Every parameter gets a gradient, the last registered one first, without data or random numbers.
+    wrapped.module.forward = lambda: functools.reduce(torch.add, sums)
+    wrapped().backward()
+    del wrapped.module.forward
     wrapped.zero_grad(set_to_none=True)

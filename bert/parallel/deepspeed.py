@@ -33,7 +33,7 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         self._model: _EngineModel
         self._whole: WholeModel
         self._state: _Copies | _Partitions
-        self._engine: Any = None
+        self.engine: Any = None
 
     def setup(self, device_type: str) -> None:
         """Join the process group. Raises MissingToolError without deepspeed."""
@@ -57,7 +57,8 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         plan = dataclasses.replace(plan, train=dataclasses.replace(plan.train, world_size=self.world_size))
         self._resolved = resolve(self.options.get("config") or {}, plan, self.options.get("zero_stage"))
         self._whole = WholeModel(model, observer)
-        self._model = _EngineModel(model.to(self.device))
+        model.to(self.device).register_forward_hook(_Output.of)
+        self._model = _EngineModel(model, self)
         return self._model
 
     def prepare(self, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
@@ -70,15 +71,14 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         model = self._model.model
         before = {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()}
         try:
-            self._engine, *_ = deepspeed.initialize(
-                model=_Outputs(model), optimizer=optimizer, config=dict(self._resolved.config), dist_init_required=False
+            self.engine, *_ = deepspeed.initialize(
+                model=model, optimizer=optimizer, config=dict(self._resolved.config), dist_init_required=False
             )
         except (ValueError, AssertionError) as error:
             message = " ".join(str(error).split())
             raise UsageError("option-value", f"DeepSpeed refuses its configuration: {message}") from error
-        self._model.attach(self._engine)
         kind = _Partitions if self._resolved.zero_stage else _Copies
-        self._state = kind(self._engine.optimizer, optimizer)
+        self._state = kind(self.engine.optimizer, optimizer)
         _forget_steps(optimizer)
         # The copies were made of rounded parameters.
         for name, parameter in model.named_parameters():
@@ -88,11 +88,11 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
 
     @property
     def _scaling(self) -> Any:
-        return private.loss_scaling(self._engine.optimizer)
+        return private.loss_scaling(self.engine.optimizer)
 
     def accumulate(self, last: bool) -> AbstractContextManager[None]:
         """Mark the last micro-step. Stages 0 and 1 reduce gradients then, 2 and 3 in every micro-step."""
-        self._engine.set_gradient_accumulation_boundary(is_boundary=last)
+        self.engine.set_gradient_accumulation_boundary(is_boundary=last)
         return nullcontext()
 
     def backward(self, loss: torch.Tensor, precision: Precision) -> None:
@@ -102,7 +102,7 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
             state, scaling = precision.scaler.state_dict(), self._scaling
             scaling.cur_scale = float(state["scale"])
             scaling.last_overflow_iter = scaling.cur_iter - int(state["_growth_tracker"]) - 1
-        self._engine.backward(loss, scale_wrt_gas=False)
+        self.engine.backward(loss, scale_wrt_gas=False)
 
     def clip(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, precision: Precision
@@ -111,11 +111,11 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
 
     def step(self, optimizer: torch.optim.Optimizer, precision: Precision, wait: bool = True) -> bool | torch.Tensor:
         """Apply and clear the gradients; return whether they were applied, as Precision.step does."""
-        unwrapped = self._engine.optimizer is optimizer  # stage 0 in fp32: no optimizer of DeepSpeed looks
+        unwrapped = self.engine.optimizer is optimizer  # stage 0 in fp32: no optimizer of DeepSpeed looks
         if unwrapped and not isinstance(optimizer, Lamb):
             gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
             precision.guard(optimizer, torch.nn.utils.get_total_norm(gradients))
-        self._engine.step()
+        self.engine.step()
         if unwrapped:
             return outcome(optimizer, wait=False)
         if precision.scaler is not None:
@@ -124,12 +124,7 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
             good = (good - 1) % scaling.scale_window + 1 if good > 0 else 0
             state = precision.scaler.state_dict()
             precision.scaler.load_state_dict({**state, "scale": float(scaling.cur_scale), "_growth_tracker": good})
-        return bool(self._engine.was_step_applied())
-
-    def held(self, model: torch.nn.Module) -> list[torch.Tensor]:
-        """This rank's parts of the parameters, in the type they are multiplied in."""
-        parts = [getattr(parameter, "ds_tensor", parameter).detach() for parameter in model.parameters()]
-        return [part.float() for part in parts if part.numel()]
+        return bool(self.engine.was_step_applied())
 
     def weights(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Whole float32 weights, and buffers, one after the other."""
@@ -153,7 +148,7 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         if isinstance(optimizer, Lamb) and steps is not None:
             optimizer.steps = steps
 
-    def whole(self, model: torch.nn.Module) -> AbstractContextManager[torch.nn.Module]:
+    def whole(self, model: torch.nn.Module) -> torch.nn.Module:
         """A plain float32 copy of the model."""
         return self._whole.filled(self.weights(model), self.device)
 
@@ -161,39 +156,28 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
 class _EngineModel(torch.nn.Module):
     """The model before and after DeepSpeed has taken it over: its parameters under their names, calls to the engine."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, strategy: DeepSpeedStrategy) -> None:
         super().__init__()
         self.model = model
-        self._attached: list[Any] = []  # in a list: the engine has the model as a part, and must not become one of it
-
-    def attach(self, engine: Any) -> None:
-        """Have calls go to `engine` from here on."""
-        self._attached = [engine]
+        self._strategy = strategy
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the engine; autocast is left to it."""
-        (engine,) = self._attached
-        with torch.autocast(next(self.model.parameters()).device.type, enabled=False):
-            output = engine(*arguments, **named)
-        kind = engine.module.kind
-        return output if kind is None else kind(**output)
+        with torch.autocast(self._strategy.device.type, enabled=False):
+            return self._strategy.engine(*arguments, **named)
 
 
-class _Outputs(torch.nn.Module):
-    """Calls a model and returns its output as a dict, in which DeepSpeed finds the tensors."""
+class _Output(dict[str, Any]):
+    """A model's output as a dict, in which DeepSpeed finds the tensors."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.kind: Any = None
+    __getattr__ = dict.__getitem__
 
-    def forward(self, *arguments: Any, **named: Any) -> Any:
-        """Return the model's output, a dataclass as its fields by name."""
-        output = self.model(*arguments, **named)
-        if not dataclasses.is_dataclass(output) or isinstance(output, dict):
+    @classmethod
+    def of(cls, model: torch.nn.Module, arguments: Any, output: Any) -> Any:
+        """Return that of one of our models, a dataclass; others have dicts."""
+        if isinstance(output, dict):
             return output
-        self.kind = type(output)
-        return {part.name: getattr(output, part.name) for part in dataclasses.fields(output)}
+        return cls((part.name, getattr(output, part.name)) for part in dataclasses.fields(output))
 
 
 def _forget_steps(optimizer: torch.optim.Optimizer) -> None:

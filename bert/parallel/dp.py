@@ -21,18 +21,17 @@ class DpStrategy(Strategy):
 
     def setup(self, device_type: str) -> None:
         """Take all visible GPUs. Raises UsageError without a GPU, or with several processes."""
-        self._read_environment()
         if device_type != "cuda":
             raise UsageError(
                 "device-unsupported",
                 "strategy dp splits a batch over the GPUs of one process; on a CPU use single, or ddp for several",
             )
+        super().setup(device_type)
         if self.world_size != 1:
             raise UsageError(
                 "unsupported-combination",
                 f"strategy dp drives all GPUs from one process, but {self.world_size} were started: use ddp",
             )
-        self._pick_gpu()
         self.devices_per_rank = torch.cuda.device_count()
 
     def wrap(self, model: torch.nn.Module, observer: Observer, plan: StepPlan = NO_PLAN) -> torch.nn.Module:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bert.observer import Observer
 from bert.optim.precision import AUTOCAST_DTYPE
-from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, ProcessGroupStrategy, StepPlan, WholeModel
+from bert.parallel.base import NO_PLAN, ProcessGroupStrategy, StepPlan, WholeModel
 
 
 class FsdpStrategy(ProcessGroupStrategy):
@@ -22,10 +22,8 @@ class FsdpStrategy(ProcessGroupStrategy):
     float32, to parameters in float32. Only tensors are cast: activations are what autocast makes of them.
     """
 
-    def __init__(self, options: Options = NO_OPTIONS) -> None:
-        super().__init__(options)
-        self._sharded: FSDPModule | None = None
-        self._whole: WholeModel | None = None
+    _sharded: FSDPModule
+    _whole: WholeModel
 
     def wrap(self, model: torch.nn.Module, observer: Observer, plan: StepPlan = NO_PLAN) -> torch.nn.Module:
         """Give this rank its part of the model, which is changed in place."""
@@ -35,21 +33,13 @@ class FsdpStrategy(ProcessGroupStrategy):
         policy = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=False)
         for layer in layers(model):
             fully_shard(layer, mp_policy=policy)
-        sharded = fully_shard(model, mp_policy=policy)
-        assert isinstance(sharded, FSDPModule)
-        self._sharded = sharded
+        self._sharded = fully_shard(model, mp_policy=policy)
         return model
 
     def accumulate(self, last: bool) -> AbstractContextManager[None]:
         """Before the last micro-step gradients stay whole and local: one reduce-scatter per optimizer step."""
-        if self._sharded is not None:
-            self._sharded.set_requires_gradient_sync(last)
+        self._sharded.set_requires_gradient_sync(last)
         return nullcontext()
-
-    def held(self, model: torch.nn.Module) -> list[torch.Tensor]:
-        """This rank's parts of the parameters."""
-        parts = [_part(parameter.detach()) for parameter in model.parameters()]
-        return [part for part in parts if part.numel()]
 
     def full(self, value: torch.Tensor) -> torch.Tensor:
         """The whole tensor."""
@@ -62,9 +52,8 @@ class FsdpStrategy(ProcessGroupStrategy):
         part = distribute_tensor(whole.to(self.device), parameter.device_mesh, parameter.placements, src_data_rank=None)
         return part.clone()
 
-    def whole(self, model: torch.nn.Module) -> AbstractContextManager[torch.nn.Module]:
+    def whole(self, model: torch.nn.Module) -> torch.nn.Module:
         """A plain copy of the model, put together from the parts of all ranks."""
-        assert self._whole is not None
         return self._whole.filled(self.weights(model), self.device)
 
 
@@ -72,7 +61,3 @@ def layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the transformer layers: the members of the model's lists of modules."""
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     return [layer for each in lists for layer in each]
-
-
-def _part(value: torch.Tensor) -> torch.Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value

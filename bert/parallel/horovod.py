@@ -9,6 +9,7 @@ import os
 import socket
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 
 from bert.observer import Observer
 from bert.optim.precision import Precision
-from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, ProcessGroupStrategy, StepPlan, join_timeout
+from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, ProcessGroupStrategy, StepPlan, Strategy, join_timeout
 from common.errors import MissingToolError
 
 
@@ -39,9 +40,7 @@ class HorovodStrategy(ProcessGroupStrategy):
                 "strategy horovod needs the package horovod, built for this PyTorch, which is not installed: build the "
                 "image with WITH_HOROVOD=1, or see docs/how-to/strategies.md",
             )
-        self._read_environment()
-        if device_type == "cuda":
-            self._pick_gpu()
+        Strategy.setup(self, device_type)
         dist.init_process_group("gloo", timeout=timedelta(seconds=join_timeout()))
         os.environ |= self._addresses()
         import horovod.torch
@@ -88,16 +87,13 @@ class HorovodStrategy(ProcessGroupStrategy):
         self._horovod.broadcast_parameters(model.state_dict(), root_rank=0)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._reduce(name))
+                parameter.register_post_accumulate_grad_hook(partial(self._reduce, name))
         return model
 
-    def _reduce(self, name: str) -> Any:
-        def begin(parameter: torch.Tensor) -> None:
-            if self._reducing:
-                average = self._horovod.Average
-                self._handles.append(self._horovod.allreduce_async_(parameter.grad, name=name, op=average))
-
-        return begin
+    def _reduce(self, name: str, parameter: torch.Tensor) -> None:
+        if self._reducing:
+            average = self._horovod.Average
+            self._handles.append(self._horovod.allreduce_async_(parameter.grad, name=name, op=average))
 
     def accumulate(self, last: bool) -> AbstractContextManager[None]:
         """Before the last micro-step gradients stay local."""

@@ -236,9 +236,9 @@ def micro_batches(training: Training, observer: Observer) -> Iterator[Batch]:
         yield replace(batch, weight=batch.counts.predicted_positions / mean) if mean else batch
 
 
-def parameters_are_finite(held: list[torch.Tensor]) -> bool:
-    """Whether every number in these parameters (Strategy.held) is finite; reading the answer waits for a GPU.
+def parameters_are_finite(weights: Iterator[tuple[str, torch.Tensor]]) -> bool:
+    """Whether every number in these weights (Strategy.weights) is finite; reading the answer waits for a GPU.
 
     Gradients that are not finite show in the loss one step later only: ask this before a checkpoint is saved.
     """
-    return not held or bool(torch.isfinite(torch.stack(torch._foreach_norm(held, math.inf))).all())
+    return bool(torch.stack([torch.isfinite(value).all() for _, value in weights]).all())

@@ -262,7 +262,7 @@ class _Keeper:
         """Save a checkpoint, but no parameters that are not numbers."""
         began, run, optimizer = time.perf_counter(), self._run, self._optimizer
         run.count_left_out()
-        if run.strategy.any_rank(not parameters_are_finite(run.strategy.held(self._model))):
+        if run.strategy.any_rank(not parameters_are_finite(run.strategy.weights(self._model))):
             rate = float(optimizer.param_groups[0]["lr"])
             raise DivergenceError(
                 f"the parameters after step {step} are not finite (learning rate {rate:.6g}): lower the "

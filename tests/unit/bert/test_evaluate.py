@@ -17,7 +17,7 @@ from bert.parallel.base import SingleStrategy
 from bert.tasks.base import Evaluation
 from bert.tasks.pretrain.batches import TestShards, to_batch
 from bert.tasks.pretrain.shards import read_shard
-from bert.train.evaluate import evaluate
+from bert.train.base_run import evaluate
 
 TEST_SAMPLES = 20
 

@@ -21,7 +21,7 @@ from bert.parallel.base import SingleStrategy
 from bert.tasks.base import EvaluationSpec
 from bert.tasks.squad.features import open_features
 from bert.tasks.squad.task import Questions, SquadTask
-from bert.train.evaluate import evaluate
+from bert.train.base_run import evaluate
 
 CPU = torch.device("cpu")
 
