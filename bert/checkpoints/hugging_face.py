@@ -6,7 +6,8 @@ tied decoder is listed a second time. A new head gets its names in the tables be
 """
 
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,9 +17,8 @@ from torch.overrides import TorchFunctionMode
 from bert.checkpoints.weights import (
     CLASSIFIER,
     ENCODER,
+    PADDING,
     POOLER,
-    PREDICTION_BIAS,
-    WORD,
     LoadReport,
     Weights,
     fit,
@@ -57,8 +57,7 @@ _LAYER = {
     "output": "output.dense",
     "output_norm": "output.LayerNorm",
 }
-_OUR_NAMES = {theirs: ours for ours, theirs in _NAMES.items()}
-_OUR_LAYER = {theirs: ours for ours, theirs in _LAYER.items()}
+_KINDS = ("weight", "bias")
 
 # DistilBERT's names and BERT's for the same weights. The order matters for the way back: attention before the rest.
 _DISTILBERT = (
@@ -78,20 +77,17 @@ _DISTILBERT = (
 
 
 def from_hugging_face(
-    state: Mapping[str, Tensor],
-    originals: Mapping[str, str] | None = None,
-    skipped: tuple[str, ...] = (),
-    where: object = "the checkpoint",
+    state: Iterable[tuple[str, str, Tensor]], skipped: tuple[str, ...] = (), where: object = "the checkpoint"
 ) -> Weights:
-    """Bring weights under our names.
+    """Bring weights, by Hugging Face's names and those in the file, under our names; `skipped` are no weights.
 
     Names may have the prefix "bert." or "distilbert." or none, and the old "gamma" and "beta" or NVIDIA's "dense_act".
-    `originals` are those in the file, where they differ; `skipped` are no weights. Raises InputError.
+    Raises InputError.
     """
     given: dict[str, list[str]] = {}  # canonical name -> names in the file
     weights: dict[str, Tensor] = {}
-    for name, value in state.items():
-        original, canonical = (originals or {}).get(name, name), _canonical_name(name)
+    for name, original, value in state:
+        canonical = _canonical_name(name)
         if canonical.endswith(("position_ids", "embeddings.token_type_ids")):
             skipped = (*skipped, original)
             continue
@@ -101,37 +97,50 @@ def from_hugging_face(
     for second, first in _TIED.items():
         if second in weights:
             value = weights.pop(second)
-            if not _equal(value, weights.setdefault(first, value)):
+            if not torch.equal(value, weights.setdefault(first, value)):
                 _refuse(where, f"{second} differs from {first}: leave {second} out to use {first}")
             given[first] = [*given.get(first, []), *given[second]]
-    parts: dict[str, list[str]] = {}
-    for name in weights:
-        parts.setdefault(_our_name(name), []).append(name)
-    unexpected = parts.pop("", [])
-    partial = [ours for ours, names in parts.items() if ".attention.qkv." in ours and len(names) < len(_QKV)]
-    incomplete = [name for ours in partial for name in parts.pop(ours)]
-    for ours, names in parts.items():
-        if len({weights[name].shape for name in names}) > 1:
+    layers = [int(match[1]) for name in weights if (match := re.match(r"encoder\.layer\.(\d{1,4})\.", name))]
+    table = _names(1 + max(layers, default=-1))
+    tensors: dict[str, Tensor] = {}
+    sources: dict[str, tuple[str, ...]] = {}
+    incomplete: list[str] = []
+    for ours, names in table.items():
+        present = [name for name in names if name in weights]
+        if len(present) < len(names):
+            incomplete += present
+        elif len({weights[name].shape for name in names}) > 1:
             _refuse(where, f"query, key and value of {ours} have different shapes: give one model")
+        else:
+            tensors[ours] = torch.cat([weights[name] for name in names]) if names[1:] else weights[names[0]]
+            sources[ours] = tuple(source for name in names for source in given[name])
+    unexpected = weights.keys() - {name for names in table.values() for name in names}
+    for name in sorted(name for name in unexpected if name.startswith(("embeddings.", "encoder."))):
+        tensors[ENCODER + name], sources[ENCODER + name] = weights[name], tuple(given[name])
+        unexpected.remove(name)
     return Weights(
-        {
-            ours: torch.cat([weights[name] for name in sorted(names, key=_place)]) if names[1:] else weights[names[0]]
-            for ours, names in parts.items()
-        },
-        {ours: tuple(source for name in names for source in given[name]) for ours, names in parts.items()},
+        tensors,
+        sources,
         unexpected=tuple(sorted(source for name in unexpected for source in given[name])),
         incomplete=tuple(sorted(source for name in incomplete for source in given[name])),
         skipped=tuple(sorted(skipped)),
     )
 
 
+def _names(layers: int) -> dict[str, tuple[str, ...]]:
+    """Return the names of our parameters, and those of the parameters of theirs that each is made of."""
+    names: dict[str, tuple[str, ...]] = {}
+    names |= {f"{ours}.{kind}": (f"{theirs}.{kind}",) for ours, theirs in _NAMES.items() for kind in _KINDS}
+    for layer, kind in product(range(layers), _KINDS):
+        ours, theirs = f"encoder.layers.{layer}", f"encoder.layer.{layer}"
+        qkv = tuple(f"{theirs}.attention.self.{one}.{kind}" for one in _QKV)
+        names |= {f"{ours}.{part}.{kind}": (f"{theirs}.{other}.{kind}",) for part, other in _LAYER.items()}
+        names[f"{ours}.attention.qkv.{kind}"] = qkv
+    return names
+
+
 def _refuse(where: object, problem: str) -> None:
     raise InputError("weights-mismatch", f"{where}: {problem}")
-
-
-def _place(name: str) -> int:
-    """Return where a matrix of theirs stands in the one that ours has of query, key and value."""
-    return next((place for place, one in enumerate(_QKV) if f".{one}." in name), 0)
 
 
 def load_hugging_face_state(model: nn.Module, state_dict: Mapping[str, Tensor]) -> LoadReport:
@@ -139,7 +148,7 @@ def load_hugging_face_state(model: nn.Module, state_dict: Mapping[str, Tensor]) 
 
     Raises what `from_hugging_face` and `fit` raise; the model is then as it was.
     """
-    values, report = fit(from_hugging_face(state_dict), model)
+    values, report = fit(from_hugging_face((name, name, value) for name, value in state_dict.items()), model)
     _, parameters = parameters_of(model)
     with torch.no_grad():
         for name, value in values.items():
@@ -159,11 +168,9 @@ def to_hugging_face(values: Mapping[str, Tensor], config: ModelConfig) -> dict[s
     A model without segment embeddings gets DistilBERT's names for what DistilBERT has.
     """
     weights: dict[str, Tensor] = {}
-    for name, value in values.items():
-        names = _their_names(name)
-        if name in (WORD, PREDICTION_BIAS):
-            value = value[: config.vocab_size]
-        if names:
+    for name, names in _names(config.num_layers).items():
+        if name in values:
+            value = values[name][: config.vocab_size] if name in PADDING else values[name]
             weights.update(zip(names, (part.clone() for part in value.detach().chunk(len(names))), strict=True))
     if _PREDICTION_BIAS in weights:
         if _WORD in weights:
@@ -173,32 +180,6 @@ def to_hugging_face(values: Mapping[str, Tensor], config: ModelConfig) -> dict[s
         weights.pop(_PREDICTION_BIAS, None)
     bare = all(name.startswith(ENCODER) for name in values)
     return {_published_name(name, config, bare=bare): value for name, value in weights.items()}
-
-
-def _their_names(name: str) -> tuple[str, ...]:
-    """Return the names of the parameters of theirs that one of ours is made of; none where they have none."""
-    stem, _, kind = name.rpartition(".")
-    match = re.fullmatch(r"encoder\.layers\.(\d+)\.(.+)", stem)
-    if match is None:
-        return (f"{_NAMES[stem]}.{kind}",) if stem in _NAMES else ()
-    index, part = match.groups()
-    if part == "attention.qkv":
-        return tuple(f"encoder.layer.{index}.attention.self.{one}.{kind}" for one in _QKV)
-    return (f"encoder.layer.{index}.{_LAYER[part]}.{kind}",)
-
-
-def _our_name(name: str) -> str:
-    """Return our name of a parameter of theirs; nothing for a head, "encoder." and theirs for a body we do not know."""
-    stem, _, kind = name.rpartition(".")
-    if stem in _OUR_NAMES:
-        return f"{_OUR_NAMES[stem]}.{kind}"
-    match = re.fullmatch(r"encoder\.layer\.(\d+)\.(.+)", stem)
-    index, part = match.groups() if match else ("", "")
-    if part in _OUR_LAYER:
-        return f"encoder.layers.{index}.{_OUR_LAYER[part]}.{kind}"
-    if part.removeprefix("attention.self.") in _QKV:
-        return f"encoder.layers.{index}.attention.qkv.{kind}"
-    return ENCODER + name if name.startswith(("embeddings.", "encoder.")) else ""
 
 
 def _canonical_name(name: str) -> str:
@@ -222,11 +203,6 @@ def _published_name(name: str, config: ModelConfig, *, bare: bool) -> str:
                 name = name.replace(original, distilled, 1)
         return name if bare or name.startswith("vocab_") else f"distilbert.{name}"
     return name if bare or name.startswith("cls.") else f"bert.{name}"
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Equality that takes two number types; NaN in the same places is equal, too."""
-    return one.shape == other.shape and bool(torch.isclose(one.float(), other.float(), 0.0, 0.0, equal_nan=True).all())
 
 
 # Models of transformers' and the heads of ours they have, with the pooler. Of two with as many, the first is taken.

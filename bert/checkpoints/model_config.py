@@ -1,9 +1,11 @@
 """The shape of a model in JSON: Google's bert_config.json, Hugging Face's config.json, and our own."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from bert.model.config import ModelConfig
 from common.errors import InputError, SchemaError, UsageError
@@ -37,9 +39,6 @@ _DISTILBERT = {
     "attention_dropout": "attention_dropout",
     "initializer_range": "initializer_range",
 }
-_SHAPE = ("num_layers", "hidden_size", "num_heads", "intermediate_size", "vocab_size")
-_INTEGERS = (*_SHAPE, "vocab_multiple", "max_positions", "type_vocab_size")
-_LARGEST = 1 << 24
 # What ours computes, by key; the first value is what a file means that has none.
 _NEEDED: dict[str, tuple[Any, ...]] = {
     "model_type": ("bert", "distilbert"),
@@ -67,7 +66,7 @@ def read_config(path: Path) -> ModelConfig:
     values = {field: content[theirs] for field, theirs in names.items() if theirs in content}
     if distilled:
         values["type_vocab_size"] = 0
-    return _checked(values, path, names, _SHAPE)
+    return _checked(values, path)
 
 
 def from_our_json(content: Mapping[str, Any], path: Path) -> ModelConfig:
@@ -77,8 +76,7 @@ def from_our_json(content: Mapping[str, Any], path: Path) -> ModelConfig:
         raise SchemaError(
             "record-version", f"{path} has schema {version}, this version reads {SCHEMA_VERSION}: save the model again"
         )
-    names = {field.name: field.name for field in dataclasses.fields(ModelConfig)}
-    return _checked({name: content[name] for name in names if name in content}, path, names, tuple(names))
+    return _checked(content, path)
 
 
 def to_our_json(config: ModelConfig) -> dict[str, Any]:
@@ -120,18 +118,8 @@ def is_ours(content: Mapping[str, Any]) -> bool:
     return content.get("format") == OUR_FORMAT
 
 
-def _checked(values: Mapping[str, Any], path: Path, names: Mapping[str, str], required: Collection[str]) -> ModelConfig:
-    for field in required:
-        if field not in values:
-            raise InputError("file-damaged", f"{path} lacks {names[field]!r}: give the configuration of the weights")
-    for field, value in values.items():
-        if field in _INTEGERS:
-            good, needed = type(value) is int and 0 <= value <= _LARGEST, f"0 to {_LARGEST}"
-        else:
-            good, needed = type(value) in (int, float) and 0 <= value < 1, "at least 0 and below 1"
-        if not good:
-            raise InputError("file-damaged", f"{path} has {names[field]}={value!r}: it must be {needed}")
+def _checked(values: Mapping[str, Any], path: Path) -> ModelConfig:
     try:
-        return ModelConfig(**values)
-    except UsageError as error:
-        raise InputError("file-damaged", f"{path}: {error}") from error
+        return msgspec.convert(values, ModelConfig)
+    except (msgspec.ValidationError, UsageError) as error:
+        raise InputError("file-damaged", f"{path}: {error}: give the configuration of the weights") from error

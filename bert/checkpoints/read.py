@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from bert.checkpoints.files import is_model_folder, load_model, read_tensors
 from bert.checkpoints.hugging_face import from_hugging_face
 from bert.checkpoints.tensorflow import hugging_face_name, index_file, is_weight, read_variables
@@ -140,18 +138,14 @@ def read_weights(found: Found) -> Weights:
         tensors |= {name: tensors[name][: config.vocab_size] for name in PADDING if name in tensors}
         return Weights(tensors, {prefix + name: (name,) for name in state})
     if found.format == HUGGING_FACE:
-        return from_hugging_face(read_tensors(found.path), where=found.path)
+        state = read_tensors(found.path)
+        return from_hugging_face(((name, name, tensor) for name, tensor in state.items()), (), found.path)
     variables, skipped = read_variables(found.path, is_weight)
-    translated: dict[str, Tensor] = {}
-    originals: dict[str, str] = {}
+    translated = []
     for name, tensor in variables.items():
         theirs, transposed = hugging_face_name(name)
-        if theirs in translated:
-            both = f"{name} and {originals[theirs]} of {found.path}"
-            raise InputError("weights-mismatch", f"{both} are one weight: give one model")
-        translated[theirs] = tensor.T if transposed and tensor.dim() == 2 else tensor
-        originals[theirs] = name
-    return from_hugging_face(translated, originals, skipped, found.path)
+        translated.append((theirs, name, tensor.T if transposed and tensor.dim() == 2 else tensor))
+    return from_hugging_face(translated, skipped, found.path)
 
 
 def _newest(source: Path, warn: Callable[[str], None]) -> Path:
