@@ -238,10 +238,10 @@ def _check_any(rows: TokenRows, source: str) -> None:
         raise InputError("data-missing", f"the data in {source} holds no rows: give other data, or prepare it again")
 
 
-def check_rows(rows: TokenRows, source: str, seq_len: int) -> None:
-    """Refuse rows whose labels are missing or unusable for training and evaluation. Raises InputError."""
+def check_rows(rows: TokenRows, source: str, seq_len: int, labelled: bool) -> None:
+    """Refuse rows that cannot be trained or evaluated on, such as those without labels. Raises InputError."""
     _check_any(rows, source)
-    if not rows.has_labels:
+    if labelled and not rows.has_labels:
         raise InputError("labels-invalid", f"the rows in {source} have no labels: give labeled data")
     if rows.max_seq_length > seq_len:
         raise InputError(

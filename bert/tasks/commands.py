@@ -10,14 +10,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from bert.tasks.base import DataIdentity, Ready
+from bert.tasks.base import DataIdentity, Ready, Task
 from bert.tasks.classification import EVALUATION, ClassificationTask
 from common.atomic import atomic_path, check_writable
 from common.errors import InputError
@@ -95,13 +94,12 @@ class TaskCommand(ABC):
 class PrepareCommand(TaskCommand):
     """The `data` command of a task whose data become feature files (bert.data.features)."""
 
-    prepare = ".prepare"
-    """Module beside that of the command whose function `prepare` makes them."""
+    prepare: "Callable[[Any, Any], list[Summary]]"
+    """Takes the options, and what shows the progress."""
 
     def run(self, options: Any, host: Host) -> Outcome:
         """Prepare, and sum up."""
-        module = import_module(self.prepare, type(self).__module__.rpartition(".")[0])
-        return self.outcome(module.prepare(options, host.progress))
+        return self.outcome(self.prepare(options, host.progress))
 
     def outcome(self, summaries: "Sequence[Summary]") -> Outcome:
         """Return the facts about each file: what was counted, the time, the name."""
@@ -136,6 +134,17 @@ def rate(count: int, seconds: float) -> str:
     return f"{count:,} in {seconds:.1f} s, {count / seconds:,.1f} per second"
 
 
+def timing(what: str, count: int, seconds: float) -> dict[str, float]:
+    """Return the same for a document."""
+    return {what: count, "seconds": seconds, f"{what}_per_second": count / seconds}
+
+
+def unmatched(missing: Sequence[str], extra: Sequence[str], effect: str) -> list[tuple[str, object]]:
+    """Return facts about ids without a prediction, which have this effect, and predictions for other ids."""
+    both = (("missing", missing, effect), ("extra", extra, "for unknown ids"))
+    return [(name, f"{len(ids):,} {what}: {some_of(ids)}") for name, ids, what in both if ids]
+
+
 def timed(host: Host, what: str, count: int, compute: Callable[[Callable[[int], None]], T]) -> tuple[T, float]:
     """Return what `compute` returns, and its seconds; it takes a function that shows how many of `count` are done."""
     began = time.monotonic()
@@ -154,14 +163,6 @@ def timed_logits(
     return logits, seconds
 
 
-def check_positions(opened: "Opened", longest: int, data: object) -> None:
-    """Refuse rows that are longer than a model has positions. Raises InputError."""
-    most = opened.config.max_positions
-    if longest > most:
-        wrong = f"rows in {data} have up to {longest} tokens, the model in {opened.source} has {most} positions"
-        raise InputError("data-mismatch", f"{wrong}: prepare them with --max-seq-length {most}")
-
-
 def trained_task(name: str, checkpoint: Path) -> ClassificationTask:
     """Return the task that a checkpoint was trained on, with its options. Raises InputError: it is another one."""
     from bert.predict import settings_of
@@ -176,13 +177,22 @@ def trained_task(name: str, checkpoint: Path) -> ClassificationTask:
     return task
 
 
-def open_trained(checkpoint: Path, task: ClassificationTask, rows: "TokenRows", data: Path, host: Host) -> "Opened":
-    """Open a model that is to predict rows. Raises InputError: they do not fit it."""
+def open_trained(
+    checkpoint: Path, task: Task, rows: "TokenRows", data: Path, out: Path, host: Host
+) -> "tuple[Opened, Ready]":
+    """Open a model that is to predict rows in `data`, and put it on its device; `out` is where the answers go.
+
+    Raises InputError (the rows do not fit it), StorageError.
+    """
     from bert.predict import open_model
 
     opened = open_model(checkpoint, task, DataIdentity.of(data, rows), host.note)
-    check_positions(opened, int(rows.lengths.max(initial=0)), data)
-    return opened
+    longest, most = int(rows.lengths.max(initial=0)), opened.config.max_positions
+    if longest > most:
+        wrong = f"rows in {data} have up to {longest} tokens, the model in {opened.source} has {most} positions"
+        raise InputError("data-mismatch", f"{wrong}: prepare them with --max-seq-length {most}")
+    check_writable(out)
+    return opened, host.ready(opened)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,9 +225,8 @@ class RowPredict(TaskCommand):
         checkpoint = host.checkpoint(options.checkpoint)
         task = trained_task(self.task, checkpoint)
         rows = task.rows(options.data, options.split)
-        opened = open_trained(checkpoint, task, rows, options.data, host)
-        check_writable(options.out)
-        logits, seconds = timed_logits(host.ready(opened), rows, task.labels, host)
+        opened, ready = open_trained(checkpoint, task, rows, options.data, options.out, host)
+        logits, seconds = timed_logits(ready, rows, task.labels, host)
         path = options.out / PREDICTIONS_FILE
         answers = logits[:, 0] if task.regression else logits.argmax(1)
         with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
@@ -227,16 +236,14 @@ class RowPredict(TaskCommand):
             writer.writerows([index, answer, *row] for index, (answer, row) in enumerate(pairs))
         scores = plain_scores(task.score(logits, rows.labels)) if rows.has_labels else {}
         shown = ", ".join(in_words(name, value) for name, value in scores.items()) or "no labels"
-        rows_shown = rate(len(rows), seconds)
-        facts = [("checkpoint", opened.source), ("rows", rows_shown), ("scores", shown), ("wrote", path)]
+        rows_shown = ("rows", rate(len(rows), seconds))
+        facts = [("checkpoint", opened.source), rows_shown, ("scores", shown), ("wrote", path)]
         document = {
             "task": self.task,
             "checkpoint": str(opened.source),
             "data": str(options.data),
             "split": options.split,
-            "rows": len(rows),
-            "seconds": seconds,
-            "rows_per_second": len(rows) / seconds,
+            **timing("rows", len(rows), seconds),
             "scores": scores or None,
             "written": str(path),
         }

@@ -72,7 +72,7 @@ class ToyTask(ClassificationTask):
     deciding_score = "accuracy"
     higher_is_better = True
 
-    def rows(self, source, split, seq_len=None):
+    def rows(self, source, split):
         path = Path(source) / f"{split}.npz"
         if not path.is_file():
             raise InputError("data-unprepared", f"{path} is missing: make it with `{self.prepare_command(8)}`")

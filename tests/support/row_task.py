@@ -87,12 +87,12 @@ class RowTask(ClassificationTask):
     higher_is_better = True
     defaults = MappingProxyType({**FINE_TUNING, "seq_len": 24, "preset": "tiny", "epochs": 1.0})
 
-    def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
+    def rows(self, source: Path, split: str) -> TokenRows:
         path = source / f"{split}.npz"
         if not path.is_file():
             raise InputError(
                 "data-unprepared",
-                f"there are no rows at {path}: make them with `{self.prepare_command(seq_len or 24)}`",
+                f"there are no rows at {path}: make them with `{self.prepare_command(24)}`",
             )
         found = np.load(path)
         vocab_size, pad_id, longest = (int(value) for value in found["about"])

@@ -1,15 +1,14 @@
 """Small SQuAD files as features: what decoding is tested on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from bert.data.features import vocabulary_settings
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
-from bert.tasks.squad import reading
 from bert.tasks.squad.features import Settings, SquadFeatures
+from bert.tasks.squad.reading import Answer, Paragraph, Question
 from bert.tasks.squad.windows import make_columns
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -18,21 +17,9 @@ OTHERS = "éèüñçøåßıﬁλογσςабвиюяñ漢字東京語가각あ�
 WORDS = ("the", "norman", "france", "steve", "smith", "##an", "##ce", "##mi", "##th", "new", "york", "##or")
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+def asked(name: str, text: str = "who", *answers: str) -> Question:
     """One question."""
-
-    name: str
-    text: str = "who"
-    answers: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """One context and its questions."""
-
-    text: str
-    questions: Sequence[Question] = field(default_factory=list)
+    return Question(name, text, [Answer(answer) for answer in answers])
 
 
 def small_vocabulary(lower_case: bool = True) -> Vocabulary:
@@ -43,7 +30,7 @@ def small_vocabulary(lower_case: bool = True) -> Vocabulary:
 
 
 def features_of(
-    contexts: Sequence[Context],
+    contexts: Sequence[Paragraph],
     vocabulary: Vocabulary,
     *,
     version: str = "1.1",
@@ -60,14 +47,7 @@ def features_of(
         doc_stride=doc_stride,
         max_query_length=max_query_length,
     )
-    paragraphs = [
-        reading.Paragraph(
-            context.text,
-            [reading.Question(q.name, q.text, [reading.Answer(text) for text in q.answers]) for q in context.questions],
-        )
-        for context in contexts
-    ]
-    return SquadFeatures.of(settings, "test", make_columns(paragraphs, settings, vocabulary)[0])
+    return SquadFeatures.of(settings, "test", make_columns(contexts, settings, vocabulary)[0])
 
 
 def random_logits(features: SquadFeatures, seed: int, *, steps: int = 0) -> Any:

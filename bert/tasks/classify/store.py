@@ -91,30 +91,14 @@ def is_database(path: Path) -> bool:
 # Texts that are equal to the model have one key and stay together, whatever their labels say: the smallest label
 # stands for them.
 _KEYS = """
-CREATE TEMP TABLE keys AS SELECT key, min(label) AS label FROM texts GROUP BY key;
-CREATE TEMP TABLE places AS
-    SELECT key, row_number() OVER (ORDER BY label, key) - 1 AS place FROM keys
-    WHERE label IN (SELECT label FROM keys GROUP BY label HAVING count(*) > 1);
-"""
-# Every n-th place of an order by label is one: each label has its share, up to one text.
-_TAKE = """
-CREATE TEMP TABLE chosen_{split} AS
-    SELECT key FROM places WHERE CAST((place + 1) * {share!r} AS INTEGER) > CAST(place * {share!r} AS INTEGER);
-UPDATE texts SET split = '{split}' WHERE key IN (SELECT key FROM chosen_{split});
-"""
-_REST = """
-CREATE TEMP TABLE rest AS
-    SELECT key, row_number() OVER (ORDER BY place) - 1 AS place FROM places
-    WHERE key NOT IN (SELECT key FROM chosen_test);
-DROP TABLE places;
-ALTER TABLE rest RENAME TO places;
+WITH keys AS (SELECT key, min(label) AS label FROM texts GROUP BY key)
+SELECT key FROM keys WHERE label IN (SELECT label FROM keys GROUP BY label HAVING count(*) > 1) ORDER BY label, key;
 """
 # What no text of is trained on cannot be found either.
 _TRAIN_ON_EACH = """
 UPDATE texts SET split = 'train'
     WHERE key IN (SELECT min(key) FROM texts GROUP BY label HAVING sum(split = 'train') = 0);
 """
-_END = "DROP TABLE keys; DROP TABLE places; DROP TABLE chosen_test; DROP TABLE chosen_validate;"
 
 
 def text_key(pieces: Sequence[int], seed: int) -> int:
@@ -135,12 +119,16 @@ def divide(connection: sqlite3.Connection, validation: float, test: float) -> No
     every n-th one is taken, so that each label has its share in each split, up to a text or two: of each label at
     least one text is trained on. The shares are below 1 together.
     """
-    connection.executescript(_KEYS)
-    connection.executescript(_TAKE.format(split="test", share=float(test)))
-    connection.executescript(_REST)
-    connection.executescript(_TAKE.format(split="validate", share=float(validation / (1 - test))))
-    connection.executescript(_TRAIN_ON_EACH)
-    connection.executescript(_END)
+    keys = np.array([key for (key,) in connection.execute(_KEYS)], dtype=np.int64)
+    connection.execute("CREATE TEMP TABLE chosen (split TEXT, key INTEGER)")
+    for split, share in (("test", test), ("validate", validation / (1 - test))):
+        # Every n-th place of an order by label is one: each label has its share, up to one text.
+        taken = np.diff((np.arange(len(keys) + 1) * share).astype(np.int64)) > 0
+        connection.executemany("INSERT INTO chosen VALUES (?, ?)", ((split, key) for key in keys[taken].tolist()))
+        keys = keys[~taken]
+    connection.execute("UPDATE texts SET split = chosen.split FROM chosen WHERE chosen.key = texts.key")
+    connection.execute("DROP TABLE chosen")
+    connection.execute(_TRAIN_ON_EACH)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class ClassifyTask(ClassificationTask):
         """The number of labels."""
         return int(self.values.get("labels", _SYNTHETIC_LABELS))
 
-    def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
+    def rows(self, source: Path, split: str) -> TokenRows:
         """Read the rows of a split. Raises InputError: there are none, or damaged ones."""
         return self.texts(open_source(source), split)[0]
 

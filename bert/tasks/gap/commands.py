@@ -21,9 +21,11 @@ from bert.tasks.commands import (
     rate,
     some_of,
     timed_logits,
+    timing,
     trained_task,
+    unmatched,
 )
-from bert.tasks.gap.features import GapConfig, open_features
+from bert.tasks.gap.features import GapConfig, open_features, prepare
 from bert.tasks.gap.reading import (
     DECISIONS,
     FEMININE,
@@ -34,7 +36,6 @@ from bert.tasks.gap.reading import (
     write_official,
 )
 from bert.tasks.gap.scores import ANSWERS, OVERALL, Scores, read_golds, score, slices
-from common.atomic import check_writable
 from common.errors import InputError
 
 KAGGLE_FILE = "submission.csv"
@@ -49,7 +50,7 @@ class Prepare(PrepareCommand):
     """
 
     options = GapConfig
-    prepare = ".features"
+    prepare = staticmethod(prepare)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,9 +86,8 @@ class Predict(TaskCommand):
         rows, ids, left_out = features.rows, features.example_ids.texts(), features.left_out.texts()
         checkpoint = host.checkpoint(options.checkpoint)
         task = trained_task(self.task, checkpoint)
-        opened = open_trained(checkpoint, task, rows, options.features, host)
-        check_writable(options.out)
-        logits, seconds = timed_logits(host.ready(opened), rows, len(LABELS), host)
+        opened, ready = open_trained(checkpoint, task, rows, options.features, options.out, host)
+        logits, seconds = timed_logits(ready, rows, len(LABELS), host)
         if left_out:
             host.note(f"{len(left_out):,} row(s) were not usable, so without a decision: {some_of(left_out)}")
         classes = logits.argmax(1).tolist()
@@ -103,10 +103,8 @@ class Predict(TaskCommand):
             "head": str(task.values["head"]),
             "features": str(options.features),
             "dataset": None if dataset is None else str(dataset),
-            "rows": len(rows),
+            **timing("rows", len(rows), seconds),
             "left_out": len(left_out),
-            "seconds": seconds,
-            "rows_per_second": len(rows) / seconds,
             "answers": answers,
             "written": [str(path) for path in written],
         }
@@ -181,15 +179,12 @@ def _scored(scores: Scores, parts: Sequence[dict[str, Any]]) -> list[Shown]:
     for name, tally in ((OVERALL, scores.overall), (MASCULINE, scores.masculine), (FEMININE, scores.feminine)):
         *shares, tp, fp, fn, tn = asdict(tally).values()
         tallies.append((name, *(f"{share:.1f} %" for share in shares), *map(str, (tp, fp, fn, tn))))
-    facts = [
+    facts: list[tuple[str, object]] = [
         ("bias", "undefined: an F1 is 0" if scores.bias is None else f"{scores.bias:.2f}, feminine F1 / masculine F1"),
         ("accuracy", f"{100 * scores.accuracy:.1f} %, both names of a row right"),
         ("log loss", f"{_nats(scores.log_loss)}, {scores.rows_with_probabilities:,} rows with probabilities"),
     ]
-    if scores.missing:
-        facts.append(("missing", f"{len(scores.missing):,}, two false negatives each: {some_of(scores.missing)}"))
-    if scores.extra:
-        facts.append(("extra", f"{len(scores.extra):,} of no row: {some_of(scores.extra)}"))
+    facts += unmatched(scores.missing, scores.extra, "without a prediction, two false negatives each")
     confusion = [(name, *map(str, row.values())) for name, row in scores.confusion.items()]
     slices = []
     for one in parts:

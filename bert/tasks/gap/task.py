@@ -20,7 +20,7 @@ from bert.data.synthetic import Lengths, is_synthetic
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Step, classifier, pooler
 from bert.tasks.base import FINE_TUNING, TaskOption, Trained
-from bert.tasks.classification import EVALUATION, ClassificationTask, check_judging
+from bert.tasks.classification import EVALUATION, ClassificationTask
 from bert.tasks.gap.features import DEFAULT_LENGTH, MENTION_ENDS, MENTION_STARTS, MENTIONS, open_features
 from bert.tasks.gap.reading import DECISIONS, LABELS
 from bert.tasks.gap.scores import score
@@ -71,7 +71,7 @@ class GapTask(ClassificationTask):
     higher_is_better = True
     labels = len(LABELS)
 
-    def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
+    def rows(self, source: Path, split: str) -> TokenRows:
         """Read features to train on, with what `train_on_all` and `sample_limit` say; or to evaluate on.
 
         Raises:
@@ -95,7 +95,7 @@ class GapTask(ClassificationTask):
         """
         rows = _validation(Path(source)) if wanted is None else open_features(Path(wanted), "validation").rows
         place = wanted or f"{source}, for validation,"
-        check_judging(rows, place, seq_len, training, source)
+        self.check_judging(rows, place, seq_len, training, source)
         if any(part.fingerprint == rows.fingerprint for part in self._trained_on(Path(source))):
             raise UsageError(
                 "option-conflict", f"the rows in {place} are also trained on: give others as --eval-data, such as test"
@@ -107,15 +107,12 @@ class GapTask(ClassificationTask):
         return f"bertbench data gap --input gap-development.tsv --vocab VOCAB.txt --max-seq-length {seq_len}"
 
     def next_command(self, trained: Trained) -> list[str] | None:
-        """A prediction of the test rows beside the data, else of the rows it was evaluated on."""
+        """A prediction of the rows it was evaluated on, else of those for tests or validation beside the data."""
         if is_synthetic(trained.data):
             return None
-        evaluated = Path(trained.eval_data or trained.folder())
-        folders = (trained.folder(), evaluated if evaluated.is_dir() else evaluated.parent)
-        found = [evaluated] if evaluated.is_file() else []
-        for split in ("test", "validation"):
-            found += [file for folder in folders for file in features_in(folder, f"gap-{split}")]
-        return trained.prediction(self.name, "--features", str(found[0])) if found else None
+        beside = [file for split in ("test", "validation") for file in features_in(trained.folder(), f"gap-{split}")]
+        features = trained.eval_data or next(map(str, beside), None)
+        return None if features is None else trained.prediction(self.name, "--features", features)
 
     def step(self, config: ModelConfig) -> Step:
         """The head that was chosen, and the pooler where it has one."""

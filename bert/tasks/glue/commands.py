@@ -6,22 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from bert.data.features import Summary, made_of
-from bert.tasks.base import DataIdentity, Ready, read_options
+from bert.tasks.base import Ready, read_options
 from bert.tasks.commands import (
     Grid,
     Host,
     Outcome,
     PrepareCommand,
     TaskCommand,
-    check_positions,
+    open_trained,
     plain_scores,
     rate,
     timed_logits,
+    timing,
 )
-from bert.tasks.glue.features import CUT, GlueConfig, GlueFeatures, open_features, to_predict, write_texts
-from bert.tasks.glue.scores import check_packages, decided, pair, read_answers, scores, write_answers
+from bert.tasks.glue.features import CUT, GlueConfig, GlueFeatures, open_features, prepare, to_predict, write_texts
 from bert.tasks.glue.tables import LEFT_OUT, TASKS, TRAIN, read_table, task_of
-from common.atomic import check_writable
+from bert.tasks.glue.task import GlueTask, check_packages, decided, pair, read_answers, scores, write_answers
 from common.errors import InputError
 from common.scores import in_words, score
 
@@ -37,7 +37,7 @@ class Prepare(PrepareCommand):
     """
 
     options = GlueConfig
-    prepare = ".features"
+    prepare = staticmethod(prepare)
 
     def run(self, options: GlueConfig, host: Host) -> Outcome:
         """Make features, or write text."""
@@ -90,24 +90,21 @@ class Predict(TaskCommand):
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write the answers to every table."""
-        from bert.predict import open_model, settings_of
-        from bert.tasks.glue.task import GlueTask
+        from bert.predict import settings_of
 
         checkpoint = host.checkpoint(options.checkpoint)
         settings = settings_of(checkpoint)
         trained = None if settings is None else read_options(settings.task_options).get("task", settings.task)
-        task = trained if trained in TASKS else None
-        features = [open_features(file) for file in to_predict(options.features, task)]
-        first, spec = features[0], features[0].settings.spec
+        files = to_predict(options.features, trained if trained in TASKS else None)
+        features = [open_features(file) for file in files]
+        spec = features[0].settings.spec
         if trained not in (None, spec.name):
             raise InputError("weights-mismatch", f"{checkpoint} was trained on {trained}, not on {spec.name}")
         if any(one.rows.has_labels for one in features):
             check_packages(spec)
-        opened = open_model(checkpoint, GlueTask(task=spec.name), DataIdentity.of(first.path, first.rows), host.note)
-        for one in features:
-            check_positions(opened, one.settings.max_seq_length, one.path)
-        check_writable(options.out)
-        ready = host.ready(opened)
+        longest = max(features, key=lambda one: one.settings.max_seq_length)
+        task = GlueTask(task=spec.name)
+        opened, ready = open_trained(checkpoint, task, longest.rows, longest.path, options.out, host)
         tables, facts, following = list[dict[str, Any]](), list[tuple[str, object]](), None
         for one in features:
             table = _answer(ready, one, options.out, host)
@@ -132,9 +129,7 @@ def _answer(ready: Ready, features: GlueFeatures, out: Path, host: Host) -> dict
     write_answers(path, spec, split, features.index, answers)
     return {
         "split": split,
-        "rows": len(rows),
-        "seconds": seconds,
-        "rows_per_second": len(rows) / seconds,
+        **timing("rows", len(rows), seconds),
         "scores": plain_scores(scores(spec, answers, rows.labels)) if rows.has_labels else None,
         "written": str(path),
     }

@@ -54,7 +54,7 @@ class GlueSpec:
     classes: tuple[str, ...] = ()
     """Labels as the tables have them: class i is classes[i]. None: the label is a number (a regression)."""
     metrics: tuple[str, ...] = ("accuracy",)
-    """What the benchmark reports, by the names of bert.tasks.glue.scores; its own score of a task is their mean."""
+    """What the benchmark reports, by the names of bert.tasks.glue.task; its own score of a task is their mean."""
     index: str = "index"
     """Column that numbers the rows, where a table has it; else rows are numbered from 0."""
     headless: tuple[str, ...] = ()

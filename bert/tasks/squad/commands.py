@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert.data.features import made_of, vocabulary_of
-from bert.tasks.base import DataIdentity
 from bert.tasks.commands import (
     Grid,
     Host,
@@ -12,17 +11,17 @@ from bert.tasks.commands import (
     PrepareCommand,
     Shown,
     TaskCommand,
-    check_positions,
+    open_trained,
     rate,
-    some_of,
     timed,
+    timing,
+    unmatched,
 )
 from bert.tasks.squad.features import open_features
 from bert.tasks.squad.predictions import NBestOptions, decode
-from bert.tasks.squad.prepare import SquadConfig
+from bert.tasks.squad.prepare import SquadConfig, prepare
 from bert.tasks.squad.reading import read_answers, read_golds
 from bert.tasks.squad.scores import Scores, score
-from common.atomic import check_writable
 
 
 class Prepare(PrepareCommand):
@@ -33,6 +32,7 @@ class Prepare(PrepareCommand):
     """
 
     options = SquadConfig
+    prepare = staticmethod(prepare)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,16 +63,12 @@ class Predict(TaskCommand):
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write the files of the official scripts."""
-        from bert.predict import open_model
         from bert.tasks.squad.task import SquadTask, window_logits
 
         features = open_features(options.features, "evaluation")
         vocabulary = vocabulary_of(options.features, features.settings, options.vocab)
-        data = DataIdentity.of(options.features, features.rows)
-        opened = open_model(host.checkpoint(options.checkpoint), SquadTask(), data, host.note)
-        check_positions(opened, int(features.lengths.max(initial=0)), options.features)
-        check_writable(options.out)
-        ready = host.ready(opened)
+        checkpoint = host.checkpoint(options.checkpoint)
+        opened, ready = open_trained(checkpoint, SquadTask(), features.rows, options.features, options.out, host)
         logits, seconds = timed(host, "windows", len(features), lambda told: window_logits(ready, features, told))
         answers = decode(features, logits, vocabulary, options)
         written = [str(path) for path in answers.write(options.out)]
@@ -82,9 +78,7 @@ class Predict(TaskCommand):
             "features": str(options.features),
             "dataset": None if dataset is None else str(dataset),
             "questions": len(answers.predictions),
-            "windows": len(features),
-            "seconds": seconds,
-            "windows_per_second": len(features) / seconds,
+            **timing("windows", len(features), seconds),
             "written": written,
         }
         following = None
@@ -142,17 +136,17 @@ class Eval(TaskCommand):
             for name, curve in scores.curves.items()
             if len(curve.precisions) > 1
         }
-        return Outcome(document={**about, **scores.to_json()}, shown=_scored(scores), drawn=curves)
+        note = "Best thresholds and curves need no-answer scores: add --na-prob null_odds.json"
+        notes = [note] if scores.version == "2.0" and null_odds is None else []
+        return Outcome(document={**about, **scores.to_json()}, shown=_scored(scores), notes=notes, drawn=curves)
 
 
 def _scored(scores: Scores) -> list[Shown]:
-    values, shown = scores.values, [f"SQuAD {scores.version}, {scores.questions:,} questions"]
-    if scores.version == "1.1":
-        facts = [(name, f"{values[key]:.3f} %") for name, key in (("exact match", "exact_match"), ("F1", "f1"))]
-        return [*shown, facts, *_remarks(scores)]
+    values = scores.values
     rows = [
         (name, *(f"{values[key]:.3f} %" if key else "" for key in keys))
         for name, *keys in (
+            ("all", "exact_match", "f1"),  # of 1.1
             ("all", "exact", "f1"),
             ("with answer", "HasAns_exact", "HasAns_f1"),
             ("without answer", "NoAns_exact", "NoAns_f1"),
@@ -160,21 +154,13 @@ def _scored(scores: Scores) -> list[Shown]:
             ("avg. precision", "pr_exact_ap", "pr_f1_ap"),
             ("  if all right", "", "pr_oracle_ap"),
         )
-        if keys[1] in values
+        if {*filter(None, keys)} <= values.keys()
     ]
     if "best_f1" in values:
         rows.append(("best threshold", f"{values['best_exact_thresh']:.4g}", f"{values['best_f1_thresh']:.4g}"))
-    return [*shown, Grid(("", "exact match", "F1"), rows), *_remarks(scores)]
-
-
-def _remarks(scores: Scores) -> list[str]:
-    remarks = []
-    if scores.missing:
-        remarks.append(
-            f"missing: {len(scores.missing):,} question(s) without a prediction, each is 0: {some_of(scores.missing)}"
-        )
-    if scores.extra:
-        remarks.append(f"extra: {len(scores.extra):,} prediction(s) for unknown ids: {some_of(scores.extra)}")
-    if scores.version == "2.0" and "best_f1" not in scores.values:
-        remarks.append("Best thresholds and curves need no-answer scores: add --na-prob null_odds.json")
-    return remarks
+    facts = unmatched(scores.missing, scores.extra, "without a prediction, each is 0")
+    shown: list[Shown] = [
+        f"SQuAD {scores.version}, {scores.questions:,} questions",
+        Grid(("", "exact match", "F1"), rows),
+    ]
+    return [*shown, facts] if facts else shown

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from bert.data.features import Columns, FeatureSettings, read_features
 from bert.data.rows import Int64, Ragged, TokenRows, join_offsets
 from bert.tasks.squad.reading import Golds
-from common.errors import InputError
 
 Int32 = npt.NDArray[np.int32]
 
@@ -66,14 +65,8 @@ class SquadFeatures:
     """Of each token in `tokens.values`: the number of its word in the context, words being split on whitespace."""
     question_ids: Ragged
     """Ids of the questions, UTF-8 bytes [Q], in the order of the file."""
-    questions: Ragged
-    """Texts of the questions, UTF-8 bytes [Q]."""
-    queries: Ragged
-    """Word pieces of each question, cut to max_query_length [Q]."""
     question_context: Int32
     """Number of each question's context [Q]."""
-    impossible: npt.NDArray[np.bool_]
-    """Questions without an answer [Q] (2.0 only)."""
     answers: Ragged
     """Texts of all gold answers, UTF-8 bytes, one row each, question by question."""
     question_answers: Int64
@@ -155,22 +148,10 @@ def joined(parts: Sequence[Columns]) -> Columns:
     return found
 
 
-def open_features(path: Path, split: str, seq_len: int | None = None) -> SquadFeatures:
-    """Read the features of a split, a file or the only one in a folder; `seq_len` is the length they must have.
-
-    Raises:
-        InputError: there are none, they are damaged, or of another length.
-        SchemaError: another version wrote them.
-    """
+def open_features(path: Path, split: str) -> SquadFeatures:
+    """Read the features of a split: a file, or the only one in a folder. Raises InputError, SchemaError."""
     file = read_features(path, f"squad-{split}")
-    settings = Settings(**file.header.settings)
-    if seq_len not in (None, settings.max_seq_length):
-        raise InputError(
-            "data-mismatch",
-            f"the windows in {path} have up to {settings.max_seq_length} tokens, not {seq_len}: use "
-            f"{settings.max_seq_length}, or create others with `bertbench data squad --max-seq-length {seq_len}`",
-        )
-    return SquadFeatures.of(settings, file.header.fingerprint, file.columns)
+    return SquadFeatures.of(Settings(**file.header.settings), file.header.fingerprint, file.columns)
 
 
 def golds_of(features: SquadFeatures, numbers: Sequence[int] | None = None) -> Golds:

@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,9 @@ def decode(
     time. Raises InputError: a logit is NaN or infinite.
     """
     _check_finite(features, logits)
-    project = Projector(features, vocabulary.pieces).text
+    normal_words = NormalWords(features.settings.lower_case)
+    # Questions of one context follow one another.
+    context_of = lru_cache(maxsize=1)(lambda number: Context(features, number, vocabulary.pieces, normal_words))
     answers = Answers()
     contexts, bounds = features.question_context.tolist(), features.question_windows.tolist()
     at_cls = logits[:, features.input_ids.offsets[:-1]].T.tolist()
@@ -118,11 +121,12 @@ def decode(
         null: Entry | None = None
         if features.settings.version == "2.0":
             null = ("", *min(nulls, key=sum))
-        texts = (project(contexts[question], first, last) for first, last, _, _ in spans)
+        project = context_of(contexts[question]).text
+        texts = (project(first, last) for first, last, _, _ in spans)
         entries = _gather(spans, texts, null, options.n_best_size if n_best else 1)
         best = next((entry for entry in entries if entry[0] and entry is not _NOTHING), None)
         if best is None and spans:  # the list is so short that no answer alone fills it
-            best = (project(contexts[question], *spans[0][:2]), *spans[0][2:])
+            best = (project(*spans[0][:2]), *spans[0][2:])
         answers.predictions[name] = "" if best is None else best[0]
         if null is not None:
             _, start, end = best or _NOTHING
@@ -235,33 +239,6 @@ def _with_probabilities(entries: list[Entry]) -> list[NBestEntry]:
     ]
 
 
-class Projector:
-    """From word pieces back to the text they were cut from; quick where consecutive calls ask about one context.
-
-    The published projection (get_final_text), prepared once per context: pieces are joined to text, looked for in the
-    normalized words of the span, and the first and the last character found are followed back into the original words
-    by counting characters other than spaces. Where that is impossible the answer is the original words, one space
-    between them.
-    """
-
-    def __init__(self, features: SquadFeatures, pieces: Sequence[str]) -> None:
-        """Take the pieces of the vocabulary by id."""
-        self._features = features
-        self._pieces = pieces
-        self._normal_words = NormalWords(features.settings.lower_case)
-        self._latest: tuple[int, Context] | None = None
-
-    def text(self, context: int, first: int, last: int) -> str:
-        """Return the original text of tokens `first` .. `last` of a context, both inclusive."""
-        if self._latest is None or context != self._latest[0]:
-            tokens = self._features.tokens
-            words = self._features.token_words[tokens.offsets[context] : tokens.offsets[context + 1]].tolist()
-            pieces = [self._pieces[piece] for piece in tokens[context].tolist()]
-            text = self._features.contexts.text(context)
-            self._latest = context, Context(text, pieces, words, self._normal_words)
-        return self._latest[1].text(first, last)
-
-
 class NormalWords(dict[str, str]):
     """Words as the tokenizer sees them before it cuts pieces: normal case, accents off or kept, signs apart."""
 
@@ -284,12 +261,20 @@ class NormalWords(dict[str, str]):
 
 
 class Context:
-    """One context, ready to give answers."""
+    """One context: from its word pieces back to the text they were cut from.
 
-    def __init__(self, text: str, pieces: list[str], token_words: list[int], normal_words: NormalWords) -> None:
-        words = re.findall("[^ \t\r\n\u202f]+", text)
-        self._pieces = pieces
-        self._token_words = token_words
+    The published projection (get_final_text), prepared once per context: pieces are joined to text, looked for in the
+    normalized words of the span, and the first and the last character found are followed back into the original words
+    by counting characters other than spaces. Where that is impossible the answer is the original words, one space
+    between them.
+    """
+
+    def __init__(self, features: SquadFeatures, number: int, pieces: Sequence[str], normal_words: NormalWords) -> None:
+        """Take the number of the context, and the pieces of the vocabulary by id."""
+        begin, end = features.tokens.offsets[number : number + 2]
+        self._token_words = features.token_words[begin:end].tolist()
+        self._pieces = [pieces[piece] for piece in features.tokens[number].tolist()]
+        words = re.findall("[^ \t\r\n\u202f]+", features.contexts.text(number))
         self._joined = " ".join(words)
         """All words, one space between them: word i begins at _before[i] + i."""
         self._before = [0, *accumulate(map(len, words))]
@@ -302,7 +287,7 @@ class Context:
         self._normal_begins = [0, *accumulate(len(part) + bool(part) for part in normal)]
 
     def text(self, first: int, last: int) -> str:
-        """Return the original text of two tokens and all between them."""
+        """Return the original text of tokens `first` .. `last`, both inclusive."""
         wanted = " ".join(self._pieces[first : last + 1])
         if "##" in wanted:
             wanted = " ".join(wanted.replace(" ##", "").replace("##", "").split())

@@ -5,6 +5,7 @@ What computes imports torch when it is called: planning needs none.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.batches import DataSpec, RowBatches, spread
+from bert.data.batches import DataSpec, spread
 from bert.data.features import find_features, vocabulary_of
 from bert.data.rows import Int64, TokenRows
 from bert.data.synthetic import is_synthetic, random_of, synthetic_rows
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Pass, Step
-from bert.tasks.base import FINE_TUNING, BatchStream, DataIdentity, Evaluation, EvaluationSpec, Heads, Ready, Trained
-from bert.tasks.classification import RowData
+from bert.tasks.base import FINE_TUNING, Evaluation, EvaluationSpec, Heads, Ready, Trained
+from bert.tasks.classification import TRAINING, RowData
 from bert.tasks.squad.features import SquadFeatures, golds_of, open_features
 from common.errors import InputError, UsageError
 
@@ -46,6 +47,7 @@ class SquadTask(RowData):
         }
     )
     seq_len = 384
+    labelled = False
     defaults = MappingProxyType({**FINE_TUNING, "seq_len": 384, "epochs": 2.0, "evaluates": False})
     parts = ("start_loss", "end_loss")
     scores = (
@@ -55,18 +57,12 @@ class SquadTask(RowData):
     deciding_score = "f1"
     higher_is_better = True
 
-    def rows(self, source: Path, split: str, seq_len: int | None = None) -> TokenRows:
+    def rows(self, source: Path, split: str) -> TokenRows:
         """Read the windows of a features file. Raises InputError: there is none, or it is damaged."""
         return open_features(source, split).rows
 
     def check_evaluation(self, source: str, seq_len: int, wanted: str | None) -> None:
-        """Inspect the features to evaluate on.
-
-        Raises:
-            UsageError: none are named.
-            InputError: they are missing, longer than those that are trained on, without answers, or of another
-                vocabulary.
-        """
+        """Inspect the features to evaluate on. Raises UsageError (none are named), InputError (they do not fit)."""
         if is_synthetic(source):
             return
         if wanted is None:
@@ -74,19 +70,8 @@ class SquadTask(RowData):
                 "option-missing",
                 "no data to evaluate on: give --eval-data, the features of a dev file, or --eval-every 0",
             )
-        features = open_features(Path(wanted), "evaluation")
-        longest = features.settings.max_seq_length
-        if longest > seq_len:
-            raise InputError(
-                "data-mismatch",
-                f"the windows in {wanted} have up to {longest} tokens, but the training data up to {seq_len}: create "
-                "both with the same --max-seq-length",
-            )
-        if features.settings.vocabulary != open_features(Path(source), "training").settings.vocabulary:
-            raise InputError(
-                "vocabulary-mismatch",
-                f"the features in {wanted} and {source} have different vocabularies or casings: create both with one",
-            )
+        features, training = open_features(Path(wanted), "evaluation"), self.rows(Path(source), TRAINING)
+        self.check_judging(features.rows, wanted, seq_len, training, source)
         golds_of(features)
         vocabulary_of(Path(wanted), features.settings)
 
@@ -123,32 +108,19 @@ class SquadTask(RowData):
 
         return BertForQuestionAnswering(config, observer)
 
-    def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
-        """Synthetic batches, or those of a features file. Raises InputError that names the file at fault."""
-        if is_synthetic(spec.data):
-            return RowBatches(spec, synthetic_windows(spec))
-        return RowBatches(spec, open_features(Path(spec.data), split, spec.seq_len).rows)
-
-    def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
-        """Inspect the features of a run. Raises InputError if they are missing, damaged or do not fit `spec`."""
-        if is_synthetic(spec.data):
-            return DataIdentity(source=spec.data)
-        return DataIdentity.of(spec.data, open_features(Path(spec.data), split, spec.seq_len).rows)
+    def synthetic_rows(self, spec: DataSpec) -> TokenRows:
+        """Return random windows: a question has up to 18 word pieces, an answer up to 4."""
+        rng = random_of(spec)
+        rows = synthetic_rows(spec, self.name, partial(self.rows, split=TRAINING), rng, 20)
+        ends = rows.lengths - 1
+        starts = rng.integers(np.minimum(rows.second, ends - 1), ends)
+        targets = {"start_positions": starts, "end_positions": rng.integers(starts, np.minimum(starts + 4, ends))}
+        return replace(rows, columns=targets)
 
     def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> "Questions":
         """Open the features to evaluate on; raises as `check_evaluation` does."""
         self.check_evaluation(spec.data, spec.seq_len, wanted.source)
         return Questions(spec, Path(str(wanted.source)), wanted.samples)
-
-
-def synthetic_windows(spec: DataSpec) -> TokenRows:
-    """Return random windows: a question has up to 18 word pieces, an answer up to 4. Raises as synthetic_rows does."""
-    rng = random_of(spec)
-    rows = synthetic_rows(spec, "squad", lambda path: open_features(path, "training", spec.seq_len).rows, rng, 20)
-    ends = rows.lengths - 1
-    starts = rng.integers(np.minimum(rows.second, ends - 1), ends)
-    targets = {"start_positions": starts, "end_positions": rng.integers(starts, np.minimum(starts + 4, ends))}
-    return replace(rows, columns=targets)
 
 
 class Questions:

@@ -10,8 +10,8 @@ from support.glue_folders import VOCABULARY, make_glue, prepared, write_vocabula
 from support.refusals import check_refusal, refused
 
 from bench.cli.main import run
-from bert.tasks.glue.scores import read_answers, write_answers
 from bert.tasks.glue.tables import TASKS, is_test
+from bert.tasks.glue.task import read_answers, write_answers
 from common.errors import Code
 
 

@@ -2,22 +2,13 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Barrier
 from typing import Any
 
 import pytest
 import torch
-from support import training_runs
 
-from bert.checkpoints.read import saved_steps
-from bert.model.config import model_config
-from bert.model.heads import BertForPretraining
-from bert.optim.registry import lamb
 from bert.parallel.base import SingleStrategy
-from bert.tasks.base import DataIdentity
-from bert.train.checkpoint import TrainState, save, versions
-from bert.train.settings import TrainSettings
 from common.errors import BertbenchError, LockedError, SchemaError, StorageError, UsageError
 
 RANKS = 3
@@ -92,41 +83,3 @@ def test_a_text_that_differs_between_ranks_is_refused_on_all_and_results_stay_ea
     on_all(differ)
     assert len(found) > 1
     assert all(one.code == "unsupported-combination" and "fused-optimizer+unpad" in str(one) for one in found)
-
-
-def saver(folder: Path, wanted: TrainSettings) -> Callable[[int], Callable[[Threaded], tuple[Path, int]]]:
-    """Return what saves, on a rank, a checkpoint after some updates."""
-    model = BertForPretraining(model_config(wanted))
-    optimizer = lamb(model, 1e-3)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-
-    def after(step: int) -> Callable[[Threaded], tuple[Path, int]]:
-        state = TrainState(
-            settings=wanted, data=DataIdentity(source="synthetic"), position={"step": step},
-            progress={"applied_steps": step, "skipped_steps": 0, "skipped_in_a_row": 0}, samples_seen=step, scaler={},
-            optimizer_steps=step, evaluation=None, versions=versions(),
-        )  # fmt: skip
-        return lambda strategy: save(folder, model, optimizer, state, strategy)
-
-    return after
-
-
-def test_a_checkpoint_that_one_rank_cannot_write_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = training_runs.settings("synthetic", world_size=RANKS, strategy="ddp")
-    save_after = saver(tmp_path, wanted)
-    results = on_all(save_after(1))
-    assert [path.name for path, _ in results] == ["step-0000001"] * RANKS
-    assert {path.name for path in (tmp_path / "step-0000001").glob("rng*")} == {
-        f"rng-{r}.safetensors" for r in range(3)
-    }
-
-    def full(path: Path, device: torch.device) -> None:
-        if path.name == "rng-1.safetensors":
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("bert.train.checkpoint.save_rng", full)
-    failures = on_all(save_after(2))
-    assert [(type(failure), failure.code) for failure in failures] == [(StorageError, "disk-full")] * RANKS
-    assert saved_steps(tmp_path) == [1] and [path.name for path in tmp_path.iterdir()] == ["step-0000001"]

@@ -137,11 +137,11 @@ def test_rows_that_do_not_fit_are_refused():
     unlabelled = replace(rows, labels=np.empty(0, dtype=np.int64))
     assert "labels" not in row_batch(unlabelled, np.arange(4)).tensors
     with refused("labels-invalid"):
-        check_rows(unlabelled, "rows", 24)
+        check_rows(unlabelled, "rows", 24, True)
     with refused("data-missing"):
         RowBatches(spec(), made_rows(0))
     with refused("data-mismatch", "24 tokens", "16"):
-        check_rows(rows, "rows", 16)
+        check_rows(rows, "rows", 16, True)
     with refused("vocabulary-mismatch", 300, 100):
         RowBatches(spec(vocab_size=100), rows)
     with refused("rows-invalid", "labels 2"):

@@ -14,7 +14,6 @@ from bert.checkpoints.read import saved_steps
 from bert.tasks import make_task
 from bert.tasks.base import Evaluation, deciding
 from bert.tasks.pretrain.batches import TestShards
-from bert.train.checkpoint import read
 from bert.train.settings import resolve_settings
 
 # Of the evaluations after 2, 4, ... 12 updates.
@@ -60,15 +59,6 @@ def test_the_best_is_saved_when_it_is_found_and_never_pruned(data: Path, tmp_pat
     assert outcome.best.applied_steps == 12 and saved_steps(tmp_path) == [12]
 
 
-def test_what_is_best_survives_a_stop_and_more_steps(data: Path, tmp_path: Path, scored: None) -> None:
-    outcome, _ = go(data, tmp_path, steps=9)
-    assert outcome.best.applied_steps == 4 and saved_steps(tmp_path) == [4, 9]
-    assert read(tmp_path / "step-0000009").state.best == outcome.best
-    outcome, recorder = go(data, tmp_path, steps=10)
-    assert outcome.best.applied_steps == 4 and saved_steps(tmp_path) == [4, 10], "as good is not better"
-    assert "best" not in recorder.warnings
-
-
 @pytest.mark.more
 def test_a_crash_anywhere_leaves_the_same_checkpoints_and_the_same_best(
     data: Path, tmp_path: Path, scored: None
@@ -100,16 +90,6 @@ def test_another_score_may_decide_and_its_checkpoint_stays(
     outcome, _ = go(data, tmp_path, steps=6, best_by="mlm_accuracy")
     assert (outcome.best.score, outcome.best.value, outcome.best.applied_steps) == ("mlm_accuracy", 0.4, 4)
     assert saved_steps(tmp_path) == [4, 6]
-
-
-def test_by_another_score_than_before_the_best_is_looked_for_anew(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find(monkeypatch, (4.0, 2.0, 3.0, 3.5), (0.4, 0.1, 0.3, 0.2))
-    go(data, tmp_path, steps=6, best_by="mlm_accuracy")
-    outcome, recorder = go(data, tmp_path, steps=8)
-    assert (outcome.best.score, outcome.best.applied_steps) == ("mlm_loss", 8)
-    assert "step-0000002, the best checkpoint so far," in recorder.warnings
 
 
 @pytest.mark.parametrize("name", ["best_exact_thresh", "best_f1_thresh"])

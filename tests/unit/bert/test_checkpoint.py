@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from bert.model.config import model_config
 from bert.model.heads import BertForPretraining
 from bert.train.checkpoint import read
 from common.errors import Code
-from common.locks import locked
 
 CPU = torch.device("cpu")
 
@@ -148,11 +146,6 @@ def test_weights_without_the_same_padding_load(finished: Path, tmp_path: Path) -
     assert recorder.of("Resumed")[0].new_phase and not recorder.of("Resumed")[0].moments
 
 
-def test_two_runs_on_one_folder_are_refused(finished: Path, copy: Path) -> None:
-    with locked(copy, "x", "y"), refused("folder-locked", copy):
-        again(finished, copy)
-
-
 def test_what_a_killed_process_left_is_removed(finished: Path, copy: Path) -> None:
     (copy / ".step-0000009.new").mkdir()
     (copy / ".step-0000009.new" / "model.safetensors").write_bytes(b"half")
@@ -182,21 +175,3 @@ def test_a_failed_save_leaves_the_earlier_checkpoints_and_no_half_one(
         "step-0000002", "step-0000003", "step-0000004",
     ]  # fmt: skip
     assert again(finished, copy, steps=6).finished
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_on_a_full_disk_the_previous_checkpoint_stays_good(finished: Path, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    size = sum(path.stat().st_size for path in (finished / "run/step-0000004").iterdir())
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={int(1.6 * size)}", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("file systems cannot be mounted here")
-    try:
-        with refused("disk-full", disk):
-            again(finished, disk / "run")
-        assert saved_steps(disk / "run") == [1]
-        assert not [path for path in (disk / "run").iterdir() if path.name.startswith(".step")]
-        assert newest_whole(disk / "run", pytest.fail) == disk / "run/step-0000001"
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)

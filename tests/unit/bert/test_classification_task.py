@@ -13,7 +13,7 @@ from support.row_task import NAME, VOCAB, made_rows, write_rows
 from bert.data.batches import DataSpec, row_batch
 from bert.data.rows import TokenRows
 from bert.model.config import preset
-from bert.model.heads import BertForQuestionAnswering, BertForSequenceClassification, label_loss
+from bert.model.heads import BertForQuestionAnswering, BertForSequenceClassification
 from bert.optim.precision import Precision
 from bert.tasks import TASKS, given_options, make_task, resolve_options
 from bert.tasks.base import DataSource, EvaluationSpec
@@ -57,14 +57,6 @@ def test_a_model_learns_its_rows_and_the_loss_is_the_cross_entropy(folder):
         losses.append(loss.item())
     assert np.mean(losses[:5]) > 0.9
     assert np.mean(losses[-5:]) < 0.3
-
-
-def test_the_loss_of_a_regression_is_the_mean_squared_error():
-    logits, labels = torch.randn(7, 1), torch.rand(7)
-    expected = ((logits[:, 0] - labels) ** 2).mean()
-    assert label_loss(logits, labels, regression=True).item() == pytest.approx(expected.item())
-    with refused("option-value", 2, 1):
-        BertForSequenceClassification(SHAPE, 2, regression=True)
 
 
 def test_a_batch_without_labels_has_logits_and_no_loss():
@@ -156,13 +148,6 @@ def test_made_up_batches_differ_by_rank_and_have_all_labels(source):
     assert not torch.equal(ours.tensors["labels"], others.tensors["labels"])
     assert set(ours.tensors["labels"].tolist()) == {0, 1, 2, 3}
     assert found.build_model(SHAPE)(ours).loss.item() > 0
-
-
-def test_made_up_batches_can_have_the_lengths_of_real_rows(folder):
-    found = task()
-    real, made = found.batches(spec(folder)), found.batches(spec(f"synthetic:{folder}"))
-    for one, other in islice(zip(real, made, strict=True), 5):
-        assert one.counts == other.counts
 
 
 def test_options_are_filled_and_kept_as_one_text():

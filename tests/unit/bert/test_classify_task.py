@@ -80,17 +80,3 @@ def test_other_texts_are_no_data_to_evaluate_on(tmp_path: Path) -> None:
     database = prepared(write_rows(tmp_path / "a.csv", colours_and_animals(90))).source.path
     with refused("option-not-applicable", "b.sqlite", "predict classify"):
         make_task("classify", '{"labels":3}').check_evaluation(str(database), 128, "b.sqlite")
-
-
-def test_a_batch_masks_each_row_by_its_own_length(tmp_path: Path) -> None:
-    rows = [("abcdefgh" * (1 + number % 4) + str(number), "xy"[number % 2]) for number in range(40)]
-    source = prepared(write_rows(tmp_path / "a.csv", rows), max_seq_length=12).source
-    task = make_task("classify", '{"labels":2}')
-    spec = DataSpec(data=str(source.path), seq_len=12, micro_batch_size=16, vocab_size=len(source.vocabulary.pieces))
-    batch = next(iter(task.batches(spec)))
-    ids, mask = batch.tensors["input_ids"], batch.tensors["attention_mask"]
-    assert ((ids != source.vocabulary.pad_id) == mask.bool()).all()
-    ends = mask.sum(dim=1) - 1
-    assert (ids[torch.arange(16), ends] == source.vocabulary.sep_id).all() and (
-        ids[:, 0] == source.vocabulary.cls_id
-    ).all()

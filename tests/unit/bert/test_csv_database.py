@@ -31,7 +31,7 @@ from bert.tasks.classify.store import (
     read_split,
     text_key,
 )
-from common.errors import Code, LockedError, SchemaError
+from common.errors import Code, SchemaError
 
 
 @settings(deadline=None)
@@ -239,16 +239,3 @@ os._exit(1)
     source = open_source(path)
     assert before == (source.fingerprint, read_runs(path), samples_of(path))
     assert prepared(tmp_path / "a.csv").kept and not path.with_name("a.sqlite-journal").exists()
-
-
-def test_a_locked_database_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = damaged_copy(tmp_path)
-    monkeypatch.setattr("bert.tasks.classify.store._WAIT_SECONDS", 0.05)
-    holder = sqlite3.connect(path, isolation_level=None)
-    holder.execute("BEGIN EXCLUSIVE")
-    try:
-        with refused("folder-locked", path, kind=LockedError):
-            open_source(path)
-    finally:
-        holder.close()
-    assert open_source(path).labels == ("colour", "animal", "number")

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.gap_files import COLUMNS, learnable, prepared, row, vocabulary, write
+from support.gap_files import learnable, prepared, row, vocabulary, write
 from support.refusals import refused
 from support.shared_files import samples, vocabulary_beside
 
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.gap.features import (
-    MENTION_ENDS,
     MENTION_STARTS,
     GapConfig,
     TokenText,
@@ -107,17 +106,6 @@ def test_a_mention_inside_a_word_and_one_inside_another_still_spell_themselves(t
             assert "".join(words.pieces[t].removeprefix("##") for t in tokens) == mention.text.lower().replace(" ", "")
 
 
-def test_features_are_read_as_they_were_made(tmp_path: Path) -> None:
-    folder = prepared(tmp_path)
-    features = open_features(folder, "training")
-    assert len(features.rows) == 48
-    assert features.example_ids.texts()[:2] == ["development-1", "development-2"]
-    assert features.rows.labels.tolist() == [0, 1, 2] * 16
-    assert features.genders.tolist()[:6] == [2, 2, 2, 1, 1, 1]
-    assert features.rows.columns[MENTION_ENDS].dtype == np.int64
-    assert (folder / "vocab.txt").read_text() == (tmp_path / "vocab.txt").read_text()
-
-
 def test_the_readable_tsv_shows_the_tokens_that_the_features_hold(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
     features = open_features(folder, "validation")
@@ -131,15 +119,6 @@ def test_the_readable_tsv_shows_the_tokens_that_the_features_hold(tmp_path: Path
     pieces = load_vocabulary(tmp_path / "vocab.txt", True).ids
     for line, number in zip(lines, range(len(features.rows)), strict=True):
         assert [pieces[token] for token in line[3].split()] == features.rows.ids[number].tolist()
-
-
-def test_training_without_the_columns_of_the_answers_is_refused(tmp_path: Path) -> None:
-    columns = [name for name in COLUMNS if not name.endswith("coref")]
-    source = write(tmp_path / "gap-development.tsv", learnable(3), columns)
-    config = GapConfig(input=(source,), vocab=vocabulary(tmp_path / "vocab.txt"), output=tmp_path / "out")
-    with refused("rows-invalid", source, "A-coref", "B-coref"):
-        prepare(config, lambda *_: None)
-    assert not list((tmp_path / "out").glob("gap-*"))
 
 
 def test_rows_that_cannot_be_used_are_left_out_and_named(tmp_path: Path) -> None:

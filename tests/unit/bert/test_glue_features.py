@@ -53,23 +53,6 @@ def test_the_longer_sentence_is_cut_piece_by_piece(first: int, second: int, room
 
 
 @pytest.mark.parametrize(
-    ("sentences", "kept"),
-    [((20, 0), (9, 0)), ((0, 20), (0, 9)), ((20, 20), (5, 4)), ((0, 0), (0, 0))],
-    ids=["first", "second", "both", "none"],
-)
-def test_pairs_with_an_empty_sentence_are_cut_to_the_length(
-    tmp_path: Path, vocab: Path, sentences: tuple[int, int], kept: tuple[int, int]
-) -> None:
-    table = make_glue(tmp_path / "glue", ["rte"]) / "RTE/train.tsv"
-    first, second = ("two " * count for count in sentences)
-    table.write_text(f"{table.read_text()}99\t{first}\t{second}\tentailment\n")
-    rows = open_features(prepared(tmp_path / "glue", tmp_path / "out", max_seq_length=12)["rte", "train"]).rows
-    pieces = load_vocabulary(vocab, True).pieces
-    expected = ["[CLS]", *["two"] * kept[0], "[SEP]", *["two"] * kept[1], "[SEP]"]
-    assert [pieces[number] for number in rows.ids[12]] == expected and rows.second[12] == kept[0] + 2
-
-
-@pytest.mark.parametrize(
     ("options", "code"),
     [
         ({}, "option-missing"),

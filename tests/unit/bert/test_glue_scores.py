@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert.tasks.glue.scores import decided, score_names, scores
 from bert.tasks.glue.tables import TASKS
+from bert.tasks.glue.task import decided, score_names, scores
 
 PAIRS = st.integers(1, 60).flatmap(
     lambda n: st.tuples(*(st.lists(st.integers(0, 1), min_size=n, max_size=n) for _ in range(2)))

@@ -109,18 +109,3 @@ def test_the_diagnostic_set_is_a_table_that_mnli_answers(tmp_path: Path) -> None
     (glue / "diagnostic/diagnostic.tsv").write_text(lines)
     features = open_features(prepared(glue, tmp_path / "out")["mnli", DIAGNOSTIC])
     assert len(features.rows) == 2 and not features.rows.has_labels
-
-
-@pytest.mark.parametrize(
-    ("task", "table", "code"),
-    [
-        ("cola", "CoLA/test.tsv", "rows-invalid"),
-        ("mnli", "MNLI/test_matched.tsv", "columns-missing"),
-        ("cola", "SST-2/dev.tsv", "rows-invalid"),
-        ("wnli", "RTE/dev.tsv", "rows-invalid"),
-    ],
-)
-def test_a_table_of_something_else_is_refused(tmp_path: Path, task: str, table: str, code: Code) -> None:
-    glue = make_glue(tmp_path / "glue", ["cola", "sst2", "mnli", "rte"])
-    with refused(code, glue / table):
-        read_table(glue / table, TASKS[task], "dev")

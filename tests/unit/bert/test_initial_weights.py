@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.bert_folders import PIECES, SHAPE, saved, saved_by_tensorflow, theirs
+from support.bert_folders import PIECES, SHAPE, saved, theirs
 from support.refusals import refused
 from support.training_runs import Recorder, run, settings
 
@@ -55,18 +55,6 @@ def test_heads_that_are_absent_keep_fresh_values_and_are_named(tmp_path: Path) -
     (begun,) = recorder.of("Resumed")
     assert begun.new_phase and not begun.moments and begun.missing == taken.missing
     assert "4 weights of the model" in recorder.warnings
-
-
-def test_a_tensorflow_checkpoint_loads_by_its_prefix(tmp_path: Path) -> None:
-    source = theirs("BertModel")
-    more = {"global_step": torch.tensor(3), "bert/pooler/dense/bias/adam_m": torch.zeros(16)}
-    saved_by_tensorflow(tmp_path / "model.ckpt", source, more)
-    model = BertForPretraining(SHAPE)
-    taken = load(tmp_path / "model.ckpt", model)
-    assert torch.equal(
-        model.encoder.embeddings.word.weight[: SHAPE.vocab_size], source.embeddings.word_embeddings.weight
-    )
-    assert len(taken.missing) == 7 and not taken.unexpected
 
 
 def test_a_bare_encoder_of_ours_loads_where_the_task_begins_from_one(tmp_path: Path) -> None:

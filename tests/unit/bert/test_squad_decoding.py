@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from support import plain_squad_decoding as plain
 from support.examples import examples
 from support.refusals import refused
-from support.shared_files import samples, unpacked, vocabulary_beside
+from support.shared_files import samples, vocabulary_beside
 from support.squad_cases import (
     LETTERS,
     OTHERS,
     SIGNS,
-    Context,
-    Question,
+    asked,
     features_of,
     random_logits,
     small_vocabulary,
@@ -28,12 +27,12 @@ from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.squad.features import SquadFeatures, golds_of
 from bert.tasks.squad.predictions import (
     Answers,
+    Context,
     NBestOptions,
     NormalWords,
-    Projector,
     decode,
-    find_spans,
 )
+from bert.tasks.squad.reading import Paragraph, read_dataset
 from bert.tasks.squad.scores import score
 from common.errors import StorageError
 
@@ -49,7 +48,7 @@ LONG_QUESTION = "who was the norman of new york in france " * 12
 
 def small_case(version: str = "1.1", questions: int = 3) -> SquadFeatures:
     contexts = [
-        Context(text, [Question(f"{n}-{k}", LONG_QUESTION[: 5 * k + 1], ["york"] * k) for k in range(questions)])
+        Paragraph(text, [asked(f"{n}-{k}", LONG_QUESTION[: 5 * k + 1], *["york"] * k) for k in range(questions)])
         for n, text in enumerate(TEXTS)
     ]
     return features_of(contexts, UNCASED, version=version)
@@ -83,26 +82,6 @@ def test_blocks_of_questions_change_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     for size in (1, 7):
         monkeypatch.setattr("bert.tasks.squad.predictions._QUESTIONS_AT_ONCE", size)
         assert decode(features, logits, UNCASED) == whole
-
-
-def test_zeros_of_either_sign_are_equal_and_the_earlier_token_comes_first() -> None:
-    features = features_of([Context("one two six", [Question("q")])], UNCASED, max_seq_length=100)
-    values = np.zeros((2, int(features.lengths.sum())), np.float32)
-    values[:, ::2] = -0.0
-    (spans,) = find_spans(features, values, 20, 30)
-    pairs = [span[:2] for span in spans]
-    assert pairs == sorted(pairs) and pairs[0] == (0, 0)
-
-
-def test_the_threshold_decides_between_answer_and_none_and_equal_is_an_answer() -> None:
-    features = small_case("2.0")
-    logits = random_logits(features, 6, steps=2)
-    odds = decode(features, logits, UNCASED).null_odds
-    name = "0-1"
-    for threshold, answered in ((odds[name], True), (odds[name] - 0.25, False), (odds[name] + 0.25, True)):
-        found = decode(features, logits, UNCASED, NBestOptions(null_threshold=threshold))
-        assert bool(found.predictions[name]) is answered
-        assert found.null_odds == odds
 
 
 @pytest.mark.parametrize("version", ["1.1", "2.0"])
@@ -149,18 +128,11 @@ def test_files_hold_what_was_decoded_and_are_whole(version: str, tmp_path: Path)
 
 
 def case_of(path: Path, contexts: int) -> tuple[SquadFeatures, Vocabulary]:
-    content = json.loads(unpacked(path))
-    paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
-    cases = [
-        Context(
-            paragraph["context"],
-            [Question(q["id"], q["question"], [answer["text"] for answer in q["answers"]]) for q in paragraph["qas"]],
-        )
-        for paragraph in paragraphs[:: max(1, len(paragraphs) // contexts)]
-    ]
+    dataset = read_dataset(path)
+    cases = dataset.paragraphs[:: max(1, len(dataset.paragraphs) // contexts)]
     vocabulary = load_vocabulary(vocabulary_beside(path), lower_case=True)
     lengths = {"max_seq_length": 384, "doc_stride": 128, "max_query_length": 64}
-    return features_of(cases, vocabulary, version="2.0" if "v2.0" in path.name else "1.1", **lengths), vocabulary
+    return features_of(cases, vocabulary, version=dataset.version, **lengths), vocabulary
 
 
 @pytest.mark.parametrize("path", samples("squad/dev-v*.json*"))
@@ -175,7 +147,7 @@ def test_questions_are_decoded_like_the_plain_reference(path: Path) -> None:
 
 
 def one_context(text: str, *, lower_case: bool) -> SquadFeatures:
-    contexts = [Context(text, [Question("q")])]
+    contexts = [Paragraph(text, [asked("q")])]
     return features_of(contexts, UNCASED if lower_case else CASED, max_seq_length=400, doc_stride=128)
 
 
@@ -205,7 +177,8 @@ def test_answers_are_the_original_text(text: str, answer: str, expected: str, lo
     tokens = features.tokens[0].tolist()
     (wanted,) = vocabulary.encode([answer])
     first = next(n for n in range(len(tokens)) if tokens[n : n + len(wanted)] == wanted)
-    assert Projector(features, vocabulary.pieces).text(0, first, first + len(wanted) - 1) == expected
+    context = Context(features, 0, vocabulary.pieces, NormalWords(lower_case))
+    assert context.text(first, first + len(wanted) - 1) == expected
 
 
 # A final sigma and private characters are left out: there the tokenizer and Python's own rules differ.
@@ -225,20 +198,9 @@ def test_every_span_of_any_text_equals_the_plain_projection(text: str, lower_cas
     words = re.findall("[^ \t\r\n\u202f]+", text)
     word_of = features.token_words.tolist()
     pieces = [vocabulary.pieces[number] for number in features.tokens[0].tolist()]
-    projector = Projector(features, vocabulary.pieces)
+    context = Context(features, 0, vocabulary.pieces, NormalWords(lower_case))
     for first in range(len(pieces)):
         for last in range(first, min(len(pieces), first + 8)):
             joined = " ".join(pieces[first : last + 1]).replace(" ##", "").replace("##", "")
             original = " ".join(words[word_of[first] : word_of[last] + 1])
-            assert projector.text(0, first, last) == plain.final_text(" ".join(joined.split()), original, lower_case)
-
-
-@pytest.mark.parametrize("lower_case", [True, False])
-def test_the_short_way_of_ascii_words_gives_the_tokenizers_parts(lower_case: bool) -> None:
-    words = NormalWords(lower_case)
-    generator = np.random.default_rng(5)
-    for _ in range(3000):
-        letters = map(chr, generator.integers(0, 128, generator.integers(1, 12)))
-        word = "".join(letter for letter in letters if letter not in " \t\r\n")
-        parts = words._splitter.pre_tokenize_str(words._normalizer.normalize_str(word))
-        assert words[word] == " ".join(part for part, _ in parts), repr(word)
+            assert context.text(first, last) == plain.final_text(" ".join(joined.split()), original, lower_case)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from support import plain_squad_decoding as plain
 from support.refusals import refused
-from support.squad_cases import Context, Question, features_of, small_vocabulary
+from support.squad_cases import asked, features_of, small_vocabulary
 
 from bert.tasks.squad.features import golds_of
-from bert.tasks.squad.reading import Golds, read_answers, read_dataset, read_golds
+from bert.tasks.squad.reading import Golds, Paragraph, read_answers, read_dataset, read_golds
 from bert.tasks.squad.scores import normalize, score
 from common.errors import Code
 
@@ -124,8 +124,8 @@ def question(**fields: Any) -> dict[str, Any]:
 
 
 def test_golds_kept_beside_features_score_like_those_of_the_file() -> None:
-    questions = [Question("é1", "who", ["Norman", "the Norman"]), Question("2", "who", [])]
-    features = features_of([Context("The Norman", questions)], small_vocabulary(), version="2.0")
+    questions = [asked("é1", "who", "Norman", "the Norman"), asked("2")]
+    features = features_of([Paragraph("The Norman", questions)], small_vocabulary(), version="2.0")
     golds = golds_of(features)
     assert (golds.version, golds.ids, golds.answers) == ("2.0", ["é1", "2"], [["Norman", "the Norman"], []])
 

@@ -15,8 +15,7 @@ from support.plain_tokenizer import PlainTokenizer
 from support.shared_files import DATA, samples, unpacked, vocabulary_beside
 
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary
-from bert.tasks.squad.windows import greatest_context, place_windows
-from bert.tasks.squad.words import Pieces, encode_words, split_words
+from bert.tasks.squad.windows import Pieces, encode_words, greatest_context, place_windows, split_words
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz\u00df\u00e9\u03c3\u03c2\u4e2d\u6587\u0130'.,-$"
 VOCABULARY = Vocabulary(

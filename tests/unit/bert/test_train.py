@@ -5,7 +5,7 @@ import itertools
 import math
 import pickle
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from support.refusals import refused
 from support.scaling import scaled
 
 from bert.data.batch import Batch, BatchCounts
-from bert.observer import Observer, Observers, StepResult
+from bert.observer import Observer, StepResult
 from bert.optim.lamb import Lamb
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw
@@ -180,19 +180,6 @@ def test_clipping_bounds_the_gradient_norm() -> None:
     run.optimizer.step = spy  # type: ignore[method-assign,assignment]
     train(run, Observer(), lambda number: number < 3)
     assert seen == pytest.approx([1e-3] * 3, rel=1e-3)
-
-
-def test_several_observers_nest_and_an_idle_one_is_never_entered() -> None:
-    first, second = Recorder(), Recorder()
-
-    class Idle(Observer):
-        pass
-
-    both = Observers([first, Idle(), second])
-    with both.phase("forward"):
-        assert first.events == second.events == ["forward"]
-    assert isinstance(both.phase("x"), AbstractContextManager)
-    assert Observers([Idle()]).phase("a") is Observers([]).phase("b"), "nothing is made where nobody listens"
 
 
 def test_saved_state_continues_bit_by_bit_across_an_overflow() -> None:
