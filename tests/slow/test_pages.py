@@ -176,8 +176,8 @@ def test_hovering_shows_what_the_csv_has(wide: Opened) -> None:
 
 
 def test_the_legend_hides_and_shows_series_by_mouse_and_keys(opened: Opened) -> None:
-    key = opened.page.locator(".chart [role=button]").first
-    chart = opened.page.locator(".chart", has=key).first
+    chart = opened.page.locator(".chart", has=opened.page.locator("[role=button]")).first
+    key = chart.locator("[role=button]").first
     marks = chart.locator(f"[data-series='{key.get_attribute('data-key')}']").first
     assert marks.is_visible() and key.get_attribute("aria-pressed") == "true"
     key.click()
