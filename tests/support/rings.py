@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from support.fake_run import step_rows, write_trial
 
 from bench.run.comm import sizes_of
 from records.files import write_record
@@ -58,11 +59,8 @@ def write_collectives(
     trial = Trial(kind="comm", task="comm", implementation="torch", strategy="ddp", preset="", data="",
                   precision="fp32", world_size=ranks, nodes=nodes, device="cuda", round=round_number,
                   collective=tuple(sorted(test.items())))  # fmt: skip
+    write_trial(RunDirectory(run), trial, environment=ENVIRONMENT)
     directory = RunDirectory(run).trial(trial.trial_id)
-    directory.path.mkdir(parents=True)
-    write_record(directory.trial_json, trial.to_json())
-    write_record(directory.result_json, {"status": "ok", "reason": ""})
-    write_record(directory.env_json, ENVIRONMENT)
     lines = [",".join(COLLECTIVE_COLUMNS)]
     for size in sizes_of(test, ranks):
         true = ring_all_reduce_us(ranks, size, alpha_us, bandwidth_gb_s)
@@ -115,34 +113,23 @@ class Machine:
         self, run: Path, ranks: int, *, seed: int = 0, round_number: int = 0, timeline: bool = True
     ) -> Trial:
         """Write a throughput trial of this machine."""
-        from records.schema import STEP_COLUMNS
-
         count, batch = 60, 8
         trial = Trial(
             strategy="ddp" if ranks > 1 else "single", world_size=ranks, device="cuda", precision="fp32",
             micro_batch_size=batch, start_iteration=0, stop_iteration=count, round=round_number,
             strategy_options=f'{{"bucket_mib":{self.bucket_mib}}}' if self.bucket_mib and ranks > 1 else "",
         )  # fmt: skip
-        directory = RunDirectory(run).trial(trial.trial_id)
-        directory.path.mkdir(parents=True)
-        write_record(directory.trial_json, trial.to_json())
-        write_record(directory.result_json, {"status": "ok", "reason": ""})
-        write_record(directory.env_json, ENVIRONMENT)
         times, works = self.steps(ranks, count, seed)
         part = self.backward_ms / (self.backward_ms + self.rest_ms)
+        steps = {}
         for rank in range(ranks):
-            lines = [",".join(STEP_COLUMNS)]
-            for step, time in enumerate(times):
-                work = works[step, rank]
-                values = {"step": step, "start_ns": 10**18 + step, "step_time_ms": time, "data_wait_ms": 0.0,
-                          "forward_ms": 0.3 * work, "backward_ms": part * work, "optimizer_ms": 0.1 * work,
-                          "communication_ms": "" if ranks == 1 else time - work, "samples": batch,
-                          "real_tokens": 128 * batch, "padded_tokens": 128 * batch}  # fmt: skip
-                lines.append(",".join(str(values.get(name, 1)) for name in STEP_COLUMNS))
-            directory.steps_csv(rank).write_text("\n".join(lines) + "\n")
-            record = {"bytes": list(self.gradients), "ready_ms": self.ready(), "backward_ms": self.backward_ms}
-            write_record(
-                directory.rank_json(rank),
-                {"rank": rank, "peak_memory_bytes": 1, "backward": record if timeline else None},
-            )
-        return trial
+            own, times_ms = works[:, rank], times.tolist()
+            rows = step_rows(times_ms, batch, data_wait=0.0, real_tokens=128 * batch, padded_tokens=128 * batch)
+            for row, work in zip(rows, own.tolist(), strict=True):
+                waited = None if ranks == 1 else row["step_time_ms"] - work
+                row |= {"forward_ms": 0.3 * work, "backward_ms": part * work, "communication_ms": waited}
+            steps[rank] = rows
+        record = {"bytes": list(self.gradients), "ready_ms": self.ready(), "backward_ms": self.backward_ms}
+        backward = {"peak_memory_bytes": 1, "backward": record if timeline else None}
+        records = {rank: {"rank": rank, **backward} for rank in range(ranks)}
+        return write_trial(RunDirectory(run), trial, steps, environment=ENVIRONMENT, ranks=records)

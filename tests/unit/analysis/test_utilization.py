@@ -2,14 +2,13 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.kineto_events import event, write
 from support.shared_files import OWN
+from support.timelines import timeline
 
 from analysis.diagnose.explain import explain
 from analysis.metrics.time.temporal import (
@@ -25,75 +24,48 @@ from analysis.readers.kineto.reader import read
 from analysis.render.tables import write_csv
 from analysis.timeline import Timeline
 
-STEPS = [event("ProfilerStep#3", 0, 500, "user_annotation"), event("ProfilerStep#4", 500, 500, "user_annotation")]
 
-
-def measured(tmp_path: Path, events: list[Any], name: str = "trace-rank1.json") -> Utilization:
-    return compute_utilization(read(write(tmp_path / name, events)))
-
-
-def test_kernels_that_overlap_count_once_and_copies_do_not_count(tmp_path: Path) -> None:
-    events = [
-        *STEPS,
-        event("gemm", 100, 300, "kernel", args={"device": 0, "stream": 7}),  # 100..400
-        event("gelu", 300, 200, "kernel", args={"device": 0, "stream": 8}),  # 300..500
-        event("Memcpy HtoD", 600, 300, "gpu_memcpy", args={"device": 0, "stream": 9}),
-        event("Memset", 600, 300, "gpu_memset", args={"device": 0, "stream": 9}),
+def test_kernels_that_overlap_count_once_and_copies_do_not_count() -> None:
+    kernels = [
+        ("gemm", 7, 100, 400),
+        ("gelu", 8, 300, 500),
+        ("ncclDevKernel_AllReduce_Sum_f32", 9, 450, 700),  # 100..700 together, 100..500 without
+        ("Memcpy HtoD", 9, 800, 900, -1, "memcpy"),
+        ("Memset", 9, 800, 900, -1, "memset"),
     ]
-    found = measured(tmp_path, events)
-    assert (found.window_ms, found.busy_ms, found.compute_utilization) == (1.0, 0.4, pytest.approx(0.4))
+    found = compute_utilization(timeline(1, steps=[(3, 0, 500), (4, 500, 1000)], kernels=kernels))
+    assert (found.window_ms, found.busy_ms, found.compute_utilization) == (0.001, 0.0006, pytest.approx(0.6))
+    assert found.compute_utilization_without_communication == pytest.approx(0.4)
     assert (found.rank, found.steps, found.devices, found.counted) == (1, 2, 1, GPU_KERNELS)
     assert found.sm_weighted_utilization is None and "no grid size" in found.reason
 
 
-def test_communication_kernels_count_and_the_share_without_them_stands_beside(tmp_path: Path) -> None:
-    events = [
-        *STEPS,
-        event("gemm", 0, 200, "kernel"),
-        event("ncclDevKernel_AllReduce_Sum_f32", 100, 500, "kernel", tid=2),  # 0..600 together, 0..200 without
-    ]
-    found = measured(tmp_path, events)
-    assert found.compute_utilization == pytest.approx(0.6)
-    assert found.compute_utilization_without_communication == pytest.approx(0.2)
-
-
 def test_on_a_cpu_outermost_operators_count_less_the_communication_inside_them(tmp_path: Path) -> None:
     events = [
-        *STEPS,
+        event("ProfilerStep#3", 0, 1000, "user_annotation"),
         event("aten::linear", 0, 300),
         event("aten::addmm", 50, 200),  # inside the first: counts once
         event("autograd::engine", 400, 200),  # 400..600, of which 450..550 is communication
         event("c10d::allreduce_", 450, 100),
         event("c10d::barrier", 700, 200),  # outermost, but no computation
     ]
-    found = measured(tmp_path, events)
+    found = compute_utilization(read(write(tmp_path / "trace-rank1.json", events)))
     assert (found.busy_ms, found.counted, found.devices) == (pytest.approx(0.4), CPU_OPERATORS, None)  # 300 + 200 - 100
     assert found.compute_utilization_without_communication == found.compute_utilization == pytest.approx(0.4)
 
 
-def ranges_only(**more: Any) -> Timeline:
-    empty = pd.DataFrame({name: [] for name in ("name", "kind", "thread", "start", "end")})
-    one = pd.DataFrame([{"name": "forward", "thread": "1/1", "start": 0, "end": 5_000_000}])
-    steps = pd.DataFrame({"step": [], "start": [], "end": []})
-    return Timeline(**{"rank": 0, "steps": steps, "operators": empty, "kernels": empty, "ranges": one, **more})
-
-
-def test_copies_alone_are_unknown_and_an_empty_trace_too(tmp_path: Path) -> None:
-    only_copies = measured(tmp_path, [event("Memcpy HtoD", 0, 5, "gpu_memcpy")])
+def test_copies_alone_are_unknown_and_an_empty_trace_too() -> None:
+    only_copies = compute_utilization(timeline(kernels=[("Memcpy HtoD", 7, 0, 5, -1, "memcpy")]))
     assert only_copies.compute_utilization is None and "no kernel" in only_copies.reason
-    nothing = measured(tmp_path, [event("moment", 0, 0, "user_annotation")])
+    nothing = compute_utilization(timeline())
     assert nothing.window_ms is nothing.compute_utilization is None and "no event" in nothing.reason
 
 
-def with_grids(kernels: list[tuple[int, int, int, tuple[int, int, int]]], sms: dict[int, int]) -> Timeline:
-    """Kernels (device, start, end, grid) in a window 0..1000."""
-    rows = [
-        {"name": "gemm", "kind": "kernel", "device": device, "stream": 7, "start": start, "end": end}
-        | dict(zip(("grid_x", "grid_y", "grid_z"), grid, strict=True))
-        for device, start, end, grid in kernels
-    ]
-    steps = pd.DataFrame({"step": [0], "start": [0], "end": [1000]})
-    return ranges_only(steps=steps, kernels=pd.DataFrame(rows), sm_counts=sms)
+def with_grids(kernels: list[tuple[int, int, tuple[int, int, int]]], sms: dict[int, int], end: int = 1000) -> Timeline:
+    """Kernels (start, end, grid), in order of their starts, in a window 0..end."""
+    made = timeline(steps=[(0, 0, end)], kernels=[("gemm", 7, start, stop) for start, stop, _ in kernels])
+    grids = dict(zip(("grid_x", "grid_y", "grid_z"), zip(*(grid for *_, grid in kernels), strict=True), strict=True))
+    return dataclasses.replace(made, kernels=made.kernels.assign(**grids), sm_counts=sms)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +75,7 @@ def with_grids(kernels: list[tuple[int, int, int, tuple[int, int, int]]], sms: d
 def test_an_unknown_grid_or_gpu_leaves_it_unknown_with_a_reason(
     grid: tuple[int, int, int], sms: dict[int, int], reason: str
 ) -> None:
-    found = compute_utilization(with_grids([(0, 0, 100, (5, 1, 1)), (0, 200, 300, grid)], sms))
+    found = compute_utilization(with_grids([(0, 100, (5, 1, 1)), (200, 300, grid)], sms))
     assert found.sm_weighted_utilization is None and reason in found.reason
     assert found.compute_utilization == pytest.approx(0.2)
 
@@ -113,8 +85,9 @@ def test_an_unknown_grid_or_gpu_leaves_it_unknown_with_a_reason(
     st.integers(1, 110),
 )
 def test_the_weighting_agrees_with_looking_at_every_nanosecond(spans: list[tuple[int, int, int]], sms: int) -> None:
-    trace = with_grids([(0, start, start + length, (blocks, 1, 1)) for start, length, blocks in spans], {0: sms})
-    trace = dataclasses.replace(trace, steps=pd.DataFrame({"step": [0], "start": [0], "end": [50]}))
+    trace = with_grids(
+        [(start, start + length, (blocks, 1, 1)) for start, length, blocks in sorted(spans)], {0: sms}, 50
+    )
     area = sum(
         min(sms, sum(min(sms, blocks) for start, length, blocks in spans if start <= t < start + length))
         for t in range(50)
@@ -123,10 +96,9 @@ def test_the_weighting_agrees_with_looking_at_every_nanosecond(spans: list[tuple
 
 
 def test_rows_are_by_rank_with_the_trial_s_fields_in_front(tmp_path: Path) -> None:
-    gpu = [event("gemm", 0, 100, "kernel"), event("ProfilerStep#1", 0, 400, "user_annotation")]
-    timelines = [read(write(tmp_path / f"trace-rank{rank}.json", gpu)) for rank in (1, 0)]
+    timelines = [timeline(rank, steps=[(1, 0, 400)], kernels=[("gemm", 7, 0, 100)]) for rank in (1, 0)]
     trial = {"trial_id": "abc", "micro_batch_size": 8, "world_size": 2, "preset": "tiny", "status": "ok", "rank": 99}
-    rows = compute_utilization_rows(trial, [ranges_only(rank=None), *timelines])
+    rows = compute_utilization_rows(trial, [timeline(None, ranges=[("forward", 0, 5_000_000)]), *timelines])
     assert [row["rank"] for row in rows] == [0, 1, None]
     assert tuple(rows[0]) == (*PROFILED_COLUMNS, *Utilization._fields) and "status" not in rows[0]
     assert (rows[0]["micro_batch_size"], rows[0]["precision"]) == (8, None)
