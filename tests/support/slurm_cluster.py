@@ -62,10 +62,6 @@ class Slurm:
             words, env=self.environment, capture_output=True, text=True, timeout=timeout, check=True
         ).stdout
 
-    def submit(self, script: Path) -> str:
-        """Submit a script and return the job's number."""
-        return self.run("sbatch", "--parsable", str(script)).strip()
-
     def state(self, job: str) -> dict[str, str]:
         """What scontrol says of a job, the first of an array."""
         text = self.run("scontrol", "show", "job", job)

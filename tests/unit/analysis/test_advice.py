@@ -64,11 +64,6 @@ def test_commands_parse(changes: dict[str, Any], tmp_path: Path) -> None:
         parses(throughput_command(one, "run", **changes))
 
 
-def test_nothing_is_advised_that_the_trial_has() -> None:
-    context = Context(row={**ROW, "precision": "bf16"}, run="runs/a")
-    assert Context().narrow == "" and context.narrow == "bf16"
-
-
 def fp32_gemms(kind: str) -> list[Timeline]:
     """Five sixths of a step of 600 us are fp32 GEMMs, on a GPU or as operators of a CPU."""
     steps = [(0, 0, 600 * US)]

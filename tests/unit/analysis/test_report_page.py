@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from support.charts import report_page
 from support.commands import document, result
-from support.fake_run import ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
+from support.fake_run import ENVIRONMENT, step_rows, write_sweep, write_trial
 from support.kineto_events import event, write
 
 from analysis.diagnose.answer import complete_answers, points
 from analysis.diagnose.run import cautions_of_run
 from analysis.load import load_run
-from analysis.metrics.comparison.runs import compare_runs, ratios_of
+from analysis.metrics.comparison.runs import ratios_of
 from common.errors import UsageError
 from records.files import write_record
 from records.run import RunDirectory
@@ -154,15 +154,6 @@ def test_what_is_too_close_to_call_has_no_fastest_in_its_headline(
     assert html.escape(answer.headline) in text_of(run)
 
 
-def test_stragglers_and_peaks_reach_the_page(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    steps = {0: step_rows([100.0] * 20, 8, communication=20.0), 1: step_rows([100.0] * 20, 8, communication=1.0)}
-    ranks = {0: rank_record(peak=1e9), 1: rank_record(peak=1e9)}
-    write_trial(run, Trial(preset="mini", world_size=2), steps, ranks=ranks)
-    text = text_of(run)
-    assert ">straggler<" in text and "which was measured too low" in text
-
-
 def test_a_run_of_several_versions_is_read_with_care(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, **SMALL)
     assert "mixed" not in [one.code for one in cautions_of_run(load_run(run), [], [])]
@@ -189,26 +180,3 @@ def test_the_largest_batch_has_its_section_and_its_probes_are_in_no_other(tmp_pa
     write_trial(run, Trial(preset="mini"), {0: step_rows([9.0] * 20, 8)})
     text = text_of(run)
     assert "1 ok, 1 round" in text and "no memory left" not in text
-
-
-def test_a_damaged_trial_costs_neither_the_report_nor_the_comparison(tmp_path: Path) -> None:
-    run, other = (write_sweep(tmp_path / name, rounds=2, **SMALL) for name in ("a", "b"))
-    damaged = run.trials()[0]
-    damaged.trial_json.write_text('{"schema_version": 1, "kind"')
-    text = text_of(run)
-    assert f"skipped trial {damaged.path.name}" in text and "trains BERT-mini" in text
-    (table,) = [part for part in re.findall("<table.*?</table>", text, re.DOTALL) if ">round<" in part]
-    assert ">1<" in table and ">2<" in table and ">0<" not in table, "rounds are counted from one"
-    comparison = compare_runs(run, other)
-    assert len(comparison["rows"]) == 4 and any(damaged.path.name in text for text in comparison["differences"])
-
-
-@pytest.mark.parametrize(("precision", "dtype", "fp8"), [("bf16", "bfloat16", False), ("fp8", "float8_e4m3fn", True)])
-def test_the_page_says_which_peak_mfu_is_of(tmp_path: Path, precision: str, dtype: str, fp8: bool) -> None:
-    run, record = RunDirectory(tmp_path), rank_record(peak=4e11)
-    record["measured_peak"] |= {"dtype": dtype, "products": dtype}
-    trial = Trial(preset="mini", precision=precision)
-    write_trial(run, trial, {0: step_rows([100.0] * 20, 8)}, ranks={0: record})
-    text = text_of(run)
-    # 8 sequences of 1e9 FLOPs in 0.1 s are a fifth of 400 GFLOP/s.
-    assert "20.0 %" in text and "measured" in text and ("measured in FP8" in text) == fp8

@@ -8,8 +8,8 @@ from support.refusals import refused
 
 from analysis.diagnose.run import caution_texts
 from analysis.load import LoadedTrial, load_run
-from analysis.metrics.comparison.runs import compare_runs, ratios_of
-from analysis.render.result_tables import comparison_blocks, results_blocks
+from analysis.metrics.comparison.runs import ratios_of
+from analysis.render.result_tables import results_blocks
 from analysis.render.tables import Table
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
@@ -32,15 +32,6 @@ def test_the_table_has_a_line_per_trial_failed_ones_too(tmp_path: Path) -> None:
     assert [row["throughput_ratio"] for row in ratios.rows] == [pytest.approx(2.4, abs=0.1)]
     assert str(undecided).startswith("ratios to hf are not conclusive yet")
     assert all(len(line) <= 150 for line in text([results, ratios]).splitlines())
-
-
-def test_the_comparison_shows_verdicts_and_differences(tmp_path: Path) -> None:
-    a = write_sweep(tmp_path / "a", rounds=3, **SMALL)
-    b = write_sweep(tmp_path / "b", rounds=3, scale=1.3, implementations=("hf",), dropout=0.0, **SMALL)
-    shown = text(comparison_blocks(compare_runs(a, b)))
-    assert "hf batch 8 on 1 cpu: regression: slower by more than 2 %" in shown
-    assert "only in" in shown and "dropout: 0.1 -> 0.0" in shown
-    assert shown.splitlines()[-1] == "1 regression; threshold 2 %"
 
 
 def test_compare_names_the_path_that_does_not_fit(tmp_path: Path) -> None:
@@ -93,13 +84,6 @@ def test_what_fails_alike_in_both_runs_has_not_changed(tmp_path: Path, status: s
     for name in ("a", "b"):
         measure(tmp_path / name, {64: [0.0]}, status=status, reason="so it ended")
     assert result("compare", *names).code == code
-
-
-def test_report_prints_the_path_or_json(tmp_path: Path) -> None:
-    run = write_sweep(tmp_path, **SMALL)
-    assert Path(text(result("report", run.path).blocks).splitlines()[-1]).is_file()
-    found = document("report", run.path, "--price-per-hour", "2.5")
-    assert found["rows"][0]["cost_per_million_samples"] > 0 and found["ratios"]
 
 
 def test_equal_cautions_stand_together_and_failures_have_none() -> None:

@@ -2,20 +2,16 @@
 
 import dataclasses
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from support.kineto_events import call, event, kernel, write
-from support.timelines import timeline
 
 from analysis.readers.kineto.reader import read
-from analysis.timeline import Timeline, clip_overlaps, kept
+from analysis.timeline import Timeline, clip_overlaps
 
-ROOT = Path(__file__).resolve().parents[3]
 TABLES = ("steps", "operators", "kernels", "ranges", "api", "host", "collectives", "samples")
 
 
@@ -50,39 +46,6 @@ def test_a_timeline_is_the_same_on_the_other_side_of_a_pipe(tmp_path: Path, read
     for name in read_before:
         assert getattr(found, name) is getattr(found, name)
     assert_same(pickle.loads(pickle.dumps(found)), read(sample(tmp_path)))
-
-
-def test_sums_of_gpu_work_do_not_import_pandas(tmp_path: Path) -> None:
-    program = (
-        "import sys; from pathlib import Path\n"
-        "from analysis.metrics.kernels.tables import kernel_times\n"
-        "from analysis.metrics.time.temporal import temporal_breakdown\n"
-        "from analysis.readers.kineto.reader import read\n"
-        "found = read(Path(sys.argv[1]))\n"
-        "time, times = temporal_breakdown(found, 'kernels'), kernel_times(found, window='kernels')\n"
-        "assert 'pandas' not in sys.modules, 'pandas is imported'\n"
-        "print(time.compute_ns, time.communication_ns, time.overlapped_communication_ns, time.memory_ns)\n"
-        "print(dict(zip(times.names, times.total_ns.tolist())))\n"
-    )
-    command = [sys.executable, "-c", program, str(sample(tmp_path))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    sums = {"gemm": 100_000, "ncclDevKernel_AllReduce_Sum_f32_RING_LL": 100_000, "7": 10_000, "Memcpy HtoD": 10_000}
-    assert done.stdout.splitlines()[0] == "110000 100000 30000 15000"
-    assert eval(done.stdout.splitlines()[1]) == {**sums, "Memset (Device)": 10_000}
-
-
-def test_what_is_kept_is_computed_once_for_each_timeline() -> None:
-    asked = []
-
-    @kept
-    def steps_of(one: Timeline, factor: int = 1) -> int:
-        asked.append(factor)
-        return factor * len(one.steps)
-
-    one, other = timeline(steps=[(0, 0, 10)]), timeline()
-    assert [steps_of(one), steps_of(one), steps_of(one, 3), steps_of(one, 3), steps_of(other)] == [1, 1, 3, 3, 0]
-    assert asked == [1, 3, 1] and pickle.loads(pickle.dumps(one)).results == one.results
 
 
 def test_work_of_a_stream_ends_where_the_next_begins() -> None:

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.charts import report_page, values
+from support.charts import values
 from support.fake_run import EVALUATED, curve_row, write_events, write_training
-from support.refusals import refused
 
 from analysis.load import load_run
 from analysis.render.figure import Figure
@@ -91,25 +90,6 @@ def test_each_attempt_is_a_row(attempt: TrialDirectory) -> None:
     assert shown.answer.sentences[0].startswith("The last attempt ended with status interrupted: ")
     (table,) = [table for table in shown.tables if table.name == "attempts"]
     assert [(row["from_step"], row["global_batch_size"]) for row in table.rows] == [(0, 8), (3, 32)]
-
-
-@pytest.mark.parametrize(
-    "event",
-    [{"event": "resumed"}, {"event": "saved", "path": 3, "applied_steps": 1}],
-)
-def test_a_damaged_event_is_named(attempt: TrialDirectory, event: dict[str, Any]) -> None:
-    write_events(attempt, event)
-    with refused("file-damaged", "events.jsonl line 1"):
-        report_page(run_of(attempt).run)
-
-
-HEADING = "step,applied_steps,samples,loss,learning_rate\n"
-
-
-def test_a_damaged_curve_is_named(attempt: TrialDirectory) -> None:
-    run_of(attempt).curve_csv.write_text(HEADING + "0,1,8,nine,0.1\n")
-    with refused("file-damaged", "curve.csv", "line 2", "nine"):
-        report_page(run_of(attempt).run)
 
 
 def test_the_best_checkpoint_is_named(attempt: TrialDirectory) -> None:

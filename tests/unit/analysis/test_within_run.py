@@ -10,8 +10,7 @@ from support.fake_run import noisy_times, step_rows, write_sweep, write_trial
 
 from analysis.diagnose.answer import points, without_measurement
 from analysis.load import load_run
-from analysis.metrics.comparison.runs import input_ratios, ratios_of
-from analysis.metrics.scaling import efficiency
+from analysis.metrics.comparison.runs import input_ratios
 from analysis.render.result_tables import input_tables, results_blocks
 from records.run import RunDirectory
 from records.trial import Trial
@@ -53,16 +52,6 @@ def test_the_input_is_held_against_the_training_on_the_same_data(tmp_path: Path)
     assert found["throughput_ratio_low"] < found["throughput_ratio"] < found["throughput_ratio_high"]
     assert (found["rounds"], found["training_rounds"], found["reason"]) == (3, 3, "")
     assert other["throughput_ratio"] is None and "was not measured here" in other["reason"]
-
-
-def test_input_trials_are_in_no_number_of_training(tmp_path: Path) -> None:
-    run = write_sweep(tmp_path, rounds=3, **{**SMALL, "worlds": (1, 2), "implementations": ("bertbench", "hf")}, **REAL)
-    before = load_run(run)
-    expected = [efficiency([t.row for t in before]), ratios_of(before), [len(p.trials) for p in points(before)]]
-    write_input(run, rounds=3)
-    write_input(run, rounds=3, world_size=2)
-    after = load_run(run)
-    assert [efficiency([t.row for t in after]), ratios_of(after), [len(p.trials) for p in points(after)]] == expected
 
 
 def test_what_needs_a_model_is_unknown_with_the_reason(tmp_path: Path) -> None:
