@@ -21,7 +21,7 @@ DATA = Path(__file__).resolve().parent
 sys.path[:0] = [str(DATA.parents[1]), str(DATA.parent)]
 
 from support import bert_folders, gap_files, glue_folders, ncu_csv, recordings  # noqa: E402
-from support.recording_formats import write_kineto, write_ncu, write_nsys  # noqa: E402
+from support.recordings import write_kineto, write_ncu, write_nsys  # noqa: E402
 from support.shared_files import unpacked  # noqa: E402
 
 from bert.corpus.texts import documents  # noqa: E402

@@ -25,10 +25,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from support.layouts import batch_of, loss_and_gradients, model  # noqa: E402
+from support.layouts import (  # noqa: E402
+    batch_of,
+    loss_and_gradients,
+    model,
+    scaled,
+)
 from support.philox import factors, weight_factors  # noqa: E402
 from support.plain_lamb import PlainLamb  # noqa: E402
-from support.scaling import scaled  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from bert.data.batch import unpad  # noqa: E402

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import fake_nsys
+from support import fake_tools
 from support.cli import ROOT, TINY, Cli, bertbench, run_to_end, wait_for
 
 WINDOW = ["--start", "1", "--stop", "3", "--batch-sizes", "2"]
@@ -16,7 +16,7 @@ WINDOW = ["--start", "1", "--stop", "3", "--batch-sizes", "2"]
 
 @pytest.fixture
 def tool(tmp_path: Path) -> Path:
-    return fake_nsys.install(tmp_path / "bin")
+    return fake_tools.nsys(tmp_path / "bin")
 
 
 def environment(tool: Path, mode: str) -> dict[str, str]:

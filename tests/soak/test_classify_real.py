@@ -9,8 +9,7 @@ import pytest
 from support import shared_files
 from support.cli import ROOT, bertbench
 from support.csv_files import colours_and_animals, write_rows, write_vocabulary
-from support.minilm import minilm_folder
-from support.real_text import run
+from support.real_text import minilm_folder, run
 
 SMS = shared_files.DATA / "csv/sms_spam_latin1.csv"
 SMALL = (

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 from support import shared_files
-from support.minilm import minilm_folder
-from support.real_text import run
+from support.real_text import minilm_folder, run
 
 GAP = shared_files.DATA / "gap"
 MAJORITY = 205 / 454

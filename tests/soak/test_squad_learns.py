@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from support import shared_files
-from support.minilm import minilm_folder
-from support.real_text import run
+from support.real_text import minilm_folder, run
 
 SQUAD = shared_files.DATA / "squad"
 MOST_CHARACTERS = 650

@@ -4,10 +4,12 @@ import csv
 import string
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bert.data.vocabulary import SPECIAL_PIECES
 from bert.tasks.classify.prepare import CsvConfig, CsvSummary, prepare
 from bert.tasks.classify.reading import CsvForm, FoundForm, Row, find_form, read_rows
+from records.classification import FORMAT
 
 WORDS = ("red", "green", "blue", "cat", "dog", "bird", "one", "two", "three")
 LETTERS = string.ascii_lowercase + string.digits
@@ -57,3 +59,18 @@ def prepared(path: Path, **options: object) -> CsvSummary:
     if not vocabulary.exists():
         write_vocabulary(path.parent)
     return prepare(CsvConfig(**{"input": path, "vocab": vocabulary, **options}), lambda stage, done, total: None)  # type: ignore[arg-type]
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """Return the document of a finished run, with changed fields."""
+    return {
+        "format": FORMAT,
+        "schema_version": 1,
+        "labels": ["spam", "ham"],
+        "label_distribution": {"train": {"ham": 8, "spam": 2}, "validate": {"ham": 1}, "test": {"ham": 3, "spam": 1}},
+        "curve": [[1, 0.9], [2, 0.5]],
+        "evaluations": [{"applied_steps": 2, "accuracy": 0.75, "balanced_accuracy": 0.7, "log_loss": 0.6}],
+        "run": {"model": "tiny", "updates": 2, "begun_from": None},
+        "test": {"confusion": [["ham", "ham", 2], ["ham", "spam", 1], ["spam", "spam", 1]]},
+        **changes,
+    }

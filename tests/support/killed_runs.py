@@ -21,8 +21,9 @@ def job(place: Path, data: Path, name: str, **changes: Any) -> dict[str, Any]:
 
 
 def finish(wanted: dict[str, Any], place: Path) -> None:
+    """Make a run to its end."""
     codes = wait(start(wanted, place), place)
-    errors = "".join(path.read_text() for path in place.glob("errors-*.txt"))
+    errors = "".join(path.read_text() for path in [*place.glob("errors-*.txt"), *place.glob("log.error*")])
     assert codes == [0] * len(codes), f"exit codes {codes}: {errors[-3000:]}"
 
 

@@ -1,10 +1,11 @@
-"""Batches of given lengths, and a tiny model whose losses and gradients show how the tokens lie."""
+"""Batches of given lengths, a tiny model whose losses and gradients show how the tokens lie, fp16 with any scale."""
 
 import torch
 
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.model.heads import BertForPretraining
+from bert.optim.precision import Precision
 from bert.speed.registry import apply
 
 VOCAB = 96
@@ -55,3 +56,10 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         torch.testing.assert_close(
             found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+def scaled(name: str, scale: float, growth_interval: int = 2000, device_type: str = "cpu") -> Precision:
+    """Return a precision whose loss is scaled by `scale`, which doubles after so many updates; only fp16 scales."""
+    made = Precision(name, device_type)
+    made.load_state_dict({**made.state_dict(), "scale": scale, "growth_interval": growth_interval})
+    return made

@@ -7,7 +7,7 @@ SFU (1000 x 20 + 10000 x 60) / 20000 = 31. In a window of 10 us, once per proces
 tensor (240 + 50) / 20 = 14.5, SFU (20 + 300) / 20 = 16; FP16 unknown.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -73,13 +73,21 @@ def details(cells: Sequence[tuple[str, str]] | None = None) -> str:
     return "\n".join([*lines, "==PROF== Disconnected from process 7", "42 samples", ""])
 
 
+def raw_page(kernels: Sequence[Mapping[str, object]], units: Mapping[str, str]) -> str:
+    """Return a raw page of kernels, each as its cells by column."""
+    columns = list(dict.fromkeys(column for kernel in kernels for column in kernel))
+    rows = [columns, [units.get(column, "") for column in columns]]
+    rows += [[str(kernel.get(column, "")) for column in columns] for kernel in kernels]
+    return "".join(_line(row) + "\n" for row in rows)
+
+
 def raw(cells: Sequence[tuple[str, str]] | None = None) -> str:
     """Return the raw page of the same kernels."""
-    about = ["ID", "Process ID", *(NVTX if cells else ()), "Kernel Name"]
-    head = _line([*about, "gpc__cycles_elapsed.max", "gpu__time_duration.sum", *METRICS])
-    units = _line([*[""] * len(about), "cycle", "usecond", *["%"] * 4])
-    rows = [
-        _line([str(kernel), str(process), *(cells[place] if cells else ()), name, cycles, duration, *pipes])
-        for place, (process, kernel, name, cycles, duration, pipes) in enumerate(KERNELS)
-    ]
-    return "\n".join(["==PROF== Connected to process 7", head, units, *rows, "==PROF== Disconnected", ""])
+    kernels = []
+    for place, (process, kernel, name, cycles, duration, pipes) in enumerate(KERNELS):
+        ranges = dict(zip(NVTX, cells[place], strict=True)) if cells else {}
+        counted = {"gpc__cycles_elapsed.max": cycles, "gpu__time_duration.sum": duration}
+        about = {"ID": kernel, "Process ID": process, **ranges, "Kernel Name": name}
+        kernels.append({**about, **counted, **dict(zip(METRICS, pipes, strict=True))})
+    units = {"gpc__cycles_elapsed.max": "cycle", "gpu__time_duration.sum": "usecond", **dict.fromkeys(METRICS, "%")}
+    return f"==PROF== Connected to process 7\n{raw_page(kernels, units)}==PROF== Disconnected\n"

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from support import training_runs
+from support.killed_runs import finish
 from support.training_runs import Recorder, read_log
-from support.warm_processes import wait
 
 STEPS, SAVED = 6, 3
 COMMON: dict[str, Any] = {"micro_batch_size": 4, "dropout": 0.0, "steps": STEPS, "save_every": SAVED, "eval_every": 3}
@@ -26,11 +26,7 @@ def pair(data: Path, place: Path, strategy: str, folder: Path, **changes: Any) -
     log = place / "log"
     log.unlink(missing_ok=True)
     wanted = training_runs.settings(data, **fields)
-    codes = wait(
-        training_runs.start({"settings": wanted.to_json(), "folder": str(folder), "log": str(log)}, place), place
-    )
-    said = "".join(path.read_text()[-3000:] for path in [*place.glob("errors-*.txt"), *place.glob("log.error*")])
-    assert codes == [0, 0], said
+    finish({"settings": wanted.to_json(), "folder": str(folder), "log": str(log)}, place)
     return read_log(log)
 
 

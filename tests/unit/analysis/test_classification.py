@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.classification_document import document
 from support.commands import result as command
 from support.commands import text
+from support.csv_files import document
 from support.examples import examples
 
 from analysis.metrics.classification import classify

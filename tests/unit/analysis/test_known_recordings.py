@@ -7,8 +7,19 @@ from typing import Any
 
 import pytest
 from support.commands import document
-from support.recording_formats import write_kineto, write_ncu, write_nsys
-from support.recordings import ALL_REDUCE, COPY, Answers, Trace, counters, deep_queue, one_gpu, ranks
+from support.recordings import (
+    ALL_REDUCE,
+    COPY,
+    Answers,
+    Trace,
+    counters,
+    deep_queue,
+    one_gpu,
+    ranks,
+    write_kineto,
+    write_ncu,
+    write_nsys,
+)
 
 Tables = Mapping[str, list[dict[str, Any]]]
 

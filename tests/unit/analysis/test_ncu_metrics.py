@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ncu_csv import raw_page
 
 from analysis.counters import KernelCounters
 from analysis.diagnose.cores import findings, remedy
@@ -40,14 +41,9 @@ def page(tmp_path: Path, rows: Sequence[Row]) -> KernelCounters:
 def raw(tmp_path: Path, *kernels: Mapping[str, float], names: Sequence[str] = ("k",)) -> KernelCounters:
     """Write and read a raw page, times in ms."""
     path = tmp_path / "raw.csv"
-    columns = list(dict.fromkeys(name for kernel in kernels for name in kernel))
-    units = ["msecond" if name == "gpu__time_duration.sum" else "" for name in columns]
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, quoting=csv.QUOTE_ALL)
-        writer.writerows([["ID", "Process ID", "Kernel Name", *columns], ["", "", "", *units]])
-        for place, kernel in enumerate(kernels):
-            values = [kernel.get(name, "") for name in columns]
-            writer.writerow([str(place), "7", names[place % len(names)], *values])
+    about = [{"ID": n, "Process ID": 7, "Kernel Name": names[n % len(names)]} for n in range(len(kernels))]
+    rows = [{**one, **kernel} for one, kernel in zip(about, kernels, strict=True)]
+    path.write_text(raw_page(rows, {"gpu__time_duration.sum": "msecond"}))
     return read(path)
 
 

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support import fake_nsys
+from support import fake_tools
 from support.refusals import refused
 
 from analysis.open import open_sources
@@ -20,7 +20,7 @@ REPORT = b"NVIDIA Tegra Profiler Report 1..\n" + bytes(range(256))
 @pytest.fixture
 def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a report, with the stand-in for nsys on PATH and a folder for temporary files."""
-    monkeypatch.setenv("PATH", f"{fake_nsys.install(tmp_path / 'bin', '2022.4.2').parent}:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", f"{fake_tools.nsys(tmp_path / 'bin', '2022.4.2').parent}:/usr/bin:/bin")
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     path = tmp_path / "data" / "run.nsys-rep"

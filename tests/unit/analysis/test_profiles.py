@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from support.ncu_csv import raw_page
 
 from analysis.diagnose.answer import without_measurement
 from analysis.diagnose.profiles import SUMMARY_FILE, summarize, utilization_by_batch, write_tables
@@ -14,18 +15,15 @@ from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
 
-COLUMNS = (
-    *("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Device", "CC"),
-    *("gpu__time_duration.sum", "gpc__cycles_elapsed.max"),
-    "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_elapsed",
+FMA = "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_elapsed"
+TIME, CYCLES = "gpu__time_duration.sum", "gpc__cycles_elapsed.max"
+NCU = raw_page(
+    [
+        {"ID": 0, "Process ID": 7, "Kernel Name": "gemm", TIME: "3,000", CYCLES: "4,000", FMA: 50},
+        {"ID": 1, "Process ID": 7, "Kernel Name": "add", TIME: "1,000", CYCLES: "1,000", FMA: 10},
+    ],
+    {TIME: "ns", CYCLES: "cycle", FMA: "%"},
 )
-ROWS = (
-    COLUMNS,
-    (*[""] * 9, "ns", "cycle", "%"),
-    ("0", "7", "python", "host", "gemm", "1", "7", "0", "9.0", "3,000", "4,000", "50"),
-    ("1", "7", "python", "host", "add", "1", "7", "0", "9.0", "1,000", "1,000", "10"),
-)
-NCU = "".join(",".join(f'"{cell}"' for cell in row) + "\n" for row in ROWS)
 
 
 def trial_of(run: RunDirectory, batch: int, profiler: str, **result: object) -> TrialDirectory:

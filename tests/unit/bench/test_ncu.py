@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support import fake_ncu
+from support import fake_tools
 from support.refusals import refused
 from support.shared_files import OWN
 
@@ -30,7 +30,7 @@ OLD_HOPPER = tuple(name.partition(".")[0] for name in HOPPER if name not in NEWE
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with a GPU of compute capability 9.0, the stand-in of ncu 2022.3, and permission to count."""
-    path = fake_ncu.install(tmp_path / "bin", metrics=OLD_HOPPER)
+    path = fake_tools.ncu(tmp_path / "bin", metrics=OLD_HOPPER)
     monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
     monkeypatch.setattr(ncu, "first_gpu_capability", lambda: (9, 0))
     monkeypatch.setattr(tool, "DRIVER_PARAMETERS", tmp_path / "params")
@@ -87,7 +87,7 @@ def test_metrics_are_those_of_the_gpu_that_this_ncu_knows(machine: Path) -> None
     given = switches(machine)
     assert given["--metrics"].split(",") == [name for name in HOPPER if name not in NEWER]
     assert given["--apply-rules"] == "yes" and given["--section"] == ncu.RULE_SECTIONS[-1]
-    fake_ncu.install(machine / "bin", "2025.3.1.0", tuple(name.partition(".")[0] for name in HOPPER))
+    fake_tools.ncu(machine / "bin", "2025.3.1.0", tuple(name.partition(".")[0] for name in HOPPER))
     given = switches(machine, "kernels=50")
     assert given["--metrics"].split(",") == HOPPER and given["--launch-count"] == "50"
     given = switches(machine, "metrics=dram__bytes.sum")

@@ -6,7 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from support import fake_nsys
+from support import fake_tools
 from support.refusals import refused
 
 from bench.profilers import load_profiler
@@ -19,7 +19,7 @@ CPU, GPU = (Trial(kind="profile", device=device, start_iteration=3, stop_iterati
 @pytest.fixture(autouse=True)
 def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine whose PATH has the stand-in of version 2026.1."""
-    path = fake_nsys.install(tmp_path / "bin")
+    path = fake_tools.nsys(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
     return path.parent
 
@@ -63,7 +63,7 @@ def test_a_gpu_run_is_captured_by_the_profiler_api_with_every_node_of_its_graphs
 def test_an_old_nsys_and_ranges_that_it_cannot_see_are_refused_before_the_run(
     bin_folder: Path, monkeypatch: pytest.MonkeyPatch, nsys: str, nvtx: str, facts: tuple[str, ...] | None
 ) -> None:
-    fake_nsys.install(bin_folder, nsys)
+    fake_tools.nsys(bin_folder, nsys)
     monkeypatch.setattr(metadata, "version", lambda name: nvtx)
     with refused("tool-version", *facts) if facts else contextlib.nullcontext():
         load_profiler("nsys").check(CPU)

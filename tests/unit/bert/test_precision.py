@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from support.scaling import scaled
+from support.layouts import scaled
 from torch import nn
 
 from bert.optim.precision import Precision

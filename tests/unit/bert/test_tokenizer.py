@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import shared_text
+from support import shared_files
 from support.examples import examples
 from support.plain_tokenizer import PlainTokenizer
 from support.shared_files import DATA, OWN
@@ -134,7 +134,7 @@ def test_text_gives_the_ids_of_the_library_and_of_the_published_tokenizer_in_pla
 ) -> None:
     vocabulary = load_vocabulary(folder / vocab, lower_case="uncased" in vocab)
     plain = PlainTokenizer(list(vocabulary.pieces), vocabulary.lower_case)
-    lines = list(shared_text.lines(folder, step))
+    lines = list(shared_files.lines(folder, step))
     found = rows_of(vocabulary.tokenizer.encode(lines))
     assert vocabulary.tokenizer.package == FAST
     assert found == encoded_by_library(vocabulary, lines) and len(lines) > 2500

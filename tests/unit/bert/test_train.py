@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from support.layouts import scaled
 from support.refusals import refused
-from support.scaling import scaled
 
 from bert.data.batch import Batch, BatchCounts
 from bert.observer import Observer, StepResult

@@ -5,7 +5,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from support.classification_document import document
+from support.csv_files import document
 from support.refusals import refused
 
 from bert.tasks.classify.store import APPLICATION_ID, TABLES

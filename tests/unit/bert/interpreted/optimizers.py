@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.layouts import scaled
 from support.plain_lamb import PlainLamb
-from support.scaling import scaled
 from torch import Tensor, nn
 from triton.runtime.interpreter import InterpreterBuilder
 
