@@ -14,7 +14,6 @@ import numpy as np
 
 from bert.data.rows import Int64, TokenRows
 from common.errors import InputError, UsageError
-from common.registry import lookup
 from common.train_spec import TrainSpec
 
 if TYPE_CHECKING:
@@ -250,14 +249,6 @@ def check_rows(rows: TokenRows, source: str, seq_len: int, labelled: bool) -> No
         )
 
 
-def padded_length(longest: int, seq_len: int, padding: str) -> int:
-    """Tokens that the rows of a batch are padded to, of which the longest has `longest`. Raises UsageError."""
-    lookup(dict.fromkeys(PADDINGS), padding, "padding")
-    if padding == "fixed":
-        return seq_len
-    return min(seq_len, -(-longest // PADDED_MULTIPLE) * PADDED_MULTIPLE)
-
-
 def row_batch(rows: TokenRows, numbers: Int64, padding: str = "longest") -> "Batch":
     """Return the batch of the rows with these numbers [B]: input_ids, attention_mask, token_type_ids [B, S], labels [B]
     where the rows have some, and their further columns; counts as bert.data.batch documents them.
@@ -269,7 +260,8 @@ def row_batch(rows: TokenRows, numbers: Int64, padding: str = "longest") -> "Bat
     ids, second = rows.ids, rows.second[numbers]
     begins = ids.offsets[numbers]
     lengths = ids.offsets[numbers + 1] - begins
-    column = np.arange(padded_length(int(lengths.max()), rows.max_seq_length, padding))
+    wanted = rows.max_seq_length if padding == "fixed" else -(-int(lengths.max()) // PADDED_MULTIPLE) * PADDED_MULTIPLE
+    column = np.arange(min(wanted, rows.max_seq_length))
     real = column < lengths[:, None]
     # After a row's end any place will do, as long as it is one.
     places = np.minimum(begins[:, None] + column, len(ids.values) - 1)

@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from bert.data.batch import Batch
-    from bert.data.batches import DataSpec
+    from bert.data.batches import Batches, DataSpec
     from bert.data.rows import Int64, TokenRows
     from bert.observer import Observer
     from bert.optim.precision import Precision
@@ -218,19 +218,6 @@ class Evaluator(Protocol):
         """Return the scores from the sum of all ranks' parts."""
 
 
-class BatchStream(Protocol):
-    """Endless micro-batches whose position can be saved."""
-
-    def __iter__(self) -> "Iterator[Batch]":
-        """Yield micro-batches on the CPU, epoch after epoch."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Position after the last batch that was yielded."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a saved position."""
-
-
 class Task(ABC):
     """One workload. Instances are stateless but for the values of their options, which the constructor takes by name.
 
@@ -308,8 +295,8 @@ class Task(ABC):
         """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""
 
     @abstractmethod
-    def batches(self, spec: "DataSpec", split: str = "training") -> BatchStream:
-        """Batches of `spec.data`. Raises InputError that names the file at fault."""
+    def batches(self, spec: "DataSpec", split: str = "training") -> "Batches":
+        """Endless micro-batches of `spec.data` on the CPU. Raises InputError that names the file at fault."""
 
     def loss(self, model: "torch.nn.Module", batch: "Batch") -> "torch.Tensor":
         """Mean training loss of one micro-batch, a scalar."""

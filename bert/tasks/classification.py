@@ -30,7 +30,6 @@ from bert.model.step import Pass, Step, classifier, pooler
 from bert.tasks.base import (
     FINE_TUNING,
     NO_OPTIONS,
-    BatchStream,
     DataIdentity,
     DataSource,
     Evaluation,
@@ -107,7 +106,7 @@ class RowData(Task):
             wrong = f"the rows in {place} and {source} were prepared with different vocabularies"
             raise InputError("vocabulary-mismatch", f"{wrong}: prepare both with the same vocab.txt and casing")
 
-    def batches(self, spec: DataSpec, split: str = TRAINING) -> BatchStream:
+    def batches(self, spec: DataSpec, split: str = TRAINING) -> RowBatches:
         """Batches of synthetic rows, or of real ones. Raises InputError that names the file at fault."""
         return RowBatches(spec, self.synthetic_rows(spec) if is_synthetic(spec.data) else self.rows_of(spec, split))
 

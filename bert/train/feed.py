@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from bert.data.batch import Batch
-from bert.data.batches import PADDINGS, DataSpec
+from bert.data.batches import PADDINGS, Batches, DataSpec
 from bert.model.config import model_config
 from bert.parallel.base import Strategy
 from bert.speed.registry import balances
-from bert.tasks.base import BatchStream
 from common.train_spec import TrainSpec
 
 Adapt = Callable[[Batch], Batch]
@@ -40,7 +39,7 @@ class Feed:
     tensors that an implementation reads, on the thread that makes it; `most_ahead` batches are read ahead for a GPU.
     """
 
-    def __init__(self, stream: BatchStream, pinned: bool, adapt: Adapt | None = None, most_ahead: int = 1) -> None:
+    def __init__(self, stream: Batches, pinned: bool, adapt: Adapt | None = None, most_ahead: int = 1) -> None:
         self._stream = stream
         self._adapt = adapt
         self._batches = iter(stream)

@@ -5,11 +5,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bert.data.batches import DataSpec, lengths_fingerprint
+from bert.data.batches import Batches, DataSpec, lengths_fingerprint
 from bert.data.synthetic import SYNTHETIC, check_distribution, default_max_predictions, is_synthetic, lengths_folder
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
 from bert.model.step import Gemm, Over, Pass, Step, classifier, pooler
-from bert.tasks.base import NO_OPTIONS, BatchStream, DataIdentity, DataSource, EvaluationSpec, Heads, Task
+from bert.tasks.base import NO_OPTIONS, DataIdentity, DataSource, EvaluationSpec, Heads, Task
 from bert.tasks.pretrain.shards import folder_info, folder_lengths, open_shards
 from common.errors import InputError, UsageError
 
@@ -99,7 +99,7 @@ class PretrainTask(Task):
 
         return BertForPretraining(config, observer or Observer())
 
-    def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
+    def batches(self, spec: DataSpec, split: str = "training") -> Batches:
         """Synthetic batches, or those of a folder of HDF5 shards. Raises InputError that names the file at fault."""
         from bert.tasks.pretrain.batches import Hdf5Batches, SyntheticBatches
 
