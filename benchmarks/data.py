@@ -251,23 +251,6 @@ def once(whole: Path, vocabulary: Path, scratch: Path) -> float:
     return bench.timed([whole], 1, 1)
 
 
-def compare_ids(text: Sequence[bytes], vocabularies: Path) -> dict[str, int]:
-    """Return how many ids of the library and of the encoder are equal, all of them. Raises AssertionError."""
-    found = {}
-    for name, lower_case in (("uncased", True), ("cased", False)):
-        vocabulary = load_vocabulary(vocabularies / f"bert-{name}.txt", lower_case)
-        count = 0
-        for block in text:
-            library = vocabulary._tokenizer.encode_batch_fast(block.decode().split("\n"), add_special_tokens=False)
-            ids = [encoding.ids for encoding in library if encoding.ids]
-            encoded = hdf5.encode(block, vocabulary.tokenizer)
-            assert encoded.ids.tolist() == [number for sentence in ids for number in sentence], f"{name}: other ids"
-            assert len(encoded.sentence_ends) == len(ids), f"{name}: other sentences"
-            count += len(encoded.ids)
-        found[f"{name}, by {vocabulary.tokenizer.package}"] = count
-    return found
-
-
 def missed(results: dict[str, Any]) -> list[str]:
     """Return what is not as needed, one sentence each."""
     said = []
@@ -302,7 +285,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA / "pretrain", help="folder of books and dumps")
     parser.add_argument("--text", type=Path, help="instead: folder of sentence text (.txt)")
-    parser.add_argument("--vocabularies", type=Path, default=DATA / "vocab", help="bert-uncased.txt and bert-cased.txt")
+    parser.add_argument("--vocabularies", type=Path, default=DATA / "vocab", help="folder of bert-uncased.txt")
     parser.add_argument("--out", type=Path, default=Path("runs/bench-data"), help="folder of the results")
     parser.add_argument("--rounds", type=int, default=5, help="turns of all sides on the text as it is")
     parser.add_argument("--quick", action="store_true", help="only the text as it is, not repeated; 3 rounds")
@@ -323,7 +306,6 @@ def main() -> int:
         scratch = Path(name).resolve()
         paths = sorted(options.text.glob("*.txt")) if options.text else sentence_text(options.data, scratch)
         text = [path.read_bytes() for path in paths]
-        results["equal ids"] = compare_ids(text, options.vocabularies)
         uncased = options.vocabularies / "bert-uncased.txt"
         rounds = min(options.rounds, 3) if options.quick else options.rounds
         results["texts"]["unrepeated"] = Bench(text, uncased, scratch / "unrepeated", options.previous).measure(rounds)
@@ -334,7 +316,7 @@ def main() -> int:
     results["load"] = [round(before, 2), round(os.getloadavg()[0], 2)]
     results["missed"] = missed(results)
     (options.out / "data.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    print(f"{results['machine']}, load {results['load']}; equal ids: {results['equal ids']}")
+    print(f"{results['machine']}, load {results['load']}")
     show(results)
     for sentence in results["missed"]:
         print(f"not reached: {sentence}", file=sys.stderr)

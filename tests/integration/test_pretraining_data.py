@@ -8,21 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-import h5py
 import pytest
 from support.cli import ROOT, bertbench, run_to_end
 from support.commands import called
 from support.shared_files import samples, vocabulary_beside
 
 NAME = "hdf5_lower_case_1_seq_len_{}_max_pred_{}_masked_lm_prob_0.15_random_seed_12345_dupe_factor_5"
-DATASETS = {
-    "input_ids": "int32",
-    "input_mask": "int8",
-    "segment_ids": "int8",
-    "masked_lm_positions": "int32",
-    "masked_lm_ids": "int32",
-    "next_sentence_labels": "int8",
-}
 
 
 def prepare(corpus: Path, output: Path, *more: object) -> list[object]:
@@ -50,25 +41,6 @@ def made(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     run_to_end(["bash", script, output, corpus], VOCAB=str(vocabulary_beside(corpus)), WORKERS="2", PATH=path)
     return output
-
-
-def test_both_phases_have_the_folders_datasets_and_types_that_scripts_rely_on(made: Path) -> None:
-    for seq_len, predictions in ((128, 20), (512, 80)):
-        folder = made / NAME.format(seq_len, predictions) / "pretrain"
-        shards = sorted(folder.glob("*.hdf5"))
-        assert {path.name for path in shards} == {
-            *(f"pretrain_training_{i}.hdf5" for i in range(4)),
-            "pretrain_test_0.hdf5",
-        }
-        for path in shards:
-            with h5py.File(path) as file:
-                assert {name: str(file[name].dtype) for name in file} == DATASETS
-                rows = len(file["input_ids"])
-                widths = {name: file[name].shape[1:] for name in file}
-                assert rows > 100 and all(len(file[name]) == rows for name in file)
-                assert widths["input_ids"] == widths["input_mask"] == widths["segment_ids"] == (seq_len,)
-                assert widths["masked_lm_positions"] == widths["masked_lm_ids"] == (predictions,)
-                assert all(file[name].compression == "gzip" for name in file)
 
 
 def test_both_phases_pass_the_check(corpus: Path, made: Path) -> None:

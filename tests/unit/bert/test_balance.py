@@ -1,7 +1,6 @@
 """A global batch divided by work: the same samples in every global batch, as many for every rank, less waiting."""
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,24 +112,6 @@ def test_a_global_batch_holds_the_same_samples_and_its_slowest_rank_has_no_more_
         before, after = before + slowest[0], after + slowest[1]
         moved += any(samples(a) != samples(b) for a, b in zip(runs, own, strict=True))
     assert moved > 10 and after < before
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_position_continues_mid_epoch_and_does_not_tell_how_batches_were_divided(
-    make: Callable[..., Any], world_size: int
-) -> None:
-    ranks = range(world_size)
-    whole = [[samples(batch) for batch in itertools.islice(make(True, rank, world_size), 12)] for rank in ranks]
-    states = []
-    for balanced in (True, False):
-        begun = make(balanced, 0, world_size)
-        assert len(list(itertools.islice(begun, 5))) == 5
-        states.append(json.loads(json.dumps(begun.state_dict())))
-    assert states[0] == states[1], "positions of earlier versions, which never divided by work, are the same"
-    for rank in ranks:
-        resumed = make(True, rank, world_size)
-        resumed.load_state_dict(states[1])
-        assert [samples(batch) for batch in itertools.islice(resumed, 7)] == whole[rank][5:]
 
 
 def test_a_run_continues_with_another_number_of_ranks_without_losing_or_repeating_a_sample(

@@ -2,20 +2,14 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 from support import plain_pretraining as plain
-from support.examples import examples
 
 from bert.tasks.pretrain.instances import Pairs, TokenShard, cut, truncated
 from bert.tasks.pretrain.masking import InstanceConfig
 
 LEAST_P = 1e-4
 """Seeds are fixed, so a test passes always or never; code that is right fails one with this probability."""
-
-structures = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=25), min_size=1, max_size=6)
-"""Documents as the lengths of their sentences."""
 
 
 def shard_of(documents: list[list[int]]) -> TokenShard:
@@ -32,33 +26,6 @@ def config(**changes: object) -> InstanceConfig:
 
 def column(parts: list[Pairs], name: str) -> np.ndarray:
     return np.concatenate([getattr(part, name) for part in parts])
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(structures, st.integers(5, 90), st.sampled_from([0.0, 0.1, 1.0]), st.integers(0, 999))
-def test_pairs_are_whole_sentences_and_every_sentence_of_every_document_is_used(
-    documents: list[list[int]], seq_len: int, short: float, seed: int
-) -> None:
-    shard = shard_of(documents)
-    pairs = cut(shard, config(seq_len=seq_len, short_seq_prob=short), np.random.default_rng(seed))
-    bounds = {0, *shard.sentence_ends.tolist()}
-    ends = {0, *shard.sentence_ends[shard.document_ends - 1].tolist()}
-    place = 0
-    for begin, length, second, second_length, is_random in zip(
-        *(getattr(pairs, n) for n in Pairs.__slots__), strict=True
-    ):
-        assert begin == place, "segment A begins where the pair before left off"
-        assert {begin, begin + length, second, second + second_length} <= bounds and min(length, second_length) > 0
-        assert not any(begin < end < begin + length or second < end < second + second_length for end in ends)
-        place = begin + length
-        if not is_random:
-            assert second == place and place not in ends
-            # Few documents draw themselves often; then a random B may be the continuation, which is put back.
-            is_used = second not in pairs.first_begin
-            assert is_used or len(documents) < 5
-            place = second + second_length if is_used else place
-    # The end of a document alone may have nothing to be paired with.
-    assert len(documents) == 1 or place == shard.sentence_ends[-1], "nothing is left over"
 
 
 def test_a_document_is_drawn_up_to_ten_times() -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 from support.refusals import refused
-from support.shared_files import PUBLIC_VOCABULARY, VOCABULARY
 
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary, sample_lines, train_vocabulary
 from common.errors import Code
@@ -65,29 +64,6 @@ def test_training_gives_the_same_pieces_in_every_process() -> None:
         for _ in range(3)
     ]
     assert len(set(found)) == 1 and len(found[0].strip()) == 32
-
-
-@pytest.mark.parametrize(
-    ("path", "facts"),
-    [
-        (VOCABULARY, (3000, 2, 4)),
-        pytest.param(PUBLIC_VOCABULARY, (30522, 101, 103), marks=pytest.mark.public),
-    ],
-    ids=["own", "public"],
-)
-def test_pieces_are_those_of_the_published_tokenizer(path: Path, facts: tuple[int, int, int]) -> None:
-    from transformers import BertTokenizer
-
-    sentences = [
-        "Unaffordable! \u00e9clair \u4f60\u597d, don't 3.14 \u00bd",
-        "John Johanson's house \u00fcber-na\u00efve\tTabs\u00a0and\u200bmore",
-        "x" * 101 + " " + "Antidisestablishmentarianism" + " \U0001f600 a_b",
-    ]
-    theirs = BertTokenizer.from_pretrained(str(path.parent), vocab_file=str(path), do_lower_case=True)
-    vocabulary = load_vocabulary(path, lower_case=True)
-    assert (len(vocabulary.pieces), vocabulary.cls_id, vocabulary.mask_id) == facts
-    for sentence, ids in zip(sentences, vocabulary.encode(sentences), strict=True):
-        assert ids == theirs.encode(sentence, add_special_tokens=False)
 
 
 @pytest.mark.parametrize(
