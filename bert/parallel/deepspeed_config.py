@@ -38,7 +38,7 @@ class Resolved:
     zero_stage: int
     """0 to 3."""
     optimizer: Mapping[str, Any]
-    """Options of the optimizer that the file gives, by their names in PyTorch: betas, eps, lr, weight_decay."""
+    """Options of the optimizer that file or run give, by their names in PyTorch: betas, eps, lr, weight_decay."""
 
 
 def read_deepspeed_config(path: Path) -> dict[str, Any]:
@@ -89,7 +89,10 @@ def resolve(config: Mapping[str, Any], plan: "StepPlan", zero_stage: int | None 
         )
     if filled.get("gradient_clipping", AUTO) == plan.optimizer_norm:
         filled["gradient_clipping"] = 0.0  # the optimizer clips to it; clipped twice would be something else
-    optimizer, differences = _optimizer(filled, plan)
+    params, kind = _section(filled, "optimizer", "params"), str(filled.pop("optimizer").get("type", AUTO))
+    differences = []
+    if kind.lower().removesuffix("w") not in (AUTO, plan.optimizer.removesuffix("w")):
+        differences.append(f"optimizer.type is {kind!r}, but the run has {plan.optimizer!r}")
     for section, path, value in (
         (filled, "train_micro_batch_size_per_gpu", plan.train.micro_batch_size),
         (filled, "gradient_accumulation_steps", plan.train.grad_accum_steps),
@@ -98,41 +101,30 @@ def resolve(config: Mapping[str, Any], plan: "StepPlan", zero_stage: int | None 
         (_section(filled, "fp16"), "fp16.enabled", plan.train.precision == "fp16"),
         (_section(filled, "bf16"), "bf16.enabled", plan.train.precision == "bf16"),
         (zero, "zero_optimization.stage", stage),
+        (params, "optimizer.params.lr", plan.learning_rate),
+        (params, "optimizer.params.weight_decay", plan.weight_decay),
+        (params, "optimizer.params.adam_w_mode", True),
     ):
         name = path.rpartition(".")[2]
         if section.get(name, AUTO) == AUTO:
-            section[name] = value
-        elif section[name] != value:
+            section[name] = AUTO if value is None else value
+        elif value not in (None, section[name]):
             differences.append(f"{path} is {section[name]!r}, but the run has {value!r}")
     if differences:
         raise UsageError(
             "option-conflict",
             f'the DeepSpeed configuration differs from the run: {"; ".join(differences)}; change one, or write "auto"',
         )
+    own = {name: value for name, value in _without_auto(params).items() if name not in ("adam_w_mode", "torch_adam")}
+    optimizer = {name: tuple(value) if name == "betas" else value for name, value in own.items()}
+    if foreign := optimizer.keys() - {"lr", "weight_decay", "eps", "betas"}:
+        raise UsageError(
+            "option-not-applicable", f"optimizer.params.{min(foreign)} is none of {plan.optimizer}: remove it"
+        )
     if plan.train.precision == "fp16":
         filled["fp16"] = {**_LOSS_SCALING, **_without_auto(filled["fp16"])}
     filled.setdefault("steps_per_print", 2**31 - 1)
     return Resolved(config=_without_auto(filled), zero_stage=stage, optimizer=optimizer)
-
-
-def _optimizer(filled: dict[str, Any], plan: "StepPlan") -> tuple[dict[str, Any], list[str]]:
-    """Take the optimizer out; return the options that the file gives it, and where it differs from the run's."""
-    params = _without_auto(_section(filled, "optimizer", "params"))
-    kind = str(filled.pop("optimizer").get("type", AUTO))
-    differences = []
-    if kind.lower().removesuffix("w") not in (AUTO, plan.optimizer.removesuffix("w")):
-        differences.append(f"optimizer.type is {kind!r}, but the run has {plan.optimizer!r}")
-    known = {"lr": plan.learning_rate, "weight_decay": plan.weight_decay, "adam_w_mode": True}
-    for name, value in params.items():
-        if known.get(name) not in (None, value):
-            differences.append(f"optimizer.params.{name} is {value!r}, but the run has {known[name]!r}")
-    own = {name: value for name, value in params.items() if name not in ("adam_w_mode", "torch_adam")}
-    if foreign := own.keys() - {"lr", "weight_decay", "eps", "betas"}:
-        raise UsageError(
-            "option-not-applicable",
-            f"optimizer.params.{min(foreign)} is none of {plan.optimizer}: remove it",
-        )
-    return {name: tuple(value) if name == "betas" else value for name, value in own.items()}, differences
 
 
 def _section(config: dict[str, Any], *path: str) -> dict[str, Any]:

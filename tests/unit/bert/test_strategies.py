@@ -74,7 +74,7 @@ def test_options_a_strategy_does_not_have_are_refused(
 def test_auto_and_absent_values_come_from_the_run() -> None:
     for config in ({}, read_deepspeed_config(SHIPPED / "auto.json")):
         found = resolve(config, *run(zero_stage=2))
-        assert found.zero_stage == 2 and not found.optimizer
+        assert found.zero_stage == 2 and found.optimizer == {"lr": 3e-5, "weight_decay": 0.01}
         assert found.config["train_micro_batch_size_per_gpu"] == 8
         assert found.config["gradient_accumulation_steps"] == 2
         assert found.config["train_batch_size"] == 64 and found.config["gradient_clipping"] == 1.0
