@@ -5,12 +5,10 @@ A package of your own adds a task by an entry point of the group `bertbench.task
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bert.tasks.base import DataSource, Task, options_text, read_options
 from common.registry import load
-
-if TYPE_CHECKING:
-    from bert.tasks.base import DataSource, Task
 
 ENTRY_POINTS = "bertbench.tasks"
 TASKS = {
@@ -34,20 +32,18 @@ def known_tasks() -> Mapping[str, str]:
     return {**_installed(), **TASKS}
 
 
-def _make(name: str, options: Mapping[str, Any]) -> "Task":
+def _make(name: str, options: Mapping[str, Any]) -> Task:
     task: Task = load(TASKS if name in TASKS else known_tasks(), name, "task")(**options)
     return task
 
 
-def task_data(name: str) -> "Task":
+def task_data(name: str) -> Task:
     """Return a task with the defaults of its options, for plans. Raises UsageError for an unknown task."""
     return _make(name, {})
 
 
-def make_task(name: str, task_options: str = "") -> "Task":
+def make_task(name: str, task_options: str = "") -> Task:
     """Return a task with what `resolve_options` gave. Raises UsageError: no such task, or option of it."""
-    from bert.tasks.base import read_options
-
     return _make(name, read_options(task_options))
 
 
@@ -56,11 +52,9 @@ def given_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return _make(name, options).values
 
 
-def resolve_options(name: str, given: Mapping[str, Any], source: "DataSource") -> str:
+def resolve_options(name: str, given: Mapping[str, Any], source: DataSource) -> str:
     """Return the options `given` of a task on data that it inspected with them, as one canonical text.
 
     Raises UsageError (options that the data cannot be used with), InputError (data that cannot be read).
     """
-    from bert.tasks.base import options_text
-
     return options_text(_make(name, given).resolve(source))

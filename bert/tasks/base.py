@@ -65,24 +65,21 @@ class TaskOption:
     says: str = ""
     """For the help of the commands."""
 
-    def check(self, value: object) -> None:
-        """Refuse an invalid value. Raises UsageError."""
-        if self.choices and value not in self.choices:
-            raise UsageError("option-choice", f"{self.name}={value!r}: choose one of {', '.join(self.choices)}")
-        if type(value) is not self.kind or (type(value) is int and value < self.least):
-            wanted = {str: "a word", int: f"a whole number of at least {self.least}", bool: "true or false"}[self.kind]
-            raise UsageError("option-value", f"{self.name}={value!r} must be {wanted}")
-
 
 def check_options(task: str, known: Sequence[TaskOption], given: Mapping[str, Any]) -> dict[str, Value]:
     """Return options with the defaults of those that are not given or None. Raises UsageError."""
     by_name = {option.name: option for option in known}
     values: dict[str, Value] = {option.name: option.default for option in known if option.default is not None}
     for name, value in ((name, value) for name, value in given.items() if value is not None):
-        if name not in by_name:
+        option = by_name.get(name)
+        if option is None:
             has = ", ".join(by_name) or "none"
             raise UsageError("option-not-applicable", f"task {task} has no option {name}, it has {has}")
-        by_name[name].check(value)
+        if option.choices and value not in option.choices:
+            raise UsageError("option-choice", f"{name}={value!r}: choose one of {', '.join(option.choices)}")
+        if type(value) is not option.kind or (type(value) is int and value < option.least):
+            wanted = {str: "a word", int: f"a whole number of at least {option.least}", bool: "true or false"}
+            raise UsageError("option-value", f"{name}={value!r} must be {wanted[option.kind]}")
         values[name] = value
     return values
 

@@ -1,9 +1,11 @@
 """A handful of questions whose answers can be learned by heart: dataset, vocabulary, features of both splits."""
 
-import json
+import itertools
 from pathlib import Path
 from typing import Any
 
+from support import squad_columns
+from support.squad_columns import paragraph, question, small_vocabulary
 from support.training_runs import settings
 
 from bert.tasks.squad.prepare import SquadConfig, prepare
@@ -18,46 +20,28 @@ TEXTS = (
     ("Ada wrote notes in 1843, Alan wrote papers in 1936.",
      ("what did ada write", "notes"), ("when did alan write", "1936")),
 )  # fmt: skip
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-
-def vocabulary(folder: Path) -> Path:
-    """Write every word of the texts as a piece, and every letter for what is left."""
-    words = sorted({word.strip(".,;").lower() for text, *asked in TEXTS for part in (text, *(q for q, _ in asked))
-                    for word in part.split()})  # fmt: skip
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-    pieces = dict.fromkeys([*SPECIAL, *words, *letters, *(f"##{letter}" for letter in letters), *".,;?"])
-    path = folder / "vocab.txt"
-    path.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
-    return path
 
 
 def dataset(path: Path, version: str = "1.1", times: int = 1) -> Path:
     """Write the questions as SQuAD's JSON; for 2.0 with one question more per context, which has no answer."""
     paragraphs = []
-    for copy in range(times):
-        for number, (text, *asked) in enumerate(TEXTS):
-            qas: list[dict[str, Any]] = [
-                {"id": f"{copy}-{number}-{q}", "question": question,
-                 "answers": [{"text": answer, "answer_start": text.index(answer)}]}
-                for q, (question, answer) in enumerate(asked)
-            ]  # fmt: skip
-            if version == "2.0":
-                qas = [{**qa, "is_impossible": False} for qa in qas]
-                qas.append({"id": f"{copy}-{number}-x", "question": "why", "answers": [], "is_impossible": True})
-            paragraphs.append({"context": text, "qas": qas})
-    content = {
-        "version": f"v{version}" if version == "2.0" else version,
-        "data": [{"title": "t", "paragraphs": paragraphs}],
-    }
-    path.write_text(json.dumps(content), encoding="utf-8")
-    return path
+    more = {"is_impossible": False} if version == "2.0" else {}
+    for copy, (number, (text, *asked)) in itertools.product(range(times), enumerate(TEXTS)):
+        qas = [
+            question(f"{copy}-{number}-{q}", words, (answer, text.index(answer)), **more)
+            for q, (words, answer) in enumerate(asked)
+        ]
+        qas += [question(f"{copy}-{number}-x", "why", is_impossible=True)] if more else []
+        paragraphs.append(paragraph(text, *qas))
+    return squad_columns.dataset(path, *paragraphs, version=f"v{version}" if more else version)
 
 
 def features(folder: Path, version: str = "1.1", times: int = 1, **changes: Any) -> dict[str, Path]:
     """Make the features of both splits; return the file of each."""
     folder.mkdir(parents=True, exist_ok=True)
-    vocab = vocabulary(folder)
+    words = {word.strip(".,;").lower() for text, *asked in TEXTS for part in (text, *(q for q, _ in asked))
+             for word in part.split()}  # fmt: skip
+    vocab = small_vocabulary(folder, *sorted(words))
     inputs = {
         "training": dataset(folder / "train.json", version, times),
         "evaluation": dataset(folder / "dev.json", version),

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.gap_files import learnable, prepared, row, vocabulary, write
-from support.refusals import refused
 from support.shared_files import samples, vocabulary_beside
 
 from bert.data.vocabulary import load_vocabulary
@@ -137,20 +136,6 @@ def test_rows_to_predict_have_no_labels_and_of_a_mixture_those_with_labels_stay(
     assert not open_features(made(tmp_path, rows, "test").features, "test").rows.has_labels
     mixed = made(tmp_path, [*rows[:1], *learnable(3)[1:]], "test")
     assert (mixed.counts.get("left out"), mixed.counts.get("features")) == (1, 2)
-
-
-def test_what_a_file_is_for_is_told_by_its_name_or_has_to_be_said(tmp_path: Path) -> None:
-    vocab = Path("vocab.txt")
-    config = GapConfig(input=(Path("x.tsv"),), vocab=vocab)
-    names = {"gap-development.tsv": "training", "train.tsv": "training", "gap-validation.tsv": "validation"}
-    for name, split in {**names, "test_stage_1.tsv": "test"}.items():
-        assert config.split_of(Path(name)) == split
-    with refused("option-missing", "rows.tsv", "--split"):
-        config.split_of(Path("rows.tsv"))
-    with refused("option-missing", "dev-test.tsv", "--split"):
-        config.split_of(Path("dev-test.tsv"))
-    with refused("option-value", "--max-seq-length 4", 5):
-        GapConfig(input=(Path("x.tsv"),), vocab=vocab, max_seq_length=4)
 
 
 def test_train_on_all_takes_validation_too_and_a_limit_is_spread_evenly(tmp_path: Path) -> None:

@@ -66,16 +66,6 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, object], code:
         GlueConfig(vocab=Path("v"), **options)  # type: ignore[arg-type]
 
 
-def test_a_folder_without_tables_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with refused("data-missing", "CoLA/train.tsv"):
-        prepared(tmp_path / "empty", tmp_path / "out", tasks=("cola",))
-    (make_glue(tmp_path / "bad", ["cola"]) / "CoLA/train.tsv").write_text("nothing\n")
-    with refused("rows-invalid", "train.tsv"):
-        prepared(tmp_path / "bad", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def same(one: Path, two: Path) -> bool:
     """Whether two files hold the same columns, made of the same rows with the same settings."""
     ours, theirs = load_file(one), load_file(two)
