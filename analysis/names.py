@@ -67,7 +67,7 @@ _FAMILIES = tuple(
     )
 )
 _MOST_READ = 4096  # characters of a name; those of real templates reach 3,000
-_FUSED_OPTIMIZER = re.compile(r"_?fused_?(?:adam|sgd|adagrad|lamb)|adamfunctor|lambstage|adamw_update|lamb_apply", re.I)
+_FUSED_OPTIMIZER = re.compile(r"_?fused_?(?:adam|sgd|adagrad|lamb)|adamfunctor|lambstage|optimizer_update", re.I)
 
 # Operations by the words of a name that a communication library is known by; the first match wins. PyTorch runs NCCL's
 # barrier as "nccl:all_reduce_barrier"; NVSHMEM's reductions and fcollect leave their result on every rank.

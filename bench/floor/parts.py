@@ -20,11 +20,21 @@ from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass, Step
 from bert.optim.fused import FusedAdamW
 from bert.speed.copies import LOW, Linear, copy_of, give_copies, has_low_gradients
 from bert.speed.elementwise import Product, gelu, residual_norm
-from bert.speed.fp8 import Fp8Copy, OutputGradient, forward_product, input_gradient, weight_gradient
+from bert.speed.fp8 import (
+    GRADIENT,
+    INPUT,
+    MULTIPLE,
+    WEIGHT,
+    Fp8Copy,
+    OutputGradient,
+    Scales,
+    forward_product,
+    input_gradient,
+    weight_gradient,
+)
 from bert.speed.kernels import usable
 from bert.speed.layers import FastEncoder
 from bert.speed.native import loops
-from bert.speed.scales import GRADIENT, INPUT, MULTIPLE, WEIGHT, Scales
 from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.train.loop import Training

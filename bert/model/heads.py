@@ -153,14 +153,28 @@ def span_losses(logits: Tensor, targets: Tensor, lengths: Tensor | None = None) 
     return losses.view_as(targets).sum(0) / used.sum(0).clamp(min=1)
 
 
-class BertForPretraining(nn.Module):
-    """Encoder with the masked-word and next-sentence heads."""
+class BertModel(nn.Module):
+    """Encoder, with a pooler or without, and the heads of a subclass; `observer` sees the phases of both."""
 
-    def __init__(self, config: ModelConfig, observer: Observer | None = None) -> None:
+    def __init__(self, config: ModelConfig, observer: Observer | None = None, *, pooler: bool = True) -> None:
         super().__init__()
         self.config = config
         self.observer = observer or Observer()
-        self.encoder = BertEncoder(config, self.observer)
+        self.encoder = BertEncoder(config, self.observer, pooler=pooler)
+
+    def encode(self, batch: Batch, types: tuple[Tensor, Tensor] | None = None) -> EncoderOutput:
+        """Return the encoder's output for a batch; `types` [B, S], embedded from 1 on by [T, H], replace segments."""
+        tensors = batch.tensors
+        segments, further = (tensors["token_type_ids"], None) if types is None else types
+        output: EncoderOutput = self.encoder(tensors["input_ids"], batch.mask, segments, further, layout=batch.layout)
+        return output
+
+
+class BertForPretraining(BertModel):
+    """Encoder with the masked-word and next-sentence heads."""
+
+    def __init__(self, config: ModelConfig, observer: Observer | None = None) -> None:
+        super().__init__(config, observer)
         self.masked_words = MaskedWordHead(config)
         self.next_sentence = nn.Linear(config.hidden_size, 2)
         for head in (self.masked_words.dense, self.next_sentence):
@@ -168,34 +182,31 @@ class BertForPretraining(nn.Module):
 
     def forward(self, batch: Batch) -> PretrainingOutput:
         """Return the losses of a pretraining batch (bert.data.batch.Batch names its tensors)."""
-        tensors = batch.tensors
-        encoded = self.encoder(tensors["input_ids"], batch.mask, tensors["token_type_ids"], layout=batch.layout)
+        encoded = self.encode(batch)
         with phase(self.observer, "masked_words"):
-            predicted = gather_positions(encoded.hidden, tensors["masked_positions"])
-            word_logits = self.masked_words(predicted, self.encoder.embeddings.word.weight)
-            mlm_loss = self.masked_words.loss(word_logits, tensors["masked_labels"])
+            mlm_loss = self.masked_words.loss(self._word_logits(encoded, batch), batch.tensors["masked_labels"])
             mlm_loss = mlm_loss if batch.weight == 1.0 else mlm_loss * batch.weight
         with phase(self.observer, "next_sentence"):
             sentence_logits = self.next_sentence(encoded.pooled)
-            nsp_loss = mean_cross_entropy(sentence_logits, tensors["next_sentence_labels"])
+            nsp_loss = mean_cross_entropy(sentence_logits, batch.tensors["next_sentence_labels"])
         return PretrainingOutput(mlm_loss + nsp_loss, mlm_loss, nsp_loss)
 
     def predictions(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the logits of the predicted positions [M, V] and of the next sentences [B, 2]."""
-        tensors = batch.tensors
-        encoded = self.encoder(tensors["input_ids"], batch.mask, tensors["token_type_ids"], layout=batch.layout)
-        predicted = gather_positions(encoded.hidden, tensors["masked_positions"])
-        return self.masked_words(predicted, self.encoder.embeddings.word.weight), self.next_sentence(encoded.pooled)
+        encoded = self.encode(batch)
+        return self._word_logits(encoded, batch), self.next_sentence(encoded.pooled)
+
+    def _word_logits(self, encoded: EncoderOutput, batch: Batch) -> Tensor:
+        predicted = gather_positions(encoded.hidden, batch.tensors["masked_positions"])
+        logits: Tensor = self.masked_words(predicted, self.encoder.embeddings.word.weight)
+        return logits
 
 
-class BertForQuestionAnswering(nn.Module):
+class BertForQuestionAnswering(BertModel):
     """Encoder without pooler, and the span head."""
 
     def __init__(self, config: ModelConfig, observer: Observer | None = None) -> None:
-        super().__init__()
-        self.config = config
-        self.observer = observer or Observer()
-        self.encoder = BertEncoder(config, self.observer, pooler=False)
+        super().__init__(config, observer, pooler=False)
         self.answer_span = SpanHead(config)
         initialize(self.answer_span, config)
 
@@ -204,9 +215,7 @@ class BertForQuestionAnswering(nn.Module):
 
         Only windows whose targets are positions of real tokens count for the losses, and only real tokens compete.
         """
-        tensors = batch.tensors
-        mask = batch.mask
-        hidden = self.encoder(tensors["input_ids"], mask, tensors["token_type_ids"], layout=batch.layout).hidden
+        tensors, mask, hidden = batch.tensors, batch.mask, self.encode(batch).hidden
         with phase(self.observer, "answer_span"):
             logits = self.answer_span(hidden, mask)
             targets = torch.stack([tensors["start_positions"], tensors["end_positions"]], dim=1)
@@ -215,51 +224,29 @@ class BertForQuestionAnswering(nn.Module):
         return SpanOutput((start_loss + end_loss) / 2, start_loss, end_loss, start_logits, end_logits)
 
 
-class BertForLabels(nn.Module, ABC):
+class BertForLabels(BertModel, ABC):
     """Encoder with any head that gives each sequence K logits; a head is a subclass with `logits`.
 
-    Args:
-        config: shape and dropout.
-        labels: K, classes that there are; 1 for a regression.
-        observer: sees the encoder's phases, and those of the head.
-        regression: whether labels are values, and the loss their mean squared error.
-        pooler: whether the encoder has one.
-
-    Raises:
-        UsageError: an invalid number of labels.
+    `labels` is K, the classes that there are. In a regression it is 1, labels are values, and the loss is their mean
+    squared error.
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        labels: int,
-        observer: Observer | None = None,
-        *,
-        regression: bool = False,
+        self, config: ModelConfig, labels: int, observer: Observer | None = None, *, regression: bool = False,
         pooler: bool = True,
-    ) -> None:
-        super().__init__()
+    ) -> None:  # fmt: skip
         if labels < 1 or (regression and labels != 1):
             raise UsageError(
                 "option-value",
                 f"labels={labels}: {'a regression needs exactly 1' if regression else 'at least 1 is needed'}",
             )
-        self.config = config
+        super().__init__(config, observer, pooler=pooler)
         self.labels = labels
         self.regression = regression
-        self.observer = observer or Observer()
-        self.encoder = BertEncoder(config, self.observer, pooler=pooler)
 
     @abstractmethod
     def logits(self, batch: Batch) -> Tensor:
         """Return logits [B, K] of a batch of rows."""
-
-    def encode(self, batch: Batch, types: tuple[Tensor, Tensor] | None = None) -> EncoderOutput:
-        """Return the encoder's output for a batch; `types` [B, S], embedded from 1 on by [T, H], replace segments."""
-        tensors = batch.tensors
-        segments, further = (tensors["token_type_ids"], None) if types is None else types
-        output: EncoderOutput = self.encoder(tensors["input_ids"], batch.mask, segments, further, batch.layout)
-        return output
 
     def forward(self, batch: Batch) -> ClassificationOutput:
         """Return the loss and the logits of a batch of rows (bert.data.batch.Batch names its tensors)."""

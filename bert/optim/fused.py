@@ -38,7 +38,7 @@ class _Fused(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
     _rows: tuple[Tensor, Tensor] | None = None
     _places: Sequence[Any] = ()
-    _groups: Sequence[kernels.Group] = ()
+    _numbers: Sequence[Sequence[float]] = ()
     _settings: Tensor | None = None
     _sums: Tensor | None = None
     _max_norm: float | None = None
@@ -74,12 +74,10 @@ class _Fused(torch.optim.Optimizer):
         if self._rows is None:
             return None
         rows, chunks = self._rows
-        of_groups = [
-            kernels.Group(float(group["lr"]), group["betas"], group["eps"], group["weight_decay"])
-            for group in self.param_groups
-        ]
-        if self._settings is None or of_groups != self._groups:
-            self._groups, self._settings = of_groups, kernels.settings_of(of_groups, rows.device)
+        numbers = [kernels.settings_of(group) for group in self.param_groups]
+        if self._settings is None or numbers != self._numbers:
+            settings = kernels.sent(torch.tensor(numbers, dtype=torch.float64), rows.device)
+            self._numbers, self._settings = numbers, settings
         return kernels.Table(rows, self._settings, chunks)
 
     def _entry(self, parameter: Tensor, gradient: Tensor, casts: list[Tensor]) -> kernels.Entry:

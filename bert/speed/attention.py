@@ -122,6 +122,7 @@ class Chunk:
         return min(self.lengths) != self.longest
 
     @functools.cached_property
+    @torch.inference_mode(False)  # training needs them too, where an evaluation comes first
     def places(self) -> Tensor:
         """Row x longest + column of each of its tokens [t], on the CPU."""
         return torch.from_numpy(np.flatnonzero(np.arange(self.longest) < np.array(self.lengths)[:, None]))

@@ -12,14 +12,15 @@ Shapes: T rows, I input and O output features, V word pieces, H hidden width.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
-from bert.speed.scales import Quantized
+if TYPE_CHECKING:
+    from bert.speed.fp8 import Quantized
 
 LOW = torch.bfloat16
 
@@ -42,7 +43,7 @@ class Copy:
             self.version = parameter._version
         return self.values
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, low: Quantized | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, low: "Quantized | None" = None) -> Tensor:
         """Return x W^T + b in bf16, with the copy of `weight`, whose copy this is; `low` as in `linear` below."""
         result: Tensor = _Linear.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
         return result
@@ -77,7 +78,7 @@ def has_low_gradients(parameter: Tensor) -> bool:
     return copy_of(parameter) is not None and getattr(parameter, "grad_dtype", None) == LOW
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, low: Quantized | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, low: "Quantized | None" = None) -> Tensor:
     """Return x W^T + b [..., O] of x [..., I], W [O, I] and b [O] or None, as nn.functional.linear.
 
     `low` is x in FP8, if it is known, for a weight with a copy in FP8.
@@ -95,7 +96,7 @@ def copies_in_use(*weights: Tensor) -> list[Copy] | None:
 class Linear(nn.Linear):
     """nn.Linear that multiplies the copy of its weight, if it has one."""
 
-    def forward(self, x: Tensor, low: Quantized | None = None) -> Tensor:
+    def forward(self, x: Tensor, low: "Quantized | None" = None) -> Tensor:
         """Return [..., O] of [..., I]; `low` as in the function `linear`."""
         return linear(x, self.weight, self.bias, low)
 

@@ -26,10 +26,9 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
 from bert.speed.copies import copies_in_use, linear
-from bert.speed.fp8 import Fp8Copy, OutputGradient
+from bert.speed.fp8 import Cast, Fp8Copy, OutputGradient, Quantized, largest
 from bert.speed.kernels import usable
 from bert.speed.native import loops
-from bert.speed.scales import Cast, Quantized, largest
 
 # A dropout probability is rounded to a multiple of 1 / _LEVELS, which moves it by at most 2^-17.
 _LEVELS = 1 << 16

@@ -31,8 +31,8 @@ from bert.speed.elementwise import (
     residual_norm,
     stream,
 )
+from bert.speed.fp8 import Quantized
 from bert.speed.kernels import usable
-from bert.speed.scales import Quantized
 
 
 class FastEmbeddings(Embeddings):

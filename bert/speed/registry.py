@@ -88,8 +88,7 @@ def copy_weights(model: "nn.Module", spec: TrainSpec, optimizer: str = "adamw") 
     from bert.model.encoder import BertEncoder, Embeddings, Layer
     from bert.model.heads import MaskedWordHead
     from bert.speed.copies import Copy, Linear, give_copies
-    from bert.speed.fp8 import Fp8Copy, fits
-    from bert.speed.scales import Scales
+    from bert.speed.fp8 import Fp8Copy, Scales, fits
 
     inner = _inside(model, Layer, nn.Linear)
     words = [embeddings.word for embeddings in _inside(model, nn.Module, Embeddings)]

@@ -32,7 +32,7 @@ from support.layouts import (  # noqa: E402
     scaled,
 )
 from support.philox import factors, weight_factors  # noqa: E402
-from support.plain_lamb import PlainLamb  # noqa: E402
+from support.plain_optimizers import PlainLamb  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from bert.data.batch import unpad  # noqa: E402
@@ -42,10 +42,9 @@ from bert.optim.registry import adamw  # noqa: E402
 from bert.parallel.base import SingleStrategy  # noqa: E402
 from bert.speed.attention import FLASH, TRITON, attend, operator_for  # noqa: E402
 from bert.speed.copies import LOW, copy_of, give_copies, linear  # noqa: E402
-from bert.speed.fp8 import Fp8Copy, OutputGradient  # noqa: E402
+from bert.speed.fp8 import FORMATS, GRADIENT, INPUT, MARGIN, Cast, Fp8Copy, OutputGradient, Quantized, largest, scale_of  # noqa: E402  # noqa: E402
 from bert.speed.kernels import usable  # noqa: E402
 from bert.speed.registry import STEPS, apply, copy_weights  # noqa: E402
-from bert.speed.scales import FORMATS, GRADIENT, INPUT, MARGIN, Cast, Quantized, largest, scale_of  # noqa: E402
 from common.errors import MissingToolError  # noqa: E402
 from common.train_spec import TrainSpec  # noqa: E402
 

@@ -24,9 +24,9 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from bert.speed import kernels  # noqa: E402
+from bert.speed.fp8 import Cast  # noqa: E402
 from bert.speed.kernels import attention, dropout_constants, dropped_levels, gelu, launch, norm, quantize  # noqa: E402  # noqa: E402
 from bert.speed.kernels.attention import WEIGHT_LEVELS  # noqa: E402
-from bert.speed.scales import Cast  # noqa: E402
 
 CALLS, REPLAYS = 24, 5
 HEADS, DEPTH, HIDDEN, INNER, LONGEST, PROBABILITY = 16, 64, 1024, 4096, 512, 0.1

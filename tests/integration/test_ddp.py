@@ -116,7 +116,7 @@ def test_ranks_in_fp8_have_scales_of_their_own_and_train_as_one(tmp_path: Path) 
     from support import strategy_runs, training_runs
     from support.fp8_needed import need_fast_fp8
 
-    from bert.speed.scales import GRADIENT, INPUT, WEIGHT
+    from bert.speed.fp8 import GRADIENT, INPUT, WEIGHT
 
     need_fast_fp8()
     data = training_runs.shards(tmp_path / "data")

@@ -23,9 +23,8 @@ from triton.runtime import driver
 from bert.optim.fused import FusedAdamW, FusedLamb
 from bert.speed import kernels
 from bert.speed.copies import give_copies
-from bert.speed.fp8 import Fp8Copy, OutputGradient
+from bert.speed.fp8 import GRADIENT, Cast, Fp8Copy, OutputGradient
 from bert.speed.kernels import attention, embedding, gelu, loss, norm, optimizers, quantize
-from bert.speed.scales import GRADIENT, Cast
 
 ARCHITECTURES = (80, 90, 100)
 FP8_FROM = 89  # no cast to E4M3 before
@@ -121,7 +120,10 @@ def launched() -> list[dict[str, Any]]:
 
     def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any) -> None:
         code = kernel.warmup(*arguments, grid=grid, num_warps=warps, **constants)
-        name = kernel.__name__ + (" to FP8" if constants.get("limit") else "")
+        given = {name for name, one in zip(kernel.arg_names, arguments, strict=False) if one is not None}
+        name = kernel.__name__ + (" to FP8" if "low" in given else "")
+        if kernel is optimizers.optimizer_update:
+            name += " for moments" if "sums" in given else " by ratios" if "ratios" in given else " of AdamW"
         found.append({
             "kernel": name, "form": form, "architecture": Driver.architecture, "code": code.hash,
             "warps": warps, "shared_bytes": code.metadata.shared, "loads": widths(code.asm["ptx"], "ld"),

@@ -14,10 +14,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from bert.speed.fp8 import OutputGradient, placeholder
+from bert.speed.fp8 import Cast, OutputGradient, Quantized, largest, placeholder
 from bert.speed.kernels import launch, programs
 from bert.speed.kernels.quantize import IN_WORD, magnitudes, record_largest, store_both_ways, take_rows, target
-from bert.speed.scales import Cast, Quantized, largest
 
 _COLUMNS, _ROWS = 256, 8
 _HOW = {"columns": _COLUMNS, "tile": _ROWS, "warps": 4}

@@ -17,10 +17,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from bert.speed.fp8 import OutputGradient
+from bert.speed.fp8 import Cast, OutputGradient, Quantized
 from bert.speed.kernels import columns_of, dropout_constants, launch, programs, random_key, warps_of
 from bert.speed.kernels.quantize import Target, magnitude, narrowed, record_largest, target, transpose_group
-from bert.speed.scales import Cast, Quantized
 
 _ROWS = 2  # per tile, of more than one row, in the backward pass and in FP8
 IN_THREAD = tl.constexpr(8)

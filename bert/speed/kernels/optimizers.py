@@ -17,7 +17,7 @@ Shapes: N tensors, G groups of parameters, C chunks.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -56,17 +56,6 @@ class Entry(NamedTuple):
     """Number of updates, a scalar; None where the optimizer has one for all."""
 
 
-class Group(NamedTuple):
-    """Hyperparameters of a group of parameters."""
-
-    rate: float
-    """Learning rate."""
-    betas: tuple[float, float]
-    eps: float
-    decay: float
-    """Weight decay."""
-
-
 class Table(NamedTuple):
     """What the kernels read, on the device of the parameters."""
 
@@ -94,16 +83,13 @@ def rows_of(groups: Sequence[Sequence[Entry]]) -> tuple[Tensor, Tensor] | None:
     if not rows:
         return None
     device = next(entries[0].parameter.device for entries in groups if entries)
-    return _sent(torch.tensor(rows), device).view(-1, WIDTH.value), _sent(_chunks(sizes), device)
+    return sent(torch.tensor(rows), device).view(-1, WIDTH.value), sent(_chunks(sizes), device)
 
 
-def settings_of(groups: Sequence[Group], device: torch.device) -> Tensor:
-    """Return the hyperparameters float64 [G, 7]."""
-    values = list[float]()
-    for group in groups:
-        logs = (math.log(beta) if beta > 0 else -math.inf for beta in group.betas)
-        values += [group.rate, *group.betas, *logs, group.eps, group.decay]
-    return _sent(torch.tensor(values, dtype=torch.float64), device).view(-1, SETTINGS.value)
+def settings_of(group: dict[str, Any]) -> list[float]:
+    """Return the hyperparameters [7] of a group of parameters as an optimizer has it."""
+    logs = (math.log(beta) if beta > 0 else -math.inf for beta in group["betas"])
+    return [float(group["lr"]), *group["betas"], *logs, group["eps"], group["weight_decay"]]
 
 
 def _chunks(sizes: list[int]) -> Tensor:
@@ -113,7 +99,7 @@ def _chunks(sizes: list[int]) -> Tensor:
     return torch.stack([tensor, number], 1).int()
 
 
-def _sent(values: Tensor, device: torch.device) -> Tensor:
+def sent(values: Tensor, device: torch.device) -> Tensor:
     """Return the values on the device; PyTorch keeps the pinned memory until they have arrived."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
@@ -306,65 +292,58 @@ def prepare(
 
 
 @triton.jit
-def _adamw_step(tensor, row, settings, control, corrections, start, end, tile: tl.constexpr, wide: tl.constexpr):
-    first, second = advance_moments(row, settings, control, start, end, tile, wide)
+def update_tile(
+    tensor, row, settings, control, corrections, sums, ratios, start, end, tile: tl.constexpr, wide: tl.constexpr
+):
+    """Update a tile of a parameter as `optimizer_update` does; return the parameter and LAMB's update of it."""
     of_group = settings + tl.load(row + GROUP) * SETTINGS
-    rate = tl.load(of_group + RATE)
+    rate, decay = tl.load(of_group + RATE), tl.load(of_group + DECAY)
+    if ratios is None:
+        first, second = advance_moments(row, settings, control, start, end, tile, wide)
+    else:
+        first = take(tl.load(row + FIRST), tl.float32, start, end, tile, wide)
+        second = take(tl.load(row + SECOND), tl.float32, start, end, tile, wide)
     values = take(tl.load(row + PARAMETER), tl.float32, start, end, tile, wide)
-    values *= (1 - rate * tl.load(of_group + DECAY)).to(tl.float32)
-    values -= rate.to(tl.float32) * direction(first, second, tensor, row, settings, corrections)
-    put_parameter(row, start, end, values, tile, wide)
+    change = direction(first, second, tensor, row, settings, corrections)
+    if sums is None and ratios is None:
+        values *= (1 - rate * decay).to(tl.float32)
+        put_parameter(row, start, end, values - rate.to(tl.float32) * change, tile, wide)
+    else:
+        change += decay.to(tl.float32) * values
+    if ratios is not None:
+        length = rate.to(tl.float32) * tl.load(ratios + tensor)
+        put_parameter(row, start, end, values - length * change, tile, wide)
+    return values, change
 
 
 @triton.jit
-def adamw_update(rows, settings, chunks, control, corrections, chunk: tl.constexpr, tile: tl.constexpr):
-    """Update a chunk of a parameter, its moments and its copy, unless control says to skip it."""
-    if tl.load(control + 1) != 0:
-        return
-    tensor, row, begin, end = place(rows, chunks, chunk)
-    for start in tl.range(begin, end, tile):
-        if is_wide(row, start, end, tile):
-            _adamw_step(tensor, row, settings, control, corrections, start, end, tile, True)
-        else:
-            _adamw_step(tensor, row, settings, control, corrections, start, end, tile, False)
+def optimizer_update(
+    rows, settings, chunks, control, corrections, sums, ratios, chunk: tl.constexpr, tile: tl.constexpr
+):
+    """Update a chunk of a parameter, its moments and its copy by AdamW, unless control says to skip it.
 
-
-def update_adamw(table: Table, prepared: Update) -> None:
-    """Update all parameters of a table: 28 bytes per parameter with a float32 gradient, and 2 for a copy."""
-    launch(adamw_update, (len(table.chunks),), table.rows, table.settings, table.chunks, *prepared, **TILING)
-
-
-@triton.jit
-def _lamb_update(first, second, values, tensor, row, settings, corrections):
-    """Return the update m^ / (sqrt(v^) + eps) + decay p."""
-    decay = tl.load(settings + tl.load(row + GROUP) * SETTINGS + DECAY).to(tl.float32)
-    return direction(first, second, tensor, row, settings, corrections) + decay * values
-
-
-@triton.jit
-def _lamb_step(tensor, row, settings, control, corrections, start, end, tile: tl.constexpr, wide: tl.constexpr):
-    first, second = advance_moments(row, settings, control, start, end, tile, wide)
-    values = take(tl.load(row + PARAMETER), tl.float32, start, end, tile, wide)
-    return values, _lamb_update(first, second, values, tensor, row, settings, corrections)
-
-
-@triton.jit
-def lamb_moments(rows, settings, chunks, control, corrections, sums, chunk: tl.constexpr, tile: tl.constexpr):
-    """Update the moments of a chunk; store the sums of squares of the parameter and of its update."""
+    With `sums` only the moments are updated, and the sums of squares of the parameter and of LAMB's update are stored;
+    with `ratios` this update is subtracted, times the tensor's ratio.
+    """
     if tl.load(control + 1) != 0:
         return
     tensor, row, begin, end = place(rows, chunks, chunk)
     of_values, of_update = tl.zeros((tile,), tl.float32), tl.zeros((tile,), tl.float32)
     for start in tl.range(begin, end, tile):
         if is_wide(row, start, end, tile):
-            values, change = _lamb_step(tensor, row, settings, control, corrections, start, end, tile, True)
+            values, change = update_tile(
+                tensor, row, settings, control, corrections, sums, ratios, start, end, tile, True
+            )
         else:
-            values, change = _lamb_step(tensor, row, settings, control, corrections, start, end, tile, False)
-            # Past the end all inputs are 0, and so is the update.
-        of_values += values * values
-        of_update += change * change
-    tl.store(sums + 2 * tl.program_id(0), tl.sum(of_values, 0))
-    tl.store(sums + 2 * tl.program_id(0) + 1, tl.sum(of_update, 0))
+            values, change = update_tile(
+                tensor, row, settings, control, corrections, sums, ratios, start, end, tile, False
+            )
+        if sums is not None:  # past the end all inputs are 0, and so is the update
+            of_values += values * values
+            of_update += change * change
+    if sums is not None:
+        tl.store(sums + 2 * tl.program_id(0), tl.sum(of_values, 0))
+        tl.store(sums + 2 * tl.program_id(0) + 1, tl.sum(of_update, 0))
 
 
 @triton.jit
@@ -386,36 +365,25 @@ def lamb_trust(rows, settings, control, sums, ratios, chunk: tl.constexpr, block
     tl.store(ratios + tl.program_id(0), ratio.to(tl.float32))
 
 
-@triton.jit
-def _lamb_subtract(tensor, row, settings, corrections, ratios, start, end, tile: tl.constexpr, wide: tl.constexpr):
-    first = take(tl.load(row + FIRST), tl.float32, start, end, tile, wide)
-    second = take(tl.load(row + SECOND), tl.float32, start, end, tile, wide)
-    values = take(tl.load(row + PARAMETER), tl.float32, start, end, tile, wide)
-    rate = tl.load(settings + tl.load(row + GROUP) * SETTINGS + RATE).to(tl.float32) * tl.load(ratios + tensor)
-    values -= rate * _lamb_update(first, second, values, tensor, row, settings, corrections)
-    put_parameter(row, start, end, values, tile, wide)
-
-
-@triton.jit
-def lamb_apply(rows, settings, chunks, control, corrections, ratios, chunk: tl.constexpr, tile: tl.constexpr):
-    """Subtract the update of a chunk from the parameter, and write its copy."""
-    if tl.load(control + 1) != 0:
-        return
-    tensor, row, begin, end = place(rows, chunks, chunk)
-    for start in tl.range(begin, end, tile):
-        if is_wide(row, start, end, tile):
-            _lamb_subtract(tensor, row, settings, corrections, ratios, start, end, tile, True)
-        else:
-            _lamb_subtract(tensor, row, settings, corrections, ratios, start, end, tile, False)
+def update_adamw(table: Table, prepared: Update) -> None:
+    """Update all parameters of a table: 28 bytes per parameter with a float32 gradient, and 2 for a copy."""
+    _update(table, prepared, None, None)
 
 
 def update_lamb(table: Table, prepared: Update) -> None:
     """Update all parameters of a table: 40 bytes per parameter with a float32 gradient, and 2 for a copy."""
-    device, tensors, parts = table.rows.device, len(table.rows), len(table.chunks)
-    sums, ratios = torch.empty(parts, 2, device=device), torch.empty(tensors, device=device)
-    launch(lamb_moments, (parts,), table.rows, table.settings, table.chunks, *prepared, sums, **TILING)
+    device, tensors = table.rows.device, len(table.rows)
+    sums, ratios = torch.empty(len(table.chunks), 2, device=device), torch.empty(tensors, device=device)
+    _update(table, prepared, sums, None)
     launch(
         lamb_trust, (tensors,), table.rows, table.settings, prepared.control, sums, ratios, chunk=TILING["chunk"],
         block=_BLOCK, warps=_FEW_WARPS,
     )  # fmt: skip
-    launch(lamb_apply, (parts,), table.rows, table.settings, table.chunks, *prepared, ratios, **TILING)
+    _update(table, prepared, None, ratios)
+
+
+def _update(table: Table, prepared: Update, sums: Tensor | None, ratios: Tensor | None) -> None:
+    launch(
+        optimizer_update, (len(table.chunks),), table.rows, table.settings, table.chunks, *prepared, sums, ratios,
+        **TILING,
+    )  # fmt: skip

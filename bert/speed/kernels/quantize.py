@@ -1,7 +1,7 @@
 """Casts to FP8, together with the transpose that the other GEMM of a layer reads, and the largest magnitude.
 
 One pass: 2 bytes per element are read, and 1 byte each is written for the result and the transpose. The scale is known
-before (bert.speed.scales).
+before (bert.speed.fp8).
 
 Shapes: T rows, C columns.
 """
@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bert.speed.fp8 import MULTIPLE, Cast, Quantized
 from bert.speed.kernels import launch
-from bert.speed.scales import MULTIPLE, Cast, Quantized
 
 _TILE, _COLUMNS, _WARPS = 64, 64, 2
 # Rows of a word of 32 bits in the transpose. The words are made by instructions of their own: bytes that are taken out

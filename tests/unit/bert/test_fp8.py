@@ -16,9 +16,8 @@ from bert.optim.registry import adamw
 from bert.parallel.base import SingleStrategy
 from bert.speed import fp8
 from bert.speed.copies import copy_of, give_copies, linear
-from bert.speed.fp8 import Fp8Copy, products_dtype
+from bert.speed.fp8 import MARGIN, Fp8Copy, products_dtype, quantize, scale_of
 from bert.speed.registry import apply, copy_weights
-from bert.speed.scales import MARGIN, quantize, scale_of
 from common.train_spec import TrainSpec
 
 LENGTHS = [16, 3, 9, 1]

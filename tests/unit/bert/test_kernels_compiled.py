@@ -37,10 +37,10 @@ KERNELS = {
     # Optimizers also have code for the ends of tensors and for gradients that are not aligned, 8 elements per thread.
     "optimizer_squares": ("optimizer", 22, 2),
     "optimizer_prepare": ("optimizer", 49, 26),
-    "adamw_update": ("optimizer", 77, 32),
-    "lamb_moments": ("optimizer", 73, 18),
+    "optimizer_update of AdamW": ("optimizer", 74, 32),
+    "optimizer_update for moments": ("optimizer", 71, 18),
     "lamb_trust": ("optimizer", 21, 1),
-    "lamb_apply": ("optimizer", 50, 16),
+    "optimizer_update by ratios": ("optimizer", 47, 16),
 }
 # Kernels that cast to FP8, which no earlier GPU than sm_89 can.
 FP8 = {name for name in KERNELS if name.endswith("to FP8")}

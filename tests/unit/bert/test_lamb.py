@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.plain_lamb import PlainLamb
+from support.plain_optimizers import PlainLamb
 from torch import nn
 
 from bert.model.config import ModelConfig

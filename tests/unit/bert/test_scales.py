@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert.speed.scales import FORMATS, GRADIENT, HISTORY, INPUT, MARGIN, WEIGHT, Scales, quantize, scale_of
+from bert.speed.fp8 import FORMATS, GRADIENT, HISTORY, INPUT, MARGIN, WEIGHT, Scales, quantize, scale_of
 
 E4M3 = torch.finfo(torch.float8_e4m3fn).max
 

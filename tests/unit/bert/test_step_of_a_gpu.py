@@ -13,7 +13,7 @@ from support.triton_needed import need_triton
 
 from bert.model.config import ModelConfig
 from bert.speed.attention import FLASH
-from bert.speed.scales import INPUT, Scales
+from bert.speed.fp8 import INPUT, Scales
 from common.train_spec import TrainSpec
 
 LENGTHS = [256] * 63 + [208]  # 16 x 1,021 tokens: nothing else has as many elements

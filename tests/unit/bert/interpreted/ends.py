@@ -14,14 +14,13 @@ from torch import Tensor, nn
 
 from bert.model.encoder import recompute_activations
 from bert.optim.precision import Precision
-from bert.speed import kernels, scales
+from bert.speed import fp8, kernels
 from bert.speed.copies import LOW, Linear, give_copies
 from bert.speed.elementwise import gelu as gelu_of
 from bert.speed.elementwise import product
-from bert.speed.fp8 import Fp8Copy
+from bert.speed.fp8 import Cast, Fp8Copy, Scales, scale_of
 from bert.speed.kernels import embedding, gelu, loss, quantize
 from bert.speed.registry import apply
-from bert.speed.scales import Cast, Scales, scale_of
 
 SEED = 3
 FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -117,7 +116,7 @@ def test_a_cast_is_pytorchs_both_ways(shape: tuple[int, int], dtype: torch.dtype
     into = Cast(
         dtype, scale_of(x.abs().amax().float(), dtype, 0.5), recorded[1]
     )  # above half of the largest: saturated
-    expected = scales.quantize(x, dtype, into.scale).float()
+    expected = fp8.quantize(x, dtype, into.scale).float()
     low, transposed, _ = quantize.cast_both_ways(x, into)
     rows = shape[0]
     assert len(low) % 16 == 0 and len(low) < rows + 16
@@ -165,7 +164,7 @@ def test_gelu_in_fp8(rows: int, with_record: bool) -> None:
         else:
             low, of_bias = gelu.gelu_backward_to_fp8(x, bias, grad, into)
             torch.testing.assert_close(of_bias.double(), of_x.sum(0), rtol=1e-4, atol=1e-4)
-        most, share = _steps_apart(low.rows[:rows], scales.quantize(expected.float(), dtype, into.scale))
+        most, share = _steps_apart(low.rows[:rows], fp8.quantize(expected.float(), dtype, into.scale))
         assert most <= (1 / 8 if number == 0 else 1 / 4) and share < 0.01  # one step, where float32 rounds otherwise
         assert low.rows.shape == (-(-rows // 16) * 16, width) and not low.rows[rows:].float().any()
         assert torch.equal(low.columns.float(), low.rows.float().t()) and low.columns.is_contiguous()
@@ -196,7 +195,7 @@ def test_layers_around_gelu_in_fp8_are_near_float32(shape: tuple[int, ...]) -> N
             assert mine.shape == true.shape
             assert (mine.float() - true.float()).norm() < 0.15 * true.float().norm()
     history = own.state()["history"][0]
-    assert float(history[1, scales.INPUT]) == pytest.approx(float(inner.detach().abs().max()), rel=0.05)
+    assert float(history[1, fp8.INPUT]) == pytest.approx(float(inner.detach().abs().max()), rel=0.05)
     assert (history > 0).all()
 
 

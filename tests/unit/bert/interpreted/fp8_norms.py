@@ -16,10 +16,20 @@ from bert.optim.precision import Precision
 from bert.speed import kernels
 from bert.speed.copies import LOW, Linear, give_copies
 from bert.speed.elementwise import product, residual_norm
-from bert.speed.fp8 import Fp8Copy, OutputGradient, scales_state
+from bert.speed.fp8 import (
+    FORMATS,
+    GRADIENT,
+    INPUT,
+    MARGIN,
+    Cast,
+    Fp8Copy,
+    OutputGradient,
+    Scales,
+    scale_of,
+    scales_state,
+)
 from bert.speed.kernels import norm, quantize
 from bert.speed.registry import apply, copy_weights
-from bert.speed.scales import FORMATS, GRADIENT, INPUT, MARGIN, Cast, Scales, scale_of
 from common.train_spec import TrainSpec
 
 SEED = 3

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.layouts import scaled
-from support.plain_lamb import PlainLamb
+from support.plain_optimizers import PlainAdamW, PlainLamb
 from torch import Tensor, nn
 from triton.runtime.interpreter import InterpreterBuilder
 
@@ -22,7 +22,6 @@ from bert.optim.fused import FusedAdamW, FusedLamb
 from bert.optim.lamb import Lamb
 from bert.optim.precision import Precision
 from bert.parallel.base import SingleStrategy
-from bert.speed import kernels
 from bert.speed.copies import LOW, copy_of, give_copies
 from bert.speed.kernels import optimizers
 from bert.train.checkpoint import shared_steps
@@ -99,75 +98,40 @@ def assert_close(parameters: list[nn.Parameter], expected: list[Tensor], toleran
             assert held.version == parameter._version
 
 
-class PlainAdamW:
-    """AdamW in float64, written from the paper (Loshchilov and Hutter 2019, algorithm 2) and clip_grad_norm_'s page."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.values = [parameter.detach().double() for parameter in parameters]
-        self.first, self.second = ([torch.zeros_like(value) for value in self.values] for _ in range(2))
-        self.counts = [0] * len(self.values)
-
-    def step(self, gradients: list[Tensor | None], rate: float, max_norm: float | None) -> None:
-        used = [each.double() for each in gradients if each is not None]
-        norm = math.sqrt(sum(float(each.square().sum()) for each in used))
-        factor = 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
-        for number, gradient in enumerate(gradients):
-            if gradient is None:
-                continue
-            self.counts[number] += 1
-            clipped, value = gradient.double() * factor, self.values[number]
-            self.first[number] = BETAS[0] * self.first[number] + (1 - BETAS[0]) * clipped
-            self.second[number] = BETAS[1] * self.second[number] + (1 - BETAS[1]) * clipped**2
-            left = [1 - beta ** self.counts[number] for beta in BETAS]
-            change = self.first[number] / left[0] / ((self.second[number] / left[1]).sqrt() + EPS)
-            value -= rate * (change + (DECAY if value.ndim > 1 else 0.0) * value)
-
-
 @pytest.mark.parametrize("max_norm", [0.5, *(pytest.param(each, marks=pytest.mark.slow) for each in (None, 1e6))])
-def test_adamw_is_its_formulas_in_float64(max_norm: float | None) -> None:
+@pytest.mark.parametrize("kind", ["adamw", "lamb"])
+def test_updates_are_the_formulas_in_float64(kind: str, max_norm: float | None) -> None:
     parameters = made()
-    optimizer, plain = fused_adamw(parameters), PlainAdamW(parameters)
+    optimizer: torch.optim.Optimizer = fused_adamw(parameters) if kind == "adamw" else fused_lamb(parameters, max_norm)
+    decays = [DECAY if parameter.ndim > 1 else 0.0 for parameter in parameters]
+    formulas = PlainAdamW if kind == "adamw" else PlainLamb
+    plain = formulas([p.detach().double() for p in parameters], decays, BETAS, EPS, max_norm)
     for step in range(3):
         gradients: list[Tensor | None] = [*gradients_of(parameters, step)]
         if step < 2:
-            gradients[5] = None  # joins late, with a count of its own
+            gradients[5] = None  # joins late, in AdamW with a count of its own
+        if step == 0:
+            gradients[1] = torch.zeros(SHAPES[1])
         give(parameters, gradients)
         before = [None if each is None else each.clone() for each in gradients]
         rate = RATE * (step + 1)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        if max_norm is not None:
+        if max_norm is not None and kind == "adamw":
             SingleStrategy().clip(nn.ParameterList(parameters), optimizer, max_norm, Precision("bf16", "cpu"))
         optimizer.step()
-        plain.step(gradients, rate, max_norm)
+        plain.step([None if each is None else each.double() for each in gradients], rate)
         assert_close(parameters, plain.values)
         for kept, gradient in zip(before, gradients, strict=True):
             assert kept is None or (gradient is not None and torch.equal(kept, gradient))
         optimizer.zero_grad()
-    state = optimizer.state_dict()["state"]
-    counts = [float(optimizer.state[parameter]["step"]) for parameter in parameters]
-    assert counts == [3.0, 3.0, 3.0, 3.0, 3.0, 1.0, 3.0]
-    assert all(each.keys() == {"step", "exp_avg", "exp_avg_sq"} for each in state.values())
-
-
-@pytest.mark.parametrize("max_norm", [0.5, *(pytest.param(each, marks=pytest.mark.slow) for each in (None, 1e6))])
-def test_lamb_is_its_formulas_in_float64(max_norm: float | None) -> None:
-    parameters = made()
-    optimizer = fused_lamb(parameters, max_norm)
-    decays = [DECAY if parameter.ndim > 1 else 0.0 for parameter in parameters]
-    plain = PlainLamb([p.detach().double() for p in parameters], decays, BETAS, EPS, max_norm)
-    for step in range(3):
-        gradients: list[Tensor | None] = [*gradients_of(parameters, step)]
-        if step < 2:
-            gradients[5] = None
-        if step == 0:
-            gradients[1] = torch.zeros(SHAPES[1])
-        give(parameters, gradients)
-        optimizer.step()
-        plain.step([None if each is None else each.double() for each in gradients], RATE)
-        assert_close(parameters, plain.values)
-    assert optimizer.steps == shared_steps(optimizer) == 3
-    assert [group["step"] for group in optimizer.state_dict()["param_groups"]] == [3, 3]
+    state = optimizer.state_dict()
+    if isinstance(optimizer, FusedLamb):
+        assert optimizer.steps == shared_steps(optimizer) == 3
+        assert [group["step"] for group in state["param_groups"]] == [3, 3]
+    else:
+        assert [float(optimizer.state[parameter]["step"]) for parameter in parameters] == plain.counts
+        assert all(each.keys() == {"step", "exp_avg", "exp_avg_sq"} for each in state["state"].values())
 
 
 @pytest.mark.parametrize("kind", ["adamw", "lamb"])
@@ -354,11 +318,6 @@ def test_the_number_of_launches_does_not_depend_on_the_number_of_tensors(
         found.append([*calls])
         calls.clear()
     assert found[0] == found[1] and len(found[0]) == most
-
-
-def test_the_interpreter_uses_these_kernels() -> None:
-    assert kernels.launch is optimizers.launch
-    assert type(optimizers.adamw_update).__name__ == "InterpretedFunction"
 
 
 def test_a_gradient_that_is_not_in_rows_is_read_as_it_is() -> None:
