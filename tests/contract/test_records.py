@@ -208,21 +208,6 @@ def test_results_csv_has_the_contracts_columns_in_order(tmp_path: Path) -> None:
     assert rows[0]["reason"] == 'a,"b"\nc' and rows[0]["mfu"] == ""
 
 
-def test_an_unfinished_and_a_damaged_trial_keep_their_rows(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    for seed in (1, 2):
-        trial = Trial(preset="mini", seed=seed)
-        directory = run.trial(trial.trial_id)
-        directory.path.mkdir(parents=True)
-        write_record(directory.trial_json, trial.to_json())
-        if seed == 2:
-            write_record(directory.result_json, {"status": "ok", "reason": ""})
-            directory.steps_csv(0).write_text("step,step_time_ms\nx,y\n")
-    rows = {trial.trial.seed: trial.row for trial in load_run(run)}
-    assert rows[1]["status"] == "interrupted" and "no result.json" in rows[1]["reason"]
-    assert rows[2]["status"] == "damaged" and "steps-0.csv line 2" in rows[2]["reason"]
-
-
 def test_a_folder_that_is_no_run_says_what_to_give(tmp_path: Path) -> None:
     with refused("run-incomplete", tmp_path, kind=InputError):
         RunDirectory(tmp_path).require()

@@ -68,14 +68,3 @@ def test_a_killed_worker_is_named_and_leaves_nothing_half_written(mode: str, tmp
     assert killed and process.returncode == 2, said
     assert "[worker-lost]" in said and "Traceback" not in said
     assert {path.name for path in out.iterdir()} <= {"vocab.txt", ".lock"}
-
-
-def test_what_a_killed_preparation_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
-    source, vocab = large(tmp_path / "train.json", 20), small_vocabulary(tmp_path)
-    (tmp_path / "out").mkdir()
-    for name in (".part.00000007.tmp", ".squad-training.safetensors.y1_abcde.tmp", ".vocab.txt.s9q1z4n_.tmp"):
-        (tmp_path / "out" / name).write_bytes(b"x")
-    (tmp_path / "out/mine.tmp").write_bytes(b"x")
-    made = make(source, vocab, tmp_path / "out", mode="spill")
-    names = {path.name for path in (tmp_path / "out").glob("*")} - {".lock"}
-    assert names == {made.features.name, "vocab.txt", "mine.tmp"}

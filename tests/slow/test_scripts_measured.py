@@ -146,16 +146,6 @@ def started(folder: Path) -> "tuple[subprocess.Popen[bytes], TrialDirectory, psu
     raise AssertionError("the script made no steps")
 
 
-def test_an_interrupt_keeps_the_steps_and_ends_the_script(tmp_path: Path) -> None:
-    harness, directory, script = started(tmp_path)
-    harness.send_signal(signal.SIGINT)
-    assert harness.wait(timeout=100) == 130
-    assert not lives(script.pid)
-    result = directory.read_result()
-    assert result is not None and result["status"] == "interrupted" and len(directory.read_steps(0)) > 5
-    assert "interrupted" in (tmp_path / "run" / "results.csv").read_text()
-
-
 def test_a_killed_harness_takes_the_script_along_and_the_next_call_says_so(tmp_path: Path) -> None:
     harness, directory, script = started(tmp_path)
     os.kill(harness.pid, signal.SIGKILL)

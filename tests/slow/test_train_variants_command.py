@@ -3,7 +3,6 @@
 import csv
 import importlib.util
 import json
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -96,23 +95,6 @@ def test_another_call_runs_nothing_again_and_refuses_other_settings(compared: tu
     assert [path.stat().st_mtime_ns for path in command.out.glob("*-[12]/trials/*/result.json")] == times
     other = command.run("--learning-rate", "0.5", code=2)
     check_refusal(other.stderr, "settings-changed", "learning_rate", "--out")
-
-
-@pytest.mark.soak
-def test_a_variant_that_fails_is_named_with_its_log_and_the_other_is_shown(
-    compared: tuple[TrainingsCli, str], data: Path, tmp_path: Path
-) -> None:
-    command = TrainingsCli(data, tmp_path / "out", *TWO)
-    shutil.copytree(compared[0].out / "devices-1", command.out / "devices-1")
-    (command.out / "devices-2").mkdir()
-    (command.out / "devices-2" / "checkpoints").write_text("in the way")
-    done = command.run(code=3)
-    assert "Traceback" not in done.stderr
-    assert "devices-2" in done.stderr and "log.txt" in done.stderr and "devices-1" in done.stdout
-    first, second = command.document()["rows"]
-    assert first["status"] == "finished" and first["samples_per_second"] > 0
-    assert second["status"] != "finished" and second["reason"]
-    assert not (command.out / "profile").exists(), "what could not be trained is not profiled"
 
 
 @pytest.mark.soak

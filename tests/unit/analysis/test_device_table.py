@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.metrics.kernels.devices import device_of, devices, faster_types
+from analysis.metrics.kernels.devices import device_of, devices
 
 
 @pytest.mark.parametrize(
@@ -39,16 +39,3 @@ def test_rows_are_dense_and_have_a_source() -> None:
         assert not rates or ("fp32" in rates and device.bytes_per_second)
         # Each halving of the width at most doubles the rate, rounding of the sheets apart.
         assert rates.get("tensor_fp8", 0) <= 2.03 * rates.get("tensor_fp16", 0) or "tensor_fp8" not in rates
-
-
-@pytest.mark.parametrize(
-    ("name", "types"),
-    [
-        ("NVIDIA A100-SXM4-80GB", ("fp16", "bf16", "tf32")),
-        ("Tesla T4", ("fp16",)),
-        ("Tesla P100-SXM2-16GB", ("fp16",)),
-        ("NVIDIA X1", None),
-    ],
-)
-def test_types_that_are_faster_than_fp32(name: str, types: tuple[str, ...] | None) -> None:
-    assert faster_types(name) == types

@@ -1,9 +1,7 @@
 """Marks of figures: the values that hovering shows, series that the legend switches, colors that follow the page."""
 
 import math
-import sys
 from collections.abc import Callable
-from subprocess import run
 from typing import Any
 
 import numpy as np
@@ -33,11 +31,6 @@ def figure(mark: Callable[[Any], None], **look: Any) -> Figure:
         legend(canvas, axes)
 
     return Figure(name="f", title="title", draw=draw, **look)
-
-
-def test_a_figure_needs_neither_matplotlib_nor_torch() -> None:
-    code = "import sys, analysis.render.figure; sys.exit(not {'matplotlib', 'torch'}.isdisjoint(sys.modules))"
-    assert run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_hovering_shows_the_values_of_a_line_with_labels_units_and_intervals() -> None:

@@ -10,7 +10,6 @@ import pytest
 from support import fake_run
 from support.commands import result
 from support.fake_run import ENVIRONMENT, SECOND, START_NS, noisy_times, step_rows, write_sweep, write_trial
-from support.refusals import refused
 
 from analysis.metrics.comparison.history import history_of
 from analysis.render.tables import Table
@@ -108,19 +107,6 @@ def test_the_exit_code_of_three_runs_is_that_of_the_newest(on_day: Any, tmp_path
     assert (tmp_path / "summary.md").read_text(encoding="utf-8").startswith("### bertbench compare: regression\n")
     shown = result(*words, "--threshold", "0.5")
     assert shown.code == 0 and shown.document["series"][0]["points"][1]["verdict"] == "no change"
-
-
-def test_bad_input_of_three_runs_is_refused(on_day: Any, tmp_path: Path) -> None:
-    run = on_day("a", 1).path
-    with refused("option-value", "--threshold 1.0", "[0, 1)"):
-        result("compare", run, run, run, "--threshold", "1.0")
-    with refused("path-missing", tmp_path / "absent"):
-        result("compare", run, run, tmp_path / "absent")
-    with refused("option-not-applicable", "--csv"):
-        result("compare", run, run, run, "--csv", tmp_path / "csv")
-    (tmp_path / "empty/trials").mkdir(parents=True)
-    with refused("run-incomplete", tmp_path / "empty"):
-        result("compare", *[tmp_path / "empty"] * 3)
 
 
 def test_a_copy_of_a_run_does_not_hide_what_the_run_says(on_day: Any, tmp_path: Path) -> None:

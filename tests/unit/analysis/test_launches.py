@@ -6,14 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.timelines import timeline
 
-from analysis.metrics.kernels.tables import kernel_rows, over_ranks
 from analysis.metrics.time.idle import launch_queue
-from analysis.metrics.time.temporal import iterations
 from analysis.metrics.time.window import launching_calls
 from analysis.timeline import Timeline
 
 LAUNCH, US, MS = "cudaLaunchKernel", 1_000, 1_000_000
-NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
 
 
 def queue(trace: Timeline) -> "pd.Series[float]":
@@ -61,24 +58,3 @@ def test_the_depth_agrees_with_counting_at_every_nanosecond(launches: list[tuple
     assert row["depth_max"] == max(depth, default=0)
     assert row["depth_mean"] == pytest.approx(sum(depth) / max(len(depth), 1))
     assert row["empty_share"] == pytest.approx(depth.count(0) / len(depth) if depth else 0.0)
-
-
-def test_the_work_of_each_step_counts_once_where_the_gpu_runs_behind() -> None:
-    """Steps of 90 ms; the GPU runs 50 ms behind. A step launches 10 GEMMs of 8 ms and an all-reduce of 26 ms.
-
-    The calls of the step before the first are not recorded; of its 10 GEMMs 5 begin in the first step (at 0, 8, ...
-    32 ms), and its all-reduce at 24 ms: 6 kernels that belong to no step of the trace.
-    """
-    kernels, api = [], []
-    for step in (-1, 0, 1, 2):
-        for number in range(11):
-            place, last = 100 * (step + 2) + number, number == 10
-            begin, length = 90 * step + (114 if last else 50 + 8 * number), 26 if last else 8
-            about = (NCCL, 20) if last else ("sgemm", 7)
-            kernels.append((*about, begin * MS, (begin + length) * MS, place))
-            api += [(LAUNCH, (90 * step + number) * MS, (90 * step + number) * MS + 5000, place)] * (step >= 0)
-    trace = timeline(steps=[(n, 90 * n * MS, 90 * (n + 1) * MS) for n in range(3)], kernels=kernels, api=api)
-    families = over_ranks([kernel_rows(trace)], "family").set_index("family")
-    rows = families[["calls", "mean_ms"]].T.to_dict("list")
-    assert rows == {"GEMM": [30, 240], "communication": [3, 78]}
-    assert iterations(trace)["kernels"].tolist() == [11, 11, 11]

@@ -13,7 +13,6 @@ import pytest
 from support.ncu_csv import raw_page
 
 from analysis.counters import KernelCounters
-from analysis.diagnose.cores import findings, remedy
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, roofline
 from analysis.readers.ncu import read
 
@@ -103,14 +102,6 @@ def test_the_highest_level_or_pipe_is_the_bound_and_latency_needs_all_of_them(
     tmp_path: Path, levels: dict[str, float], bound: str
 ) -> None:
     assert only(raw(tmp_path, {"gpu__time_duration.sum": 250, **levels}))["bound"] == bound
-
-
-@pytest.mark.parametrize(("ms", "word"), [(0.004, "CUDA graphs"), (0.2, "WarpStateStats")])
-def test_the_remedy_of_a_kernel_that_keeps_nothing_busy(tmp_path: Path, ms: float, word: str) -> None:
-    counters = raw(tmp_path, {"gpu__time_duration.sum": ms, L1: 20, L2: 10, DRAM: 5, SM: 30})
-    assert only(counters)["bound"] == LATENCY and word in remedy(only(counters))
-    (advice,) = next(one for one in findings(counters) if one.name == "roofline").advice
-    assert advice.remedy == remedy(only(counters)) and advice.saves == pytest.approx(0.7)
 
 
 def test_shares_of_several_launches_are_weighted_by_their_time(tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from support.profiles import SAMPLES
 from support.refusals import refused
 
 import bertbench
-from analysis.diagnose.explain import explain
-from analysis.open import open_sources
 from records.run import RunDirectory
 from records.schema import RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
 from records.trial import Trial
@@ -98,16 +96,6 @@ def test_a_run_is_given_as_it_was_recorded(tmp_path: Path) -> None:
     assert list(found.telemetry.columns) == ["trial_id", "node", *TELEMETRY_COLUMNS]
     assert found.telemetry.iloc[0].to_dict() == {"trial_id": trial.trial_id, "node": 0, **reading}
     assert found.problems == ()
-
-
-def test_a_trace_is_explained_as_analyze_does(folder: Path) -> None:
-    found = bertbench.read_trace("traces/rank0.json", folder / "traces/rank1.json")
-    source = open_sources(Path("traces/rank0.json"), Path("traces/rank1.json"))
-    expected = explain(source)
-    assert [(one.name, one.sentence) for one in found.findings] == [(one.name, one.sentence) for one in expected]
-    assert all(found.tables[one.name].equals(one.table) for one in expected)
-    assert found.kinds == ("kineto",) and found.problems == source.problems
-    assert any("GPU" in problem for problem in found.problems), "the traces do not name theirs"
 
 
 def test_what_is_no_run_and_no_trace_is_refused(tmp_path: Path) -> None:

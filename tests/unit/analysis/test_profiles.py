@@ -10,7 +10,6 @@ from support.ncu_csv import raw_page
 
 from analysis.diagnose.answer import without_measurement
 from analysis.diagnose.profiles import SUMMARY_FILE, summarize, utilization_by_batch, write_tables
-from bench.cli.main import run
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
@@ -97,15 +96,6 @@ def test_a_missing_or_damaged_profile_is_a_row_with_its_reason_and_not_the_end(t
     opened, rows = summarize(directory)
     assert len(opened.source.problems) == 1 and str(database) in opened.source.problems[0]
     assert rows["compute"][0]["compute_utilization"] is None
-
-
-def test_analyze_of_a_trial_knows_its_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = trial_of(RunDirectory(tmp_path), 16, "ncu", profile={"problem": "", "unprofiled_step_time_ms": 0.01})
-    counted(directory, 16, {"problems": []})
-    assert run(["analyze", str(directory.path), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["findings"]["core_utilization"]["rows"]
-    (fma,) = [row["in_window_utilization"] for row in rows if row["pipe"] == "fma"]
-    assert fma == pytest.approx((3000 * 0.5 + 1000 * 0.1) / 20000), "two steps of 10,000 ns"
 
 
 def test_utilization_is_the_mean_over_ranks_by_batch_size_and_that_of_cores_comes_first(tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -6,12 +5,11 @@ from support.commands import document, result, text
 from support.fake_run import step_rows, write_sweep, write_trial
 from support.refusals import refused
 
-from analysis.diagnose.run import caution_texts
-from analysis.load import LoadedTrial, load_run
+from analysis.load import load_run
 from analysis.metrics.comparison.runs import ratios_of
 from analysis.render.result_tables import results_blocks
 from analysis.render.tables import Table
-from records.run import RunDirectory, TrialDirectory
+from records.run import RunDirectory
 from records.trial import Trial
 
 pytestmark = [pytest.mark.more, pytest.mark.usefixtures("pictures_of_one_pixel")]
@@ -84,23 +82,3 @@ def test_what_fails_alike_in_both_runs_has_not_changed(tmp_path: Path, status: s
     for name in ("a", "b"):
         measure(tmp_path / name, {64: [0.0]}, status=status, reason="so it ended")
     assert result("compare", *names).code == code
-
-
-def test_equal_cautions_stand_together_and_failures_have_none() -> None:
-    moved = {"code": "peak_changed", "message": "the measured peak differs by 12 %", "remedy": "look for other load"}
-    few = {"code": "too_few_steps", "remedy": "measure more"}
-    loaded = []
-    for batch, status in ((16, "ok"), (8, "ok"), (4, "ok"), (32, "out of memory")):
-        trial = Trial(micro_batch_size=batch)
-        cautions = [{**few, "message": f"only {batch} steps"}] if status == "ok" else []
-        row = {
-            **dataclasses.asdict(trial),
-            "status": status,
-            "cautions": [moved, *cautions] if batch == 4 else cautions,
-        }
-        loaded.append(LoadedTrial(trial, TrialDirectory(Path("t")), row, (), {}, {}))
-    assert caution_texts(loaded) == [
-        "bertbench batch 4 on 1 cpu: only 4 steps (2 other trials affected); measure more",
-        "the measured peak differs by 12 % (bertbench batch 4 on 1 cpu); look for other load",
-    ]
-    assert caution_texts([]) == []
