@@ -162,3 +162,14 @@ def test_the_largest_batch_has_its_section_and_its_probes_are_in_no_other(tmp_pa
     write_trial(run, Trial(preset="mini"), {0: step_rows([9.0] * 20, 8)})
     text = text_of(run)
     assert "1 ok, 1 round" in text and "no memory left" not in text
+
+
+@pytest.mark.parametrize(("ours", "rivals"), [(100.0, ["bertbench"]), (133.0, [])], ids=["close", "apart"])
+def test_what_is_too_close_to_call_is_named(tmp_path: Path, ours: float, rivals: list[str]) -> None:
+    """hf 81.6 and bertbench 80 samples/s in one round each are within 5 %; at 60 they are not."""
+    run = RunDirectory(tmp_path)
+    for implementation, median in (("hf", 98.0), ("bertbench", ours)):
+        trial = Trial(preset="mini", micro_batch_size=8, implementation=implementation)
+        write_trial(run, trial, {0: step_rows([median] * 20, 8)})
+    answer = document("report", tmp_path)["answers"][0]
+    assert answer["too_close_to_call"] == rivals
