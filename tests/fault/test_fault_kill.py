@@ -11,7 +11,7 @@ import psutil
 import pytest
 from support import training_runs
 from support.faults import Bench, Call, kills
-from support.killed_runs import survives
+from support.process_runs import survives
 
 from bench.run import processes
 

@@ -113,7 +113,7 @@ def test_two_ranks_train_as_one_at_the_same_global_batch(tmp_path: Path, accumul
 
 def test_ranks_in_fp8_have_scales_of_their_own_and_train_as_one(tmp_path: Path) -> None:
     from safetensors.torch import load_file
-    from support import strategy_runs, training_runs
+    from support import process_runs, training_runs
     from support.fp8_needed import need_fast_fp8
 
     from bert.speed.fp8 import GRADIENT, INPUT, WEIGHT
@@ -121,8 +121,8 @@ def test_ranks_in_fp8_have_scales_of_their_own_and_train_as_one(tmp_path: Path) 
     need_fast_fp8()
     data = training_runs.shards(tmp_path / "data")
     same = {"precision": "fp8"}
-    expected = strategy_runs.alone(data, tmp_path / "alone", **same).losses
-    found = strategy_runs.losses(strategy_runs.pair(data, tmp_path, "ddp", tmp_path / "pair", **same))
+    expected = process_runs.alone(data, tmp_path / "alone", **same).losses
+    found = process_runs.losses_of(process_runs.pair(data, tmp_path, "ddp", tmp_path / "pair", **same))
     assert found.keys() == expected.keys()
     for step, loss in found.items():
         assert abs(loss - float.fromhex(expected[step])) < 0.02 * loss

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.killed_runs import STEPS, finish, job, kill_after, losses, survives
+from support.process_runs import STEPS, finish, job, kill_after, losses, survives
 from support.training_runs import read_log, start
 from support.warm_processes import wait
 

@@ -9,7 +9,7 @@ import pytest
 from support import squad_runs
 from support.cli import ROOT, run_to_end
 from support.commands import called
-from support.killed_runs import finish, losses
+from support.process_runs import finish, losses
 from support.refusals import check_refusal
 from support.squad_runs import squad_settings
 from support.training_runs import read_log

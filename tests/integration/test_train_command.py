@@ -7,8 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from support.cli import bertbench, run_to_end
-from support.train_cli import STEPS, TrainCli, kill_all, wait_for_steps
+from support.cli import STEPS, TrainCli, bertbench, kill_all, run_to_end, wait_for_steps
 from support.training_runs import shards
 
 from records.schema import CURVE_COLUMNS

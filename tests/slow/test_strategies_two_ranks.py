@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 from support.cli import ROOT
-from support.strategy_runs import SAVED, alone, losses, only_first_checkpoint, pair
+from support.process_runs import SAVED, alone, losses_of, only_first_checkpoint, pair
 
 # What rounding to a type of so few bits leaves of the agreement of losses.
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-3}
@@ -32,16 +32,16 @@ def check(
     whole = pair(data, tmp_path / "a", strategy, tmp_path / "run", **ours)
     expected = {event.step: event.loss for event in reference.progress}
     tolerance = TOLERANCE[precision]
-    assert losses(whole) == pytest.approx(expected, rel=tolerance)
-    after = {step: loss for step, loss in losses(whole).items() if step >= SAVED}
+    assert losses_of(whole) == pytest.approx(expected, rel=tolerance)
+    after = {step: loss for step, loss in losses_of(whole).items() if step >= SAVED}
     copy = only_first_checkpoint(tmp_path / "run", tmp_path / "interrupted")
-    assert losses(pair(data, tmp_path / "b", strategy, copy, **ours)) == after
+    assert losses_of(pair(data, tmp_path / "b", strategy, copy, **ours)) == after
     if on:
         # A checkpoint of one process goes on here, and one of here in another strategy.
         came = pair(data, tmp_path / "c", strategy, only_first_checkpoint(tmp_path / "alone", tmp_path / "on"), **ours)
-        assert losses(came) == pytest.approx({step: expected[step] for step in losses(came)}, rel=tolerance)
+        assert losses_of(came) == pytest.approx({step: expected[step] for step in losses_of(came)}, rel=tolerance)
         went = pair(data, tmp_path / "d", on, only_first_checkpoint(tmp_path / "run", tmp_path / "off"), **common)
-        assert losses(went) == pytest.approx(after, rel=tolerance)
+        assert losses_of(went) == pytest.approx(after, rel=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_deepspeed_file_fills_in_and_steers_a_run(data: Path, tmp_path: Path) 
     options = json.dumps({"config": config})
     expected = {event.step: event.loss for event in alone(data, tmp_path / "a", optimizer="adamw").progress}
     events = pair(data, tmp_path / "b", "deepspeed", tmp_path / "run", optimizer="adamw", strategy_options=options)
-    assert losses(events) == pytest.approx(expected, rel=1e-5)
+    assert losses_of(events) == pytest.approx(expected, rel=1e-5)
 
 
 @needs("horovod")

@@ -7,10 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cli import ROOT, run_to_end
+from support.cli import ROOT, STEPS, TrainCli, run_to_end, send_to_all, tree, wait_for_steps
 from support.refusals import check_refusal
 from support.small_disk import small_disk
-from support.train_cli import ENDLESS, STEPS, TrainCli, send_to_all, tree, wait_for_steps
 from support.training_runs import shards
 
 
@@ -27,7 +26,7 @@ def test_a_signal_saves_whenever_it_comes(data: Path, tmp_path: Path, when: str,
     cli = TrainCli(data, tmp_path / "run", ranks=2)
     # Evaluating and saving after every update: a signal is likely to come meanwhile.
     often = ("--eval-every", "1", "--save-every", "1") if when.startswith("evaluating") else ()
-    process = cli.start(*ENDLESS, *often)
+    process = cli.start("--steps", "100000", *often)
     if when == "starting":
         while len(tree(process)) < 4 and process.poll() is None:  # harness, launcher, two ranks that import
             time.sleep(0.01)
@@ -49,7 +48,7 @@ def test_a_signal_saves_whenever_it_comes(data: Path, tmp_path: Path, when: str,
 
 def test_a_second_signal_ends_at_once_and_the_run_goes_on_later(data: Path, tmp_path: Path) -> None:
     cli = TrainCli(data, tmp_path / "run", ranks=2)
-    process = cli.start(*ENDLESS)
+    process = cli.start("--steps", "100000")
     wait_for_steps(cli, process, 1, 7)
     ranks = tree(process)[2:]
     for rank in ranks:
@@ -68,7 +67,7 @@ def test_a_second_signal_ends_at_once_and_the_run_goes_on_later(data: Path, tmp_
 
 def test_a_rank_that_dies_is_a_failed_run_with_its_log_named(data: Path, tmp_path: Path) -> None:
     cli = TrainCli(data, tmp_path / "run", ranks=2)
-    process = cli.start(*ENDLESS)
+    process = cli.start("--steps", "100000")
     wait_for_steps(cli, process, 1, 7)
     tree(process)[-1].kill()
     _, errors = process.communicate(timeout=90)

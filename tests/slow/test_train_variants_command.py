@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli import Cli
+from support.cli import Cli, kill_all
 from support.commands import document, result
 from support.refusals import check_refusal
-from support.train_cli import kill_all
 from support.training_runs import SEQ_LEN
 
 from records.training import TrainRun, read_events

@@ -13,8 +13,7 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from support.cli import ROOT, bertbench, run_to_end, wait_for
-from support.train_cli import kill_all
+from support.cli import ROOT, bertbench, kill_all, run_to_end, wait_for
 from support.training_runs import SEQ_LEN, shards
 
 pytestmark = pytest.mark.timeout(900)

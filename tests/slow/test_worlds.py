@@ -6,8 +6,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from support.cli import ROOT, Cli
-from support.train_cli import TrainCli
+from support.cli import ROOT, Cli, TrainCli
 from support.training_runs import shards
 
 

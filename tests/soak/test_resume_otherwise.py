@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from support import training_runs
-from support.killed_runs import finish, job, kill_after, losses
+from support.process_runs import finish, job, kill_after, losses
 from support.training_runs import read_log
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from support import gap_files
+from support.cli import TrainCli, kill_all, wait_for_steps
 from support.csv_files import colours_and_animals, prepared, write_rows
-from support.train_cli import TrainCli, kill_all, wait_for_steps
 
 from common.scores import scores_in
 from records.training import TrainRun, read_events

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support import training_runs
-from support.cli import SHORT, TINY
+from support.cli import SHORT, SMALL_TRAINING, TINY
 from support.faults import Workload, digests
 from support.squad_columns import dataset, paragraph, question, small_vocabulary
-from support.train_cli import SMALL
 
 from bert.corpus.texts import generate_corpus
 
@@ -33,7 +32,7 @@ def train(materials: Path) -> Workload:
     if not data.exists():
         training_runs.shards(data)
     words = (
-        "train", "pretrain", *SMALL, "--devices", "1", "--global-batch-size", "4", "--micro-batch-size", "2",
+        "train", "pretrain", *SMALL_TRAINING, "--devices", "1", "--global-batch-size", "4", "--micro-batch-size", "2",
         "--steps", "12", "--save-every", "2", "--keep", "99", "--eval-every", "6", "--log-to", "none",
         "--data", str(data), "--out", "{out}",
     )  # fmt: skip

@@ -1,11 +1,12 @@
-"""Training runs in processes of their own that are killed at random points and started again."""
+"""Training runs in processes of their own: killed and started again, and the same one by different strategies."""
 
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
-from support.training_runs import read_log, settings, start
+from support.training_runs import Recorder, read_log, run, settings, start
 from support.warm_processes import kill, wait
 
 from bert.checkpoints.read import saved_steps
@@ -65,3 +66,37 @@ def survives(place: Path, data: Path, points: int, seed: int, steps: int = STEPS
     assert set(found) == set(expected.items()), "also the steps that were made twice"
     assert len(expected) == steps
     return killed
+
+
+SAVED = 3
+COMMON: dict[str, Any] = {"micro_batch_size": 4, "dropout": 0.0, "steps": 6, "save_every": SAVED, "eval_every": 3}
+
+
+def alone(data: Path, folder: Path, **changes: Any) -> Recorder:
+    """Train in this process with strategy single, at the global batch that `pair` has."""
+    heard = Recorder()
+    wanted = settings(data, **{**COMMON, "grad_accum_steps": 4, **changes})
+    run(wanted, folder, heard)
+    return heard
+
+
+def pair(data: Path, place: Path, strategy: str, folder: Path, **changes: Any) -> list[dict[str, Any]]:
+    """Train with two processes; return the events of the first."""
+    fields = {**COMMON, "grad_accum_steps": 2, "world_size": 2, "strategy": strategy, **changes}
+    log = place / "log"
+    log.unlink(missing_ok=True)
+    wanted = settings(data, **fields)
+    finish({"settings": wanted.to_json(), "folder": str(folder), "log": str(log)}, place)
+    return read_log(log)
+
+
+def losses_of(events: list[dict[str, Any]]) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events if event["event"] == "Progress"}
+
+
+def only_first_checkpoint(folder: Path, copy: Path) -> Path:
+    """Copy a run's folder as it was after SAVED updates."""
+    copy.mkdir(parents=True)
+    name = f"step-{SAVED:07d}"
+    shutil.copytree(folder / name, copy / name)
+    return copy
