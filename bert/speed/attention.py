@@ -125,7 +125,8 @@ class Chunk:
     @torch.inference_mode(False)  # training needs them too, where an evaluation comes first
     def places(self) -> Tensor:
         """Row x longest + column of each of its tokens [t], on the CPU."""
-        return torch.from_numpy(np.flatnonzero(np.arange(self.longest) < np.array(self.lengths)[:, None]))
+        with torch.inference_mode(False):  # an evaluation may ask first, and autograd saves no tensor of that mode
+            return torch.from_numpy(np.flatnonzero(np.arange(self.longest) < np.array(self.lengths)[:, None]))
 
     def take(self, tokens: Tensor) -> Tensor:
         """Return [b, m, ...] of what all tokens [T, ...] have; zeros where there is none."""

@@ -39,6 +39,14 @@ def test_the_layout_of_a_loader_gives_the_same_bits_as_the_mask(lengths: list[in
     assert_same(loss_and_gradients(by_layout, by_layout(laid_out).loss), expected, 0)
 
 
+def test_a_batch_that_was_evaluated_first_is_trained_on() -> None:
+    made, batch = model(True), batch_of([11, 6], 11)
+    chunks.cache_clear()
+    with torch.inference_mode():
+        made(batch)
+    assert loss_and_gradients(made, made(batch).loss)["loss"].isfinite()
+
+
 def test_a_layout_holds_places_positions_and_ends() -> None:
     layout = batch_of([3, 1, 2], 4).laid_out().layout
     assert layout is not None and layout.lengths == (3, 1, 2) and layout.columns == 4
