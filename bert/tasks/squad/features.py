@@ -1,7 +1,8 @@
 """The feature file of SQuAD: its windows as columns. Imports no torch.
 
 P contexts, Q questions, W windows (one question has one or more, in order, and they lie next to each other). Columns of
-rows of different lengths are Ragged: padding is stored nowhere.
+rows of different lengths are Ragged: padding is stored nowhere. For other readers the file also has `questions` and
+`queries`, the texts and the word pieces of the questions, and `impossible`, those without an answer (2.0 only) [Q].
 """
 
 from collections.abc import Sequence

@@ -102,9 +102,11 @@ def make_columns(paragraphs: Sequence[Paragraph], settings: Settings, vocabulary
         "tokens.offsets": contexts.offsets,
         "token_words": contexts.token_words,
         **_texts("question_ids", [one.question.id for one in asked]),
+        **_texts("questions", [one.question.question for one in asked]),
         **_texts("answers", [text for texts in golds for text in texts]),
         "question_answers": offsets_of([len(texts) for texts in golds]),
         "question_context": np.array([one.context for one in asked], np.int32),
+        "impossible": np.array([one.impossible for one in asked], np.bool_),
     }
     columns |= _window_columns(asked, contexts, spans, settings, vocabulary, counts)
     numbers = {
@@ -181,6 +183,8 @@ def _window_columns(
     ]
     marks = (vocabulary.cls_id, vocabulary.sep_id)
     return {
+        "queries.values": np.concatenate([queries.values[:0], *heads]),
+        "queries.offsets": offsets_of(query_tokens),
         "question_windows": offsets_of(windows.counts),
         "window_question": windows.question.astype(np.int32),
         "window_first": windows.first.astype(np.int32),
