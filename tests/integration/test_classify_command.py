@@ -85,25 +85,16 @@ def test_results_are_printed_from_a_file_and_a_page_is_written(trained: Path, tm
 
 
 def test_the_model_predicts_other_texts(trained: Path, tmp_path: Path) -> None:
-    (tmp_path / "new.csv").write_text("what\nred green blue\n\ncat dog\none two three\n")
-    done = called("predict", "classify", "--checkpoint", trained / "things_trained_model",
-                  "--data", tmp_path / "new.csv",
-                "--text", "what", "--device", "cpu")  # fmt: skip
-    assert "left out 1 rows (line 3: blank line)" in " ".join(done.stdout.split())
-    with (tmp_path / "new_predictions.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["line"] for row in rows] == ["2", "4", "5"] and list(rows[0]) == ["line", "prediction", "probability"]
-
-
-def test_texts_without_a_label_are_predicted_too(trained: Path, tmp_path: Path) -> None:
-    (tmp_path / "new.csv").write_text("what,kind\nred green,colour\ncat dog,\none two\n")
+    (tmp_path / "new.csv").write_text("what,kind\nred green blue,colour\n\ncat dog,\none two three\n")
     done = called("predict", "classify", "--checkpoint", trained / "things_trained_model",
                   "--data", tmp_path / "new.csv",
                 "--text", "what", "--label", "kind", "--device", "cpu")  # fmt: skip
-    assert "of 1 labels in the file" in done.stdout and "left out" not in done.stdout
+    assert "left out 1 rows (line 3: blank line)" in " ".join(done.stdout.split())
+    assert "of 1 labels in the file" in done.stdout
     with (tmp_path / "new_predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["line"], row["true_label"]) for row in rows] == [("2", "colour"), ("3", ""), ("4", "")]
+    assert [(row["line"], row["true_label"]) for row in rows] == [("2", "colour"), ("4", ""), ("5", "")]
+    assert list(rows[0]) == ["line", "prediction", "probability", "true_label"]
 
 
 def test_a_training_prepares_a_csv_as_data_csv_does_and_takes_a_database_as_it_is(tmp_path: Path) -> None:
@@ -133,13 +124,3 @@ def test_what_cannot_be_is_refused_without_a_traceback(trained: Path, tmp_path: 
     words = ("--checkpoint", tmp_path, "--data", trained / "things.csv", "--text", "what")
     said = called("predict", "classify", *words, code=2).stderr
     check_refusal(said, "path-missing", tmp_path, "*_trained_model")
-
-
-def test_predictions_that_are_there_stay_where_no_text_can_be_used(trained: Path, tmp_path: Path) -> None:
-    (tmp_path / "new.csv").write_text("what,kind\n  ,animal\n")
-    (tmp_path / "new_predictions.csv").write_text("those of yesterday")
-    words = ("--checkpoint", trained / "things_trained_model", "--data", tmp_path / "new.csv", "--text", "what")
-    said = called("predict", "classify", *words, "--device", "cpu", code=2).stderr
-    check_refusal(said, "rows-invalid", "new.csv", 1)
-    assert (tmp_path / "new_predictions.csv").read_text() == "those of yesterday"
-    assert {path.name for path in tmp_path.iterdir()} == {"new.csv", "new_predictions.csv"}

@@ -33,6 +33,9 @@ def check(
     expected = {event.step: event.loss for event in reference.progress}
     tolerance = TOLERANCE[precision]
     assert losses_of(whole) == pytest.approx(expected, rel=tolerance)
+    scores = [event["evaluation"]["values"]["mlm_loss"] for event in whole if event["event"] == "Evaluated"]
+    wanted = [event.evaluation.values["mlm_loss"] for event in reference.of("Evaluated")]
+    assert scores == pytest.approx(wanted, rel=10 * tolerance)
     after = {step: loss for step, loss in losses_of(whole).items() if step >= SAVED}
     copy = only_first_checkpoint(tmp_path / "run", tmp_path / "interrupted")
     assert losses_of(pair(data, tmp_path / "b", strategy, copy, **ours)) == after

@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-from support import training_runs
 from support.process_runs import finish, job, kill_after, losses
 from support.training_runs import read_log
 
@@ -22,17 +21,3 @@ def test_another_batch_size_and_number_of_ranks_go_on_exactly_when_interrupted_a
     assert len(after) == 6 and {(step, loss) for step, loss in losses(parts) if step >= 4} == after
     changed = [event["changed"] for event in read_log(Path(parts["log"])) if event["event"] == "Resumed"]
     assert changed[0]["global_batch_size"] == [8, 12] and changed[0]["world_size"] == [1, 2] and changed[-1] == {}
-
-
-def test_phase_two_on_two_ranks_after_phase_one_on_one_resumes_in_between(data: Path, tmp_path: Path) -> None:
-    finish(job(tmp_path, data, "one", steps=4), tmp_path / "a")
-    longer = training_runs.shards(tmp_path / "longer", seq_len=48)
-    changes = {"seq_len": 48, "steps": 8, "world_size": 2, "strategy": "ddp", "grad_accum_steps": 1,
-               "init": str(tmp_path / "one")}  # fmt: skip
-    whole, parts = job(tmp_path, longer, "whole", **changes), job(tmp_path, longer, "parts", **changes)
-    finish(whole, tmp_path / "b")
-    kill_after(parts, tmp_path / "c", 5, 0.0)  # its optimizations, its start, two steps, a checkpoint
-    finish(parts, tmp_path / "c")
-    assert set(losses(parts)) == set(losses(whole))
-    begun = [event for event in read_log(Path(parts["log"])) if event["event"] == "Resumed"]
-    assert [event["new_phase"] for event in begun] == [True, False]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from bert.data.features import vocabulary_settings
+from bert.data.finished import fingerprint_of
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
 from bert.tasks.squad.features import Settings, SquadFeatures
 from bert.tasks.squad.reading import Answer, Paragraph, Question
@@ -19,7 +20,7 @@ WORDS = ("the", "norman", "france", "steve", "smith", "##an", "##ce", "##mi", "#
 
 def asked(name: str, text: str = "who", *answers: str) -> Question:
     """One question."""
-    return Question(name, text, [Answer(answer) for answer in answers])
+    return Question(name, text, [Answer(answer, 0) for answer in answers])
 
 
 def small_vocabulary(lower_case: bool = True) -> Vocabulary:
@@ -33,21 +34,23 @@ def features_of(
     contexts: Sequence[Paragraph],
     vocabulary: Vocabulary,
     *,
+    split: str = "evaluation",
     version: str = "1.1",
     max_seq_length: int = 24,
     doc_stride: int = 7,
     max_query_length: int = 6,
 ) -> SquadFeatures:
-    """The windows of some contexts (evaluation: no targets)."""
+    """The windows of some contexts."""
     settings = Settings(
         **vocabulary_settings(vocabulary),
-        split="evaluation",
+        split=split,
         version=version,
         max_seq_length=max_seq_length,
         doc_stride=doc_stride,
         max_query_length=max_query_length,
     )
-    return SquadFeatures.of(settings, "test", make_columns(contexts, settings, vocabulary)[0])
+    columns, _ = make_columns(contexts, settings, vocabulary)
+    return SquadFeatures.of(settings, fingerprint_of(columns["input_ids.values"].tolist()), columns)
 
 
 def random_logits(features: SquadFeatures, seed: int, *, steps: int = 0) -> Any:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from support import squad_columns
-from support.squad_columns import paragraph, question, small_vocabulary
+from support.squad_columns import paragraph, question
 from support.training_runs import settings
 
+from bert.data.vocabulary import SPECIAL_PIECES
 from bert.tasks.squad.prepare import SquadConfig, prepare
 
 SEQ_LEN = 48
@@ -41,7 +42,10 @@ def features(folder: Path, version: str = "1.1", times: int = 1, **changes: Any)
     folder.mkdir(parents=True, exist_ok=True)
     words = {word.strip(".,;").lower() for text, *asked in TEXTS for part in (text, *(q for q, _ in asked))
              for word in part.split()}  # fmt: skip
-    vocab = small_vocabulary(folder, *sorted(words))
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    pieces = dict.fromkeys([*SPECIAL_PIECES, *sorted(words), *letters, *(f"##{letter}" for letter in letters), *".,;?"])
+    vocab = folder / "vocab.txt"
+    vocab.write_text("\n".join(pieces) + "\n")
     inputs = {
         "training": dataset(folder / "train.json", version, times),
         "evaluation": dataset(folder / "dev.json", version),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.refusals import refused
-from support.shared_files import DATA, OWN, vocabulary_beside
+from support.shared_files import OWN, vocabulary_beside
 from support.squad_columns import compare, dataset, made, make, paragraph, plain, question, small_vocabulary
 
 from bert.data.features import read_header
@@ -18,8 +18,6 @@ SHORT = {"max_seq_length": 14, "doc_stride": 3, "max_query_length": 4}
     [
         (OWN / "squad/dev-v1.1.json", 20),
         (OWN / "squad/dev-v2.0.json", 26),
-        pytest.param(DATA / "squad/dev-v1.1.json.gz", 10_570, marks=pytest.mark.public),
-        pytest.param(DATA / "squad/dev-v2.0.json.gz", 11_873, marks=[pytest.mark.public, pytest.mark.slow]),
     ],
 )
 def test_every_field_of_a_whole_dev_set_equals_the_plain_implementation(
@@ -27,7 +25,7 @@ def test_every_field_of_a_whole_dev_set_equals_the_plain_implementation(
 ) -> None:
     vocab = vocabulary_beside(source)
     # Windows are shorter than the contexts of either file.
-    lengths = (64, 24, 16) if source.is_relative_to(OWN) else (384, 128, 64)
+    lengths = (64, 24, 16)
     names = dict(zip(("max_seq_length", "doc_stride", "max_query_length"), lengths, strict=True))
     features = made(source, vocab, tmp_path, split="training", **names)
     questions, windows = compare(features, plain(source, vocab, True, lengths))
