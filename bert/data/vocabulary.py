@@ -55,28 +55,6 @@ def installed() -> str:
     return FAST if importlib.util.find_spec(FAST) else REFERENCE
 
 
-class Tokenizer:
-    """Encodes texts with the rules and the vocabulary of a `tokenizers.Tokenizer`; not for several threads at once."""
-
-    def __init__(self, reference: Any, pieces: Sequence[str]) -> None:
-        """Take a `tokenizers.Tokenizer` and the pieces it knows, in the order of their ids."""
-        self.dtype = np.dtype("<u2" if len(pieces) <= MOST_SHORT_IDS else "<i4")
-        self.package = installed()
-        self._encode = (_by_nanotoken if self.package == FAST else _by_tokenizers)(reference)
-
-    def encode(self, texts: Texts) -> Ragged:
-        """Return the ids of each text, without special pieces (a literal "[MASK]" in a text is plain text).
-
-        Args:
-            texts: all str, or all bytes in valid UTF-8.
-
-        Raises:
-            UnicodeEncodeError, TypeError: a str holds half of a surrogate pair.
-        """
-        ids, offsets = self._encode(texts)
-        return Ragged(ids.astype(self.dtype), offsets)
-
-
 def _by_nanotoken(reference: Any) -> Encode:
     from nanotoken import WordPieceTokenizer, set_cache_entries
 
@@ -150,13 +128,26 @@ class Vocabulary:
         return _with_bert_rules(Tokenizer(models.WordPiece(self.ids, unk_token="[UNK]")), self.lower_case)  # noqa: S106
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """Return what encodes texts to flat arrays of ids."""
-        return Tokenizer(self._tokenizer, self.pieces)
+    def _encode(self) -> Encode:
+        return (_by_nanotoken if installed() == FAST else _by_tokenizers)(self._tokenizer)
+
+    def tokens(self, texts: Texts) -> Ragged:
+        """Return the ids of each text, without special pieces (a literal "[MASK]" in a text is plain text).
+
+        They are uint16 where the vocabulary fits, else int32. Not for several threads at once.
+
+        Args:
+            texts: all str, or all bytes in valid UTF-8.
+
+        Raises:
+            UnicodeEncodeError, TypeError: a str holds half of a surrogate pair.
+        """
+        ids, offsets = self._encode(texts)
+        return Ragged(ids.astype("<u2" if len(self.pieces) <= MOST_SHORT_IDS else "<i4"), offsets)
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each sentence, without special pieces, as lists; `tokenizer` gives arrays."""
-        rows = self.tokenizer.encode(sentences)
+        """Return the ids of each sentence as `tokens` does, as lists."""
+        rows = self.tokens(sentences)
         ids = rows.values.tolist()
         return [ids[begin:end] for begin, end in pairwise(rows.offsets.tolist())]
 

@@ -162,7 +162,7 @@ def tokenize(examples: Sequence[GapExample], vocabulary: Vocabulary) -> list[Tok
         for example in examples
     ]
     pieces = [one.text[a:b] for one, places in zip(examples, cuts, strict=True) for a, b in pairwise(places)]
-    encoded = vocabulary.tokenizer.encode(pieces)
+    encoded = vocabulary.tokens(pieces)
     texts, number = [], 0
     for example, places in zip(examples, cuts, strict=True):
         ends = encoded.offsets[number : number + len(places)]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from bert.data.finished import Counts, Finished, Stage, make_file
 from bert.data.pool import Progress, Workers
-from bert.data.vocabulary import Tokenizer, Vocabulary
+from bert.data.vocabulary import Vocabulary
 from bert.tasks.pretrain.instances import Instances, TokenShard, plan_instances
 from bert.tasks.pretrain.masking import InstanceConfig, pieces_of
 from bert.tasks.pretrain.shards import COLUMNS, SHARD_NAME, SPLITS, ShardHeader
@@ -100,9 +100,9 @@ def _counted(blocks: Iterator[Instances], split: str, counts: Counts) -> Iterato
 
 
 @lru_cache(maxsize=1)
-def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
-    """Return a tokenizer that the shards of a process share, so that each need not learn the same words again."""
-    return vocabulary.tokenizer
+def tokenizer_of(vocabulary: Vocabulary) -> Vocabulary:
+    """Return the vocabulary that the shards of a process share, so that each need not learn the same words again."""
+    return vocabulary
 
 
 def tokenize(path: Path, vocabulary: Vocabulary) -> TokenShard:
@@ -111,11 +111,11 @@ def tokenize(path: Path, vocabulary: Vocabulary) -> TokenShard:
     Sentences without word pieces are left out. Raises InputError if the file cannot be read or is not UTF-8.
     """
     tokenizer = tokenizer_of(vocabulary)
-    ids, lengths, document_ends = [np.empty(0, tokenizer.dtype)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    ids, lengths, document_ends = [tokenizer.tokens([]).values], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     sentences = 0
     for block in _blocks(path):
         lines = block.removesuffix(b"\n").split(b"\n")
-        found = tokenizer.encode(lines)
+        found = tokenizer.tokens(lines)
         has_pieces = found.lengths > 0
         is_empty = np.fromiter(map(len, lines), np.int64, len(lines)) == 0
         ids.append(found.values)

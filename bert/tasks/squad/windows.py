@@ -280,7 +280,7 @@ def encode_words(texts: Sequence[str], vocabulary: Vocabulary) -> Pieces:
     word_offsets = np.concatenate([[0], begun])[characters]
     words = split_words(joined)
     assert word_offsets[-1] == len(words), "both ways of telling words give as many"
-    pieces = vocabulary.tokenizer.encode("\n".join(words).encode().split(b"\n") if words else [])
+    pieces = vocabulary.tokens("\n".join(words).encode().split(b"\n") if words else [])
     return Pieces(pieces.values, pieces.offsets[word_offsets], word_offsets, pieces.offsets, begun, characters)
 
 

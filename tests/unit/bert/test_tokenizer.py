@@ -17,8 +17,8 @@ from bert.data.vocabulary import (
     FAST,
     REFERENCE,
     SPECIAL_PIECES,
-    Tokenizer,
     Vocabulary,
+    installed,
     load_vocabulary,
     vocabulary_notes,
 )
@@ -55,20 +55,23 @@ def rows_of(found: Any) -> list[list[int]]:
     return [found[row].tolist() for row in range(len(found))]
 
 
-def slow(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> Tokenizer:
-    """Return the tokenizer of a machine without nanotoken."""
+def slow(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> Vocabulary:
+    """Return the vocabulary on a machine without nanotoken."""
+    made = Vocabulary(vocabulary.pieces, vocabulary.lower_case)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, FAST, None)
-        return Vocabulary(vocabulary.pieces, vocabulary.lower_case).tokenizer
+        assert installed() == REFERENCE
+        made.tokens([""])
+    return made
 
 
 def assert_same(vocabulary: Vocabulary, texts: list[str]) -> None:
     expected = encoded_by_library(vocabulary, texts)
-    assert vocabulary.tokenizer.package == FAST
+    assert installed() == FAST
     for _ in range(2):  # the second time from the cache
-        assert rows_of(vocabulary.tokenizer.encode([text.encode() for text in texts])) == expected
-    assert rows_of(vocabulary.tokenizer.encode(texts)) == expected
-    assert rows_of(slow(vocabulary, pytest.MonkeyPatch()).encode(texts)) == expected
+        assert rows_of(vocabulary.tokens([text.encode() for text in texts])) == expected
+    assert rows_of(vocabulary.tokens(texts)) == expected
+    assert rows_of(slow(vocabulary, pytest.MonkeyPatch()).tokens(texts)) == expected
 
 
 texts = st.lists(
@@ -106,14 +109,12 @@ def test_ids_beyond_16_bits_are_kept() -> None:
     words = tuple(f"w{number}" for number in range(module.MOST_SHORT_IDS - len(SPECIAL_PIECES)))
     small, large = Vocabulary((*SPECIAL_PIECES, *words), True), Vocabulary((*SPECIAL_PIECES, *words, "more"), True)
     text = " ".join(random.Random(1).choices(words, k=3000)) + " w65274\nw250! w65030 w251,w0 w507 w65274 w65274 more"
-    assert (small.tokenizer.dtype, large.tokenizer.dtype) == (np.dtype(np.uint16), np.dtype(np.int32))
+    assert [one.tokens(["w1"]).values.dtype for one in (small, large)] == [np.uint16, np.int32]
     assert_same(small, [text])
     assert_same(large, [text])
 
 
 def test_without_nanotoken_the_library_encodes_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = slow(SMALLS[True], monkeypatch)
-    assert chosen.package == REFERENCE
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, FAST, None)
         (note,) = vocabulary_notes(SMALLS[False], {})
@@ -135,7 +136,7 @@ def test_text_gives_the_ids_of_the_library_and_of_the_published_tokenizer_in_pla
     vocabulary = load_vocabulary(folder / vocab, lower_case="uncased" in vocab)
     plain = PlainTokenizer(list(vocabulary.pieces), vocabulary.lower_case)
     lines = list(shared_files.lines(folder, step))
-    found = rows_of(vocabulary.tokenizer.encode(lines))
-    assert vocabulary.tokenizer.package == FAST
+    found = rows_of(vocabulary.tokens(lines))
+    assert installed() == FAST
     assert found == encoded_by_library(vocabulary, lines) and len(lines) > 2500
     assert found[::5] == [plain.encode(line) for line in lines[::5]]
