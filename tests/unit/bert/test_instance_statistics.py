@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
-import pytest
 from support import plain_pretraining as plain
 
 from bert.tasks.pretrain.instances import Instances, TokenShard, plan_instances
@@ -31,8 +30,6 @@ class Corpus:
 
     sizes: list[list[int]]
     """Tokens of each sentence of each document."""
-    continues: np.ndarray
-    """Whether a token begins with ##."""
 
     @property
     def documents(self) -> list[plain.Document]:
@@ -41,7 +38,7 @@ class Corpus:
 
     @property
     def tokens(self) -> int:
-        return len(self.continues)
+        return sum(map(sum, self.sizes))
 
     @property
     def vocab_size(self) -> int:
@@ -58,7 +55,7 @@ def generated_corpus() -> Corpus:
     """Sentences of 1 to 150 tokens, documents of 1 to 49 of them."""
     rng = np.random.default_rng(1)
     sizes = [np.clip(rng.lognormal(2.7, 0.8, rng.integers(1, 50)).astype(int), 1, 150).tolist() for _ in range(45)]
-    return Corpus(sizes, rng.random(sum(map(sum, sizes))) < 0.2)
+    return Corpus(sizes)
 
 
 @dataclass(frozen=True)
@@ -70,12 +67,6 @@ class Sample:
     second_begin: np.ndarray
     second_length: np.ndarray
     is_random: np.ndarray
-    positions: np.ndarray
-    """Row by row, without padding."""
-    labels: np.ndarray
-    shown: np.ndarray
-    counts: np.ndarray
-    """Predictions of each row."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -95,19 +86,12 @@ def sample_of(made: Instances) -> Sample:
         second_begin=ids[np.arange(len(ids)), first_length + 2] - FIRST_ID,
         second_length=second_length,
         is_random=made.next_sentence_labels.astype(bool),
-        positions=columns,
-        labels=labels,
-        shown=made.input_ids[rows, columns],
-        counts=(made.masked_lm_positions > 0).sum(axis=1),
     )
 
 
-def fast_samples(corpus: Corpus, whole_words: bool) -> list[Sample]:
-    config = InstanceConfig(
-        seq_len=SEQ_LEN, max_predictions=PREDICTIONS, dupe_factor=1, whole_word_mask=whole_words, seed=77
-    )
-    continues = np.concatenate([np.zeros(FIRST_ID, np.bool_), corpus.continues])
-    pieces, samples = Pieces(corpus.vocab_size, CLS, SEP, MASK, continues), []
+def fast_samples(corpus: Corpus) -> list[Sample]:
+    config = InstanceConfig(seq_len=SEQ_LEN, max_predictions=PREDICTIONS, dupe_factor=1, seed=77)
+    pieces, samples = Pieces(corpus.vocab_size, CLS, SEP, MASK, np.zeros(corpus.vocab_size, np.bool_)), []
     for replicate in range(REPLICATES):
         blocks = [*plan_instances(corpus.shard, pieces, config, (replicate,)).blocks()]
         columns = {name.name: [getattr(block, name.name) for block in blocks] for name in fields(Instances)}
@@ -115,7 +99,7 @@ def fast_samples(corpus: Corpus, whole_words: bool) -> list[Sample]:
     return samples
 
 
-def plain_samples(corpus: Corpus, whole_words: bool) -> list[Sample]:
+def plain_samples(corpus: Corpus) -> list[Sample]:
     settings = plain.Settings(
         seq_len=SEQ_LEN,
         max_predictions=PREDICTIONS,
@@ -123,8 +107,6 @@ def plain_samples(corpus: Corpus, whole_words: bool) -> list[Sample]:
         sep_id=SEP,
         mask_id=MASK,
         vocab_size=corpus.vocab_size,
-        continuing_ids=frozenset((FIRST_ID + np.flatnonzero(corpus.continues)).tolist()),
-        whole_word_mask=whole_words,
     )
     documents = corpus.documents
     made = (plain.make_instances(documents, settings, random.Random(number)) for number in range(REPLICATES))
@@ -151,9 +133,9 @@ class Comparison:
 
 
 @functools.cache
-def compared(whole_words: bool) -> Comparison:
+def compared() -> Comparison:
     corpus = generated_corpus()
-    return Comparison(corpus, fast_samples(corpus, whole_words), plain_samples(corpus, whole_words))
+    return Comparison(corpus, fast_samples(corpus), plain_samples(corpus))
 
 
 def shares(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -206,26 +188,8 @@ def pairs_measures(corpus: Corpus) -> list[Callable[[Sample], np.ndarray]]:
     ]
 
 
-def masks_measures(corpus: Corpus) -> list[Callable[[Sample], np.ndarray]]:
-    """How many tokens are masked, where, and what stands in their place."""
-
-    def replacements(sample: Sample) -> np.ndarray:
-        shown = sample.shown[(sample.shown != MASK) & (sample.shown != sample.labels)]
-        return shares(shown, np.linspace(0, corpus.vocab_size, 30))
-
-    return [
-        lambda sample: shares(sample.counts, np.arange(1, PREDICTIONS + 1)),
-        lambda sample: np.array([sample.counts.sum() / sample.lengths.sum()]),
-        lambda sample: shares(sample.positions, TOKENS),
-        lambda sample: np.array([corpus.continues[sample.labels - FIRST_ID].mean()]),
-        lambda sample: np.array([(sample.shown == MASK).mean()]),
-        lambda sample: np.array([(sample.shown == sample.labels).mean()]),
-        replacements,
-    ]
-
-
 def test_pairs_are_drawn_from_the_published_distribution() -> None:
-    comparison = compared(False)
+    comparison = compared()
     for number, measure in enumerate(pairs_measures(comparison.corpus)):
         assert comparison.p_value(measure) > LEAST_P, number
     shard = comparison.corpus.shard
@@ -235,25 +199,11 @@ def test_pairs_are_drawn_from_the_published_distribution() -> None:
         assert ((first != second) == sample.is_random).all()
 
 
-@pytest.mark.parametrize("whole_words", [False, True])
-def test_masks_are_drawn_from_the_published_distribution(whole_words: bool) -> None:
-    comparison = compared(whole_words)
-    for number, measure in enumerate(masks_measures(comparison.corpus)):
-        assert comparison.p_value(measure) > LEAST_P, number
-    shown = np.concatenate([sample.shown for sample in comparison.fast])
-    labels = np.concatenate([sample.labels for sample in comparison.fast])
-    for share, expected in (((shown == MASK).mean(), 0.8), ((shown == labels).mean(), 0.1)):
-        assert abs(share - expected) < 4 * (expected * (1 - expected) / len(shown)) ** 0.5
-    # A whole word that does not fit is skipped, so long words are masked less often than short ones.
-    continues = comparison.corpus.continues
-    assert not whole_words or continues[labels - FIRST_ID].mean() < continues.mean()
-
-
 def test_the_comparison_finds_a_small_difference() -> None:
     """One token more in every third segment is seen: the tests above are no formality."""
     changed = [
         Sample(**{**vars(sample), "first_length": sample.first_length + (np.arange(len(sample.lengths)) % 3 == 0)})
-        for sample in compared(False).fast
+        for sample in compared().fast
     ]
-    other = Comparison(generated_corpus(), changed, compared(False).plain)
+    other = Comparison(generated_corpus(), changed, compared().plain)
     assert other.p_value(lambda sample: shares(sample.first_length, TOKENS)) < LEAST_P

@@ -79,6 +79,17 @@ def test_any_rows_are_masked_soundly(
         assert (after[row, untouched] == before[row, untouched]).all()
 
 
+def test_of_ten_tokens_eight_are_hidden_one_stays_and_one_becomes_any_piece() -> None:
+    before, after, found = masked([([10, 11], [12, 13, 14])] * 30_000, config(8, 2, masked_lm_prob=0.3))
+    rows = np.arange(len(before))[:, None]
+    shown, hidden = (ids[rows, found.positions].ravel() for ids in (after, before))
+    counts = np.bincount(shown[shown != hidden], minlength=SIZE)
+    for number, share in ((counts[MASK], 0.8), (np.count_nonzero(shown == hidden), 0.1)):
+        assert stats.binomtest(int(number), len(shown), share + 0.1 / SIZE).pvalue > LEAST_P
+    others = [count for piece, count in enumerate(counts) if piece != MASK and not 10 <= piece <= 14]
+    assert stats.chisquare(others).pvalue > LEAST_P
+
+
 def test_every_set_of_positions_is_as_likely() -> None:
     # Five candidates, in columns 1, 2, 4, 5, 6; two of them are predicted.
     pairs = [([10, 11], [12, 13, 14])] * 30_000
