@@ -7,8 +7,7 @@ exists is reused. Its vocabulary lies beside it as vocab.txt.
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -74,22 +73,6 @@ def vocabulary_settings(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What a file of features says about itself."""
-
-    version: int
-    kind: str
-    """Such as squad-training-v1.1."""
-    settings: dict[str, Any]
-    """The fields of a FeatureSettings."""
-    fingerprint: str
-    """Hash of version, settings and content."""
-    counts: Counts
-    source: str
-    """The file or data set it was made of."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
     """Result of a preparation for one source."""
@@ -143,13 +126,20 @@ def prepare_features(
     with locked(folder, "another preparation", "wait for it, or give another --output", wait=True):
         kept = path.is_file()
         if kept:
-            counts = read_header(path).counts
+            counts = read_features(path).counts
         else:
             remove_left_overs(folder)
             _keep_vocabulary(folder / VOCABULARY_FILE, vocab)
             columns, counts = make()
-            header = Header(VERSION, settings.kind, values, fingerprint, counts, str(source.resolve()))
-            write_bytes(path, packed(columns, {_HEADER: json.dumps(dataclasses.asdict(header), sort_keys=True)}))
+            header = {
+                "version": VERSION,
+                "kind": settings.kind,
+                "settings": values,
+                "fingerprint": fingerprint,
+                "counts": dataclasses.asdict(counts),
+                "source": str(source.resolve()),
+            }
+            write_bytes(path, packed(columns, {_HEADER: json.dumps(header, sort_keys=True)}))
     return Summary(
         input=source,
         features=path,
@@ -183,12 +173,21 @@ def packed(columns: Columns, metadata: dict[str, str] | None = None) -> bytes:
     return save({name: np.ascontiguousarray(column) for name, column in columns.items()}, metadata)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FeatureFile:
-    """A file of features, read."""
+    """A file of features: what its header says, and its columns."""
 
     path: Path
-    header: Header
+    version: int
+    kind: str
+    """Such as squad-training-v1.1."""
+    settings: dict[str, Any]
+    """The fields of a FeatureSettings."""
+    fingerprint: str
+    """Hash of version, settings and content."""
+    counts: Counts
+    source: str
+    """The file or data set it was made of."""
     columns: Columns
 
     def ragged(self, name: str) -> Ragged:
@@ -224,50 +223,34 @@ def read_features(path: Path, *kinds: str) -> FeatureFile:
     """Read a file as `find_features` finds it.
 
     Raises:
-        InputError: there is none, it is damaged, or of another kind.
+        InputError: there is none, it is damaged, or of another kind; any will do where none is given.
         SchemaError: another version wrote it.
     """
     place = find_features(path, *kinds)
-    with _opened(place, *kinds) as (file, header):
-        columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if not any(fnmatch(f"{header.kind}-", f"{kind}-*") for kind in kinds):
-        raise InputError(
-            "data-mismatch", f"{place} holds {header.kind} features, not {' or '.join(kinds)}: {_remedy(kinds)}"
-        )
-    return FeatureFile(place, header, columns)
-
-
-def read_header(path: Path) -> Header:
-    """Return what a file of features says about itself; raises as `read_features` does."""
-    with _opened(path) as (_, header):
-        return header
+    try:
+        with safe_open(place, "numpy") as file:
+            header = json.loads((file.metadata() or {}).get(_HEADER, "null"))
+            columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        code = read_code(error) if isinstance(error, OSError) else "file-damaged"
+        raise InputError(code, f"{place} holds no whole features ({error}): {_remedy(kinds)}") from error
+    if header is None:
+        raise InputError("file-format", f"{place} holds no features: {_remedy(kinds)}")
+    version, kind = header["version"], header.get("kind")
+    if version != VERSION:
+        problem = f"{place} has version {version}, this bertbench reads {VERSION}"
+        raise SchemaError("record-version", f"{problem}: {_remedy(kinds)}")
+    if kinds and not any(fnmatch(f"{kind}-", f"{wanted}-*") for wanted in kinds):
+        raise InputError("data-mismatch", f"{place} holds {kind} features, not {' or '.join(kinds)}: {_remedy(kinds)}")
+    return FeatureFile(path=place, columns=columns, **{**header, "counts": Counts(**header["counts"])})
 
 
 def describe(path: Path) -> dict[str, Any]:
     """Return the header of a features file and the types and sizes of its columns; raises as `read_features` does."""
-    with _opened(path) as (file, header):
-        slices = {name: file.get_slice(name) for name in sorted(file.keys())}
-        columns = {name: f"{one.get_dtype()} {one.get_shape()}" for name, one in slices.items()}
-    return {"file": str(path), **dataclasses.asdict(header), "counts": header.counts.numbers, "columns": columns}
-
-
-@contextmanager
-def _opened(path: Path, *kinds: str) -> Iterator[tuple[Any, Header]]:
-    try:
-        with safe_open(path, "numpy") as file:
-            text = (file.metadata() or {}).get(_HEADER)
-            if text is None:
-                raise InputError("file-format", f"{path} holds no features: {_remedy(kinds)}")
-            content = json.loads(text)
-            if content["version"] != VERSION:
-                raise SchemaError(
-                    "record-version",
-                    f"{path} has version {content['version']}, this bertbench reads {VERSION}: {_remedy(kinds)}",
-                )
-            yield file, Header(**{**content, "counts": Counts(**content["counts"])})
-    except (SafetensorError, OSError) as error:
-        code = read_code(error) if isinstance(error, OSError) else "file-damaged"
-        raise InputError(code, f"{path} holds no whole features ({error}): {_remedy(kinds)}") from error
+    file = read_features(path)
+    columns = {name: f"{column.dtype} {list(column.shape)}" for name, column in sorted(file.columns.items())}
+    plain = {**dataclasses.asdict(dataclasses.replace(file, columns={})), "columns": columns}
+    return {"file": str(plain.pop("path")), **plain, "counts": file.counts.numbers}
 
 
 def _remedy(kinds: Sequence[str]) -> str:
@@ -277,7 +260,7 @@ def _remedy(kinds: Sequence[str]) -> str:
 
 def made_of(path: Path, kind: str) -> Path | None:
     """Return what features were made of, a file or a folder with those of a kind; None if that no longer exists."""
-    source = Path(read_header(find_features(path, kind)).source)
+    source = Path(read_features(path, kind).source)
     return source if source.is_file() else None
 
 

@@ -75,7 +75,7 @@ class TokenRows:
     """N rows: [CLS] text [SEP], or [CLS] text [SEP] second text [SEP].
 
     Raises:
-        InputError: columns of different lengths, or a row that is empty or longer than max_seq_length.
+        InputError: a row is empty or longer than max_seq_length.
     """
 
     ids: Ragged
@@ -97,11 +97,9 @@ class TokenRows:
     """Maximum tokens of a row."""
 
     def __post_init__(self) -> None:
-        """Refuse invalid rows."""
-        columns = {"second": self.second, **self.columns, **({"labels": self.labels} if self.has_labels else {})}
-        wrong = [f"{name} {len(column):,}" for name, column in columns.items() if len(column) != len(self)]
-        if wrong:
-            raise InputError("rows-invalid", f"{len(self):,} rows have columns of other lengths: {', '.join(wrong)}")
+        """Refuse rows without tokens or with too many."""
+        columns = (self.second, *self.columns.values(), *((self.labels,) if self.has_labels else ()))
+        assert all(len(column) == len(self) for column in columns), "columns of other lengths"
         lengths = self.lengths
         if len(self) and not 1 <= lengths.min() <= lengths.max() <= self.max_seq_length:
             raise InputError(

@@ -18,7 +18,6 @@ from bert.data.features import (
     find_features,
     made_of,
     read_features,
-    read_header,
     vocabulary_of,
 )
 from bert.tasks.base import DataIdentity
@@ -107,7 +106,7 @@ def test_a_folder_is_opened_where_it_holds_exactly_one_file_of_the_kind(case: Ca
     made = case.file()
     (case.output / f".{made.name}").write_bytes(b"hidden")
     assert find_features(case.output, "squad-none", case.kind) == find_features(made, case.kind) == made
-    assert read_features(case.output, case.kind).header == read_header(made)
+    assert read_features(case.output, case.kind).path == made
     shutil.copy(made, made.with_name(made.name.replace("-uncased", "-uncased-copy")))
     with refused("data-ambiguous", "2 files", made.name):
         read_features(case.output, case.kind)
@@ -150,8 +149,8 @@ def test_what_was_finished_is_kept_with_its_counts_and_a_lost_vocabulary_is_aske
     state = path.stat()
     again = case.make()
     assert again.kept and not first.kept and path.stat().st_mtime_ns == state.st_mtime_ns
-    assert again.counts == first.counts == read_header(path).counts
-    settings = import_module(f"bert.tasks.{case.task}.features").Settings(**read_header(path).settings)
+    assert again.counts == first.counts == read_features(path).counts
+    settings = import_module(f"bert.tasks.{case.task}.features").Settings(**read_features(path).settings)
     assert vocabulary_of(path, settings).fingerprint == settings.vocabulary
     data = DataIdentity(source=str(path), fingerprint="x", vocabulary=settings.vocabulary)
     assert vocabulary_text(data) == case.vocab.read_text(), "what a checkpoint carries"

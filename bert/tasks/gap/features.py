@@ -83,13 +83,13 @@ def open_features(path: Path, split: str) -> GapFeatures:
     """Read features: a file of any split, or the only one of this split in a folder. Raises InputError, SchemaError."""
     file = read_features(path, f"gap-{split}" if path.is_dir() else "gap")
     columns, ids = file.columns, file.ragged("input_ids")
-    settings = Settings(**file.header.settings)
+    settings = Settings(**file.settings)
     rows = TokenRows(
         ids=ids,
         second=ids.lengths,
         labels=columns["labels"],
         columns={name: columns[name].reshape(-1, MENTIONS).astype(np.int64) for name in (MENTION_STARTS, MENTION_ENDS)},
-        fingerprint=file.header.fingerprint,
+        fingerprint=file.fingerprint,
         vocab_size=settings.vocab_size,
         vocabulary=settings.vocabulary,
         pad_id=settings.pad_id,

@@ -197,12 +197,12 @@ def fitted(first: int, second: int, room: int) -> tuple[int, int]:
 def open_features(path: Path, *splits: str, task: object = None) -> GlueFeatures:
     """Return the features of a file, or of the one file that a folder has of the first split that it has any of."""
     file = read_features(path, *(f"glue-{task or '*'}-{split}" for split in splits or ("*",)))
-    settings = Settings(**file.header.settings)
+    settings = Settings(**file.settings)
     rows = TokenRows(
         ids=file.ragged("ids"),
         second=file.columns["second"],
         labels=file.columns["labels"],
-        fingerprint=file.header.fingerprint,
+        fingerprint=file.fingerprint,
         vocab_size=settings.vocab_size,
         vocabulary=settings.vocabulary,
         pad_id=settings.pad_id,

@@ -152,7 +152,7 @@ def joined(parts: Sequence[Columns]) -> Columns:
 def open_features(path: Path, split: str) -> SquadFeatures:
     """Read the features of a split: a file, or the only one in a folder. Raises InputError, SchemaError."""
     file = read_features(path, f"squad-{split}")
-    return SquadFeatures.of(Settings(**file.header.settings), file.header.fingerprint, file.columns)
+    return SquadFeatures.of(Settings(**file.settings), file.fingerprint, file.columns)
 
 
 def golds_of(features: SquadFeatures, numbers: Sequence[int] | None = None) -> Golds:

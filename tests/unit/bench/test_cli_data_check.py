@@ -68,7 +68,7 @@ def test_features_show_their_header_and_counts(tmp_path: Path) -> None:
         found = document("data", "check", given)["features"]
         assert len(found) == count and found[-1]["kind"] == "gap-validation"
         assert found[-1]["settings"]["split"] == "validation" and found[-1]["counts"]["features"] == 3
-        assert found[-1]["columns"]["labels"] == "I64 [3]"
+        assert found[-1]["columns"]["labels"] == "int64 [3]"
     path.write_bytes(path.read_bytes()[:-1])
     with refused("file-damaged", path):
         result("data", "check", path)

@@ -144,7 +144,5 @@ def test_rows_that_do_not_fit_are_refused():
         check_rows(rows, "rows", 16, True)
     with refused("vocabulary-mismatch", 300, 100):
         RowBatches(spec(vocab_size=100), rows)
-    with refused("rows-invalid", "labels 2"):
-        replace(rows, labels=rows.labels[:2])
     with refused("rows-invalid", "0 to 1 tokens"):
         replace(rows, ids=Ragged.of([[], [1], [1], [1]]))

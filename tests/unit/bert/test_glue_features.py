@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from support.glue_folders import FORMS, make_glue, prepared, splits_of, write_vocabulary
 from support.refusals import refused
 
-from bert.data.features import read_header
+from bert.data.features import read_features
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.glue.features import GlueConfig, fitted, open_features
 from bert.tasks.glue.tables import TASKS, hub_split, read_table
@@ -70,7 +70,7 @@ def same(one: Path, two: Path) -> bool:
     """Whether two files hold the same columns, made of the same rows with the same settings."""
     ours, theirs = load_file(one), load_file(two)
     columns = all(ours[name].tolist() == theirs[name].tolist() for name in ours.keys() | theirs.keys())
-    return columns and read_header(one).fingerprint == read_header(two).fingerprint
+    return columns and read_features(one).fingerprint == read_features(two).fingerprint
 
 
 def hub_folder(folder: Path, glue: Path, tasks: tuple[str, ...], swap: bool = False) -> Path:

@@ -7,7 +7,7 @@ from support.refusals import refused
 from support.shared_files import OWN, vocabulary_beside
 from support.squad_columns import compare, dataset, made, make, paragraph, plain, question, small_vocabulary
 
-from bert.data.features import read_header
+from bert.data.features import read_features
 from bert.tasks.squad.features import SquadFeatures
 
 SHORT = {"max_seq_length": 14, "doc_stride": 3, "max_query_length": 4}
@@ -154,4 +154,4 @@ def test_a_question_is_cut_and_counted_and_windows_leave_room_for_it(tmp_path: P
     assert summary.counts.get("questions cut") == 1
     with refused("option-value", "--max-seq-length 67", 68):
         make(source, tmp_path / "vocab.txt", tmp_path, split="evaluation", max_seq_length=67)
-    assert read_header(summary.features).counts.get("questions cut") == 1
+    assert read_features(summary.features).counts.get("questions cut") == 1
