@@ -133,15 +133,19 @@ class Strategy:
         """The whole of a tensor that ranks may hold parts of."""
         return value
 
+    def updated(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What the optimizer updates: a parameter itself, or its float32 copy."""
+        return parameter
+
     def weights(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Whole tensors of the model's state dict by name, one after the other; every rank must take all of them."""
-        for name, value in model.state_dict().items():
-            yield name, self.full(value)
+        for name, value in model.state_dict(keep_vars=True).items():
+            yield name, self.full(self.updated(value).detach())
 
     def moments(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Moment]:
         """Whole tensors of the optimizer's state; every rank must take all."""
         for name, parameter in model.named_parameters():
-            for key, value in optimizer.state.get(parameter, {}).items():
+            for key, value in optimizer.state.get(self.updated(parameter), {}).items():
                 yield name, key, self.full(value.detach())
 
     def load_moments(
@@ -151,7 +155,7 @@ class Strategy:
 
         `steps` is what it counted for all parameters together, None where each has its own count.
         """
-        names = {parameter: name for name, parameter in model.named_parameters()}
+        names = {self.updated(parameter): name for name, parameter in model.named_parameters()}
         groups = optimizer.state_dict()["param_groups"]
         ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         state = {

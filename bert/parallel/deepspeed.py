@@ -32,7 +32,8 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         self._resolved: Resolved
         self._model: _EngineModel
         self._whole: WholeModel
-        self._state: _Copies | _Partitions
+        self._partitions: _Partitions | None = None
+        self._copies: dict[torch.Tensor, torch.Tensor] = {}
         self.engine: Any = None
 
     def setup(self, device_type: str) -> None:
@@ -77,12 +78,17 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         except (ValueError, AssertionError) as error:
             message = " ".join(str(error).split())
             raise UsageError("option-value", f"DeepSpeed refuses its configuration: {message}") from error
-        kind = _Partitions if self._resolved.zero_stage else _Copies
-        self._state = kind(self.engine.optimizer, optimizer)
+        if self._resolved.zero_stage:
+            self._partitions = _Partitions(self.engine.optimizer, optimizer)
+        else:
+            self._copies = private.float32_copies(self.engine.optimizer)
         _forget_steps(optimizer)
         # The copies were made of rounded parameters.
         for name, parameter in model.named_parameters():
-            self._state.set_weight(parameter, before.pop(name))
+            if self._partitions is not None:
+                self._partitions.set_weight(parameter, before.pop(name))
+            else:
+                self.updated(parameter).data.copy_(before.pop(name))
         if precision.scaler is not None and self._scaling is not None:
             precision.scaler.load_state_dict({**precision.scaler.state_dict(), "scale": self._scaling.cur_scale})
 
@@ -126,27 +132,35 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
             precision.scaler.load_state_dict({**state, "scale": float(scaling.cur_scale), "_growth_tracker": good})
         return bool(self.engine.was_step_applied())
 
+    def updated(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The parameter or, in stage 0 of bf16 and fp16, its copy."""
+        return self._copies.get(parameter, parameter)
+
     def weights(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Whole float32 weights, and buffers, one after the other."""
-        parameters = dict(model.named_parameters())
-        for name, value in model.state_dict().items():
-            yield name, self._state.weight(parameters[name]) if name in parameters else value
+        parts, parameters = self._partitions, dict(model.named_parameters())
+        for name, value in super().weights(model):
+            yield name, value if parts is None or name not in parameters else parts.weight(parameters[name])
 
     def moments(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Moment]:
         """Whole tensors of the optimizer's state, one after the other."""
+        if self._partitions is None:
+            yield from super().moments(model, optimizer)
+            return
         for name, parameter in model.named_parameters():
-            for key, value in self._state.moments(parameter):
+            for key, value in self._partitions.moments(parameter):
                 yield name, key, value
 
     def load_moments(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, moments: Moments, steps: int | None
     ) -> None:
         """Give the optimizer its state, each rank its part."""
-        self._state.allocate(next(iter(moments.values())))
+        if self._partitions is None:
+            super().load_moments(model, optimizer, moments, steps)
+            return
+        self._partitions.allocate(next(iter(moments.values())))
         for name, parameter in model.named_parameters():
-            self._state.set_moments(parameter, moments[name])
-        if isinstance(optimizer, Lamb) and steps is not None:
-            optimizer.steps = steps
+            self._partitions.set_moments(parameter, moments[name])
 
     def whole(self, model: torch.nn.Module) -> torch.nn.Module:
         """A plain float32 copy of the model."""
@@ -193,35 +207,8 @@ def _forget_steps(optimizer: torch.optim.Optimizer) -> None:
         optimizer.steps = 0
 
 
-class _Copies:
-    """Stage 0: a tensor of its own for every parameter, the parameter itself or its float32 copy."""
-
-    def __init__(self, wrapped: Any, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self._copies = private.float32_copies(wrapped)
-
-    def _held(self, parameter: torch.Tensor) -> torch.Tensor:
-        return self._copies.get(parameter, parameter)
-
-    def weight(self, parameter: torch.Tensor) -> torch.Tensor:
-        return self._held(parameter).detach()
-
-    def set_weight(self, parameter: torch.Tensor, whole: torch.Tensor) -> None:
-        self._held(parameter).data.copy_(whole)
-
-    def moments(self, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self._optimizer.state.get(self._held(parameter), {}).items()
-
-    def allocate(self, example: Mapping[str, torch.Tensor]) -> None:
-        """State is set whole, nothing must be there before."""
-
-    def set_moments(self, parameter: torch.Tensor, whole: Mapping[str, torch.Tensor]) -> None:
-        held = self._held(parameter)
-        self._optimizer.state[held] = {key: value.to(held.device, copy=True) for key, value in whole.items()}
-
-
 class _Partitions:
-    """ZeRO: flat float32 vectors, cut over the ranks. All ranks must call `weight` and `moments` in step."""
+    """Stages 1 to 3: flat float32 vectors, cut over the ranks. All ranks must call `weight` and `moments` in step."""
 
     def __init__(self, wrapped: Any, optimizer: torch.optim.Optimizer) -> None:
         import deepspeed
