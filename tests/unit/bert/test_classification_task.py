@@ -128,16 +128,6 @@ def test_labels_that_the_task_has_not_are_refused_before_anything_is_trained(tmp
         task().batches(spec(folder))
 
 
-def test_rows_of_another_vocabulary_are_no_data_to_evaluate_on(tmp_path):
-    folder = write_rows(tmp_path / "rows", made_rows(20), made_rows(5, vocabulary="others"))
-    for use in (
-        lambda: task().evaluator(spec(folder), EvaluationSpec()),
-        lambda: task().check_evaluation(str(folder), 24, None),
-    ):
-        with refused("vocabulary-mismatch", folder):
-            use()
-
-
 @pytest.mark.parametrize("source", ["synthetic", "synthetic:uniform"])
 def test_made_up_batches_differ_by_rank_and_have_all_labels(source):
     found = task(labels=4)

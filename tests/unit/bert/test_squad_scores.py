@@ -88,11 +88,6 @@ def test_an_id_that_comes_twice_is_scored_as_in_the_official_scripts() -> None:
     assert second.values["exact"] == 100.0 and second.questions == 1
 
 
-def test_two_answers_without_words_agree_by_the_rules_of_2_0_only() -> None:
-    assert score(Golds("1.1", ("a",), (("The",),)), {"a": "an"}).values == {"exact_match": 100.0, "f1": 0.0}
-    assert score(Golds("2.0", ("a",), (("The", "!"),)), {"a": ""}).values["HasAns_f1"] == 100.0
-
-
 @pytest.mark.parametrize(
     ("text", "normal"),
     [

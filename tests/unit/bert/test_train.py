@@ -182,28 +182,6 @@ def test_clipping_bounds_the_gradient_norm() -> None:
     assert seen == pytest.approx([1e-3] * 3, rel=1e-3)
 
 
-def test_saved_state_continues_bit_by_bit_across_an_overflow() -> None:
-    def make() -> Training:
-        return training(
-            source=poisoned(2, 5), precision="fp16", max_grad_norm=0.5, learning_rate=lambda done: 0.1 / (done + 1)
-        )
-
-    whole = make()
-    train(whole, Observer(), lambda step: step < 8)
-    first, second = make(), make()
-    train(first, Observer(), lambda step: step < 3)
-    second.model.load_state_dict(first.model.state_dict())
-    second.optimizer.load_state_dict(first.optimizer.state_dict())
-    second.precision.load_state_dict(first.precision.state_dict())
-    second.progress.load_state_dict(first.progress.state_dict())
-    for _ in range(3):
-        next(second.batches)
-    train(second, Observer(), lambda step: step < 8, first_step=3)
-    assert torch.equal(weights(second), weights(whole))
-    assert second.progress == whole.progress == Progress(applied_steps=6, skipped_steps=2)
-    assert second.precision.state_dict() == whole.precision.state_dict()
-
-
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_loss_that_is_not_finite_stops_at_once_on_a_cpu_with_step_and_rate(factor: float, precision: str) -> None:
