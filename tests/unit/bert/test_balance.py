@@ -15,13 +15,11 @@ from support.row_task import made_rows
 
 from bert.data.batch import Batch
 from bert.data.batches import DataSpec, RowBatches, divide, work_of
-from bert.data.synthetic import DISTRIBUTIONS
 from bert.model.config import PRESETS
 from bert.tasks.pretrain.batches import Hdf5Batches
 
 SEQ_LEN = 24
-LARGE = PRESETS["large"]
-TINY = PRESETS["tiny"].token_work
+LARGE, TINY = PRESETS["large"], PRESETS["tiny"].token_work
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -126,27 +124,3 @@ def test_a_run_continues_with_another_number_of_ranks_without_losing_or_repeatin
     # 16 + 21 samples: an epoch of 37.
     everything = [sample for batch in itertools.islice(make(True, 0, 1, 37), 1) for sample in samples(batch)]
     assert sorted(seen) == sorted(everything)
-
-
-def imbalance(lengths: np.ndarray[Any, Any], ranks: int, size: int) -> tuple[float, float]:
-    """Mean of (largest / mean work of the ranks) - 1 over global batches, in runs and divided."""
-    found = []
-    for batch in lengths[: len(lengths) // (ranks * size) * ranks * size].reshape(-1, ranks * size):
-        work = work_of(batch, LARGE.token_work)
-        mean = work.sum() / ranks
-        found.append([work[own].sum(axis=1).max() / mean - 1 for own in (
-            np.arange(len(work)).reshape(ranks, size), divide(work, ranks)
-        )])  # fmt: skip
-    before, after = np.mean(found, axis=0)
-    return float(before), float(after)
-
-
-@pytest.mark.parametrize(
-    ("name", "seq_len", "least", "most"), [("mean254", 512, 0.1, 0.001), ("squad", 384, 0.06, 0.001)]
-)
-def test_eight_ranks_of_64_wait_less_than_a_thousandth_of_their_work(
-    name: str, seq_len: int, least: float, most: float
-) -> None:
-    lengths = DISTRIBUTIONS[name](np.random.default_rng(0), 8 * 64 * 20, seq_len)
-    before, after = imbalance(lengths, 8, 64)
-    assert before > least and after < most, (before, after)

@@ -2,13 +2,12 @@ import itertools
 from dataclasses import fields
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 
 from bert.data.vocabulary import Vocabulary
-from bert.tasks.pretrain.instances import BLOCK_ROWS, Instances, Plan, TokenShard, plan_instances
+from bert.tasks.pretrain.instances import Instances, Plan, TokenShard, plan_instances
 from bert.tasks.pretrain.masking import InstanceConfig, pieces_of
 
 # Special pieces away from their usual places.
@@ -58,24 +57,6 @@ def restored(instances: Instances) -> np.ndarray:
         used = positions > 0
         ids[row, positions[used]] = labels[used]
     return ids
-
-
-@pytest.fixture(scope="module")
-def large() -> Instances:
-    return make(corpus(40, 120), config(dupe_factor=4))
-
-
-def test_layout_is_cls_a_sep_b_sep_and_padding(large: Instances) -> None:
-    lengths = large.input_mask.sum(axis=1)
-    ids = restored(large)
-    assert len(large) > BLOCK_ROWS, "several blocks"
-    for row, length in enumerate(lengths):
-        assert (large.input_mask[row, :length] == 1).all() and not large.input_mask[row, length:].any()
-        assert not ids[row, length:].any() and not large.segment_ids[row, length:].any()
-        separators = np.flatnonzero(ids[row, :length] == SEP)
-        assert ids[row, 0] == CLS and len(separators) == 2 and separators[1] == length - 1
-        assert 2 <= separators[0] <= length - 3, "both segments hold something"
-        assert (large.segment_ids[row, :length] == (np.arange(length) > separators[0])).all()
 
 
 def test_every_instance_is_found_again_in_the_documents() -> None:

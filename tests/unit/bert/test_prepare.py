@@ -136,11 +136,8 @@ INVALID: list[tuple[dict[str, object], Code, tuple[object, ...]]] = [
     ({"generate": 20_000}, "option-missing", ("--input", "--generate")),
     ({"shards": 0}, "option-value", ("--shards 0", 1)),
     ({"test_fraction": 1.0}, "option-value", ("--test-fraction 1.0",)),
-    ({"test_fraction": float("nan")}, "option-value", ("--test-fraction nan",)),
     ({"dataset": "a/b"}, "option-value", ("--dataset 'a/b'",)),
-    ({"dataset": ".."}, "option-value", ("--dataset '..'",)),
     ({"seq_lens": (3,)}, "option-value", ("--seq-lens 3", 5)),
-    ({"seq_lens": ()}, "option-value", ("--seq-lens",)),
     ({"seq_lens": (32, 32)}, "option-value", ("--seq-lens 32 32",)),
     ({"max_predictions": (5, 6)}, "option-conflict", ("--max-predictions", 2, 1, "--seq-lens")),
 ]

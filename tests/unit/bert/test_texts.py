@@ -137,20 +137,6 @@ def test_dumps_and_texts_are_found_at_any_depth_and_own_folders_left_out(tmp_pat
     assert not is_dump(Path("sitemap.xml.html"))
 
 
-def test_links_are_followed_once_and_broken_ones_named(tmp_path: Path) -> None:
-    (tmp_path / "books").mkdir()
-    (tmp_path / "books/a.txt").write_text("x")
-    folder = tmp_path / "in"
-    folder.mkdir()
-    (folder / "dir").symlink_to(tmp_path / "books")
-    (folder / "loop").symlink_to(folder)
-    (folder / "one.txt").symlink_to(tmp_path / "books/a.txt")
-    assert [path.relative_to(folder).as_posix() for path in find_inputs(folder).texts] == ["dir/a.txt", "one.txt"]
-    (folder / "broken.txt").symlink_to(tmp_path / "nowhere.txt")
-    with refused("path-missing", folder / "broken.txt"):
-        find_inputs(folder)
-
-
 def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_text("x")
     cases: list[tuple[str, Code]] = [("", "data-missing"), ("no", "path-missing"), ("a.pdf", "path-kind")]

@@ -94,12 +94,6 @@ def test_any_text_gives_the_ids_of_the_library(lower_case: bool, several: list[s
 
 
 @pytest.mark.parametrize("lower_case", [True, False])
-def test_each_hard_word_gives_the_ids_of_the_library_alone_and_beside_others(lower_case: bool) -> None:
-    both = [first + blank + second for first in WORDS for second in WORDS for blank in ("", " ")]
-    assert_same(SMALLS[lower_case], both)
-
-
-@pytest.mark.parametrize("lower_case", [True, False])
 def test_every_character_gives_the_ids_of_the_library(lower_case: bool) -> None:
     characters = [chr(code) for code in (*range(0x3100), *range(0xFB00, 0x10000), *range(0x1F300, 0x1F400))]
     assert_same(SMALLS[lower_case], [f"a{sign}the {sign}" for sign in characters])
