@@ -48,7 +48,7 @@ def test_drawing_records_samples_and_the_wait(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = []
     clock = StepClock("cpu", lambda counts: 0.0, rows.append)
     assert draw(iter(stream), 3, clock, lambda step: step < 5) == 5
-    assert [row["samples"] for row in rows] == [12] * 5 and stream.state_dict()["batches"] == 15
+    assert [row["samples"] for row in rows] == [12] * 5 and stream.state_dict()["samples"] == 60
     for row in rows:
         assert 0 < row["data_wait_ms"] <= row["step_time_ms"]
         assert {row[name] for name in ("forward_ms", "backward_ms", "optimizer_ms")} == {None}
