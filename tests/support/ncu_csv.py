@@ -49,21 +49,21 @@ def _line(fields: Sequence[str]) -> str:
     return ",".join(f'"{field}"' for field in quoted)
 
 
-def ranges(*names: str, thread: int = 7, domain: str = "bertbench") -> str:
+def ranges(*names: str) -> str:
     """Return a cell of NVTX ranges."""
-    return f"{thread}  " + " ".join(f'"{domain}:{name}:none:none:none:none:none:none"' for name in names)
+    return "7  " + " ".join(f'"bertbench:{name}:none:none:none:none:none:none"' for name in names)
 
 
-def details(cells: Sequence[tuple[str, str]] | None = None) -> str:
-    """Return the details page with program output around it; `cells` are the NVTX cells of each kernel."""
-    head = ["ID", "Process ID", *(NVTX if cells else ()), "Kernel Name", "Section Name", "Metric Name", "Metric Unit"]
+def details() -> str:
+    """Return the details page with program output around it."""
+    head = ["ID", "Process ID", "Kernel Name", "Section Name", "Metric Name", "Metric Unit"]
     lines = [
         "step 1 loss 10.3, it's \"fine",
         "==PROF== Connected to process 7",
         _line([*head, "Metric Value", "Rule Name"]),
     ]
     for place, (process, kernel, name, cycles, duration, pipes) in enumerate(KERNELS):
-        own = [str(kernel), str(process), *(cells[place] if cells else ()), name]
+        own = [str(kernel), str(process), name]
         # Units differ by row, as ncu chooses them by value.
         time = ("nsecond", f"{float(duration) * 1000:,.0f}") if place % 2 else ("usecond", duration)
         rows = [("gpc__cycles_elapsed.max", "cycle", cycles), ("gpu__time_duration.sum", *time)]
@@ -81,13 +81,12 @@ def raw_page(kernels: Sequence[Mapping[str, object]], units: Mapping[str, str]) 
     return "".join(_line(row) + "\n" for row in rows)
 
 
-def raw(cells: Sequence[tuple[str, str]] | None = None) -> str:
+def raw() -> str:
     """Return the raw page of the same kernels."""
-    kernels = []
-    for place, (process, kernel, name, cycles, duration, pipes) in enumerate(KERNELS):
-        ranges = dict(zip(NVTX, cells[place], strict=True)) if cells else {}
-        counted = {"gpc__cycles_elapsed.max": cycles, "gpu__time_duration.sum": duration}
-        about = {"ID": kernel, "Process ID": process, **ranges, "Kernel Name": name}
-        kernels.append({**about, **counted, **dict(zip(METRICS, pipes, strict=True))})
+    columns = ("Process ID", "ID", "Kernel Name", "gpc__cycles_elapsed.max", "gpu__time_duration.sum")
+    kernels = [
+        {"ID": one[1], **dict(zip(columns, one[:5], strict=True)), **dict(zip(METRICS, one[5], strict=True))}
+        for one in KERNELS
+    ]
     units = {"gpc__cycles_elapsed.max": "cycle", "gpu__time_duration.sum": "usecond", **dict.fromkeys(METRICS, "%")}
     return f"==PROF== Connected to process 7\n{raw_page(kernels, units)}==PROF== Disconnected\n"

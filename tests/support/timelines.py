@@ -18,14 +18,10 @@ from analysis.timeline import (
 Rows = Sequence[tuple[Any, ...]]
 
 
-def table(rows: Rows, columns: dict[str, str], defaults: tuple[Any, ...] = ()) -> pd.DataFrame:
-    """Rows may be shorter than the columns: the rest of `defaults` fills them up."""
-    filled = [(*row, *defaults[len(row) - len(columns) :]) if len(row) < len(columns) else row for row in rows]
-    return (
-        pd.DataFrame(filled, columns=list(columns))
-        .astype(columns)
-        .sort_values("start", kind="stable", ignore_index=True)
-    )
+def table(rows: Rows, columns: dict[str, str]) -> pd.DataFrame:
+    """Return rows in the order of their starts."""
+    frame = pd.DataFrame(rows, columns=list(columns)).astype(columns)
+    return frame.sort_values("start", kind="stable", ignore_index=True)
 
 
 def timeline(
