@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 from support.commands import document
-from support.kineto_events import call, event, kernel, write
+from support.timelines import call, event, kernel, write
 
 NAMES = ["window", "all_reduce_by_rank", "collectives", "stragglers", "buckets", "clock_offsets"]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from support.commands import document
-from support.kineto_events import call, event, write
-from support.kineto_events import kernel as gpu_kernel
+from support.timelines import call, event, write
+from support.timelines import kernel as gpu_kernel
 
 Event = dict[str, Any]
 PER_STEP, SHORT = 100, 10.0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from support import nsys_export as nsys
-from support.kineto_events import event
+from support.timelines import event
 
 
 def _text(text: str) -> Callable[[Path], object]:

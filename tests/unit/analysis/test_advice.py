@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 from support.commands import document, parses, result, text
 from support.fake_run import step_rows, write_sweep, write_trial
-from support.kineto_events import event, write
-from support.timelines import timeline
+from support.timelines import event, timeline, write
 
 from analysis.counters import KernelCounters
 from analysis.diagnose.advice import LEAST, MOST, Advice, Context, ranked, throughput_command

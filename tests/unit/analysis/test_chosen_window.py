@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from support.commands import document
-from support.kineto_events import call, event, kernel, write
-from support.timelines import timeline
+from support.timelines import call, event, kernel, timeline, write
 
 from analysis.metrics.communication.exposure import communication_by_rank
 from analysis.metrics.kernels.tables import kernel_times, operator_rows

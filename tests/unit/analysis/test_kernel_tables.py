@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.kineto_events import event, write
-from support.timelines import timeline
+from support.timelines import event, timeline, write
 
 from analysis.metrics.kernels.tables import (
     copy_rows,

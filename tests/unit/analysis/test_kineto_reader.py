@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support import shared_files
-from support.kineto_events import event, write
 from support.refusals import refused
 from support.shared_files import OWN
+from support.timelines import event, write
 
 from analysis.readers import registry
 from analysis.readers.kineto import events as kineto_events

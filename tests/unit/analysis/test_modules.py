@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.kineto_events import call, event, kernel, write
+from support.timelines import call, event, kernel, write
 
 from analysis.diagnose.explain import comparison_findings
 from analysis.metrics.comparison.traces import compare_traces, trace_diff

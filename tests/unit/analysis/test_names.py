@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.kineto_events import call, event, kernel, write
+from support.timelines import call, event, kernel, write
 
 from analysis.metrics.kernels.operator_roofline import gemm_time_by_precision
 from analysis.names import COLLECTIVES, PRECISIONS, collective, family, kernel_collective, precision

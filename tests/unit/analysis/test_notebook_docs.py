@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_run import START_NS, step_rows, write_sweep, write_trial
-from support.kineto_events import call, event, kernel, write
 from support.profiles import SAMPLES
 from support.refusals import refused
+from support.timelines import call, event, kernel, write
 
 import bertbench
 from records.run import RunDirectory

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.kineto_events import call, event, write
-from support.kineto_events import kernel as gpu_kernel
+from support.timelines import call, event, write
+from support.timelines import kernel as gpu_kernel
 
 from analysis.diagnose import rules_time
 from analysis.metrics.kernels.operator_roofline import operator_roofline, work_of

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.kineto_events import event, kernel, write
+from support.timelines import event, kernel, write
 
 from analysis.metrics.communication.exposure import communication_by_kind
 from analysis.metrics.communication.matching import match_collectives

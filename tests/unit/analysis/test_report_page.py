@@ -9,7 +9,7 @@ import pytest
 from support.charts import report_page
 from support.commands import document, result
 from support.fake_run import ENVIRONMENT, step_rows, write_sweep, write_trial
-from support.kineto_events import event, write
+from support.timelines import event, write
 
 from analysis.diagnose.answer import points
 from analysis.diagnose.run import cautions_of_run

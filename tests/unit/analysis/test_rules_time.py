@@ -4,8 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from support.kineto_events import event, write
-from support.timelines import timeline
+from support.timelines import event, timeline, write
 
 from analysis.diagnose import rules_time
 from analysis.diagnose.advice import Advice, Context, faster_gemms

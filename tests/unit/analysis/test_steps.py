@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from support.kineto_events import call, event, kernel, write
 from support.nsys_export import export, nvtx
 from support.nsys_export import kernel as nsys_kernel
+from support.timelines import call, event, kernel, write
 
 from analysis.metrics.time.idle import launch_queue
 from analysis.metrics.time.temporal import iterations, temporal_breakdown

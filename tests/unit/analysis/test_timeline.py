@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from support.kineto_events import call, event, kernel, write
+from support.timelines import call, event, kernel, write
 
 from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline, clip_overlaps

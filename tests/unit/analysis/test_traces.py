@@ -6,10 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.kineto_events import event, kernel
-from support.kineto_events import write as write_trace
 from support.refusals import refused
-from support.timelines import timeline
+from support.timelines import event, kernel, timeline
+from support.timelines import write as write_trace
 
 from analysis.metrics.comparison.traces import compare_traces, trace_diff
 from analysis.timeline import LostKernels, Timeline

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.kineto_events import event, write
 from support.shared_files import OWN
-from support.timelines import timeline
+from support.timelines import event, timeline, write
 
 from analysis.diagnose.explain import explain
 from analysis.metrics.time.temporal import (
