@@ -82,10 +82,6 @@ def test_every_field_decides_the_id() -> None:
         assert changed.trial_id != base.trial_id, field.name
 
 
-def test_unknown_fields_of_the_same_schema_are_ignored() -> None:
-    assert Trial.from_json({**Trial().to_json(), "added_later": 1}) == Trial()
-
-
 @pytest.mark.parametrize(
     ("fields", "code", "facts"),
     [
