@@ -253,14 +253,12 @@ class SingleStrategy(Strategy):
 class ProcessGroupStrategy(Strategy):
     """One process per device, in a group over NCCL (GPUs) or gloo (CPUs); the base of those that use it."""
 
-    def __init__(self, options: Options = NO_OPTIONS) -> None:
-        super().__init__(options)
-        self._cpu_group: Any = None
+    _cpu_group: Any = None
 
     def setup(self, device_type: str) -> None:
         """Join the process group that torchrun's environment describes."""
         super().setup(device_type)
-        timeout = timedelta(seconds=join_timeout())
+        timeout = join_timeout()
         if device_type == "cuda":
             dist.init_process_group("nccl", timeout=timeout, device_id=self.device)
             # Small host-side values (step times) travel over gloo, so that agreeing on them never touches the GPU.
@@ -302,9 +300,9 @@ class ProcessGroupStrategy(Strategy):
             dist.destroy_process_group()
 
 
-def join_timeout() -> int:
-    """Seconds after which a rank gives up waiting for the others."""
-    return int(os.environ.get(JOIN_TIMEOUT_VARIABLE, DEFAULT_JOIN_TIMEOUT_SECONDS))
+def join_timeout() -> timedelta:
+    """Return the time after which a rank gives up waiting for the others."""
+    return timedelta(seconds=int(os.environ.get(JOIN_TIMEOUT_VARIABLE, DEFAULT_JOIN_TIMEOUT_SECONDS)))
 
 
 class WholeModel:

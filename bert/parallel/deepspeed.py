@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from bert import private
 from bert.observer import Observer
 from bert.optim.lamb import Lamb
 from bert.optim.precision import Precision, outcome
-from bert.parallel.base import NO_OPTIONS, NO_PLAN, Moment, Moments, Options, ProcessGroupStrategy, StepPlan, WholeModel
+from bert.parallel.base import NO_PLAN, Moment, Moments, ProcessGroupStrategy, StepPlan, WholeModel
 from bert.parallel.deepspeed_config import Resolved, resolve
 from common.errors import MissingToolError, UsageError
 
@@ -27,14 +28,12 @@ from common.errors import MissingToolError, UsageError
 class DeepSpeedStrategy(ProcessGroupStrategy):
     """One process per device. Options: zero_stage, and config, DeepSpeed's own configuration."""
 
-    def __init__(self, options: Options = NO_OPTIONS) -> None:
-        super().__init__(options)
-        self._resolved: Resolved
-        self._model: _EngineModel
-        self._whole: WholeModel
-        self._partitions: _Partitions | None = None
-        self._copies: dict[torch.Tensor, torch.Tensor] = {}
-        self.engine: Any = None
+    engine: Any = None
+    _resolved: Resolved
+    _model: "_EngineModel"
+    _whole: WholeModel
+    _partitions: "_Partitions | None" = None
+    _copies: Mapping[torch.Tensor, torch.Tensor] = MappingProxyType({})
 
     def setup(self, device_type: str) -> None:
         """Join the process group. Raises MissingToolError without deepspeed."""

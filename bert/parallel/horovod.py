@@ -8,7 +8,6 @@ import importlib.util
 import os
 import socket
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -17,20 +16,18 @@ import torch.distributed as dist
 
 from bert.observer import Observer
 from bert.optim.precision import Precision
-from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, ProcessGroupStrategy, StepPlan, Strategy, join_timeout
+from bert.parallel.base import NO_PLAN, ProcessGroupStrategy, StepPlan, Strategy, join_timeout
 from common.errors import MissingToolError
 
 
 class HorovodStrategy(ProcessGroupStrategy):
     """One process per device; each gradient's all-reduce begins when it is ready in the last micro-step."""
 
-    def __init__(self, options: Options = NO_OPTIONS) -> None:
-        super().__init__(options)
-        self._horovod: Any = None
-        self._server: Any = None
-        self._reducing = True
-        self._handles: list[int] = []
-        self._observer = Observer()
+    _horovod: Any = None
+    _server: Any = None
+    _reducing = True
+    _handles: list[int]
+    _observer: Observer
 
     def setup(self, device_type: str) -> None:
         """Join the ranks. Raises MissingToolError without horovod."""
@@ -41,7 +38,7 @@ class HorovodStrategy(ProcessGroupStrategy):
                 "image with WITH_HOROVOD=1, or see docs/how-to/strategies.md",
             )
         Strategy.setup(self, device_type)
-        dist.init_process_group("gloo", timeout=timedelta(seconds=join_timeout()))
+        dist.init_process_group("gloo", timeout=join_timeout())
         os.environ |= self._addresses()
         import horovod.torch
 
@@ -82,7 +79,7 @@ class HorovodStrategy(ProcessGroupStrategy):
 
     def wrap(self, model: torch.nn.Module, observer: Observer, plan: StepPlan = NO_PLAN) -> torch.nn.Module:
         """Make the ranks' weights those of the first, and have each gradient reduced when it is ready."""
-        self._observer = observer
+        self._observer, self._handles = observer, []
         model.to(self.device)
         self._horovod.broadcast_parameters(model.state_dict(), root_rank=0)
         for name, parameter in model.named_parameters():
