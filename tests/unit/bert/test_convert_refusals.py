@@ -3,6 +3,9 @@
 import json
 import os
 import pickle
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,19 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path, monkeypa
         with refused("file-damaged" if name == "plain.bin" else "file-unsafe", name):
             read_tensors(tmp_path / name)
     assert not Path("ran").exists()
+
+
+def test_what_trainings_save_beside_weights_still_loads(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, "size": torch.Size([2]),
+               "device": torch.device("cpu"), "half": torch.bfloat16, "list": [1.5, None, ("é", 2)],
+               "parameters": dict(model.named_parameters())}  # fmt: skip
+    for name, is_zip in (("zip.bin", True), ("old.bin", False)):
+        torch.save(content, tmp_path / name, _use_new_zipfile_serialization=is_zip)
+        assert read_tensors(tmp_path / name).keys() == {"weight", "bias"}
 
 
 @pytest.mark.parametrize(
@@ -158,3 +174,40 @@ def test_a_bare_encoder_of_ours_becomes_theirs(tmp_path: Path) -> None:
     assert (done.architecture, done.missing, done.unexpected) == ("BertModel", (), ())
     assert bare.pooler is not None
     assert torch.equal(loaded(tmp_path / "dst").pooler.dense.weight, bare.pooler.weight)
+
+
+# A conversion that stands still with half its folder written.
+HALTED = """
+import sys, time
+from pathlib import Path
+from bert.checkpoints.files import new_folder
+with new_folder(Path(sys.argv[1])) as folder:
+    (folder / "model.safetensors").write_bytes(b"half")
+    print(folder.name, flush=True)
+    time.sleep(600)
+"""
+
+
+def halted(destination: Path) -> tuple[subprocess.Popen[str], Path]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HALTED, str(destination)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, destination.parent / process.stdout.readline().strip()
+
+
+def test_a_killed_conversion_leaves_no_destination_and_does_not_hinder_the_next(tmp_path: Path) -> None:
+    source = saved(tmp_path / "src", theirs("BertModel"))
+    ended, left = halted(tmp_path / "dst")
+    running, written = halted(tmp_path / "dst")
+    try:
+        ended.send_signal(signal.SIGKILL)
+        ended.wait()
+        assert left != written and not (tmp_path / "dst").exists()
+        convert(source, tmp_path / "dst")
+        assert (written / "model.safetensors").read_bytes() == b"half"
+        loaded(tmp_path / "dst")
+    finally:
+        for process in (ended, running):
+            process.kill()
+            process.communicate()

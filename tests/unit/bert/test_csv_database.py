@@ -26,6 +26,7 @@ from bert.tasks.classify.store import (
     divide,
     left_out,
     open_source,
+    opened,
     read_runs,
     read_split,
     text_key,
@@ -227,3 +228,14 @@ os._exit(1)
     source = open_source(path)
     assert before == (source.fingerprint, read_runs(path), samples_of(path))
     assert prepared(tmp_path / "a.csv").kept and not path.with_name("a.sqlite-journal").exists()
+
+
+def test_views_of_a_foreign_database_may_call_no_function_that_touches_the_machine(tmp_path: Path) -> None:
+    path = damaged_copy(tmp_path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE left_out RENAME TO kept")
+        connection.execute("CREATE VIEW left_out AS SELECT 1 AS line, load_extension('/tmp/evil') AS reason")
+    with opened(path) as database:
+        assert database.execute("PRAGMA trusted_schema").fetchone() == (0,)
+    with refused("file-damaged", path):
+        left_out(path)

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -118,10 +119,13 @@ def test_the_datasets_library_gives_the_same_files_as_the_tables(
         prepared(None, tmp_path / "four", tasks=("wnli",), dataset=str(hub))
 
 
-def test_without_the_datasets_package_the_message_says_what_to_do(
+def test_without_the_datasets_package_or_with_one_that_runs_programs_the_message_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with refused("package-missing", "pip install datasets", "--input", kind=MissingToolError):
         prepared(None, tmp_path / "out", tasks=("cola",), dataset="nyu-mll/glue")
     assert not (tmp_path / "out").exists()
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(__version__="3.6.0", load_dataset=pytest.fail))
+    with refused("tool-version", "datasets 3.6.0", "'datasets>=4'"):
+        prepared(None, tmp_path / "out", tasks=("cola",), dataset="somebody/glue")

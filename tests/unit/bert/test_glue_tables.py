@@ -8,6 +8,7 @@ from support.glue_folders import FORMS, make_glue, prepared, splits_of
 from support.refusals import refused
 from support.shared_files import DATA, OWN
 
+from bert.tasks.glue import tables
 from bert.tasks.glue.features import open_features
 from bert.tasks.glue.tables import DIAGNOSTIC, TASKS, find_table, read_table
 from common.errors import Code
@@ -109,3 +110,11 @@ def test_the_diagnostic_set_is_a_table_that_mnli_answers(tmp_path: Path) -> None
     (glue / "diagnostic/diagnostic.tsv").write_text(lines)
     features = open_features(prepared(glue, tmp_path / "out")["mnli", DIAGNOSTIC])
     assert len(features.rows) == 2 and not features.rows.has_labels
+
+
+def test_a_packed_table_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MOST_BYTES", 4 << 20)
+    path = tmp_path / "train.tsv"
+    path.write_bytes(gzip.compress(b"sentence\tlabel\n" + b"good\t1\n" * (8 << 20)))
+    with refused("file-limit", path, "4 MiB"):
+        read_table(path, TASKS["sst2"], "train")
