@@ -5,8 +5,7 @@ Torch is imported only where batches are made.
 
 import time
 from abc import abstractmethod
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -90,7 +89,7 @@ class Reading:
 
 
 class ShardReader:
-    """Reads shards of a folder on a thread of its own and keeps the latest: two, or all while they are below 64 MiB.
+    """Reads shards of a folder on a thread of its own and keeps the latest: two, or as many as 64 MiB hold.
 
     `reading` counts what is read.
     """
@@ -99,23 +98,16 @@ class ShardReader:
         self._folder = folder
         self._vocab_size = vocab_size
         self._reading = reading
-        self._reads: OrderedDict[int, Future[Instances]] = OrderedDict()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shards")
         # int32 ids, labels and positions; one byte for all else
-        self._sample_bytes = 6 * folder.seq_len + 8 * folder.max_predictions + 1
+        largest = (6 * folder.seq_len + 8 * folder.max_predictions + 1) * max(folder.counts)
+        kept = lru_cache(maxsize=max(_FEWEST, _KEPT_BYTES // largest))
+        self.read: Callable[[int], Future[Instances]] = kept(lambda shard: self._thread.submit(self._read, shard))
+        """Begins to read a shard that is not in memory. The result raises InputError as read_samples does."""
 
     def close(self) -> None:
         """End the thread; a read in progress is waited for."""
         self._thread.shutdown(wait=True, cancel_futures=True)
-
-    def read(self, shard: int) -> "Future[Instances]":
-        """Begin to read a shard that is not in memory. The result raises InputError as read_samples does."""
-        if shard not in self._reads:
-            while len(self._reads) >= _FEWEST and self._bytes() > _KEPT_BYTES:
-                self._reads.popitem(last=False)[1].cancel()
-            self._reads[shard] = self._thread.submit(self._read, shard)
-        self._reads.move_to_end(shard)
-        return self._reads[shard]
 
     def _read(self, shard: int) -> Instances:
         began = time.perf_counter()
@@ -123,9 +115,6 @@ class ShardReader:
         self._reading.seconds += time.perf_counter() - began
         self._reading.samples += len(instances)
         return instances
-
-    def _bytes(self) -> int:
-        return self._sample_bytes * sum(self._folder.counts[shard] for shard in self._reads)
 
 
 def read_samples(folder: ShardFolder, vocab_size: int, shard: int) -> Instances:

@@ -254,7 +254,6 @@ def folder_lengths(info: ShardFolder) -> Int64:
 
 
 _DECODED = 10
-_BLOCK_ROWS = 2**14
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,11 +318,10 @@ def check_shards(folder: Path, vocab: Path | None = None, progress: Progress = l
 
 def _count(split: str, info: ShardFolder, progress: Progress) -> SplitCounts:
     totals = np.zeros(3, np.int64)
-    for number, (path, samples) in enumerate(zip(info.paths, info.counts, strict=True), start=1):
-        for begin in range(0, samples, _BLOCK_ROWS):
-            block = read_shard(path, slice(begin, begin + _BLOCK_ROWS))
-            counted = (block.input_mask, block.masked_lm_positions, block.next_sentence_labels)
-            totals += [np.count_nonzero(values) for values in counted]
+    for number, path in enumerate(info.paths, start=1):
+        shard = read_shard(path)
+        counted = (shard.input_mask, shard.masked_lm_positions, shard.next_sentence_labels)
+        totals += [np.count_nonzero(values) for values in counted]
         progress(f"check {split}", number, len(info.paths))
     return SplitCounts(split, len(info.paths), info.samples, *totals.tolist())
 
