@@ -11,7 +11,7 @@ times 3 for forward and backward. Padding tokens, the vocabulary's padding rows 
 count; nor do biases, LayerNorm, GELU, softmax, dropout, look-ups and the optimizer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from bert.model.config import ModelConfig
@@ -39,20 +39,17 @@ class Extent:
     @classmethod
     def unpadded(cls, counts: "BatchCounts") -> "Extent":
         """Every sequence as long as it is: what the mathematics needs."""
-        return cls._of(counts, counts.real_tokens, counts.squared_lengths, "unpadded")
+        return cls(
+            tokens=counts.real_tokens, sequences=counts.samples, predictions=counts.predicted_positions,
+            squared_lengths=counts.squared_lengths, layout="unpadded",
+        )  # fmt: skip
 
     @classmethod
     def padded(cls, counts: "BatchCounts") -> "Extent":
         """Every sequence as long as the batch is wide."""
         width = counts.padded_tokens // max(1, counts.samples)
-        return cls._of(counts, counts.padded_tokens, counts.samples * width * width, "padded")
-
-    @classmethod
-    def _of(cls, counts: "BatchCounts", tokens: int, squared_lengths: int, layout: str) -> "Extent":
-        return cls(
-            tokens=tokens, sequences=counts.samples, predictions=counts.predicted_positions,
-            squared_lengths=squared_lengths, layout=layout,
-        )  # fmt: skip
+        squares = counts.samples * width * width
+        return replace(cls.unpadded(counts), tokens=counts.padded_tokens, squared_lengths=squares, layout="padded")
 
     def rows(self, over: Over) -> int:
         """Return how many there are of what a part goes over."""

@@ -1,6 +1,5 @@
 """LAMB (You et al. 2020, arXiv:1904.00962) as in NVIDIA's BERT, with several tensors per kernel."""
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,9 +8,6 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from bert.private import update_by_adam
-
-# Offsets in the scratch buffer are multiples of this many elements, so that kernels may load whole vectors.
-_ALIGNMENT = 64
 
 
 class Lamb(torch.optim.Optimizer):
@@ -117,15 +113,9 @@ class Lamb(torch.optim.Optimizer):
         self, parameters: list[Tensor], group: dict[str, Any], step: Tensor, clipping: Tensor | None, ranks: Any
     ) -> None:
         """Update a group with weight decay, as many tensors at a time as the largest one has room for."""
-        # Sizes of whole tensors: ranks whose parts differ in size must cut the list at the same places.
-        room = max(_padded(parameter) for parameter in parameters)
-        scratch = torch.empty(room, dtype=parameters[0].dtype, device=_part(parameters[0]).device)
-        for some in _buckets(parameters, room):
+        for some in _buckets(parameters):
             parts = [_part(parameter) for parameter in some]
-            starts = itertools.accumulate(map(_padded, parts), initial=0)
-            updates = [scratch[at:][: part.numel()].view(part.shape) for at, part in zip(starts, parts, strict=False)]
-            torch._foreach_copy_(updates, parts)
-            torch._foreach_mul_(updates, group["weight_decay"])
+            updates = list(torch._foreach_mul(parts, group["weight_decay"]))
             self._adam(updates, some, group, -1.0, step, clipping)
             parameter_norms, update_norms = _norms([*parts, *updates], ranks).chunk(2)
             usable = (parameter_norms > 0) & (update_norms > 0)
@@ -192,19 +182,18 @@ def _norms(tensors: list[Tensor], ranks: Any) -> Tensor:
     return squares.sqrt()
 
 
-def _padded(tensor: Tensor) -> int:
-    """Elements that a tensor takes of the scratch."""
-    return -(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT
+def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Cut the list into runs of as many elements as the largest tensor has at most.
 
-
-def _buckets(tensors: list[Tensor], room: int) -> Iterator[list[Tensor]]:
-    """Cut the list into runs of at most `room` elements."""
+    Sizes are those of whole tensors: ranks whose parts differ in size must cut the list at the same places.
+    """
+    room = max(tensor.numel() for tensor in tensors)
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:
-        if bucket and size + _padded(tensor) > room:
+        if bucket and size + tensor.numel() > room:
             yield bucket
             bucket, size = [], 0
         bucket.append(tensor)
-        size += _padded(tensor)
+        size += tensor.numel()
     yield bucket

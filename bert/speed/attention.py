@@ -13,7 +13,6 @@ sequences of at most m tokens, t in all.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,18 +160,14 @@ class Chunk:
 @functools.lru_cache(maxsize=8)
 def chunks(lengths: tuple[int, ...], heads: int) -> tuple[Chunk, ...]:
     """Return the chunks of a batch of sequences of these lengths, of at least 1 token each; once for all layers."""
-    return tuple(_cut(lengths, heads))
-
-
-def _cut(lengths: Sequence[int], heads: int) -> Iterator[Chunk]:
-    first, own = 0, list[int]()
+    cut, first = list[Chunk](), 0
     for length in lengths:
-        if own and not _fit([*own, length], heads):
-            yield Chunk(first, tuple(own))
-            first, own = first + sum(own), []
-        own.append(length)
-    if own:
-        yield Chunk(first, tuple(own))
+        if cut and _fit([*cut[-1].lengths, length], heads):
+            cut[-1] = Chunk(cut[-1].first, (*cut[-1].lengths, length))
+        else:
+            cut.append(Chunk(first, (length,)))
+        first += length
+    return tuple(cut)
 
 
 def _fit(lengths: list[int], heads: int) -> bool:

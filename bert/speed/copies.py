@@ -59,6 +59,12 @@ def copy_of(parameter: Tensor) -> Copy | None:
     return getattr(parameter, "_bf16", None)
 
 
+def copy_in_use(weight: Tensor) -> Copy | None:
+    """Return the copy that linear layers multiply here instead of a weight; None where they multiply the weight."""
+    kind, copy = weight.device.type, copy_of(weight)
+    return copy if copy and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == LOW else None
+
+
 def give_copies(parameters: Iterable[nn.Parameter], *, gradients: bool, kind: Callable[[Tensor], Copy] = Copy) -> None:
     """Give weights copies of a kind, which linear layers and embeddings under autocast in bf16 then compute with.
 
@@ -83,14 +89,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, low: "Quantized | Non
 
     `low` is x in FP8, if it is known, for a weight with a copy in FP8.
     """
-    copy = _usable_copy(weight)
+    copy = copy_in_use(weight)
     return F.linear(x, weight, bias) if copy is None else copy.linear(x, weight, bias, low)
-
-
-def copies_in_use(*weights: Tensor) -> list[Copy] | None:
-    """Return the copies that linear layers would multiply here instead of their weights; None if one has none."""
-    found = [copy for copy in map(_usable_copy, weights) if copy is not None]
-    return found if len(found) == len(weights) else None
 
 
 class Linear(nn.Linear):
@@ -107,20 +107,12 @@ def add_embedding(others: Tensor, ids: Tensor, weight: Tensor, padding: int) -> 
     With gradients in bf16 those of the rows used are added to what the predictions, which share the weight, have left
     of its gradient by then. Otherwise PyTorch fills a second whole [V, H], and adds both.
     """
-    own = torch.is_grad_enabled() and others.requires_grad and _usable_copy(weight) is not None
+    own = torch.is_grad_enabled() and others.requires_grad and copy_in_use(weight) is not None
     if own and has_low_gradients(weight):
         # In a tuple it is not an input: its gradient does not wait for this function's backward pass.
         result: Tensor = _AddEmbedding.apply(others, ids, weight.detach(), (weight,), padding)  # type: ignore[no-untyped-call]
         return result
     return F.embedding(ids, weight, padding) + others
-
-
-def _usable_copy(weight: Tensor) -> Copy | None:
-    copy = copy_of(weight)
-    if copy is None:
-        return None
-    kind = weight.device.type
-    return copy if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == LOW else None
 
 
 class _Linear(Function):

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
-from bert.speed.copies import copies_in_use, linear
+from bert.speed import copies
 from bert.speed.fp8 import Cast, Fp8Copy, OutputGradient, Quantized, largest
 from bert.speed.kernels import usable
 from bert.speed.native import loops
@@ -70,14 +70,14 @@ def product(layer: nn.Linear, x: Tensor, low: Quantized | None = None) -> Produc
         return Product(layer(x))
     copy = fp8_copy(layer)
     if copy is None:
-        return Product(linear(x, layer.weight, None), layer.bias)
+        return Product(copies.linear(x, layer.weight, None), layer.bias)
     output = OutputGradient(copy)
     return Product(copy.linear(x, layer.weight, None, low, output), layer.bias, output)
 
 
 def fp8_copy(layer: nn.Linear) -> Fp8Copy | None:
     """Return the copy that a layer multiplies here, if it is in FP8."""
-    (copy,) = copies_in_use(layer.weight) or (None,)
+    copy = copies.copy_in_use(layer.weight)
     return copy if isinstance(copy, Fp8Copy) else None
 
 

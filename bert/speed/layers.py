@@ -46,15 +46,10 @@ class FastEmbeddings(Embeddings):
         columns: Tensor | None = None,
     ) -> Tensor:
         """As Embeddings.forward."""
-        if usable(self.word.weight, self.word.weight):
-            return self._by_kernel(input_ids, token_type_ids, further, columns)
-        places = self.places(input_ids, token_type_ids, further, columns)
-        summed = add_embedding(places, input_ids, self.word.weight, PAD_TOKEN_ID)
-        return dropout(self.norm(summed), self.dropout, self.training)
-
-    def _by_kernel(
-        self, input_ids: Tensor, token_type_ids: Tensor | None, further: Tensor | None, columns: Tensor | None
-    ) -> Tensor:
+        if not usable(self.word.weight, self.word.weight):
+            places = self.places(input_ids, token_type_ids, further, columns)
+            summed = add_embedding(places, input_ids, self.word.weight, PAD_TOKEN_ID)
+            return dropout(self.norm(summed), self.dropout, self.training)
         from bert.speed.kernels.embedding import Tokens, embed
 
         if columns is None:

@@ -89,7 +89,7 @@ def attentions(inputs: Inputs) -> Iterator[Case]:
         count = -(-inputs.longest // tiles.queries)
         launch(
             attention.attention_forward, (count * inputs.heads * (len(ends) - 1),), qkv[number], ends, key,
-            contexts[number], sums[0], inputs.tokens, count, **how, **attention._constants(tiles),
+            contexts[number], sums[0], inputs.tokens, count, **how, **tiles._asdict(),
         )  # fmt: skip
 
     def of_queries(tiles: attention.Tiles, number: int) -> None:
@@ -97,7 +97,7 @@ def attentions(inputs: Inputs) -> Iterator[Case]:
         launch(
             attention.attention_query_gradients, (count * inputs.heads * (len(ends) - 1),), qkv[number], ends, key,
             contexts[number], sums[0], grads[number], sums[1], results[number], None, inputs.tokens, count, **how,
-            **attention._constants(tiles),
+            **tiles._asdict(),
         )  # fmt: skip
 
     def of_keys(tiles: attention.Tiles, number: int) -> None:
@@ -105,7 +105,7 @@ def attentions(inputs: Inputs) -> Iterator[Case]:
         launch(
             attention.attention_key_gradients, (count * inputs.heads * (len(ends) - 1),), qkv[number], ends, key,
             sums[0], grads[number], sums[1], results[number], None, inputs.tokens, count, **how,
-            **attention._constants(tiles),
+            **tiles._asdict(),
         )  # fmt: skip
 
     present = attention.FORWARD, attention.OF_QUERIES, attention.OF_KEYS

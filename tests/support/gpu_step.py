@@ -205,7 +205,7 @@ def _passes(model: BertForPretraining, batch: Batch, passes: Launches) -> Tensor
 
 def _take_the_ways_of_a_gpu(patch: pytest.MonkeyPatch) -> None:
     """Have models on "meta" do what they do on a GPU under autocast in bf16."""
-    patch.setattr("bert.speed.copies._usable_copy", copy_of)
+    patch.setattr("bert.speed.copies.copy_in_use", copy_of)
     patch.setattr("bert.speed.layers.product_dtype", lambda x: torch.bfloat16)
     # PyTorch's fused kernel of AdamW has an implementation for "meta", but is not asked for there.
     optimizer = sys.modules["torch.optim.optimizer"]

@@ -30,16 +30,16 @@ from common.errors import UsageError
 
 
 class Tiles(NamedTuple):
-    """How a kernel divides its work."""
+    """How a kernel divides its work: arguments of its launch."""
 
     queries: int
     """M, a power of 2."""
     keys: int
     """K, a multiple of 64 and a power of 2, as random bits are drawn for 64 keys at a time."""
     warps: int
-    stages: int
+    num_stages: int
     """Tiles of the loop that are in memory at once: one is computed, the others are loaded."""
-    registers: int | None = None
+    maxnreg: int | None = None
     """Most registers of a thread; None for as many as the compiler takes."""
 
 
@@ -265,7 +265,7 @@ class _Attention(Function):
         count = -(-ctx.longest // tiles.queries)
         launch(
             attention_forward, (count * heads * (len(ends) - 1),), qkv, ends, key, context, logsumexp, tokens, count,
-            **ctx.how, **_constants(tiles),
+            **ctx.how, **tiles._asdict(),
         )  # fmt: skip
         ctx.save_for_backward(qkv, ends, key, context, logsumexp)
         return context
@@ -285,18 +285,10 @@ class _Attention(Function):
         lines = sequences * qkv.shape[2]
         launch(
             attention_query_gradients, (counts[0] * lines,), qkv, ends, key, context, logsumexp, grad, along, result,
-            sums, len(qkv), counts[0], **ctx.how, **_constants(first),
+            sums, len(qkv), counts[0], **ctx.how, **first._asdict(),
         )  # fmt: skip
         launch(
             attention_key_gradients, (counts[1] * lines,), qkv, ends, key, logsumexp, grad, along, result, sums,
-            len(qkv), counts[1], **ctx.how, **_constants(second),
+            len(qkv), counts[1], **ctx.how, **second._asdict(),
         )  # fmt: skip
         return result, None, None, None, None if sums is None else sums.sum(0).to(ctx.bias_dtype)
-
-
-def _constants(tiles: Tiles) -> dict[str, Any]:
-    """Return the keyword arguments of a launch."""
-    return {
-        "queries": tiles.queries, "keys": tiles.keys, "warps": tiles.warps, "num_stages": tiles.stages,
-        "maxnreg": tiles.registers,
-    }  # fmt: skip

@@ -17,13 +17,10 @@ from torch.autograd.graph import increment_version
 from bert.speed.kernels import columns_of, launch, warps_of
 
 _MOST_COLUMNS = 2048
-_IGNORED = -100
 
 
 @triton.jit
-def cross_entropy_forward(
-    logits, labels, losses, normalizers, width: tl.constexpr, columns: tl.constexpr, ignored: tl.constexpr
-):
+def cross_entropy_forward(logits, labels, losses, normalizers, width: tl.constexpr, columns: tl.constexpr):
     """Compute the loss of a row; store its maximum and log(sum(exp(logits - maximum))) separately, for precision."""
     row = tl.program_id(0).to(tl.int64)
     largest = tl.full((columns,), -1e30, tl.float32)
@@ -39,21 +36,19 @@ def cross_entropy_forward(
     label = tl.load(labels + row)
     # An invalid label makes the loss NaN; PyTorch's kernels abort.
     own = tl.load(logits + row * width + label, mask=(label >= 0) & (label < width), other=float("nan"))
-    tl.store(losses + row, tl.where(label == ignored, 0.0, most - own.to(tl.float32) + spread))
+    tl.store(losses + row, most - own.to(tl.float32) + spread)
     tl.store(normalizers + 2 * row, most)
     tl.store(normalizers + 2 * row + 1, spread)
 
 
 @triton.jit
-def cross_entropy_backward(
-    logits, labels, normalizers, scale, width: tl.constexpr, columns: tl.constexpr, ignored: tl.constexpr
-):
+def cross_entropy_backward(logits, labels, normalizers, scale, width: tl.constexpr, columns: tl.constexpr):
     """Overwrite a block of a row of logits with its gradient, (softmax - one-hot) x scale."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     at = logits + row * width + column
     label = tl.load(labels + row)
-    factor = tl.where(label == ignored, 0.0, tl.load(scale))
+    factor = tl.load(scale)
     value = tl.load(at, mask=column < width, other=0.0).to(tl.float32)
     value = tl.exp(value - tl.load(normalizers + 2 * row) - tl.load(normalizers + 2 * row + 1))
     tl.store(at, (value - (column == label).to(tl.float32)) * factor, mask=column < width)
@@ -62,7 +57,8 @@ def cross_entropy_backward(
 def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats, a float32 scalar, of logits [M, V] and int64 labels [M]; 0 for M = 0.
 
-    Rows with label -100 have loss 0. The backward pass overwrites the logits, so nothing else may read them.
+    A label that is no class, -100 too, makes it NaN. The backward pass overwrites the logits: nothing else may read
+    them.
     """
     result: Tensor = _CrossEntropy.apply(logits, labels)
     return result
@@ -74,7 +70,7 @@ class _CrossEntropy(Function):
         logits, labels = logits.contiguous(), labels.contiguous()
         rows, width = logits.shape
         columns = min(_MOST_COLUMNS, columns_of(width))
-        ctx.how = {"width": width, "columns": columns, "ignored": _IGNORED, "warps": warps_of(columns)}
+        ctx.how = {"width": width, "columns": columns, "warps": warps_of(columns)}
         losses, normalizers = (torch.empty(rows, count, device=logits.device) for count in (1, 2))
         launch(cross_entropy_forward, (rows,), logits, labels, losses, normalizers, **ctx.how)
         ctx.save_for_backward(logits, labels, normalizers)

@@ -252,15 +252,6 @@ def sum_squares(table: Table) -> Tensor:
     return sums
 
 
-class Update(NamedTuple):
-    """What every tensor's update needs, on the device."""
-
-    control: Tensor
-    """float32 [2]: the factor of the gradients, and 1 if nothing is updated."""
-    corrections: Tensor
-    """float32 [N, 2]: the factors that correct both moments."""
-
-
 def prepare(
     table: Table,
     sums: Tensor | None,
@@ -270,8 +261,8 @@ def prepare(
     scale: Tensor | None = None,
     found: Tensor | None = None,
     count: Tensor | None = None,
-) -> Update:
-    """Compute the factor of the gradients and the bias corrections, and count the update.
+) -> tuple[Tensor, Tensor]:
+    """Count the update; return its control and corrections (`optimizer_prepare`), which all its kernels read.
 
     Args:
         table: of the parameters.
@@ -283,7 +274,7 @@ def prepare(
         count: number of this update, float32 [1]; None counts the updates of each tensor in its own scalar.
     """
     device, tensors = table.rows.device, len(table.rows)
-    update = Update(torch.empty(2, device=device), torch.empty(tensors, 2, device=device))
+    update = torch.empty(2, device=device), torch.empty(tensors, 2, device=device)
     launch(
         optimizer_prepare, (1,), table.rows, table.settings, sums, scale, found, count, *update, tensors,
         len(table.chunks), max_norm, room, block=_BLOCK, warps=_FEW_WARPS,
@@ -365,24 +356,24 @@ def lamb_trust(rows, settings, control, sums, ratios, chunk: tl.constexpr, block
     tl.store(ratios + tl.program_id(0), ratio.to(tl.float32))
 
 
-def update_adamw(table: Table, prepared: Update) -> None:
+def update_adamw(table: Table, prepared: tuple[Tensor, Tensor]) -> None:
     """Update all parameters of a table: 28 bytes per parameter with a float32 gradient, and 2 for a copy."""
     _update(table, prepared, None, None)
 
 
-def update_lamb(table: Table, prepared: Update) -> None:
+def update_lamb(table: Table, prepared: tuple[Tensor, Tensor]) -> None:
     """Update all parameters of a table: 40 bytes per parameter with a float32 gradient, and 2 for a copy."""
     device, tensors = table.rows.device, len(table.rows)
     sums, ratios = torch.empty(len(table.chunks), 2, device=device), torch.empty(tensors, device=device)
     _update(table, prepared, sums, None)
     launch(
-        lamb_trust, (tensors,), table.rows, table.settings, prepared.control, sums, ratios, chunk=TILING["chunk"],
+        lamb_trust, (tensors,), table.rows, table.settings, prepared[0], sums, ratios, chunk=TILING["chunk"],
         block=_BLOCK, warps=_FEW_WARPS,
     )  # fmt: skip
     _update(table, prepared, None, ratios)
 
 
-def _update(table: Table, prepared: Update, sums: Tensor | None, ratios: Tensor | None) -> None:
+def _update(table: Table, prepared: tuple[Tensor, Tensor], sums: Tensor | None, ratios: Tensor | None) -> None:
     launch(
         optimizer_update, (len(table.chunks),), table.rows, table.settings, table.chunks, *prepared, sums, ratios,
         **TILING,

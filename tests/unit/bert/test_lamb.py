@@ -217,19 +217,3 @@ def test_a_scaled_step_equals_an_unscaled_one() -> None:
         scaler.step(two)
         scaler.update()
     assert all(torch.equal(a, b) for a, b in zip(plain, scaled, strict=True))
-
-
-def test_a_step_takes_no_more_scratch_than_the_largest_decayed_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    parameters = odd_parameters()
-    optimizer, _ = both(parameters)
-    trained(1, optimizer, parameters, seed=3)
-    asked: list[int] = []
-    empty = torch.empty
-
-    def spy(size: int, **options: Any) -> torch.Tensor:
-        asked.append(size)
-        return empty(size, **options)
-
-    monkeypatch.setattr(torch, "empty", spy)
-    optimizer.step()
-    assert asked == [64 * 64]

@@ -83,8 +83,6 @@ def test_cross_entropy(shape: tuple[int, int], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     leaf = (torch.randn(*shape) * 5).to(dtype).requires_grad_()
     labels = torch.randint(0, shape[1], shape[:1])
-    if shape[0] > 2:
-        labels[1] = -100
     logits = leaf * 1
     found = loss.mean_cross_entropy(logits, labels)
     mine = leaf.detach().double().requires_grad_()
@@ -104,7 +102,7 @@ def test_large_logits_lose_nothing_and_a_label_that_is_no_class_is_seen() -> Non
     torch.testing.assert_close(
         loss.mean_cross_entropy(logits, torch.tensor([0, 2])), F.cross_entropy(logits, torch.tensor([0, 2]))
     )
-    for label in (3, -1):
+    for label in (3, -1, -100):
         assert loss.mean_cross_entropy(logits, torch.tensor([0, label])).isnan()
 
 
