@@ -187,19 +187,6 @@ def test_random_levels_are_philox_whatever_the_threads(count: int) -> None:
     assert [number % 2**16 for number in found[0].tolist()] == expected[:count]
 
 
-@pytest.mark.usefixtures("loops")
-def test_random_levels_drop_what_they_should_and_are_new_each_time() -> None:
-    torch.manual_seed(0)
-    first, second = (random_levels(torch.empty(1 << 20), by_loop=True) for _ in range(2))
-    for levels in (first, second):
-        dropped = (levels < threshold(0.1)).double()
-        deviation = (0.1 * 0.9 / len(levels)) ** 0.5
-        assert abs(float(dropped.mean()) - 0.1) < 4 * deviation
-        counts = torch.bincount(levels.int() + 2**15, minlength=2**16).double()
-        assert abs(float(((counts - 16).square() / 16).sum()) - 2**16) < 5 * (2 * 2**16) ** 0.5, "chi-squared"
-    assert abs(float(((first < 0) ^ (second < 0)).double().mean()) - 0.5) < 4 * 0.5 / 2**10
-
-
 def test_other_types_and_evaluation_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.VARIABLE, "1")
     monkeypatch.setattr("bert.speed.elementwise._run", lambda *given: pytest.fail("a loop ran"))

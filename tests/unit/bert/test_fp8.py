@@ -56,23 +56,6 @@ def test_a_layer_and_its_gradients(shape: tuple[int, ...]) -> None:
         assert _off(mine, true) < 0.12
 
 
-def test_only_the_forward_pass_accumulates_fast_and_adds_the_bias(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, scaled_mm = [], torch._scaled_mm
-
-    def noted(*factors: Tensor, **options: Any) -> Tensor:
-        calls.append((options["use_fast_accum"], options["bias"] is not None, options["out_dtype"]))
-        return scaled_mm(*factors, **options)
-
-    monkeypatch.setattr(fp8.torch, "_scaled_mm", noted)
-    weight, bias = nn.Parameter(torch.ones(16, 16)), nn.Parameter(torch.full((16,), 3.0))
-    give_copies([weight], gradients=False, kind=Fp8Copy)
-    with Precision("bf16", "cpu").autocast():
-        result = linear(torch.eye(16, requires_grad=True), weight, bias)
-    assert torch.equal(result.float(), torch.full((16, 16), 4.0))
-    result.sum().backward()
-    assert calls == [(True, True, torch.bfloat16), *[(False, False, torch.bfloat16)] * 2]
-
-
 def test_a_cast_weight_is_never_behind() -> None:
     weight, bias = nn.Parameter(torch.ones(16, 16)), torch.zeros(16)
     give_copies([weight], gradients=False, kind=Fp8Copy)

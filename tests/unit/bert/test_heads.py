@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from bert.model.config import ModelConfig
-from bert.model.heads import MaskedWordHead, gather_positions, mean_cross_entropy
+from bert.model.heads import MaskedWordHead, mean_cross_entropy
 
 VOCAB = 21
 CONFIG = ModelConfig(num_layers=1, hidden_size=16, num_heads=2, intermediate_size=8, vocab_size=VOCAB)
@@ -39,15 +39,6 @@ def test_vocabulary_without_padding_has_no_padding_bias():
     assert head.bias.shape == (VOCAB,) and (head.bias == 0).all()
 
 
-def test_positions_are_row_times_length_plus_column():
-    hidden = torch.arange(24.0).view(2, 4, 3)
-    assert gather_positions(hidden, torch.tensor([0, 3, 6])).tolist() == [
-        hidden[0, 0].tolist(),
-        hidden[0, 3].tolist(),
-        hidden[1, 2].tolist(),
-    ]
-
-
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_cross_entropy_is_computed_in_float32(dtype, autocast):
@@ -58,12 +49,3 @@ def test_cross_entropy_is_computed_in_float32(dtype, autocast):
     expected = -logits.double().log_softmax(-1)[torch.arange(50), labels].mean()
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-
-
-def test_no_prediction_gives_zero_loss_and_zero_gradients():
-    head, embedding = head_and_embedding()
-    hidden = torch.randn(0, 16, requires_grad=True)
-    loss = mean_cross_entropy(head(hidden, embedding), torch.empty(0, dtype=torch.long))
-    loss.backward()
-    assert loss.item() == 0.0
-    assert all((parameter.grad == 0).all() for parameter in (embedding, *head.parameters()))

@@ -9,12 +9,7 @@ import torch
 from support.plain_optimizers import PlainLamb
 from torch import nn
 
-from bert.model.config import ModelConfig
-from bert.model.heads import BertForPretraining
 from bert.optim.lamb import Lamb
-from bert.optim.registry import lamb
-
-CONFIG = ModelConfig(num_layers=2, hidden_size=16, num_heads=2, intermediate_size=32, vocab_size=21, max_positions=8)
 
 
 def odd_parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
@@ -128,18 +123,6 @@ def test_first_step_worked_by_hand() -> None:
     assert parameter.tolist() == [pytest.approx([3 - 2.5 * length, 4 - 3 * length], rel=1e-6)]
 
 
-def test_a_model_with_tied_embeddings_equals_the_plain_formulas() -> None:
-    torch.manual_seed(0)
-    model = BertForPretraining(CONFIG)
-    optimizer = lamb(model, learning_rate=0.02)
-    parameters = list(model.parameters())
-    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    assert len(decays) == len(parameters) == len({id(p) for p in parameters}), "a tied parameter counts once"
-    plain = PlainLamb([p.detach().double() for p in parameters], [decays[id(p)] for p in parameters])
-    assert isinstance(optimizer, Lamb)
-    run_both(parameters, optimizer, plain, random_gradients(parameters, 4, 0.3))
-
-
 def test_large_tensors_are_clipped_and_scaled_by_their_exact_norms() -> None:
     # Squares of a whole large tensor added up in one float32 are 0.1 % off.
     parameters = [nn.Parameter(torch.full((4096, 1024), 0.02)), nn.Parameter(torch.full((64, 64), 0.5))]
@@ -172,48 +155,3 @@ def test_a_restored_state_continues_bit_by_bit() -> None:
     assert restored.steps == 5
     assert all(torch.equal(a, b) for a, b in zip(trained(5, restored, again, seed=4), expected, strict=True))
     assert restored.steps == 10
-
-
-def test_the_state_is_two_moments_of_the_parameters_and_plain_numbers() -> None:
-    parameters = odd_parameters()
-    optimizer, _ = both(parameters)
-    trained(1, optimizer, parameters, seed=3)
-    state = optimizer.state_dict()
-    assert {tuple(sorted(each)) for each in state["state"].values()} == {("exp_avg", "exp_avg_sq")}
-    assert [group["step"] for group in state["param_groups"]] == [1, 1]
-    assert all(type(group["step"]) is int for group in state["param_groups"])
-
-
-def test_an_overflow_found_by_the_scaler_skips_the_step_and_does_not_count() -> None:
-    parameters = odd_parameters()
-    optimizer, _ = both(parameters)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    trained(2, optimizer, parameters, seed=3)
-    before, moments = [p.detach().clone() for p in parameters], copy.deepcopy(optimizer.state_dict()["state"])
-    for poison in (math.inf, math.nan):
-        scaler.scale(torch.zeros(1))
-        for parameter in parameters:
-            parameter.grad = torch.ones_like(parameter)
-        parameters[0].grad[0, 0] = poison  # type: ignore[index]
-        scaler.step(optimizer)
-        scaler.update()
-    assert optimizer.steps == 2 and scaler.get_scale() == 1.0
-    assert all(torch.equal(p.detach(), value) for p, value in zip(parameters, before, strict=True))
-    for index, state in optimizer.state_dict()["state"].items():
-        assert all(torch.equal(state[name], moments[index][name]) for name in state)
-
-
-def test_a_scaled_step_equals_an_unscaled_one() -> None:
-    plain, scaled = odd_parameters(), odd_parameters()
-    one, _ = both(plain)
-    two, _ = both(scaled)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for each in random_gradients(plain, 3, 0.5):
-        scaler.scale(torch.zeros(1))
-        for first, second, gradient in zip(plain, scaled, each, strict=True):
-            assert gradient is not None
-            first.grad, second.grad = gradient.clone(), gradient * 1024
-        one.step()
-        scaler.step(two)
-        scaler.update()
-    assert all(torch.equal(a, b) for a, b in zip(plain, scaled, strict=True))

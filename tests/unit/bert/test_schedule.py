@@ -35,12 +35,6 @@ def test_constant_climbs_and_stays() -> None:
     assert rates("constant", 10, 0.4) == pytest.approx([0.25, 0.5, 0.75, *[1.0] * 7])
 
 
-def test_cyclic_rises_and_falls_between_a_quarter_and_the_base_rate() -> None:
-    # Half a cycle is 0.2 of 10 steps: two up, two down.
-    expected = [0.625, 1.0, 0.625, 0.25, 0.625, 1.0, 0.625, 0.25, 0.625, 1.0]
-    assert rates("cyclic", 10, 0.2) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("half", [1, 3, 7, 40])
 def test_cyclic_is_pytorchs_triangular_cycliclr(half: int) -> None:
     weight = torch.nn.Parameter(torch.zeros(1))

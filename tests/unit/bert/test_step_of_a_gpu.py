@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from support.gpu_step import ATTENTION, ATTENTION_KERNELS, GEMMS, Call, Launches, Step, counted_launches, step_of
+from support.gpu_step import ATTENTION, ATTENTION_KERNELS, GEMMS, Call, Step, step_of
 from support.triton_needed import need_triton
 
 from bert.model.config import ModelConfig
 from bert.speed.attention import FLASH
-from bert.speed.fp8 import INPUT, Scales
 from common.train_spec import TrainSpec
 
 LENGTHS = [256] * 63 + [208]  # 16 x 1,021 tokens: nothing else has as many elements
@@ -93,10 +92,6 @@ def test_the_budget(text: str) -> None:
     assert measured(text) == BUDGETS[text], dict(step(text, LAYERS + 1).passes.calls - step(text, LAYERS).passes.calls)
 
 
-def test_the_fused_path_moves_at_most_78_bytes() -> None:
-    assert BUDGETS["fast bf16"].bytes <= 78 < BUDGETS["fast bf16 without Triton"].bytes
-
-
 @pytest.mark.parametrize("text", BUDGETS)
 def test_every_parameter_has_a_gradient_and_the_loss_is_wide(text: str) -> None:
     found = step(text, LAYERS)
@@ -171,37 +166,3 @@ def test_attention_by_operators_drops_out_and_sees_whole_sequences(text: str, mo
             assert given[longest] == max(LENGTHS)
     for call in backward:  # recomputes the mask of the forward pass
         assert {name for name in call.arguments if "seed" in name or "rng" in name}
-
-
-def test_a_copy_more_in_each_layer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "fast bf16"
-    before = measured(text)
-    from bert.speed.layers import FastLayer
-
-    forward = FastLayer.forward
-
-    def copying(self: FastLayer, *given: object) -> object:
-        result = forward(self, *given)  # type: ignore[arg-type]
-        return type(result)(*(one.clone() for one in result[:2]))  # type: ignore[index]
-
-    monkeypatch.setattr(FastLayer, "forward", copying)
-    step.cache_clear()
-    try:
-        after = measured(text)
-    finally:
-        step.cache_clear()
-    assert after.kernels > before.kernels and after.bytes >= before.bytes + 8
-
-
-def test_a_cast_to_fp8_both_ways_moves_4_bytes_an_element(monkeypatch: pytest.MonkeyPatch) -> None:
-    need_triton()
-    values, scales = torch.empty(TOKENS, HIDDEN, dtype=torch.bfloat16, device="meta"), Scales()
-    scales.add(values.device)
-    for most in (6, 4):  # the first update reads a tensor once before
-        counted = Launches()
-        with monkeypatch.context() as patch, counted_launches(counted, patch), counted:
-            low, transposed, _ = scales.quantize(values, 0, INPUT)
-        assert low.shape == (TOKENS, HIDDEN) and transposed.shape == (HIDDEN, TOKENS)
-        assert low.dtype == transposed.dtype == torch.float8_e4m3fn
-        assert round(sum(counted.bytes.values()) / values.numel(), 1) == most
-        scales.renew()

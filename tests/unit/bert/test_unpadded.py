@@ -55,13 +55,6 @@ def test_a_layout_holds_places_positions_and_ends() -> None:
     assert batch_of([4, 4], 4).laid_out().layout is None, "without padding there is nothing to lay out"
 
 
-def test_gradients_go_back_to_where_tokens_came_from() -> None:
-    layout = batch_of([3, 1, 2], 4).laid_out().layout
-    assert layout is not None
-    tokens = torch.randn(layout.tokens, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(layout.put_back, (tokens,))
-
-
 def test_a_layout_goes_with_its_batch_to_the_device() -> None:
     batch = batch_of([3, 1, 2], 4).laid_out()
     away = batch.to(torch.device("meta"))

@@ -182,23 +182,6 @@ def test_updates_are_those_of_torch_given_the_same_gradients(
             )
 
 
-def test_state_goes_on_in_torchs_optimizer_and_back() -> None:
-    quick = model()
-    ours = adamw(quick, 1e-2)
-    _run(ours, quick, 2, None)
-    plain = copy.deepcopy(quick)
-    theirs = torch.optim.AdamW(parameter_groups(plain, 0.01), lr=1e-2, eps=1e-6, fused=True)
-    theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
-    again = model()
-    again.load_state_dict(quick.state_dict())
-    ours_again = adamw(again, 1e-2)
-    ours_again.load_state_dict(copy.deepcopy(theirs.state_dict()))
-    _run(ours, quick, 1, None)
-    _run(ours_again, again, 1, None)
-    for own, other in zip(quick.parameters(), again.parameters(), strict=True):
-        assert torch.equal(own, other)
-
-
 def test_memory_of_gradients_is_used_again() -> None:
     quick = model()
     optimizer = adamw(quick, 1e-3)
