@@ -5,7 +5,7 @@
 The real books and the wiki excerpt are made sentence text by the stages of the project. Then, in turns and in this
 process: `encode_batch` of the tokenizers library on all sentences; the stages tokens and hdf5 with one worker, dupe
 factor 1 and 3; the same text in shards with one worker and with two, whose processes have been started before; and the
-published algorithm in plain Python, with its own tokenizer and with the library's. All sides use one thread per
+published algorithm in plain Python, with its own tokenizer. All sides use one thread per
 process. With --previous, a checkout of an earlier commit (`git worktree add DIR COMMIT`), also its "one worker", each
 in a process of its own whose start does not count. Afterwards the same on the text repeated to 50 MB (not with
 --quick).
@@ -98,7 +98,6 @@ DEMANDS = (
     ),
     Demand("published algorithm / one worker", "published", "one worker", least=5.0),
     Demand("published algorithm / two workers", "published", "two workers, in shards", least=8.0),
-    Demand("the same with the library's tokenizer / one worker", "plain", "one worker"),
 )
 
 
@@ -155,8 +154,7 @@ class Bench:
             "one worker, dupe factor 3": lambda: self.ours([self.whole], 3),
             "one worker, in shards": lambda: self.ours(self.shards, 1),
             "two workers, in shards": lambda: self.ours(self.shards, 1, workers=2),
-            "published": lambda: self.plain(library=False),
-            "plain": lambda: self.plain(library=True),
+            "published": self.published,
         }
         if self.previous is not None:
             found["previous, one worker"] = self.earlier
@@ -195,8 +193,8 @@ class Bench:
         command = [sys.executable, __file__, "--once", str(self.whole), str(self.vocabulary_path), str(self.scratch)]
         return float(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
-    def plain(self, library: bool) -> float:
-        """Do the same with the published algorithm in plain Python, with or without the library's tokenizer."""
+    def published(self) -> float:
+        """Do the same with the published algorithm and tokenizer in plain Python."""
         begun = time.perf_counter()
         plain_pretraining.make(
             [self.whole],
@@ -204,7 +202,6 @@ class Bench:
             self.scratch / "plain.hdf5",
             seq_len=SEQ_LEN,
             max_predictions=MAX_PREDICTIONS,
-            library=library,
         )
         return time.perf_counter() - begun
 

@@ -161,14 +161,6 @@ def read_documents(paths: list[Path], encode: Callable[[str], list[int]]) -> lis
     return [document for document in documents if document]
 
 
-def library_tokenizer(vocabulary: Path, lower_case: bool) -> Callable[[str], list[int]]:
-    """Return the tokenizers library's own BERT tokenizer."""
-    from tokenizers import BertWordPieceTokenizer
-
-    tokenizer = BertWordPieceTokenizer(str(vocabulary), lowercase=lower_case)
-    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
-
-
 def pieces_of(vocabulary: Path) -> list[str]:
     """Return the pieces of a vocab.txt in order."""
     return vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -216,14 +208,13 @@ def make(
     dupe_factor: int = 1,
     seed: int = 12345,
     lower_case: bool = True,
-    library: bool = False,
 ) -> int:
     """Turn sentence text into one HDF5 file; return how many instances it holds.
 
-    The tokenizer is the published one in plain Python, or, with `library`, that of the tokenizers library.
+    The tokenizer is the published one in plain Python.
     """
     pieces = pieces_of(vocabulary)
-    encode = library_tokenizer(vocabulary, lower_case) if library else PlainTokenizer(pieces, lower_case).encode
+    encode = PlainTokenizer(pieces, lower_case).encode
     settings = Settings(
         seq_len=seq_len,
         max_predictions=max_predictions,
