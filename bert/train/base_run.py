@@ -11,7 +11,6 @@ import torch
 
 from bert.checkpoints.read import Found, checkpoint_path
 from bert.data.batch import Batch
-from bert.data.batches import DataSpec
 from bert.observer import Observer, Observers, StepResult
 from bert.optim.precision import Precision
 from bert.optim.registry import OPTIMIZERS, SELF_CLIPPING
@@ -77,8 +76,7 @@ class Run:
         self.spec = data_spec(settings, strategy)
         self.data: DataIdentity = strategy.together(lambda: self.task.identify(self.spec))
         self.vocabulary = strategy.together(lambda: vocabulary_text(self.data))
-        self.evaluations = Evaluations(settings, self.task, strategy, self.warn)
-        self.evaluations.open(self.spec, self.data)
+        self.evaluations = Evaluations(self)
         self.checkpoint: Path | None = None
         self.log = LossLog(self.task if tells_parts else None, self.counts, settings)
         self.model_observer = asked.observer
@@ -217,29 +215,23 @@ class Evaluations:
 
     Raises:
         UsageError: the deciding score is not one of the task's.
+        InputError: the data to evaluate on are missing, damaged, or do not fit.
     """
 
-    def __init__(self, settings: TrainSettings, task: Task, strategy: Strategy, warn: Callable[[str], None]) -> None:
+    def __init__(self, run: Run) -> None:
+        """Open what a run is to be evaluated on; every rank must call it."""
         self.latest: Evaluation | None = None
         self.best: Best | None = None
-        self._every = settings.eval_every
-        self._steps = settings.steps
-        self._wanted = EvaluationSpec(source=settings.eval_data, samples=settings.eval_samples)
-        self._task = task
-        self._score, self._higher_is_better = deciding(task, settings.best_by)
-        self._strategy = strategy
-        self._warn = warn
+        self._run = run
+        self._every = run.settings.eval_every
+        self._score, self._higher_is_better = deciding(run.task, run.settings.best_by)
         self._evaluator: Evaluator | None = None
         self._evaluated = 0  # updates of the run when the latest one was made, or it began
-
-    def open(self, spec: DataSpec, data: DataIdentity) -> None:
-        """Open what to evaluate on, if the run is to be evaluated; every rank must call it. Raises InputError."""
-        if self._every == 0:
-            return
-        if data.fingerprint is None:
-            self._warn("synthetic data has no test shards and no answers: the run is not evaluated")
-            return
-        self._evaluator = self._strategy.together(lambda: self._task.evaluator(spec, self._wanted))
+        wanted = EvaluationSpec(source=run.settings.eval_data, samples=run.settings.eval_samples)
+        if self._every and run.data.fingerprint is None:
+            run.warn("synthetic data has no test shards and no answers: the run is not evaluated")
+        elif self._every:
+            self._evaluator = run.strategy.together(lambda: run.task.evaluator(run.spec, wanted))
 
     def take_over(self, state: TrainState, folder: Path) -> None:
         """Resume from a checkpoint in `folder`, with its best evaluation if new ones can be compared with it."""
@@ -248,7 +240,7 @@ class Evaluations:
         before, applied = state.settings, state.applied_steps
         made = before.eval_every > 0 and (applied >= before.steps or applied % before.eval_every == 0)
         # After the last update there is no next evaluation to choose the best by.
-        none_follows = applied >= self._steps and state.best is not None and self.best is None
+        none_follows = applied >= self._run.settings.steps and state.best is not None and self.best is None
         self._evaluated = applied if self.latest is not None and made and not none_follows else -1
 
     def due(self, applied_steps: int, done: bool) -> bool:
@@ -260,11 +252,11 @@ class Evaluations:
         """Evaluate the model, without what the strategy wraps around it; every rank must call it."""
         assert self._evaluator is not None
         began = time.perf_counter()
-        self.latest = evaluate(model, self._evaluator, self._strategy, precision)
+        self.latest = evaluate(model, self._evaluator, self._run.strategy, precision)
         self._evaluated = applied_steps
         name = self._score
         if name not in self.latest.values:
-            self._warn(f"the evaluation returned no {name}, which selects the best checkpoint")
+            self._run.warn(f"the evaluation returned no {name}, which selects the best checkpoint")
         value = float(self.latest.values.get(name, math.nan))
         gain = math.inf if self.best is None else value - self.best.value
         best = math.isfinite(value) and (gain if self._higher_is_better or self.best is None else -gain) > 0
@@ -277,11 +269,11 @@ class Evaluations:
         if best is None or self._evaluator is None:
             return best
         name = checkpoint_path(folder, best.applied_steps).name
-        gone = self._strategy.any_rank(not (folder / name).is_dir())
+        gone = self._run.strategy.any_rank(not (folder / name).is_dir())
         if not gone and (best.score, best.data) == (self._score, self._evaluator.fingerprint):
             return best
         why = "is missing" if gone else f"was so by {best.score}" if best.score != self._score else "on other samples"
-        self._warn(f"{name}, the best checkpoint so far, {why}: the next evaluation counts as the best")
+        self._run.warn(f"{name}, the best checkpoint so far, {why}: the next evaluation counts as the best")
         return None
 
 
