@@ -165,10 +165,8 @@ def add_rows(weight: Tensor, ids: Tensor, rows: Tensor, padding: int) -> None:
         copy = copy_of(weight)
         spare = None if copy is None else copy.take_spare()
         weight.grad = torch.zeros_like(weight, dtype=LOW) if spare is None else spare.zero_()
-    if rows.device.type == "cpu":
-        _add_used(weight.grad, ids, rows, padding)
-    else:
-        _add_all(weight.grad, ids, rows, padding)
+    add = _add_used if rows.device.type == "cpu" else _add_all
+    add(weight.grad, ids, rows, padding)
 
 
 def _add_all(total: Tensor, ids: Tensor, rows: Tensor, padding: int) -> None:

@@ -7,8 +7,7 @@ registers. Transformer Engine's default is the same.
 
 With Triton one kernel casts, transposes and finds the magnitude: 4 bytes per element (bert.speed.kernels.quantize). On
 an H100 FP8 is 1.15 x as fast as bf16 at batch 128 (docs/results/2026-11-26-h100.md), and slower than it with PyTorch's
-functions. The tests compare both with float32 on a CPU, where PyTorch has the same
-operator.
+functions. The tests compare both with float32 on a CPU, where PyTorch has the same operator.
 
 Scales come from the magnitudes of earlier updates: delayed scaling, as in Transformer Engine. A tensor is divided by
 its scale before the cast. The scale maps twice the largest magnitude of the last 16 updates to the largest number of
@@ -73,7 +72,6 @@ class Scales:
     """The scales of the linear layers of a model, on one device."""
 
     def __init__(self) -> None:
-        self._layers = 0
         self._history = self._largest = torch.empty(0)
         # Views of single numbers, by layer and role, made once: a cast then needs no indexing.
         self._scale_of: list[Tensor | None] = []
@@ -82,11 +80,11 @@ class Scales:
 
     def add(self, device: torch.device) -> int:
         """Add a linear layer on a device; return its number. All must be added before the first is used."""
-        self._layers += 1
-        self._history = torch.zeros(HISTORY, self._layers, len(FORMATS), device=device)
+        layer = len(self._scale_of) // len(FORMATS)
+        self._history = torch.zeros(HISTORY, layer + 1, len(FORMATS), device=device)
         self._largest = torch.zeros_like(self._history[0])
         self._scale_of, self._largest_of = [None] * self._largest.numel(), self._largest.view(-1).unbind()
-        return self._layers - 1
+        return layer
 
     def quantize(self, values: Tensor, layer: int, role: int, record: bool = True) -> Quantized:
         """Return values [..., C] in FP8; the arguments are those of `cast`."""

@@ -50,7 +50,7 @@ class FastEmbeddings(Embeddings):
             places = self.places(input_ids, token_type_ids, further, columns)
             summed = add_embedding(places, input_ids, self.word.weight, PAD_TOKEN_ID)
             return dropout(self.norm(summed), self.dropout, self.training)
-        from bert.speed.kernels.embedding import Tokens, embed
+        from bert.speed.kernels.vocabulary import embed
 
         if columns is None:
             columns = torch.arange(input_ids.shape[-1], device=input_ids.device).expand_as(input_ids)
@@ -60,7 +60,7 @@ class FastEmbeddings(Embeddings):
         elif segments is not None and token_type_ids is None:
             token_type_ids = torch.zeros_like(input_ids)
         return embed(
-            (self.word.weight, self.position.weight, segments), Tokens(input_ids, columns, token_type_ids), self.norm,
+            (self.word.weight, self.position.weight, segments), (input_ids, columns, token_type_ids), self.norm,
             self.dropout if self.training else 0.0, product_dtype(self.word.weight), PAD_TOKEN_ID,
         )  # fmt: skip
 
@@ -155,7 +155,7 @@ class FastMaskedWordHead(MaskedWordHead):
         """As MaskedWordHead.loss; a GPU overwrites the logits with their gradient: nothing else may read them."""
         if not usable(logits):
             return super().loss(logits, labels)
-        from bert.speed.kernels.loss import mean_cross_entropy
+        from bert.speed.kernels.vocabulary import mean_cross_entropy
 
         return mean_cross_entropy(logits, labels)
 

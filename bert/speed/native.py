@@ -47,8 +47,8 @@ def loops() -> ctypes.CDLL | None:
 
     None where they cannot be compiled, or are not wanted.
     """
-    found = _loaded()
-    return found if isinstance(found, ctypes.CDLL) and os.environ.get(VARIABLE) != "0" else None
+    found = None if os.environ.get(VARIABLE) == "0" else _loaded()
+    return found if isinstance(found, ctypes.CDLL) else None
 
 
 def loops_missing() -> MissingToolError | None:

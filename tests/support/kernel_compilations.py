@@ -24,7 +24,7 @@ from bert.optim.fused import FusedAdamW, FusedLamb
 from bert.speed import kernels
 from bert.speed.copies import give_copies
 from bert.speed.fp8 import GRADIENT, Cast, Fp8Copy, OutputGradient
-from bert.speed.kernels import attention, embedding, gelu, loss, norm, optimizers, quantize
+from bert.speed.kernels import attention, gelu, norm, optimizers, quantize, vocabulary
 
 ARCHITECTURES = (80, 90, 100)
 FP8_FROM = 89  # no cast to E4M3 before
@@ -73,10 +73,10 @@ def ends(rows: int, dtype: torch.dtype, bare: bool) -> None:
     """Run what embeddings, the loss and FP8 launch."""
     ids = numbers(rows, dtype=torch.int64)
     tables = numbers(WORDS, HIDDEN), numbers(512, HIDDEN), None if bare else numbers(2, HIDDEN)
-    tokens = embedding.Tokens(ids, ids, None if bare else ids)
+    tokens = ids, ids, None if bare else ids
     plain = torch.nn.LayerNorm(HIDDEN, device=DEVICE)
-    embedding.embed(tables, tokens, plain, 0.0 if bare else 0.1, dtype, 0).sum().backward()
-    loss.mean_cross_entropy(numbers(rows, WORDS, dtype=dtype) * 1, ids).backward()
+    vocabulary.embed(tables, tokens, plain, 0.0 if bare else 0.1, dtype, 0).sum().backward()
+    vocabulary.mean_cross_entropy(numbers(rows, WORDS, dtype=dtype) * 1, ids).backward()
     if Driver.architecture >= FP8_FROM and dtype == torch.bfloat16:
         values, scalars = numbers(rows, HIDDEN, dtype=dtype).detach(), numbers(3).detach()
         for number, form in enumerate((torch.float8_e4m3fn, torch.float8_e5m2)):  # whichever way scalars are aligned
@@ -131,7 +131,7 @@ def launched() -> list[dict[str, Any]]:
             **resources(code.asm["cubin"], re.search("cvt.*e[45]m[32]", code.asm["ptx"]) is not None),
         })  # fmt: skip
 
-    for module in (norm, gelu, attention, loss, embedding, quantize, optimizers):
+    for module in (norm, gelu, attention, vocabulary, quantize, optimizers):
         module.launch = launch  # type: ignore[attr-defined]
     kernels.DEVICES.add("meta")
     driver.set_active(Driver())

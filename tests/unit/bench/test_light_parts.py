@@ -174,12 +174,12 @@ def test_fused_parts_hold_the_casts_and_sums_between_the_layers(monkeypatch: pyt
 
 def test_kernels_between_the_gemms_leave_casts_to_fp8_out(monkeypatch: pytest.MonkeyPatch) -> None:
     need_triton()
-    from bert.speed.kernels import embedding, gelu, loss, norm, quantize
+    from bert.speed.kernels import gelu, norm, quantize, vocabulary
 
     launched: list[str] = []
     step = subject("pretrain", "fp8")
     monkeypatch.setattr(kernels, "DEVICES", {"cpu"})
-    for module in (embedding, gelu, loss, norm, quantize):
+    for module in (gelu, norm, quantize, vocabulary):
         monkeypatch.setattr(module, "launch", lambda kernel, *given, **more: launched.append(kernel.fn.__name__))
     parts = {part.component.name: part for part in make_parts(again(step))}
     rows, inner = step.extent.tokens, SHAPE.intermediate_size

@@ -1,21 +1,28 @@
-"""Sum of word, position and segment embeddings, LayerNorm and dropout in one pass.
+"""What a vocabulary is read for: embeddings with LayerNorm and dropout in one pass, and cross-entropy.
 
-Shapes: T tokens, V words, S positions, K segments, H hidden width, P programs.
+Cross-entropy reads the logits once; the backward pass overwrites them with their gradient. PyTorch writes the logits in
+float32 and their log-softmax, then the gradient in float32 and in 16 bits.
+
+Shapes: T tokens, V words, S positions, K segments, H hidden width, P programs; M rows of logits.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
+from torch.autograd.graph import increment_version
 
 from bert.speed.copies import add_rows, has_low_gradients
 from bert.speed.kernels import columns_of, dropout_constants, launch, programs, random_key, warps_of
 from bert.speed.kernels.norm import kept
 
+Tokens = tuple[Tensor, Tensor, Tensor | None]
+"""Row numbers of tokens in the tables of words, positions and segments, int64 [...] each."""
 _NO_PADDING = -1
+_MOST_COLUMNS = 2048
 
 
 @triton.jit
@@ -87,14 +94,6 @@ def embedding_layer_norm_backward(
     tl.store(sums + program * 2 * width + width + column, of_shift, mask=here)
 
 
-class Tokens(NamedTuple):
-    """Row numbers of tokens in the embedding tables, int64 [...] each."""
-
-    ids: Tensor
-    columns: Tensor
-    types: Tensor | None
-
-
 def embed(
     tables: tuple[Tensor, Tensor, Tensor | None],
     tokens: Tokens,
@@ -129,30 +128,16 @@ class _Embed(Function):
         ctx: Any, words: Tensor, positions: Tensor, segments: Tensor | None, weight: Tensor, shift: Tensor,
         tokens: Tokens, eps: float, probability: float, dtype: torch.dtype, padding: int, held: tuple[Tensor] | None,
     ) -> Tensor:  # fmt: skip
-        width, rows, columns = words.shape[1], tokens.ids.numel(), columns_of(words.shape[1])
+        width, rows, columns = words.shape[1], tokens[0].numel(), columns_of(words.shape[1])
         ctx.how = {"width": width, "columns": columns, "warps": warps_of(columns), **dropout_constants(probability)}
         key = random_key(words) if ctx.how["dropped"] else None
-        tables = [table if table is None else table.contiguous() for table in (words, positions, segments)]
-        which = [tokens.ids, tokens.columns, None if segments is None else tokens.types]
-        numbers = [each if each is None else each.contiguous() for each in which]
-        result = torch.empty(*tokens.ids.shape, width, dtype=dtype, device=words.device)
+        which = [*tokens[:2], None if segments is None else tokens[2]]
+        read = [each if each is None else each.contiguous() for each in (words, positions, segments, *which)]
+        result = torch.empty(*tokens[0].shape, width, dtype=dtype, device=words.device)
         # Two allocations: the second half of a shared one may be unaligned, and needs another compilation.
         mean, inverse = (torch.empty(rows, device=words.device) for _ in range(2))
-        launch(
-            embedding_layer_norm_forward,
-            (rows,),
-            *tables,
-            *numbers,
-            weight,
-            shift,
-            key,
-            result,
-            mean,
-            inverse,
-            eps,
-            **ctx.how,
-        )
-        ctx.save_for_backward(*tables, *numbers, weight, key, mean, inverse)
+        launch(embedding_layer_norm_forward, (rows,), *read, weight, shift, key, result, mean, inverse, eps, **ctx.how)
+        ctx.save_for_backward(*read, weight, key, mean, inverse)
         ctx.padding, ctx.held = padding, held
         return result
 
@@ -185,3 +170,72 @@ class _Embed(Function):
             of_table(0, words, ids, ctx.padding), of_table(1, positions, columns, _NO_PADDING), of_segments,
             of_weight, of_shift, *(None,) * 6,
         )  # fmt: skip
+
+
+@triton.jit
+def cross_entropy_forward(logits, labels, losses, normalizers, width: tl.constexpr, columns: tl.constexpr):
+    """Compute the loss of a row; store its maximum and log(sum(exp(logits - maximum))) separately, for precision."""
+    row = tl.program_id(0).to(tl.int64)
+    largest = tl.full((columns,), -1e30, tl.float32)
+    total = tl.zeros((columns,), tl.float32)
+    for first in tl.range(0, width, columns):
+        column = first + tl.arange(0, columns)
+        value = tl.load(logits + row * width + column, mask=column < width, other=-float("inf")).to(tl.float32)
+        larger = tl.maximum(largest, value)
+        total = total * tl.exp(largest - larger) + tl.exp(value - larger)
+        largest = larger
+    most = tl.max(largest, 0)
+    spread = tl.log(tl.sum(total * tl.exp(largest - most), 0))
+    label = tl.load(labels + row)
+    # An invalid label makes the loss NaN; PyTorch's kernels abort.
+    own = tl.load(logits + row * width + label, mask=(label >= 0) & (label < width), other=float("nan"))
+    tl.store(losses + row, most - own.to(tl.float32) + spread)
+    tl.store(normalizers + 2 * row, most)
+    tl.store(normalizers + 2 * row + 1, spread)
+
+
+@triton.jit
+def cross_entropy_backward(logits, labels, normalizers, scale, width: tl.constexpr, columns: tl.constexpr):
+    """Overwrite a block of a row of logits with its gradient, (softmax - one-hot) x scale."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    at = logits + row * width + column
+    label = tl.load(labels + row)
+    factor = tl.load(scale)
+    value = tl.load(at, mask=column < width, other=0.0).to(tl.float32)
+    value = tl.exp(value - tl.load(normalizers + 2 * row) - tl.load(normalizers + 2 * row + 1))
+    tl.store(at, (value - (column == label).to(tl.float32)) * factor, mask=column < width)
+
+
+def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross-entropy in nats, a float32 scalar, of logits [M, V] and int64 labels [M]; 0 for M = 0.
+
+    A label that is no class, -100 too, makes it NaN. The backward pass overwrites the logits: nothing else may read
+    them.
+    """
+    result: Tensor = _CrossEntropy.apply(logits, labels)
+    return result
+
+
+class _CrossEntropy(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        logits, labels = logits.contiguous(), labels.contiguous()
+        rows, width = logits.shape
+        columns = min(_MOST_COLUMNS, columns_of(width))
+        ctx.how = {"width": width, "columns": columns, "warps": warps_of(columns)}
+        losses, normalizers = (torch.empty(rows, count, device=logits.device) for count in (1, 2))
+        launch(cross_entropy_forward, (rows,), logits, labels, losses, normalizers, **ctx.how)
+        ctx.save_for_backward(logits, labels, normalizers)
+        mean: Tensor = losses.sum() / max(rows, 1)
+        return mean
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        logits, labels, normalizers = ctx.saved_tensors
+        rows, width = logits.shape
+        scale, blocks = grad.float() / max(rows, 1), -(-width // ctx.how["columns"])
+        launch(cross_entropy_backward, (rows, blocks), logits, labels, normalizers, scale, **ctx.how)
+        increment_version(logits)  # a second backward pass fails
+        return logits, None
