@@ -28,11 +28,6 @@ class RowTraining(TrainCli):
             "--micro-batch-size", str(GLOBAL_BATCH // ranks // 2), *more,
         )  # fmt: skip
 
-    def command(self, *more: str) -> list[str]:
-        words = super().command(*more)
-        words[words.index("pretrain")] = self.task
-        return words
-
     def finish(self) -> None:
         self.run()
         assert self.state()["finished"]

@@ -117,6 +117,8 @@ STEPS = 24
 class TrainCli(Cli):
     """One run directory, and the command with the options that the whole run keeps."""
 
+    task = "pretrain"
+
     def __init__(self, data: Path, out: Path, ranks: int = 1, steps: int = STEPS) -> None:
         super().__init__(out)
         self.ranks = ranks
@@ -124,7 +126,7 @@ class TrainCli(Cli):
         self.options = (*SMALL_TRAINING, *batches, "--steps", str(steps), "--data", str(data), "--out", str(out))
 
     def command(self, *more: str) -> list[str]:
-        return self.argv("train", "pretrain", *self.options, *more)
+        return self.argv("train", self.task, *self.options, *more)
 
     def curve(self) -> str:
         path = self.out / "curve.csv"

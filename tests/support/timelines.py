@@ -27,6 +27,11 @@ def table(rows: Rows, columns: dict[str, str]) -> pd.DataFrame:
     return frame.sort_values("start", kind="stable", ignore_index=True)
 
 
+def filled(rows: Rows, least: int, *defaults: Any) -> Rows:
+    """Return rows of at least so many values with those that they leave out."""
+    return [(*row, *defaults[len(row) - least :]) for row in rows]
+
+
 def timeline(
     rank: int | None = 0,
     *,
@@ -54,13 +59,10 @@ def timeline(
         world_size: ranks of the job.
     """
     launched = {**KERNEL_COLUMNS, "correlation_id": "int64"}
-    works = [(*row, *(-1, "kernel")[len(row) - 6 :]) if len(row) < 6 else row for row in kernels]
-    calls = [(*row, *(-1, "main")[len(row) - 5 :]) if len(row) < 5 else row for row in api]
-    spans = [(*row, "main") if len(row) < 4 else row for row in ranges]
-    called = [(*row, *("main", True)[len(row) - 5 :]) if len(row) < 5 else row for row in operators]
     device = 0 if kernels else -1
-    rest = (-1, -1, 7 if kernels else -1, "", -1, -1)
-    talks = [(*row, *rest[len(row) - 9 :]) if len(row) < 9 else row for row in collectives]
+    works, calls = filled(kernels, 4, -1, "kernel"), filled(api, 3, -1, "main")
+    spans, called = filled(ranges, 3, "main"), filled(operators, 3, "main", True)
+    talks = filled(collectives, 3, -1, -1, 7 if kernels else -1, "", -1, -1)
     return Timeline(
         rank=rank,
         steps=table(steps, STEP_COLUMNS),
