@@ -70,15 +70,15 @@ def odd_file(path: Path) -> Path:
     return dataset(path, paragraph(ODD, *questions), paragraph(" 1066", question("lead", "why?", (" 1066", 0))))
 
 
-@pytest.mark.parametrize("split", ["training", "evaluation"])
+@pytest.mark.parametrize(("split", "drop"), [("training", False), ("training", True), ("evaluation", False)])
 @pytest.mark.parametrize("lengths", [(14, 3, 4), (14, 30, 4), (384, 128, 64), (9, 1, 1)])
 def test_odd_text_and_short_windows_equal_the_plain_implementation(
-    split: str, lengths: tuple[int, int, int], tmp_path: Path
+    split: str, drop: bool, lengths: tuple[int, int, int], tmp_path: Path
 ) -> None:
     source, vocab = odd_file(tmp_path / "odd.json"), small_vocabulary(tmp_path, "the", "duke", "10", "##66")
     names = dict(zip(("max_seq_length", "doc_stride", "max_query_length"), lengths, strict=True))
-    features = made(source, vocab, tmp_path, split=split, **names)
-    questions, _ = compare(features, plain(source, vocab, split == "training", lengths))
+    features = made(source, vocab, tmp_path, split=split, drop_unanswerable_windows=drop, **names)
+    questions, _ = compare(features, plain(source, vocab, split == "training", lengths, drop_unanswerable=drop))
     assert questions > 10
 
 
@@ -123,14 +123,6 @@ def test_impossible_questions_are_trained_to_point_at_cls_and_are_never_dropped(
     dropped = made(source, vocab, tmp_path, split="training", drop_unanswerable_windows=True, **SHORT)
     assert spans(dropped) == [[(15, 15)], [(), (), ()]]
     assert dropped.max_context[0].tolist() == kept.max_context[2].tolist(), "as if all windows were there"
-
-
-@pytest.mark.parametrize("lengths", [(14, 3, 4), (384, 128, 64)])
-def test_dropping_windows_equals_the_plain_implementation(lengths: tuple[int, int, int], tmp_path: Path) -> None:
-    source, vocab = odd_file(tmp_path / "odd.json"), small_vocabulary(tmp_path)
-    names = dict(zip(("max_seq_length", "doc_stride", "max_query_length"), lengths, strict=True))
-    features = made(source, vocab, tmp_path, split="training", drop_unanswerable_windows=True, **names)
-    compare(features, plain(source, vocab, True, lengths, drop_unanswerable=True))
 
 
 def test_an_empty_context_has_one_empty_window(tmp_path: Path) -> None:
