@@ -1,7 +1,5 @@
 """Checkpoints of question answering: ours, Hugging Face's and TensorFlow's, with logits equal in transformers."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from support.bert_folders import (
     saved_by_tensorflow,
     theirs,
 )
-from support.cli import ROOT
 from torch import Tensor
 
 from bert.checkpoints.conversion import convert
@@ -98,13 +95,3 @@ def test_a_tensorflow_checkpoint_of_run_squad_keeps_its_head_and_loses_its_poole
     written = loaded(tmp_path / ("dst" if target == "hugging-face" else "back"))
     assert all(torch.equal(written.state_dict()[name], value) for name, value in source.state_dict().items())
     assert_equal_outputs(written, source)
-
-
-def test_a_conversion_does_not_import_the_compiler(tmp_path: Path) -> None:
-    source = saved_by_tensorflow(tmp_path / "source" / "bert_model.ckpt", theirs("BertForQuestionAnswering"), POOLER)
-    program = (
-        "import sys; from bench.cli.main import run; code = run(sys.argv[1:]); print(code, 'triton' in sys.modules)"
-    )
-    argv = [sys.executable, "-c", program, "convert", str(source), str(tmp_path / "made")]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1:] == ["0 False"], done.stderr

@@ -13,12 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import training_runs
-from support.bert_folders import PIECES, SHAPE, loaded, saved, theirs
+from support.bert_folders import PIECES, loaded, saved, theirs
 from support.refusals import refused
 
 from bert.checkpoints.conversion import convert
-from bert.checkpoints.files import read_tensors, save_model
-from bert.model.encoder import BertEncoder
+from bert.checkpoints.files import read_tensors
 from common.errors import Code
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -165,15 +164,6 @@ def test_a_destination_with_something_in_it_is_left_alone(tmp_path: Path, monkey
     loaded(empty)
     with refused("write-failed", file / "dst"):
         convert(source, file / "dst")
-
-
-def test_a_bare_encoder_of_ours_becomes_theirs(tmp_path: Path) -> None:
-    bare = BertEncoder(SHAPE)
-    save_model(tmp_path / "bare", bare)
-    done = convert(tmp_path / "bare", tmp_path / "dst")
-    assert (done.architecture, done.missing, done.unexpected) == ("BertModel", (), ())
-    assert bare.pooler is not None
-    assert torch.equal(loaded(tmp_path / "dst").pooler.dense.weight, bare.pooler.weight)
 
 
 # A conversion that stands still with half its folder written.

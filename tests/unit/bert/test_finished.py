@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from bert.data.finished import MANIFEST_FILE, Counts, Finished, Stage
+from bert.data.finished import Counts, Finished, Stage
 from bert.data.pool import Workers
 from common.errors import UsageError
 
@@ -55,16 +55,3 @@ def test_what_is_whole_is_kept_and_the_rest_made(tmp_path: Path) -> None:
     assert done.counts.get("letters") == 6
     (tmp_path / "b").unlink()
     assert stage(tmp_path).finished() is None and make(stage(tmp_path), "abc") == done
-
-
-def test_other_settings_or_input_are_refused_with_both_values(tmp_path: Path) -> None:
-    make(stage(tmp_path, seed=1, size=3), "a")
-    with refused("folder-occupied", tmp_path, "seed 1, now 2") as caught:
-        stage(tmp_path, seed=2, size=3)
-    assert "size" not in str(caught.value)
-    with refused("folder-occupied", tmp_path, "input input, now another"):
-        stage(tmp_path, "another", seed=1, size=3)
-    assert (tmp_path / "a").read_text() == "a"
-    (tmp_path / MANIFEST_FILE).unlink()
-    with refused("folder-occupied", tmp_path, "of others"):
-        stage(tmp_path)

@@ -34,11 +34,6 @@ def test_padding_rows_take_no_probability_and_get_no_gradient(dtype):
     assert loss.item() == pytest.approx(unpadded.item(), rel=1e-6)
 
 
-def test_vocabulary_without_padding_has_no_padding_bias():
-    head = MaskedWordHead(CONFIG.replace(vocab_multiple=1))
-    assert head.bias.shape == (VOCAB,) and (head.bias == 0).all()
-
-
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_cross_entropy_is_computed_in_float32(dtype, autocast):

@@ -22,18 +22,6 @@ def assert_same(found, expected):
         assert torch.equal(found[name], value), name
 
 
-def test_pretraining_weights_make_the_exact_round_trip():
-    original = theirs()
-    ours = BertForPretraining(CONFIG)
-    report = load_hugging_face_state(ours, original.state_dict())
-    assert (report.missing, report.unexpected) == ((), ())
-    assert report.used == tuple(sorted(original.state_dict()))
-    state = to_hugging_face_state(ours)
-    assert_same(state, original.state_dict())
-    fresh = theirs()
-    fresh.load_state_dict(state, strict=True)
-
-
 def test_vocabulary_is_padded_with_rows_that_never_win():
     ours = BertForPretraining(CONFIG)
     with torch.no_grad():

@@ -5,7 +5,6 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -136,15 +135,6 @@ def test_the_next_shard_is_read_before_it_is_needed_and_in_another_thread(
     [*itertools.islice(stream, 2 * SAMPLES - 1)]
     # Each shard once per epoch, or still there where it ends one epoch and begins the next.
     assert {name for name, _ in readers} == {"shards"} and 7 <= len(readers) <= 11
-
-
-def test_only_the_shard_in_use_and_the_next_stay_in_memory_when_shards_are_large(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = numbers(Hdf5Batches(spec(folder)), 20)
-    monkeypatch.setattr(pieces, "_KEPT_BYTES", 1)
-    stream: Any = Hdf5Batches(spec(folder))
-    assert numbers(stream, 20) == whole and stream._shards.read.cache_info().currsize == 2
 
 
 def batches(folder: Path, count: int, **changes: object) -> list[Batch]:

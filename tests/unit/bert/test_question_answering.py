@@ -15,7 +15,7 @@ from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_fa
 from bert.data.batch import Batch, BatchCounts
 from bert.data.batches import DataSpec, RowBatches
 from bert.model.config import ModelConfig
-from bert.model.heads import BertForPretraining, BertForQuestionAnswering, span_losses
+from bert.model.heads import BertForQuestionAnswering, span_losses
 
 VOCAB = 21
 SHAPE = ModelConfig(
@@ -131,19 +131,6 @@ def test_the_loss_is_computed_in_float32(dtype: torch.dtype) -> None:
     logits = torch.stack([output.start_logits, output.end_logits], 1).double()
     targets = torch.tensor([[3, 4], [0, 0]])
     assert output.loss.item() == pytest.approx(span_losses(logits, targets).mean().item(), rel=1e-6)
-
-
-def test_pretraining_weights_give_the_encoder_and_their_heads_are_listed() -> None:
-    model = BertForQuestionAnswering(SHAPE)
-    before = model.answer_span.output.weight.detach().clone()
-    report = load_hugging_face_state(model, theirs("BertForPreTraining").state_dict())
-    assert report.missing == ("answer_span.output.bias", "answer_span.output.weight")
-    assert all(name.startswith(("cls.", "bert.pooler.")) for name in report.unexpected) and len(report.unexpected) >= 8
-    assert torch.equal(model.answer_span.output.weight, before)
-    back = BertForPretraining(SHAPE)
-    report = load_hugging_face_state(back, to_hugging_face_state(model))
-    assert report.unexpected == ("qa_outputs.bias", "qa_outputs.weight")
-    assert all(name.startswith(("masked_words.", "next_sentence.", "encoder.pooler.")) for name in report.missing)
 
 
 def test_two_ranks_together_have_the_loss_and_gradients_of_one_process() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.refusals import refused
 
-from bert.optim.schedule import PHASE_1, PHASE_2, PHASES, SCHEDULES, Phase, Schedule
+from bert.optim.schedule import PHASE_1, PHASE_2, PHASES, Phase, Schedule
 from common.errors import Code
 
 
@@ -51,13 +51,6 @@ def test_cyclic_is_pytorchs_triangular_cycliclr(half: int) -> None:
 def test_cyclic_without_a_half_cycle_of_at_least_one_step_is_refused() -> None:
     with refused("option-value", "--warmup 0.05", "--warmup 0.1 "):
         Schedule(name="cyclic", learning_rate=1.0, total_steps=10, warmup=0.05)
-
-
-@pytest.mark.parametrize("name", sorted(SCHEDULES.keys() - {"cyclic"}))
-def test_the_first_update_is_step_one_not_zero_as_in_nvidias_code(name: str) -> None:
-    schedule = Schedule(name=name, learning_rate=6e-3, total_steps=7038, warmup=0.2843)
-    assert schedule(0) == pytest.approx(6e-3 / 7038 / 0.2843)
-    assert schedule(0) > 0
 
 
 @pytest.mark.parametrize(("name", "end"), [("poly", 0.0), ("linear", 0.0), ("constant", 1.0)])

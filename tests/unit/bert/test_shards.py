@@ -158,9 +158,3 @@ def test_tokens_do_not_depend_on_blocks_or_on_the_package(tmp_path: Path, monkey
     tokenizer_of.cache_clear()
     for name in ("ids", "sentence_ends", "document_ends"):
         assert np.array_equal(getattr(other, name), getattr(shard, name))
-
-
-def test_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"a \xff\n")
-    with refused("file-encoding", tmp_path / "a.txt"):
-        tokenize(tmp_path / "a.txt", VOCABULARY)

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from support import plain_squad_decoding as plain
 from support.refusals import refused
-from support.squad_cases import asked, features_of, small_vocabulary
 
-from bert.tasks.squad.features import golds_of
-from bert.tasks.squad.reading import Golds, Paragraph, read_answers, read_dataset, read_golds
+from bert.tasks.squad.reading import Golds, read_answers, read_dataset, read_golds
 from bert.tasks.squad.scores import normalize, score
 from common.errors import Code
 
@@ -116,13 +114,6 @@ def test_predictions_and_no_answer_scores_that_do_not_fit_are_refused() -> None:
 
 def question(**fields: Any) -> dict[str, Any]:
     return {"id": "q1", "question": "?", "answers": [{"text": "x", "answer_start": 0}]} | fields
-
-
-def test_golds_kept_beside_features_score_like_those_of_the_file() -> None:
-    questions = [asked("é1", "who", "Norman", "the Norman"), asked("2")]
-    features = features_of([Paragraph("The Norman", questions)], small_vocabulary(), version="2.0")
-    golds = golds_of(features)
-    assert (golds.version, golds.ids, golds.answers) == ("2.0", ["é1", "2"], [["Norman", "the Norman"], []])
 
 
 @pytest.mark.parametrize(

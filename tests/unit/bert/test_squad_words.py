@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from support import plain_squad
 from support.examples import examples
 from support.plain_squad import words_of
-from support.plain_tokenizer import PlainTokenizer
 from support.shared_files import DATA, samples, unpacked, vocabulary_beside
 
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary
@@ -90,12 +89,6 @@ def test_all_contexts_and_questions_have_the_tokenizers_ids_and_the_words_of_its
     assert pieces.token_words.tolist() == expected
     questions = [question["question"] for paragraph in paragraphs for question in paragraph["qas"]]
     assert ids_of(encode_words(questions, vocabulary)) == by_library(vocabulary, questions)
-
-
-def test_the_plain_tokenizer_agrees_on_odd_words() -> None:
-    text = "Un\u00e9able naf\u0301e \u4e2d\u6587a STRA\u00dfE a\u200bb \ufffd \u00ad x" + "y" * 101 + " don't $5.00"
-    plain = PlainTokenizer(list(VOCABULARY.pieces), lower_case=True)
-    assert ids_of(encode_words([text, ""], VOCABULARY)) == [plain.encode(text), []]
 
 
 QUESTIONS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=6)
