@@ -5,20 +5,11 @@ from pathlib import Path
 import pytest
 from support.gap_files import COLUMNS, learnable, row, write
 from support.refusals import refused
-from support.shared_files import samples
 
 from bert.tasks.gap.reading import read_gap, read_predictions
 from common.errors import Code
 
 TEXT = '"Ada said "no" to Bea - because she was tired.'
-
-
-@pytest.mark.parametrize("path", samples("gap/*.tsv"))
-def test_every_row_of_a_file_is_read(path: Path) -> None:
-    file = read_gap(path)
-    assert (len(file.examples), file.left_out) == (len(path.read_text(encoding="utf-8").splitlines()) - 1, ())
-    assert {example.gender for example in file.examples} == {"masculine", "feminine"}
-    assert {example.label for example in file.examples} == {0, 1, 2}
 
 
 def test_byte_order_mark_crlf_empty_lines_quotes_and_another_order_of_columns_are_read(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from support.glue_folders import FORMS, make_glue, prepared, splits_of
 from support.refusals import refused
-from support.shared_files import DATA, OWN
 
 from bert.tasks.glue import tables
 from bert.tasks.glue.features import open_features
@@ -75,24 +74,6 @@ def test_what_is_no_table_is_refused_with_its_line(
     path.write_bytes(content)
     with refused(code, path, *facts):
         read_table(path, TASKS["sst2"], "dev")
-
-
-@pytest.mark.parametrize(
-    ("folder", "counts"),
-    [
-        (OWN / "glue", {"cola": [24] * 3, "stsb": [24] * 3, "wnli": [24] * 3}),
-        pytest.param(
-            DATA / "glue",
-            {"cola": [8551, 1043, 1063], "stsb": [5749, 1500, 1379], "wnli": [635, 71, 146]},
-            marks=pytest.mark.public,
-        ),
-    ],
-    ids=["own", "public"],
-)
-def test_tables_are_read_whole(folder: Path, counts: dict[str, list[int]]) -> None:
-    for task, rows in counts.items():
-        paths = {split: find_table(folder, TASKS[task], split) for split in TASKS[task].splits}
-        assert [len(read_table(path, TASKS[task], split).rows) for split, path in paths.items() if path] == rows
 
 
 def test_a_task_without_tables_is_refused_where_it_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.training_runs import Recorder, run, settings
 
+from bert.data.batches import DataSpec
 from bert.model.config import PRESETS
 from bert.model.encoder import recompute_activations
 from bert.model.heads import BertForPretraining
@@ -25,20 +26,12 @@ def saved_bytes(recompute: bool) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    batch = next(iter(PretrainTask().batches(spec())))
+    spec = DataSpec(data="synthetic", seq_len=64, micro_batch_size=4, max_predictions=2)
+    batch = next(iter(PretrainTask().batches(spec)))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = model(batch).loss
     loss.backward()
     return sum(kept.values())
-
-
-def spec():
-    from bert.data.batches import DataSpec
-
-    return DataSpec(
-        data="synthetic", seq_len=64, micro_batch_size=4, max_predictions=2, vocab_size=30522, seed=1, rank=0,
-        world_size=1, padding="longest",
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

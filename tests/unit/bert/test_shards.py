@@ -16,9 +16,9 @@ from support.pretraining_shards import overwrite, write_shard
 from support.refusals import refused
 from test_loader import PREDICTIONS, SEQ_LEN, instances
 
-from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, installed
+from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
 from bert.tasks.pretrain import hdf5
-from bert.tasks.pretrain.hdf5 import tokenize, tokenizer_of, write_blocks
+from bert.tasks.pretrain.hdf5 import tokenize, write_blocks
 from bert.tasks.pretrain.instances import Instances
 from bert.tasks.pretrain.shards import ShardHeader, check_shard, read_shard
 from common.errors import Code
@@ -146,15 +146,10 @@ def test_sentence_text_becomes_ids_with_the_ends_of_sentences_and_documents(
     assert [part.dtype for part in found] == [np.uint16, np.int64, np.int64]
 
 
-def test_tokens_do_not_depend_on_blocks_or_on_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_do_not_depend_on_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "a.txt", TEXT * 40 + "a")
     shard = tokenize(path, VOCABULARY)
     monkeypatch.setattr(hdf5, "_BLOCK", 5)
-    monkeypatch.setitem(sys.modules, "nanotoken", None)
-    plain = Vocabulary(VOCABULARY.pieces, lower_case=True)
-    assert installed() == "tokenizers"
-    tokenizer_of.cache_clear()
-    other = tokenize(path, plain)
-    tokenizer_of.cache_clear()
+    other = tokenize(path, VOCABULARY)
     for name in ("ids", "sentence_ends", "document_ends"):
         assert np.array_equal(getattr(other, name), getattr(shard, name))

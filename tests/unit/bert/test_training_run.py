@@ -73,22 +73,6 @@ def test_a_finished_run_is_not_trained_again_and_more_steps_go_on(data: Path, tm
     assert "steps 3 instead of 2" in third.warnings
 
 
-@pytest.mark.parametrize("source", ["shards", "synthetic:full"])
-def test_another_division_of_the_same_batch_keeps_the_data_order(data: Path, tmp_path: Path, source: str) -> None:
-    wanted = settings(data if source == "shards" else source, dropout=0.0, grad_accum_steps=2)
-    whole, recorder = Recorder(), Recorder()
-    run(wanted, tmp_path / "whole", whole)
-    run(wanted, tmp_path / "parts", Recorder(stop_after=4))
-    other = dataclasses.replace(wanted, micro_batch_size=2, grad_accum_steps=4)
-    run(other, tmp_path / "parts", recorder)
-    assert "micro_batch_size 2 instead of 4" in recorder.warnings
-    if source == "shards":
-        for part in ("mlm_loss", "nsp_loss"):
-            found = [event.parts[part] for event in recorder.progress]
-            assert found == pytest.approx([event.parts[part] for event in whole.progress[4:]], rel=1e-4)
-    assert read(tmp_path / "parts/step-0000008").state.samples_seen == 64
-
-
 def samples_of(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Return a list that the samples trained on from now on are added to, in order."""
     seen: list[bytes] = []
