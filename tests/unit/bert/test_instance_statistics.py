@@ -5,15 +5,15 @@ the instances of one time depend on each other; replicates do not. If both codes
 labels "fast" and "plain" of the replicates could be exchanged: that is a permutation test, and it is exact.
 """
 
-import functools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
+import pytest
 from support import plain_pretraining as plain
 
-from bert.tasks.pretrain.instances import Instances, TokenShard, plan_instances
+from bert.tasks.pretrain.instances import Instances, Pairs, TokenShard, plan_instances
 from bert.tasks.pretrain.masking import InstanceConfig, Pieces
 
 REPLICATES = 40
@@ -58,29 +58,15 @@ def generated_corpus() -> Corpus:
     return Corpus(sizes)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """All instances of one time through the documents."""
-
-    first_begin: np.ndarray
-    first_length: np.ndarray
-    second_begin: np.ndarray
-    second_length: np.ndarray
-    is_random: np.ndarray
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return self.first_length + self.second_length + 3
-
-
-def sample_of(made: Instances) -> Sample:
+def sample_of(made: Instances) -> Pairs:
+    """Return all pairs of one time through the documents; segments begin at places in the corpus."""
     rows, slots = np.nonzero(made.masked_lm_positions)
     columns, labels = made.masked_lm_positions[rows, slots], made.masked_lm_ids[rows, slots]
     ids = made.input_ids.copy()
     ids[rows, columns] = labels
     second_length = made.segment_ids.sum(axis=1, dtype=int) - 1
     first_length = made.input_mask.sum(axis=1, dtype=int) - second_length - 3
-    return Sample(
+    return Pairs(
         first_begin=ids[:, 1] - FIRST_ID,
         first_length=first_length,
         second_begin=ids[np.arange(len(ids)), first_length + 2] - FIRST_ID,
@@ -89,7 +75,7 @@ def sample_of(made: Instances) -> Sample:
     )
 
 
-def fast_samples(corpus: Corpus) -> list[Sample]:
+def fast_samples(corpus: Corpus) -> list[Pairs]:
     config = InstanceConfig(seq_len=SEQ_LEN, max_predictions=PREDICTIONS, dupe_factor=1, seed=77)
     pieces, samples = Pieces(corpus.vocab_size, CLS, SEP, MASK, np.zeros(corpus.vocab_size, np.bool_)), []
     for replicate in range(REPLICATES):
@@ -99,7 +85,7 @@ def fast_samples(corpus: Corpus) -> list[Sample]:
     return samples
 
 
-def plain_samples(corpus: Corpus) -> list[Sample]:
+def plain_samples(corpus: Corpus) -> list[Pairs]:
     settings = plain.Settings(
         seq_len=SEQ_LEN,
         max_predictions=PREDICTIONS,
@@ -113,29 +99,24 @@ def plain_samples(corpus: Corpus) -> list[Sample]:
     return [sample_of(Instances(**plain.columns_of(instances, settings))) for instances in made]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    corpus: Corpus
-    fast: list[Sample]
-    plain: list[Sample]
-
-    def p_value(self, measure: Callable[[Sample], np.ndarray]) -> float:
-        """Return the chance of a difference as large as this, the largest over the numbers that `measure` returns."""
-        values = np.array([np.atleast_1d(measure(sample)) for sample in (*self.fast, *self.plain)], dtype=float)
-        values = values[:, values.std(axis=0) > 0]
-        assert values.size, "nothing varies"
-        values = (values - values.mean(axis=0)) / values.std(axis=0)
-        signs = np.repeat([1.0, -1.0], REPLICATES)
-        rng = np.random.default_rng(0)
-        shuffled = np.array([signs, *(rng.permutation(signs) for _ in range(PERMUTATIONS))])
-        statistics = np.abs(shuffled @ values).max(axis=1)
-        return float((statistics >= statistics[0] - 1e-9).mean())
+def p_value(fast: list[Pairs], plain: list[Pairs], measure: Callable[[Pairs], np.ndarray]) -> float:
+    """Return the chance of a difference as large as this, the largest over the numbers that `measure` returns."""
+    values = np.array([np.atleast_1d(measure(sample)) for sample in (*fast, *plain)], dtype=float)
+    values = values[:, values.std(axis=0) > 0]
+    assert values.size, "nothing varies"
+    values = (values - values.mean(axis=0)) / values.std(axis=0)
+    signs = np.repeat([1.0, -1.0], REPLICATES)
+    rng = np.random.default_rng(0)
+    shuffled = np.array([signs, *(rng.permutation(signs) for _ in range(PERMUTATIONS))])
+    statistics = np.abs(shuffled @ values).max(axis=1)
+    return float((statistics >= statistics[0] - 1e-9).mean())
 
 
-@functools.cache
-def compared() -> Comparison:
+@pytest.fixture(scope="module")
+def samples() -> tuple[Corpus, list[Pairs], list[Pairs]]:
+    """A corpus, and what the fast and the plain code make of it."""
     corpus = generated_corpus()
-    return Comparison(corpus, fast_samples(corpus), plain_samples(corpus))
+    return corpus, fast_samples(corpus), plain_samples(corpus)
 
 
 def shares(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -150,7 +131,7 @@ def lost(values: np.ndarray) -> np.ndarray:
     return shares(values, np.arange(1, 40))
 
 
-def pairs_measures(corpus: Corpus) -> list[Callable[[Sample], np.ndarray]]:
+def pairs_measures(corpus: Corpus) -> list[Callable[[Pairs], np.ndarray]]:
     """Numbers and lengths of instances and segments, and where segments begin and end."""
     ends = corpus.shard.sentence_ends
     begins = np.concatenate([[0], ends[:-1]])
@@ -188,22 +169,18 @@ def pairs_measures(corpus: Corpus) -> list[Callable[[Sample], np.ndarray]]:
     ]
 
 
-def test_pairs_are_drawn_from_the_published_distribution() -> None:
-    comparison = compared()
-    for number, measure in enumerate(pairs_measures(comparison.corpus)):
-        assert comparison.p_value(measure) > LEAST_P, number
-    shard = comparison.corpus.shard
-    ends = shard.sentence_ends[shard.document_ends - 1]
-    for sample in (*comparison.fast, *comparison.plain):
+def test_pairs_are_drawn_from_the_published_distribution(samples: tuple[Corpus, list[Pairs], list[Pairs]]) -> None:
+    corpus, fast, plain = samples
+    for number, measure in enumerate(pairs_measures(corpus)):
+        assert p_value(fast, plain, measure) > LEAST_P, number
+    ends = corpus.shard.sentence_ends[corpus.shard.document_ends - 1]
+    for sample in (*fast, *plain):
         first, second = (np.searchsorted(ends, begin, "right") for begin in (sample.first_begin, sample.second_begin))
         assert ((first != second) == sample.is_random).all()
 
 
-def test_the_comparison_finds_a_small_difference() -> None:
-    """One token more in every third segment is seen: the tests above are no formality."""
-    changed = [
-        Sample(**{**vars(sample), "first_length": sample.first_length + (np.arange(len(sample.lengths)) % 3 == 0)})
-        for sample in compared().fast
-    ]
-    other = Comparison(generated_corpus(), changed, compared().plain)
-    assert other.p_value(lambda sample: shares(sample.first_length, TOKENS)) < LEAST_P
+def test_the_comparison_finds_a_small_difference(samples: tuple[Corpus, list[Pairs], list[Pairs]]) -> None:
+    """One token more in every third segment is seen: the test above is no formality."""
+    _, fast, plain = samples
+    changed = [replace(one, first_length=one.first_length + (np.arange(len(one)) % 3 == 0)) for one in fast]
+    assert p_value(changed, plain, lambda sample: shares(sample.first_length, TOKENS)) < LEAST_P
