@@ -14,39 +14,31 @@ from common.errors import BertbenchError, LockedError, SchemaError, StorageError
 RANKS = 3
 
 
-class Group:
-    """Values that ranks in threads hand each other."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = [None] * RANKS
-        self.barrier = Barrier(RANKS, timeout=20)
-
-
 class Threaded(SingleStrategy):
-    """One of several ranks in one process."""
+    """One of several ranks in one process; they hand each other values in one list."""
 
-    def __init__(self, rank: int, group: Group) -> None:
+    def __init__(self, rank: int, values: list[Any], barrier: Barrier) -> None:
         super().__init__()
-        self.rank, self.world_size, self._group = rank, RANKS, group
+        self.rank, self.world_size, self._values, self._barrier = rank, RANKS, values, barrier
 
     def maximum(self, values: torch.Tensor) -> torch.Tensor:
         return torch.stack(self.gathered(values)).amax(0)
 
     def gathered(self, value: Any) -> list[Any]:
-        self._group.values[self.rank] = value
-        self._group.barrier.wait()
-        result = list(self._group.values)
-        self._group.barrier.wait()
+        self._values[self.rank] = value
+        self._barrier.wait()
+        result = list(self._values)
+        self._barrier.wait()
         return result
 
 
 def on_all(action: Callable[[Threaded], Any]) -> list[Any]:
     """Return what each rank returns or raises."""
-    group = Group()
+    values, barrier = [None] * RANKS, Barrier(RANKS, timeout=20)
 
     def attempt(rank: int) -> Any:
         try:
-            return action(Threaded(rank, group))
+            return action(Threaded(rank, values, barrier))
         except Exception as error:
             return error
 

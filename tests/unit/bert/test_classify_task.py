@@ -92,8 +92,6 @@ def test_other_texts_are_no_data_to_evaluate_on(tmp_path: Path) -> None:
 
 
 def test_another_folder_is_no_classifier(tmp_path: Path) -> None:
-    with refused("path-missing", tmp_path, "*_trained_model"):
-        open_classifier(tmp_path, None)  # type: ignore[arg-type]
     for content, code in (({"format": "other"}, "record-foreign"), ({}, "record-foreign"), ([], "file-format")):
         (tmp_path / "results.json").write_text(json.dumps(content))
         with refused(code, tmp_path):

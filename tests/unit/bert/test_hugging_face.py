@@ -1,4 +1,4 @@
-"""Hugging Face names in and out."""
+"""Hugging Face names in and out; those of NVIDIA: test_hugging_face_files.py."""
 
 import pytest
 import torch
@@ -50,14 +50,10 @@ def test_weights_without_a_place_are_listed_under_their_own_name():
     assert set(report.unexpected) == heads - {"cls.predictions.decoder.weight"}  # it is the word embedding
 
 
-def test_old_and_nvidia_names_load():
+def test_old_names_load():
     state = bert_state()
     renamed = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma")
-        .replace("LayerNorm.bias", "LayerNorm.beta")
-        .replace("intermediate.dense.", "intermediate.dense_act.")
-        .replace("transform.dense.", "transform.dense_act.")
-        .replace("pooler.dense.", "pooler.dense_act."): value
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
         for name, value in state.items()
     }
     assert len(renamed.keys() - state.keys()) > 10
