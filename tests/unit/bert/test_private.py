@@ -9,8 +9,29 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from bert import private
+
+
+def test_the_scaler_asks_an_optimizer_that_looks_for_overflows_itself() -> None:
+    class Looking(torch.optim.SGD):
+        _step_supports_amp_scaling = True
+        found_inf: torch.Tensor
+
+        def overflow(self) -> torch.Tensor:
+            return torch.ones(())
+
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            seen.append(float(self.found_inf))
+
+    seen: list[float] = []
+    weight = nn.Parameter(torch.ones(2))
+    optimizer, scaler = Looking([weight], lr=1.0), private.Scaler("cpu", init_scale=8.0)
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert seen == [1.0] and scaler.get_scale() == 4.0
 
 
 def test_the_installed_deepspeed_has_the_names_that_are_read() -> None:
