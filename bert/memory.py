@@ -9,10 +9,10 @@ bert.model.step describes, whose layers keep other tensors than theirs: each GEM
 values, GELU its input, and each LayerNorm its input and the dropout mask before it. With elements of e bytes (2 in bf16
 and fp16, else 4) and dropout masks of m bytes that is 6 e H + 2 e F + 2 (m + 4) H bytes per token and layer.
 
-A fused attention keeps no weights; on CPUs attention keeps, per head, S x S weights of 4 bytes and, with dropout, 2
-random bytes for each. This is the fast step (bert.speed.registry) at its most, every position a real token: copies of
-weights replace casts, with gradients in bf16; loops keep no random bytes of attention; Triton kernels keep no masks and
-no float32 activations. The plain step keeps what PyTorch does: without dropout on a CPU 11 % more in fp32, 22 % in
+A fused attention keeps no weights; on CPUs attention keeps, per head, S x S weights of 4 bytes, and in 16 bits each norm
+also what it adds up, 2 H bytes. This is the fast step (bert.speed.registry) at its most, every position a real token:
+copies of weights replace casts, with gradients in bf16; Triton kernels keep no masks and no float32 activations. Without
+a compiler for its loops the fast step keeps up to 16 % more on a CPU. The plain step keeps what PyTorch does: without dropout on a CPU 11 % more in fp32, 22 % in
 bf16.
 Recomputed layers (Chen et al. 2016, arXiv 1604.06174) keep their input, 4 H bytes per token, and the tensors above
 exist for one layer at a time. Logits of M predicted positions over V words take (e + 8) M V bytes: themselves, their
@@ -89,11 +89,11 @@ def predict_memory(spec: TrainSpec, device: str) -> Memory:
 def _layer_bytes(step: Step, tokens: int, seq_len: int, element: int, device: str) -> int:
     """What one layer keeps: inputs of its GEMMs, of attention and of its passes, and attention's weights on a CPU."""
     config, mask = step.config, _mask_bytes(step.config.hidden_dropout, device)
-    kept_by_weight = FLOAT_BYTES + _mask_bytes(config.attention_dropout, device) if device == "cpu" else 0
-    weights = config.num_heads * seq_len * kept_by_weight
+    on_cpu = FLOAT_BYTES * config.num_heads * seq_len
+    on_cpu += 2 * element * config.hidden_size if element < FLOAT_BYTES else 0
     inputs = sum(gemm.inner for gemm in step.layers) + 3 * config.hidden_size
     passes = sum(part.times * part.kept(tokens, element, mask) for part in step.layer_passes) // config.num_layers
-    return tokens * (weights + element * inputs) + passes
+    return tokens * ((on_cpu if device == "cpu" else 0) + element * inputs) + passes
 
 
 def _mask_bytes(dropout: float, device: str) -> int:

@@ -9,6 +9,7 @@ import torch
 from bert.memory import predict_memory
 from bert.model.config import PRESETS, shape_in_words
 from bert.model.heads import BertForPretraining
+from bert.speed import native
 from bert.speed.registry import apply
 from common.train_spec import TrainSpec
 
@@ -58,7 +59,8 @@ def test_16_bits_and_recomputing_keep_less_and_dropout_more():
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_activations_are_what_the_model_keeps_for_the_backward_pass(dropout, precision):
+def test_activations_are_what_the_model_keeps_for_the_backward_pass(dropout, precision, monkeypatch):
+    monkeypatch.setenv(native.VARIABLE, "1")
     from bert.data.batch import Batch
     from bert.data.batches import DataSpec
     from bert.optim.precision import Precision
