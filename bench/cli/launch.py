@@ -16,7 +16,7 @@ from bench.launch.preflight import Node
 from bench.launch.torchrun import OK, command_of_rank
 from bench.launch.watch import launch
 from bench.machine.devices import find_devices
-from bench.sweep.options import COUNT, POSITIVE
+from bench.sweep.options import COUNT
 from common.errors import UsageError
 from common.flags import Positional
 
@@ -48,7 +48,7 @@ class LaunchOptions:
     """Address of node 0, required on the other nodes; default on node 0 its host name."""
     master_port: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=65535))] = 29500
     """Port of node 0, a different one for each job over several nodes."""
-    join_timeout: Annotated[float, POSITIVE] = 60.0
+    join_timeout: Annotated[float, Parameter(validator=validators.Number(gt=0, lt=1e6))] = 60.0
     """Time in s within which all nodes must join."""
     module: bool = False
     """COMMAND is a Python module, as with python -m."""

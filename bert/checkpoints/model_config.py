@@ -39,6 +39,7 @@ _DISTILBERT = {
     "attention_dropout": "attention_dropout",
     "initializer_range": "initializer_range",
 }
+_LARGEST = 1 << 24
 # What ours computes, by key; the first value is what a file means that has none.
 _NEEDED: dict[str, tuple[Any, ...]] = {
     "model_type": ("bert", "distilbert"),
@@ -76,6 +77,8 @@ def from_our_json(content: Mapping[str, Any], path: Path) -> ModelConfig:
         raise SchemaError(
             "record-version", f"{path} has schema {version}, this version reads {SCHEMA_VERSION}: save the model again"
         )
+    if lacking := [field.name for field in dataclasses.fields(ModelConfig) if field.name not in content]:
+        raise InputError("file-damaged", f"{path} lacks {', '.join(lacking)}: give the configuration of the weights")
     return _checked(content, path)
 
 
@@ -120,6 +123,11 @@ def is_ours(content: Mapping[str, Any]) -> bool:
 
 def _checked(values: Mapping[str, Any], path: Path) -> ModelConfig:
     try:
-        return msgspec.convert(values, ModelConfig)
+        config = msgspec.convert(values, ModelConfig)
     except (msgspec.ValidationError, UsageError) as error:
         raise InputError("file-damaged", f"{path}: {error}: give the configuration of the weights") from error
+    for name, value in dataclasses.asdict(config).items():
+        limit = _LARGEST if isinstance(value, int) else 1
+        if not 0 <= value < limit:
+            raise InputError("file-damaged", f"{path} has {name}={value}: it must be at least 0 and below {limit}")
+    return config

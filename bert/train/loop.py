@@ -241,4 +241,5 @@ def parameters_are_finite(weights: Iterator[tuple[str, torch.Tensor]]) -> bool:
 
     Gradients that are not finite show in the loss one step later only: ask this before a checkpoint is saved.
     """
-    return bool(torch.stack([torch.isfinite(value).all() for _, value in weights]).all())
+    finite = [bool(torch.isfinite(value).all()) for _, value in weights]  # of all: other ranks wait for each
+    return all(finite)

@@ -22,6 +22,7 @@ from common.errors import Code
         (["--", "sleep", "1"], "path-missing", ["'sleep'", "--no-python"]),
         (["--no-python", "--", "no-such-program"], "tool-missing", ["no-such-program"]),
         (["--join-timeout", "0", "--", "x"], "option-value", ["--join-timeout"]),
+        (["--join-timeout", "1e12", "--", "x"], "option-value", ["--join-timeout"]),
         (["--master-port", "70000", "--", "x"], "option-value", ["--master-port", "70000", "65535"]),
         (["--other-gpus", "1", "--node-rank", "1", "--no-python", "--", "true"], "option-missing", ["--master-addr"]),
     ],

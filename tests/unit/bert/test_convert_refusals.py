@@ -18,6 +18,8 @@ from support.refusals import refused
 
 from bert.checkpoints.conversion import convert
 from bert.checkpoints.files import read_tensors
+from bert.checkpoints.model_config import from_our_json, to_our_json
+from bert.model.config import PRESETS
 from common.errors import Code
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -83,6 +85,10 @@ def test_foreign_and_empty_files_are_named(tmp_path: Path, content: bytes, code:
         ({"num_attention_heads": 3}, "file-damaged", ["hidden_size=16", "num_heads=3"]),
         ({"hidden_size": "16"}, "file-damaged", ["hidden_size"]),
         ({"hidden_dropout_prob": 1.5}, "file-damaged", ["hidden_dropout=1.5"]),
+        ({"num_hidden_layers": 10**9}, "file-damaged", ["num_layers=1000000000"]),
+        ({"max_position_embeddings": -5}, "file-damaged", ["max_positions=-5"]),
+        ({"layer_norm_eps": -1.0}, "file-damaged", ["layer_norm_eps=-1.0"]),
+        ({"initializer_range": float("nan")}, "file-damaged", ["initializer_range=nan"]),
         ({"model_type": "roberta"}, "model-unsupported", ["'roberta'", "'bert'"]),
         ({"hidden_act": "relu"}, "model-unsupported", ["'relu'", "gelu"]),
         ({"position_embedding_type": "relative_key"}, "model-unsupported", ["'relative_key'", "absolute"]),
@@ -201,3 +207,10 @@ def test_a_killed_conversion_leaves_no_destination_and_does_not_hinder_the_next(
         for process in (ended, running):
             process.kill()
             process.communicate()
+
+
+def test_a_configuration_of_ours_that_lacks_a_field_is_refused(tmp_path: Path) -> None:
+    whole = to_our_json(PRESETS["tiny"])
+    assert from_our_json(whole, tmp_path) == PRESETS["tiny"]
+    with refused("file-damaged", "max_positions"):
+        from_our_json({name: value for name, value in whole.items() if name != "max_positions"}, tmp_path)
