@@ -90,11 +90,11 @@ class Demand:
 
 
 DEMANDS = (
-    Demand("one worker / encode_batch", "one worker", "encode_batch", most=0.12, most_repeated=0.08),
+    Demand("one worker / encode_batch", "one worker", "encode_batch", most=0.14, most_repeated=0.08),
     Demand("previous pipeline / one worker", "previous, one worker", "one worker"),
     Demand("each further duplicate / encode_batch", "further duplicate", "encode_batch", most=0.15),
     Demand(
-        "one worker / two workers", "one worker, in shards", "two workers, in shards", least=1.7, texts=("repeated",)
+        "one worker / two workers", "one worker, in shards", "two workers, in shards", least=1.4, texts=("repeated",)
     ),
     Demand("published algorithm / one worker", "published", "one worker", least=5.0),
     Demand("published algorithm / two workers", "published", "two workers, in shards", least=8.0),
