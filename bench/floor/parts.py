@@ -5,6 +5,7 @@ the heads, the optimizer), on tensors with the types that autocast produces. Par
 backward in one call.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.data.batch import Batch, Unpadded
-from bert.model.heads import gather_positions, label_loss, span_losses
+from bert.model.encoder import EncoderOutput
+from bert.model.heads import label_loss, span_losses
 from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass, Step
 from bert.optim.fused import FusedAdamW
 from bert.speed.copies import LOW, Linear, copy_of, give_copies, has_low_gradients
@@ -242,10 +244,12 @@ def _head_passes(subject: Subject) -> Iterator[Part]:
     size, length = tensors["input_ids"].shape
     if heads == "masked words" and predicted:
         gather, transform, loss = passes
-        hidden = subject.tensor(size, length, gather.width, dtype=torch.float32, grad=True)
+        rows = (size, length) if subject.placed is None else (subject.placed.tokens,)
+        hidden = subject.tensor(*rows, gather.width, dtype=torch.float32, grad=True)
+        encoded, positions = EncoderOutput(hidden, None, subject.placed), tensors["masked_positions"]
         yield _pass(
-            subject, gather, "head", lambda: gather_positions(hidden, tensors["masked_positions"]), [hidden],
-            f"{predicted} of {size * length}", hidden.nbytes,  # the whole gradient is written
+            subject, gather, "head", lambda: encoded.predicted(positions), [hidden],
+            f"{predicted} of {math.prod(rows)}", hidden.nbytes,  # the whole gradient is written
         )  # fmt: skip
         x = subject.tensor(predicted, transform.width, grad=True)
         norm = torch.nn.LayerNorm(transform.width, eps=subject.step.config.layer_norm_eps).to(subject.device)

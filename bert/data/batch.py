@@ -46,6 +46,8 @@ class Unpadded:
     """Tokens of each sequence, known on the CPU."""
     columns: int
     """S, columns of the padded batch."""
+    predicted: Tensor | None = None
+    """Token at each of the batch's masked positions [M], int64; None if it has none."""
 
     @property
     def tokens(self) -> int:
@@ -54,13 +56,16 @@ class Unpadded:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Unpadded":
         """Return the layout with each tensor changed, as by a copy to another device."""
-        return replace(
-            self, places=change(self.places), position_ids=change(self.position_ids), ends=change(self.ends)
-        )  # fmt: skip
+        changed: dict[str, Any] = {name: change(one) for name, one in vars(self).items() if isinstance(one, Tensor)}
+        return replace(self, **changed)
 
     def take(self, padded: Tensor) -> Tensor:
         """Return [T, ...] of what the padded batch [B, S, ...] has."""
         return padded.flatten(0, 1).index_select(0, self.places)
+
+    def tokens_at(self, positions: Tensor) -> Tensor:
+        """Return the tokens at flat positions row x S + column, which must be real [M]."""
+        return torch.searchsorted(self.places, positions.contiguous())
 
     def put_back(self, tokens: Tensor) -> Tensor:
         """Return [B, S, ...] of [T, ...]; zeros where there is no token."""
@@ -120,7 +125,10 @@ class Batch:
         One without padding needs none; `full` lays it out too.
         """
         mask = self.tensors["attention_mask"] if full else self.mask
-        return self if mask is None else replace(self, layout=unpad(mask))
+        layout, positions = None if mask is None else unpad(mask), self.tensors.get("masked_positions")
+        if layout is not None and positions is not None:
+            layout = replace(layout, predicted=layout.tokens_at(positions))
+        return self if mask is None else replace(self, layout=layout)
 
     def to(self, device: torch.device) -> "Batch":
         """Copy to `device`; from pinned memory the copy does not block."""

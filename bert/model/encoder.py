@@ -28,10 +28,24 @@ _NO_PHASE: AbstractContextManager[None] = nullcontext()
 class EncoderOutput:
     """Output of the encoder for a batch."""
 
-    hidden: Tensor
-    """Hidden states of the last layer [B, S, H]; those of padding are meaningless."""
+    tokens: Tensor
+    """Hidden states of the last layer [B, S, H], or of the tokens in a layout [T, H]."""
     pooled: Tensor | None
     """tanh projection of each first token [B, H]; None without a pooler."""
+    layout: Unpadded | None = None
+    """None where tokens are padded."""
+
+    @property
+    def hidden(self) -> Tensor:
+        """Hidden states of the last layer [B, S, H]; those of padding are meaningless."""
+        return self.tokens if self.layout is None else self.layout.put_back(self.tokens)
+
+    def predicted(self, positions: Tensor) -> Tensor:
+        """Return the hidden states [M, H] at the batch's masked positions [M]."""
+        if self.layout is None:
+            return self.tokens.flatten(0, 1).index_select(0, positions)
+        known = self.layout.predicted
+        return self.tokens.index_select(0, self.layout.tokens_at(positions) if known is None else known)
 
 
 class Embeddings(nn.Module):
@@ -179,7 +193,7 @@ class BertEncoder(nn.Module):
         for index, layer in enumerate(self.layers):
             with phase(self.observer, "layer", index):
                 hidden = self.run_layer(layer, hidden, mask)
-        return self.pooled(hidden)
+        return self.output(hidden)
 
     def refuse_longer(self, input_ids: Tensor) -> None:
         """Refuse sequences that are longer than the model has positions for."""
@@ -198,12 +212,13 @@ class BertEncoder(nn.Module):
 
         return checkpoint(layer, *given, use_reentrant=False)
 
-    def pooled(self, hidden: Tensor) -> EncoderOutput:
-        """Return the output of hidden states [B, S, H]."""
+    def output(self, tokens: Tensor, layout: Unpadded | None = None) -> EncoderOutput:
+        """Return the output of hidden states [B, S, H], or [T, H] of tokens in a layout."""
         if self.pooler is None:
-            return EncoderOutput(hidden, None)
+            return EncoderOutput(tokens, None, layout)
         with phase(self.observer, "pooler"):
-            return EncoderOutput(hidden, torch.tanh(self.pooler(hidden[:, 0])))
+            first = tokens[:, 0] if layout is None else tokens.index_select(0, layout.ends[:-1])
+            return EncoderOutput(tokens, torch.tanh(self.pooler(first)), layout)
 
 
 def recompute_activations(model: nn.Module) -> None:

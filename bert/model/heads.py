@@ -93,11 +93,6 @@ class MaskedWordHead(nn.Module):
         return mean_cross_entropy(logits, labels)
 
 
-def gather_positions(hidden: Tensor, positions: Tensor) -> Tensor:
-    """Return the rows [M, H] of hidden states [B, S, H] at flat positions [M], row x S + column."""
-    return hidden.flatten(0, 1).index_select(0, positions)
-
-
 def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy in nats of logits [M, V] and labels [M], computed in float32; 0, with gradients, for M = 0."""
     total = F.cross_entropy(logits.float(), labels, reduction="sum")
@@ -197,7 +192,7 @@ class BertForPretraining(BertModel):
         return self._word_logits(encoded, batch), self.next_sentence(encoded.pooled)
 
     def _word_logits(self, encoded: EncoderOutput, batch: Batch) -> Tensor:
-        predicted = gather_positions(encoded.hidden, batch.tensors["masked_positions"])
+        predicted = encoded.predicted(batch.tensors["masked_positions"])
         logits: Tensor = self.masked_words(predicted, self.encoder.embeddings.word.weight)
         return logits
 

@@ -104,7 +104,7 @@ class FastLayer(Layer):
 
 
 class FastEncoder(BertEncoder):
-    """The encoder, whose layers see only the real tokens of a batch; its heads get padded rows back."""
+    """The encoder, whose layers and heads see only the real tokens of a batch."""
 
     def forward(
         self,
@@ -127,8 +127,7 @@ class FastEncoder(BertEncoder):
         for index, layer in enumerate(self.layers):
             with phase(self.observer, "layer", index):
                 carried = self.run_layer(layer, carried, where, self._reader(index))
-        hidden = stream(carried).wide
-        return self.pooled(hidden if placed is None else placed.put_back(hidden))
+        return self.output(stream(carried).wide, placed)
 
     def placed(self, attention_mask: Tensor | None, layout: Unpadded | None = None) -> Unpadded | None:
         """Return where the layers are to see the tokens of a mask [B, S]; None if they see the padded batch."""

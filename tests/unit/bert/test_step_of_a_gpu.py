@@ -48,10 +48,10 @@ class Budget(NamedTuple):
 BUDGETS = {
     "plain bf16": Budget(59, 222.7, 12.0, 83, 13988, 4, 32.0),
     "plain fp8": Budget(65, 278.9, 8.0, 101, 13988, 36, 37.1),
-    "fast bf16": Budget(33, 77.5, 4.0, 73, 3426, 48, 43.9),
-    "fast fp8": Budget(39, 97.1, 8.0, 92, 3460, 48, 43.9),
-    "fast bf16 without copies": Budget(37, 77.5, 12.0, 76, 3426, 4, 32.0),
-    "fast bf16 without Triton": Budget(52, 198.0, 4.0, 84, 14588, 48, 43.9),
+    "fast bf16": Budget(33, 77.5, 4.0, 72, 3291, 48, 43.9),
+    "fast fp8": Budget(39, 97.1, 8.0, 91, 3325, 48, 43.9),
+    "fast bf16 without copies": Budget(37, 77.5, 12.0, 75, 3291, 4, 32.0),
+    "fast bf16 without Triton": Budget(52, 198.0, 4.0, 83, 14319, 48, 43.9),
 }
 
 

@@ -72,7 +72,8 @@ def test_all_of_a_batch_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = batch.pin()
     assert batch.layout is not None and pinned.layout is not None
     parts = [(batch.tensors[name], pinned.tensors[name]) for name in batch.tensors]
-    parts += [(getattr(batch.layout, n), getattr(pinned.layout, n)) for n in ("places", "position_ids", "ends")]
+    names = ("places", "position_ids", "ends", "predicted")
+    parts += [(getattr(batch.layout, n), getattr(pinned.layout, n)) for n in names]
     assert all(torch.equal(*pair) and pair[0].data_ptr() != pair[1].data_ptr() for pair in parts)
 
 
@@ -85,6 +86,19 @@ def test_a_mask_with_holes_keeps_its_columns() -> None:
     padded, real = model(False), model(True)
     expected = loss_and_gradients(padded, padded(batch).loss)
     assert_same(loss_and_gradients(real, real(batch).loss), expected, 1e-5)
+
+
+def test_heads_see_the_same_tokens_where_padding_is_left_out() -> None:
+    batch = batch_of([16, 3, 9, 1], 20)
+    laid, positions = batch.laid_out(), batch.tensors["masked_positions"]
+    made = model(True)
+    asked = made.encode(laid), made.encode(batch)
+    rows = asked[0].hidden
+    assert asked[0].tokens.shape == (29, 32) and rows.shape == (4, 20, 32)
+    for found in asked:
+        assert torch.equal(found.predicted(positions), rows.flatten(0, 1)[positions])
+        assert found.pooled is not None
+        assert torch.equal(found.pooled, torch.tanh(made.encoder.pooler(rows[:, 0])))
 
 
 def test_layers_see_no_padding_where_it_is_left_out() -> None:
