@@ -38,8 +38,9 @@ class DataSpec(TrainSpec):
     """Of batches that do not come padded: one of PADDINGS."""
     rank: int = 0
     token_work: int = 0
-    """ModelConfig.token_work, to divide the samples of a global batch between ranks by their work; 0 leaves them in
-    runs."""
+    """ModelConfig.token_work, to divide samples between ranks and micro-batches by work; 0 leaves them in runs."""
+    pool: int = 1
+    """Successive micro-batches whose samples are divided together."""
 
 
 class SampleOrder:
@@ -95,18 +96,19 @@ def work_of(lengths: Int64, token_work: int) -> Int64:
     return lengths * token_work + _ATTENTION_COST * lengths**2
 
 
-def divide(work: Int64, ranks: int) -> Int64:
-    """Return which samples each rank computes, [ranks, B] numbers of the ranks x B samples with this `work`, ascending.
+def divide(work: Int64, groups: int) -> Int64:
+    """Return which samples are in each group, [groups, B] numbers of the groups x B samples of this `work`, ascending.
 
-    Longest first: of each `ranks` samples in descending order of work, the rank with the least work so far takes the
-    largest, the next one the second, and so on (Graham 1969, SIAM Journal on Applied Mathematics 17(2), with as many
-    samples for every rank). If this does not lower the largest work of a rank, the samples stay in runs. It depends on
-    `work` alone, in whole numbers: every rank finds the same division.
+    A group is what a rank computes in a micro-step. Longest first: of each `groups` samples in descending order of
+    work, the group with the least work so far takes the largest, the next one the second, and so on (Graham 1969, SIAM
+    Journal on Applied Mathematics 17(2), with as many samples for every group). If this does not lower the largest work
+    of a group, the samples stay in runs. It depends on `work` alone, in whole numbers: every rank finds the same
+    division.
     """
-    runs = np.arange(len(work)).reshape(ranks, -1)
-    descending = np.argsort(-work, kind="stable").reshape(-1, ranks)
+    runs = np.arange(len(work)).reshape(groups, -1)
+    descending = np.argsort(-work, kind="stable").reshape(-1, groups)
     own = np.empty_like(descending)
-    loads = np.zeros(ranks, dtype=np.int64)
+    loads = np.zeros(groups, dtype=np.int64)
     for turn, samples in enumerate(descending):
         least = np.argsort(loads, kind="stable")
         own[turn, least] = samples
@@ -128,6 +130,11 @@ class Batches(ABC):
     ranks have about the same work (see divide). So ranks are disjoint, every sample comes once per epoch,
     an incomplete last batch is filled from the next epoch, and fewer samples than one global batch work too.
 
+    With `spec.pool` the samples of so many successive global batches are divided at once, so that these have about the
+    same work too. A pool has begun up to `pool` - 1 whole global batches before a position, as the number of samples
+    there says: a run continues exactly in the middle of a pool. With another global batch it draws up to `pool` - 1
+    global batches anew from samples near the position, of which it has seen some.
+
     Args:
         spec: which batches.
         counts: samples of each shard [shards].
@@ -141,7 +148,8 @@ class Batches(ABC):
         self._place = place
         self._order = SampleOrder(counts, spec.seed)
         self._global_batch = spec.micro_batch_size * spec.world_size
-        self._divided = spec.token_work > 0 and spec.world_size > 1
+        self._divided = spec.token_work > 0 and spec.world_size * spec.pool > 1
+        self._pool = lru_cache(maxsize=1)(self._divided_pool)
         self._next = 0
         """First sample of the next global batch."""
 
@@ -162,19 +170,31 @@ class Batches(ABC):
 
     def _begin(self, first: int) -> int:
         """First sample that this rank looks at for the global batch that begins with sample `first`."""
-        return first if self._divided else first + self.spec.rank * self.spec.micro_batch_size
+        if self._divided:
+            return first - self._turn(first) * self._global_batch
+        return first + self.spec.rank * self.spec.micro_batch_size
+
+    def _turn(self, first: int) -> int:
+        """Which global batch of its pool begins with sample `first`."""
+        return first // self._global_batch % self.spec.pool
 
     def _part(self) -> list[tuple[int, Int64]]:
         """This rank's part of the next global batch: (shard, rows) of its samples."""
         start = self._begin(self._next)
         if not self._divided:
             return list(self._order.rows(start, start + self.spec.micro_batch_size))
-        pieces = list(self._order.rows(start, start + self._global_batch))
-        lengths = np.concatenate([self._lengths(shard, rows) for shard, rows in pieces])
-        own = divide(work_of(lengths, self.spec.token_work), self.spec.world_size)[self.spec.rank]
+        pieces, groups = self._pool(start)
+        own = groups[self._turn(self._next) * self.spec.world_size + self.spec.rank]
         ends = np.cumsum([len(rows) for _, rows in pieces])
         parts = zip(pieces, ends, np.split(own, own.searchsorted(ends[:-1])), strict=True)
         return [(shard, rows[part - (end - len(rows))]) for (shard, rows), end, part in parts if len(part)]
+
+    def _divided_pool(self, start: int) -> tuple[list[tuple[int, Int64]], Int64]:
+        """Samples of the pool that begins with sample `start`, as (shard, rows), and the part of each turn and rank."""
+        groups = self.spec.pool * self.spec.world_size
+        pieces = list(self._order.rows(start, start + groups * self.spec.micro_batch_size))
+        lengths = np.concatenate([self._lengths(shard, rows) for shard, rows in pieces])
+        return pieces, divide(work_of(lengths, self.spec.token_work), groups)
 
     def state_dict(self) -> dict[str, Any]:
         """Position after the last batch that was yielded."""

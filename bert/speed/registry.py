@@ -48,14 +48,6 @@ def lacking(step: str, device_type: str) -> MissingToolError | None:
     return triton_missing() if device_type == "cuda" else loops_missing()
 
 
-def balances(spec: TrainSpec) -> bool:
-    """Whether ranks divide a global batch by the work of its sequences.
-
-    Padded rows do not: the longest sequence of a global batch sets the time of its rank, the slowest, in any division.
-    """
-    return spec.step == FAST and spec.strategy != "single"
-
-
 def apply(model: "nn.Module", step: str) -> None:
     """Have every encoder in `model`, not wrapped or run yet, and its heads compute a step so."""
     if step == PLAIN:

@@ -12,22 +12,37 @@ from bert.data.batch import Batch
 from bert.data.batches import PADDINGS, Batches, DataSpec
 from bert.model.config import model_config
 from bert.parallel.base import Strategy
-from bert.speed.registry import balances
+from bert.speed.registry import FAST
+from bert.tasks import task_data
 from common.train_spec import TrainSpec
 
 Adapt = Callable[[Batch], Batch]
 
+POOL = 8
+"""Successive micro-batches of a fast step on a GPU that get the same number of tokens, so that they fit few graphs."""
+# Of a pool, so that a reader of shards keeps those in memory that a pool is drawn from.
+_MOST_SAMPLES = 4096
+
 
 def data_spec(spec: TrainSpec, strategy: Strategy) -> DataSpec:
-    """Return the batches of this rank."""
-    divided = strategy.world_size > 1 and balances(spec)
+    """Return the batches of this rank.
+
+    A fast step computes real tokens alone, so ranks divide a global batch by their work, and a GPU has pools. Rows that
+    are padded to the longest of a batch have none: what computes padding would get more of it. The work is that of the
+    suite's own model.
+    """
+    size, world_size = spec.micro_batch_size * strategy.devices_per_rank, strategy.world_size
+    fast = spec.step == FAST and not spec.model
+    pooled = fast and strategy.device.type == "cuda" and not task_data(spec.task).paddings
+    pool = min(POOL, max(1, _MOST_SAMPLES // (size * world_size))) if pooled else 1
     return DataSpec.of(
         spec,
-        micro_batch_size=spec.micro_batch_size * strategy.devices_per_rank,
+        micro_batch_size=size,
         rank=strategy.rank,
-        world_size=strategy.world_size,
+        world_size=world_size,
         padding=spec.padding or PADDINGS[0],
-        token_work=model_config(spec).token_work if divided else 0,
+        token_work=model_config(spec).token_work if fast and pool * world_size > 1 else 0,
+        pool=pool,
     )
 
 

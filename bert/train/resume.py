@@ -4,8 +4,10 @@ To resume in the same folder, `check_resumable`: shape of the model, training da
 moved), vocabulary and the settings that are `_FIXED` must be the same; to change them, begin a new run or phase in
 another folder with `init`. A global batch size that changes is no reason to lose data: the position counts samples, and
 the first one that was not trained on comes next. Schedule and intervals count updates of any size; the learning rate is
-not rescaled. Another division of the batch keeps the samples and their order. A new rank seeds its generators from
-(seed, rank, updates made). With other evaluation data or another score the best checkpoint is chosen again.
+not rescaled. Another division of the batch keeps the samples and their order; on a GPU, whose fast step draws pools of
+micro-batches, it deals the samples of a pool anew, so that of the one in progress some come twice and some do not come.
+A new rank seeds its generators from (seed, rank, updates made). With other evaluation data or another score the best
+checkpoint is chosen again.
 
 A new run or phase begins from `init`: weights are taken, and the optimizer's moments with the number of steps their
 bias correction has seen where the optimizer is the same; all else begins again. The encoder must be complete and of the
@@ -34,7 +36,7 @@ from common.flags import flag
 
 _FIXED = "fixed"
 _OTHER_RUN = "it differs from the original run"
-_OTHER_SPLIT = "its losses agree up to rounding and dropout"
+_OTHER_SPLIT = "its losses agree up to rounding and dropout, and on a GPU up to the order of samples"
 # Settings -> what a change does to a run that resumes; all others may change silently.
 _CHANGES = {
     **dict.fromkeys(("task", "task_options", "optimizer", "seed", "seq_len"), _FIXED),

@@ -1,7 +1,7 @@
-"""A global batch divided by work: the same samples in every global batch, as many for every rank, less waiting."""
+"""Batches divided by work: the same samples in each global batch or pool, as many for every rank, of equal tokens."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from support.row_task import made_rows
 
 from bert.data.batch import Batch
 from bert.data.batches import DataSpec, RowBatches, divide, work_of
+from bert.data.rows import Int64
 from bert.model.config import PRESETS
-from bert.tasks.pretrain.batches import Hdf5Batches
+from bert.tasks.pretrain.batches import Hdf5Batches, SyntheticBatches
 
 SEQ_LEN = 24
 LARGE, TINY = PRESETS["large"], PRESETS["tiny"].token_work
@@ -65,12 +66,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["rows", "shards"])
 def make(request: pytest.FixtureRequest, folder: Path) -> Callable[..., Any]:
-    """Make the batches of a rank: (balanced, rank, world_size, micro_batch_size)."""
+    """Make the batches of a rank: (balanced, rank, world_size, micro_batch_size, pool)."""
 
-    def stream(balanced: bool, rank: int = 0, world_size: int = 1, micro_batch_size: int = 4) -> Any:
+    def stream(balanced: bool, rank: int = 0, world_size: int = 1, micro_batch_size: int = 4, pool: int = 1) -> Any:
         spec = DataSpec(
             data=str(folder), seq_len=SEQ_LEN, micro_batch_size=micro_batch_size, rank=rank, world_size=world_size,
-            token_work=TINY * balanced,
+            token_work=TINY * balanced, pool=pool,
         )  # fmt: skip
         if request.param == "rows":
             return RowBatches(spec, made_rows(37, seed=3))
@@ -85,6 +86,10 @@ def samples(batch: Batch) -> list[tuple[int, ...]]:
     return [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
 
 
+def all_of(batches: Iterable[Batch]) -> list[tuple[int, ...]]:
+    return sorted(itertools.chain(*map(samples, batches)))
+
+
 def global_batches(streams: list[Any], count: int) -> Iterator[list[Batch]]:
     return itertools.islice(zip(*streams, strict=True), count)  # type: ignore[return-value]
 
@@ -97,7 +102,7 @@ def test_a_global_batch_holds_the_same_samples_and_its_slowest_rank_has_no_more_
     divided = [make(True, rank, world_size) for rank in range(world_size)]
     moved, before, after = 0, 0, 0
     for runs, own in zip(global_batches(plain, 25), global_batches(divided, 25), strict=True):
-        assert sorted(itertools.chain(*map(samples, own))) == sorted(itertools.chain(*map(samples, runs)))
+        assert all_of(own) == all_of(runs)
         assert [len(samples(batch)) for batch in own] == [4] * world_size
         for batch in own:
             lengths = np.array([len(sample) for sample in samples(batch)])
@@ -124,3 +129,57 @@ def test_a_run_continues_with_another_number_of_ranks_without_losing_or_repeatin
     # 16 + 21 samples: an epoch of 37.
     everything = [sample for batch in itertools.islice(make(True, 0, 1, 37), 1) for sample in samples(batch)]
     assert sorted(seen) == sorted(everything)
+
+
+POOL = 5
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_pool_holds_the_samples_of_its_global_batches_and_goes_on_from_any_of_them(
+    make: Callable[..., Any], world_size: int
+) -> None:
+    plain, pooled = (
+        [make(True, rank, world_size, pool=pool) for rank in range(world_size)] for pool in (1, POOL)
+    )  # fmt: skip
+    before, after = [], []
+    for pool in range(4):  # over the end of an epoch
+        runs = list(itertools.chain(*global_batches(plain, POOL)))
+        own = list(itertools.chain(*global_batches(pooled, POOL)))
+        assert all_of(own) == all_of(runs) and {batch.counts.samples for batch in own} == {4}
+        before.append(np.std([batch.counts.real_tokens for batch in runs]))
+        after.append(np.std([batch.counts.real_tokens for batch in own]))
+        for turn in range(POOL):
+            again = make(True, 0, world_size, pool=POOL)
+            again.load_state_dict({**plain[0].state_dict(), "samples": (pool * POOL + turn) * world_size * 4})
+            rest = [samples(batch) for batch in itertools.islice(again, POOL - turn)]
+            assert rest == [samples(batch) for batch in own[turn * world_size :: world_size]]
+    assert sum(after) < 0.5 * sum(before)
+
+
+@pytest.mark.parametrize(("size", "waste"), [(64, 0.01), (128, 0.005)])
+def test_totals_of_a_large_model_vary_less_and_little_is_lost_if_they_are_rounded_up(size: int, waste: float) -> None:
+    def totals(pool: int) -> Int64:
+        spec = DataSpec(
+            data="synthetic:mean254", seq_len=512, micro_batch_size=size, token_work=LARGE.token_work, pool=pool
+        )
+        return np.array([batch.counts.real_tokens for batch in itertools.islice(SyntheticBatches(spec), 128)])
+
+    runs, pooled = totals(1), totals(8)
+    assert runs.sum() == pooled.sum(), "128 batches are whole epochs"
+    assert pooled.std() < 0.4 * runs.std() and pooled.reshape(-1, 8).std(axis=1).max() < 32
+    rounded = -(-pooled // 256) * 256
+    print(f"batch {size}: sd {runs.std():.0f} -> {pooled.std():.0f}, waste {rounded.sum() / pooled.sum() - 1:.2%}")
+    assert rounded.sum() < (1 + waste) * pooled.sum() and len(set(rounded)) <= 12
+
+
+def test_a_pool_reads_no_shard_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bert.tasks.pretrain.batches._KEPT_BYTES", 0)  # the shard in use and the next
+    for number, count in enumerate((70, 65, 90, 75)):
+        write(tmp_path / f"d_training_{number}.hdf5", instances(count, number, SEQ_LEN))
+    read = []
+    for pool in (1, POOL):
+        spec = DataSpec(data=str(tmp_path), seq_len=SEQ_LEN, micro_batch_size=4, token_work=TINY, pool=pool)
+        batches = Hdf5Batches(spec)
+        assert len(list(itertools.islice(batches, 750))) == 750
+        read.append(batches.reading.samples)
+    assert read[0] == read[1] < 2600

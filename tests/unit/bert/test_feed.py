@@ -8,8 +8,10 @@ import torch
 
 from bert.data.batch import Batch, BatchCounts
 from bert.data.batches import DataSpec
+from bert.parallel import make_strategy
 from bert.tasks.pretrain.batches import SyntheticBatches
-from bert.train.feed import Feed
+from bert.train.feed import POOL, Feed, data_spec
+from common.train_spec import TrainSpec
 
 
 class Stream:
@@ -72,3 +74,26 @@ def test_batches_are_pinned_from_the_gpu_of_the_rank(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     assert len(list(Feed(Stream(2), True))) == 2
     assert chosen == [3]
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "changes", "divided", "pool"),
+    [
+        ("cpu", 1, {}, False, 1),
+        ("cpu", 2, {}, True, 1),
+        ("cuda", 1, {}, True, POOL),
+        ("cuda", 8, {"micro_batch_size": 64}, True, POOL),
+        ("cuda", 8, {"micro_batch_size": 128}, True, POOL // 2),  # no more samples than a reader of shards keeps
+        ("cuda", 1, {"micro_batch_size": 5000}, False, 1),
+        ("cuda", 8, {"step": "plain"}, False, 1),
+        ("cuda", 8, {"task": "squad"}, True, 1),  # its rows are padded to the longest
+        ("cuda", 8, {"model": "folder", "preset": "none of ours"}, False, 1),
+    ],
+)
+def test_ranks_and_micro_batches_of_a_gpu_share_the_work_of_real_tokens(
+    device: str, ranks: int, changes: dict[str, Any], divided: bool, pool: int
+) -> None:
+    strategy = make_strategy("ddp")
+    strategy.device, strategy.world_size = torch.device(device), ranks
+    found = data_spec(TrainSpec(**{"preset": "large", "micro_batch_size": 8, **changes}), strategy)
+    assert (found.token_work > 0, found.pool, found.world_size) == (divided, pool, ranks)

@@ -12,7 +12,7 @@ from support.refusals import refused
 from analysis.load import load_run
 from analysis.render.pages import facts
 from bench.implementations.base import Implementation
-from bert.speed.registry import STEPS, apply, balances, check_step, lacking
+from bert.speed.registry import STEPS, apply, check_step, lacking
 from common.errors import MissingToolError
 from common.train_spec import TrainSpec
 from records.run import RunDirectory
@@ -38,11 +38,6 @@ def test_fp8_is_refused_where_it_does_not_work(monkeypatch: pytest.MonkeyPatch) 
         check_step(TrainSpec(step="quick"), "cpu")
     with refused("unsupported-combination", "fp8"):
         Implementation().check(Trial(preset="tiny", precision="fp8", implementation="hf"))
-
-
-def test_ranks_share_the_work_of_real_tokens_alone() -> None:
-    cases = {("fast", "ddp"): True, ("fast", "single"): False, ("plain", "ddp"): False}
-    assert {case: balances(TrainSpec(step=case[0], strategy=case[1])) for case in cases} == cases
 
 
 def test_without_triton_a_gpu_is_slower_and_a_report_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
