@@ -18,21 +18,13 @@ IDS = torch.tensor([[2, 5, 6, 3, 7, 3], [2, 9, 3, 3, 0, 0]])
 MASK = (IDS != 0).long()
 
 
-def theirs(kind: str = "BertForPreTraining") -> Any:
+def theirs(kind: str = "BertForPreTraining", **changes: Any) -> Any:
     torch.manual_seed(0)
-    if "Distil" in kind:
-        config: Any = transformers.DistilBertConfig(
-            vocab_size=VOCAB, max_position_embeddings=8, n_layers=2, n_heads=2, dim=16, hidden_dim=32
-        )
-    else:
-        config = transformers.BertConfig(
-            vocab_size=VOCAB,
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=32,
-            max_position_embeddings=8,
-        )
+    sizes = {"n_layers": 2, "n_heads": 2, "dim": 16, "hidden_dim": 32}
+    if "Distil" not in kind:
+        sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
+    config_of: Any = transformers.DistilBertConfig if "Distil" in kind else transformers.BertConfig
+    config = config_of(vocab_size=VOCAB, max_position_embeddings=8, **sizes, **changes)
     model = getattr(transformers, kind)(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
