@@ -1,11 +1,17 @@
-"""The task glue: as many outputs as the task of GLUE has, its scores, its data by name."""
+"""The task glue: scores by their definitions, as many outputs as the task of GLUE has, its data by name."""
 
+import math
+import warnings
+from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.glue_folders import make_glue, prepared
 from support.refusals import refused
 
@@ -16,6 +22,78 @@ from bert.optim.precision import Precision
 from bert.tasks import given_options, make_task, resolve_options, task_data
 from bert.tasks.base import EvaluationSpec
 from bert.tasks.glue.tables import TASKS
+from bert.tasks.glue.task import decided, score_names, scores
+
+PAIRS = st.integers(1, 60).flatmap(
+    lambda n: st.tuples(*(st.lists(st.integers(0, 1), min_size=n, max_size=n) for _ in range(2)))
+)
+VALUES = st.one_of(st.integers(0, 5).map(float), st.integers(-1000, 1000).map(lambda number: number / 99))
+NUMBERS = st.integers(2, 60).flatmap(lambda n: st.tuples(*(st.lists(VALUES, min_size=n, max_size=n) for _ in range(2))))
+
+
+@given(PAIRS)
+def test_scores_of_classes_are_those_of_their_definitions(pair: tuple[list[int], list[int]]) -> None:
+    predictions, labels = map(np.array, pair)
+    hits, misses = (int(((predictions == 1) & (labels == right)).sum()) for right in (1, 0))
+    left, rejected = (int(((predictions == 0) & (labels == right)).sum()) for right in (1, 0))
+    sides = (hits + misses) * (hits + left) * (rejected + misses) * (rejected + left)
+    expected = {
+        "matthews": (hits * rejected - misses * left) / math.sqrt(sides) if sides else 0.0,
+        "accuracy": (hits + rejected) / len(labels),
+        "f1_score": 2 * hits / (2 * hits + misses + left) if hits + misses + left else 0.0,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is said of what is scored while a model trains
+        found = scores(TASKS["cola"], predictions, labels) | scores(TASKS["mrpc"], predictions, labels)
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, abs=1e-12), name
+    assert found["f1_score_accuracy"] == pytest.approx((expected["f1_score"] + expected["accuracy"]) / 2, abs=1e-12)
+
+
+def correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Pearson's, with fractions in place of floats; not a number where one side is all alike."""
+    one, other = ([Fraction(value) for value in values] for values in (first, second))
+    one, other = ([value - sum(values, Fraction()) / len(values) for value in values] for values in (one, other))
+    squares = sum(value * value for value in one) * sum(value * value for value in other)
+    if not squares:
+        return math.nan
+    product = sum(a * b for a, b in zip(one, other, strict=True))
+    return math.copysign(math.sqrt(product * product / squares), product)
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    return [sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2
+            for value in values]  # fmt: skip
+
+
+@given(NUMBERS)
+def test_correlations_are_those_of_their_definitions(pair: tuple[list[float], list[float]]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = scores(TASKS["stsb"], *map(np.array, pair))
+    spearman = correlation(*map(ranks, pair))
+    assert found["spearman"] == pytest.approx(spearman, abs=1e-9, nan_ok=True)
+    pearson = correlation(*pair)
+    assert found["pearson"] == pytest.approx(pearson, abs=1e-6, nan_ok=True)
+    assert found["pearson_spearman"] == pytest.approx((pearson + spearman) / 2, abs=1e-6, nan_ok=True)
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_each_task_has_the_headline_of_the_benchmark_among_its_scores(task: str) -> None:
+    spec = TASKS[task]
+    ones = np.array([0.0, 1.0, 1.0, 0.0])
+    assert tuple(scores(spec, ones, ones)) == score_names(spec)
+    assert set(scores(spec, ones, ones).values()) == {1.0}
+    headlines = {"cola": "matthews", "stsb": "pearson_spearman", "mrpc": "f1_score", "qqp": "f1_score"}
+    assert spec.headline == headlines.get(task, "accuracy")
+    assert spec.labels == {"mnli": 3, "stsb": 1}.get(task, 2)
+
+
+def test_logits_become_the_greatest_class_or_the_number() -> None:
+    logits = np.array([[0.0, 1.0, 1.0], [3.0, 1.0, 2.0]], dtype=np.float32)
+    assert decided(TASKS["mnli"], logits).tolist() == [1, 0]
+    assert decided(TASKS["stsb"], logits[:, :1]).tolist() == [0.0, 3.0]
+
 
 SHAPE = preset("tiny").replace(vocab_size=40, hidden_size=16, num_heads=2, intermediate_size=32)
 

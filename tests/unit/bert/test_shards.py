@@ -1,7 +1,9 @@
-"""Shards as files: their bytes, the reader and what it refuses, the tokens of sentence text."""
+"""Shards as files and in folders: their bytes, what is refused, which belong together, lengths drawn from them."""
 
 import dataclasses
 import hashlib
+import itertools
+import json
 import sys
 import time
 import zlib
@@ -14,13 +16,18 @@ import numpy as np
 import pytest
 from support.pretraining_shards import overwrite, write_shard
 from support.refusals import refused
-from test_loader import PREDICTIONS, SEQ_LEN, instances
+from test_loader import PREDICTIONS, SEQ_LEN, instances, make_folder, spec
 
+from bert.data.batch import Batch
+from bert.data.synthetic import is_synthetic, lengths_folder
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
 from bert.tasks.pretrain import hdf5
+from bert.tasks.pretrain import shards as module
+from bert.tasks.pretrain.batches import Hdf5Batches, SyntheticBatches
 from bert.tasks.pretrain.hdf5 import tokenize, write_blocks
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shards import ShardHeader, check_shard, read_shard
+from bert.tasks.pretrain.shards import ShardHeader, check_shard, folder_info, folder_lengths, read_shard
+from bert.tasks.pretrain.task import PretrainTask
 from common.errors import Code
 
 COLUMNS = [field.name for field in dataclasses.fields(Instances)]
@@ -153,3 +160,109 @@ def test_tokens_do_not_depend_on_blocks(tmp_path: Path, monkeypatch: pytest.Monk
     other = tokenize(path, VOCABULARY)
     for name in ("ids", "sentence_ends", "document_ends"):
         assert np.array_equal(getattr(other, name), getattr(shard, name))
+
+
+NAME = "hdf5_lower_case_1_seq_len_{}_max_pred_3_masked_lm_prob_0.15_random_seed_1_dupe_factor_1"
+
+
+def test_shards_are_found_at_any_depth_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    inner = make_folder(tmp_path / NAME.format(SEQ_LEN) / "d", [2] * 11)
+    write_shard(inner / "d_test_0.hdf5", instances(5))
+    (inner / ".d_training_3.hdf5.x.tmp").write_bytes(b"half")
+    for folder in (tmp_path, inner.parent, inner):
+        info = folder_info(folder)
+        assert [path.name for path in info.paths] == [f"d_training_{number}.hdf5" for number in range(11)]
+        assert (info.path, info.samples, info.seq_len, info.max_predictions) == (inner, 22, SEQ_LEN, PREDICTIONS)
+        assert info.vocab_size is None
+    assert [path.name for path in folder_info(tmp_path, "test").paths] == ["d_test_0.hdf5"]
+
+
+def test_several_lengths_need_a_choice(tmp_path: Path) -> None:
+    short = make_folder(tmp_path / NAME.format(SEQ_LEN) / "d", [4])
+    long = make_folder(tmp_path / NAME.format(20) / "d", [4], seq_len=20)
+    with refused("data-ambiguous", tmp_path, "2 preparations", short.parent, long.parent, "seq_len 20"):
+        folder_info(tmp_path)
+    assert folder_info(tmp_path, seq_len=20).path == long
+    assert Hdf5Batches(spec(tmp_path)).info.path == short
+    with refused("data-mismatch", tmp_path, "seq_len 64", "seq_len 20"):
+        folder_info(tmp_path, seq_len=64)
+
+
+def test_shards_that_do_not_fit_each_other_or_the_model_are_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a", [4])
+    with refused("data-mismatch", "12 tokens", "--seq-len 12"):
+        Hdf5Batches(spec(tmp_path, seq_len=128))
+    with refused("vocabulary-mismatch", "d_training_0.hdf5", "word piece", "50:"):
+        next(iter(Hdf5Batches(spec(tmp_path, vocab_size=50))))
+    make_folder(tmp_path / "b", [4], seq_len=20)
+    with refused("data-mismatch", "seq_len", f"12 in {tmp_path / 'a'}", f"20 in {tmp_path / 'b'}"):
+        folder_info(tmp_path)
+
+
+def test_metadata_gives_the_vocabulary_and_tells_unfinished_preparations(tmp_path: Path) -> None:
+    make_folder(tmp_path, [4, 4])
+    names = [path.name for path in folder_info(tmp_path).paths]
+    metadata = {"schema_version": 1, "vocab_size": 777, "vocab": "v", "shards": [*names, "d_test_0.hdf5"]}
+    (tmp_path / "metadata.json").write_text(json.dumps(metadata))
+    info = folder_info(tmp_path)
+    assert (info.vocab_size, info.vocabulary) == (777, "v")
+    (tmp_path / "metadata.json").write_text(json.dumps({**metadata, "shards": [*names, "d_training_2.hdf5"]}))
+    with refused("data-unprepared", "d_training_2.hdf5", "bertbench data pretrain"):
+        folder_info(tmp_path)
+    (tmp_path / "metadata.json").write_text('{"vocab_size": 777}')
+    with refused("record-foreign", tmp_path / "metadata.json"):
+        folder_info(tmp_path)
+
+
+def test_folders_without_shards_say_what_to_do(tmp_path: Path) -> None:
+    for folder, code in ((tmp_path / "none", "path-missing"), (tmp_path, "data-missing")):
+        with refused(code, folder):
+            folder_info(folder)
+
+
+def made_up(folder: Path, count: int, **changes: object) -> list[Batch]:
+    stream = PretrainTask().batches(spec(folder, **{"data": f"synthetic:{folder}", **changes}))
+    return [*itertools.islice(stream, count)]
+
+
+def test_names_of_distributions_and_folders_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lengths_folder("synthetic") is None and lengths_folder("synthetic:full") is None
+    assert lengths_folder(str(tmp_path)) is None and not is_synthetic(str(tmp_path))
+    assert lengths_folder(f"synthetic:{tmp_path}") == tmp_path
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    assert lengths_folder("synthetic:full") is None
+    with refused("option-choice", "banana"):
+        SyntheticBatches(spec(tmp_path, data="synthetic:banana"))
+    with refused("path-missing", tmp_path / "none"):
+        SyntheticBatches(spec(tmp_path, data=f"synthetic:{tmp_path}/none"))
+
+
+def test_made_up_lengths_follow_the_folder_over_all_ranks(tmp_path: Path) -> None:
+    info = folder_info(make_folder(tmp_path, [500]))
+    real = np.sort(read_shard(info.paths[0]).input_mask.sum(axis=1, dtype=int))
+    drawn = [
+        int(length)
+        for rank in range(2)
+        for batch in made_up(tmp_path, 256, micro_batch_size=4, rank=rank, world_size=2)
+        for length in batch.tensors["attention_mask"].sum(dim=1)
+    ]
+    quantiles = real[((np.arange(len(drawn)) + 0.5) / len(drawn) * len(real)).astype(int)]
+    assert sorted(drawn) == quantiles.tolist()
+
+
+def test_the_same_folder_gives_the_same_batches_wherever_it_lies(tmp_path: Path) -> None:
+    first, second = (make_folder(tmp_path / name, [20, 9]) for name in "ab")
+    task = PretrainTask()
+    fingerprints = [task.inspect(f"synthetic:{folder}").fingerprint for folder in (first, second)]
+    assert fingerprints[0] == fingerprints[1]
+    for a, b in zip(made_up(first, 20), made_up(second, 20), strict=True):
+        assert a.counts == b.counts and all(a.tensors[name].equal(b.tensors[name]) for name in a.tensors)
+    other = task.inspect(f"synthetic:{make_folder(tmp_path / 'c', [20])}")
+    assert other.fingerprint != fingerprints[0]
+
+
+def test_of_a_large_folder_shards_spread_over_it_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = folder_info(make_folder(tmp_path, [10] * 8))
+    monkeypatch.setattr(module, "_MOST_SAMPLES", 20)
+    assert int(folder_lengths(info).sum()) == 20
