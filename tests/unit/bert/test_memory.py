@@ -6,11 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bert.data.batch import Batch
+from bert.data.batches import DataSpec
 from bert.memory import predict_memory
 from bert.model.config import PRESETS, shape_in_words
+from bert.model.encoder import recompute_activations
 from bert.model.heads import BertForPretraining
+from bert.optim.precision import Precision
 from bert.speed import native
 from bert.speed.registry import apply
+from bert.tasks.pretrain.task import PretrainTask
 from common.train_spec import TrainSpec
 
 SMALL = TrainSpec(
@@ -57,22 +62,13 @@ def test_16_bits_and_recomputing_keep_less_and_dropout_more():
     assert plain < activations(dropout=0.1) < activations("cpu", dropout=0.1)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_activations_are_what_the_model_keeps_for_the_backward_pass(dropout, precision, monkeypatch):
-    monkeypatch.setenv(native.VARIABLE, "1")
-    from bert.data.batch import Batch
-    from bert.data.batches import DataSpec
-    from bert.optim.precision import Precision
-    from bert.tasks.pretrain.task import PretrainTask
-
+def kept_bytes(spec, precision, dropout=0.0, recompute=False):
+    """Return the bytes that a forward pass of `mini` keeps for the backward pass, and the columns of its batch."""
     config = PRESETS["mini"].replace(vocab_size=1000, hidden_dropout=dropout, attention_dropout=dropout)
-    spec = DataSpec(
-        data="synthetic", seq_len=128, micro_batch_size=7, max_predictions=10, vocab_size=1000, seed=1, rank=0,
-        world_size=1, padding="longest",
-    )  # fmt: skip
     model = BertForPretraining(config)
     apply(model, "fast")
+    if recompute:
+        recompute_activations(model)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
     made = next(iter(PretrainTask().batches(spec)))  # views of a whole pool of samples
@@ -89,8 +85,20 @@ def test_activations_are_what_the_model_keeps_for_the_backward_pass(dropout, pre
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), Precision(precision, "cpu").autocast():
         loss = model(batch).loss
-    longest = batch.tensors["input_ids"].shape[1]
+    loss.backward()
+    return sum(kept.values()), batch.tensors["input_ids"].shape[1]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_activations_are_what_the_model_keeps_for_the_backward_pass(dropout, precision, monkeypatch):
+    monkeypatch.setenv(native.VARIABLE, "1")
+    spec = DataSpec(
+        data="synthetic", seq_len=128, micro_batch_size=7, max_predictions=10, vocab_size=1000, padding="longest"
+    )
+    kept, longest = kept_bytes(spec, precision, dropout)
     predicted = predict_memory(
         replace(spec, preset="mini", dropout=dropout, precision=precision, seq_len=longest), "cpu"
     )
-    assert loss.requires_grad and predicted.activations == pytest.approx(sum(kept.values()), rel=0.03)
+    assert predicted.activations == pytest.approx(kept, rel=0.03)
+    assert kept_bytes(spec, precision, dropout, recompute=True)[0] < 0.5 * kept
