@@ -3,9 +3,6 @@
 import json
 import os
 import pickle
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +14,10 @@ from support.bert_folders import PIECES, loaded, saved, theirs
 from support.refusals import refused
 
 from bert.checkpoints.conversion import convert
-from bert.checkpoints.files import read_tensors
+from bert.checkpoints.files import new_folder, read_tensors
 from bert.checkpoints.model_config import from_our_json, to_our_json
 from bert.model.config import PRESETS
 from common.errors import Code
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 class Evil:
@@ -172,41 +167,12 @@ def test_a_destination_with_something_in_it_is_left_alone(tmp_path: Path, monkey
         convert(source, file / "dst")
 
 
-# A conversion that stands still with half its folder written.
-HALTED = """
-import sys, time
-from pathlib import Path
-from bert.checkpoints.files import new_folder
-with new_folder(Path(sys.argv[1])) as folder:
-    (folder / "model.safetensors").write_bytes(b"half")
-    print(folder.name, flush=True)
-    time.sleep(600)
-"""
-
-
-def halted(destination: Path) -> tuple[subprocess.Popen[str], Path]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HALTED, str(destination)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    return process, destination.parent / process.stdout.readline().strip()
-
-
-def test_a_killed_conversion_leaves_no_destination_and_does_not_hinder_the_next(tmp_path: Path) -> None:
-    source = saved(tmp_path / "src", theirs("BertModel"))
-    ended, left = halted(tmp_path / "dst")
-    running, written = halted(tmp_path / "dst")
-    try:
-        ended.send_signal(signal.SIGKILL)
-        ended.wait()
-        assert left != written and not (tmp_path / "dst").exists()
-        convert(source, tmp_path / "dst")
-        assert (written / "model.safetensors").read_bytes() == b"half"
-        loaded(tmp_path / "dst")
-    finally:
-        for process in (ended, running):
-            process.kill()
-            process.communicate()
+def test_a_conversion_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "dst") as half:
+        (half / "model.safetensors").write_bytes(b"half")
+        assert not (tmp_path / "dst").exists()
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_configuration_of_ours_that_lacks_a_field_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The pipeline from text to shards: what it writes where, what it keeps, and calls that end in the middle."""
 
 import hashlib
-import os
 import shutil
 import signal
 import subprocess
@@ -13,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 from support.refusals import refused
-from support.small_disk import small_disk
 
 from bert.corpus.texts import generate_corpus
 from bert.data.vocabulary import load_vocabulary
@@ -191,14 +189,3 @@ def test_a_call_that_is_ended_leaves_no_process_and_a_rerun_continues(text: Path
     again = only(prepare(config(text, tmp_path, dupe_factor=12, shards=6)))
     assert (again.shards, again.shards_kept) == (7, len(finished))
     assert all(path.stat().st_mtime_ns == when for path, when in finished.items())
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_a_full_disk_is_named_and_a_rerun_continues(text: Path, tmp_path: Path) -> None:
-    output = tmp_path / "disk"
-    with small_disk(output, "550k"):
-        with refused("disk-full", output):
-            prepare(config(text, output, dupe_factor=30, workers=2))
-        assert not list(output.rglob("*.tmp")), "no half-written file takes the space"
-        subprocess.run(["mount", "-o", "remount,size=4m", str(output)], check=True)
-        assert only(prepare(config(text, output, dupe_factor=30))).shards == 4

@@ -1,19 +1,15 @@
 """The question-answering model: its losses and gradients against transformers', its names, its FLOPs."""
 
-import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
 from support.bert_folders import theirs
-from support.squad_windows import VOCAB as FEATURES_VOCAB
-from support.squad_windows import squad_windows
 from torch import Tensor
 
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
 from bert.data.batch import Batch, BatchCounts
-from bert.data.batches import DataSpec, RowBatches
 from bert.model.config import ModelConfig
 from bert.model.heads import BertForQuestionAnswering, span_losses
 
@@ -131,29 +127,3 @@ def test_the_loss_is_computed_in_float32(dtype: torch.dtype) -> None:
     logits = torch.stack([output.start_logits, output.end_logits], 1).double()
     targets = torch.tensor([[3, 4], [0, 0]])
     assert output.loss.item() == pytest.approx(span_losses(logits, targets).mean().item(), rel=1e-6)
-
-
-def test_two_ranks_together_have_the_loss_and_gradients_of_one_process() -> None:
-    features = squad_windows(40, max_seq_length=32)
-    torch.manual_seed(0)
-    model = BertForQuestionAnswering(SHAPE.replace(vocab_size=FEATURES_VOCAB, max_positions=32))
-
-    def losses(size: int, rank: int, world_size: int) -> list[Tensor]:
-        spec = DataSpec(
-            data="made",
-            seq_len=32,
-            micro_batch_size=size,
-            vocab_size=FEATURES_VOCAB,
-            rank=rank,
-            world_size=world_size,
-        )
-        return [model(batch).loss for batch in itertools.islice(RowBatches(spec, features.rows), 6)]
-
-    whole = losses(8, 0, 1)
-    parts = list(zip(losses(4, 0, 2), losses(4, 1, 2), strict=True))
-    for one, (first, second) in zip(whole, parts, strict=True):
-        torch.testing.assert_close((first + second) / 2, one, atol=1e-6, rtol=0)
-    weight = model.encoder.layers[0].output.weight
-    (alone,) = torch.autograd.grad(whole[0], weight)
-    (together,) = torch.autograd.grad(sum(parts[0]) / 2, weight)
-    torch.testing.assert_close(together, alone, atol=1e-7, rtol=0)

@@ -1,8 +1,6 @@
 """Words, tokens and windows: equal to the plain rules, and to the tokenizer on the whole text with its offsets."""
 
-import json
 from itertools import accumulate, pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +9,8 @@ from hypothesis import strategies as st
 from support import plain_squad
 from support.examples import examples
 from support.plain_squad import words_of
-from support.shared_files import DATA, samples, unpacked, vocabulary_beside
 
-from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary
+from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
 from bert.tasks.squad.windows import Pieces, encode_words, greatest_context, place_windows, split_words
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz\u00df\u00e9\u03c3\u03c2\u4e2d\u6587\u0130'.,-$"
@@ -66,29 +63,6 @@ def test_pieces_are_those_of_the_whole_text_and_of_each_word_alone(lower_case: b
         assert pieces.token_words.tolist() == [word for words in expected for word in words]
 
     check()
-
-
-@pytest.mark.parametrize("lower_case", [True, pytest.param(False, marks=[pytest.mark.public, pytest.mark.slow])])
-@pytest.mark.parametrize("path", samples("squad/*v[12].[01].json*", "squad/squadshifts*"))
-def test_all_contexts_and_questions_have_the_tokenizers_ids_and_the_words_of_its_offsets(
-    path: Path, lower_case: bool
-) -> None:
-    vocab = vocabulary_beside(path) if lower_case else DATA / "vocab/bert-cased.txt"
-    vocabulary = load_vocabulary(vocab, lower_case)
-
-    articles = json.loads(unpacked(path))["data"]
-    paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
-    contexts = [paragraph["context"] for paragraph in paragraphs]
-    pieces = encode_words(contexts, vocabulary)
-    encodings = vocabulary._tokenizer.encode_batch(contexts, add_special_tokens=False)
-    assert ids_of(pieces) == [encoding.ids for encoding in encodings]
-    expected = []
-    for text, encoding in zip(contexts, encodings, strict=True):
-        word_of = words_of(text)[1]
-        expected += [word_of[begin] for begin, _ in encoding.offsets]
-    assert pieces.token_words.tolist() == expected
-    questions = [question["question"] for paragraph in paragraphs for question in paragraph["qas"]]
-    assert ids_of(encode_words(questions, vocabulary)) == by_library(vocabulary, questions)
 
 
 QUESTIONS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=6)
