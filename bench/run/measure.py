@@ -165,6 +165,7 @@ class _Measurement:
             strategy=strategy,
             precision=precision,
             grad_accum_steps=trial.grad_accum_steps,
+            seed=trial.seed,
         )
         return built, training
 

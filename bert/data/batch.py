@@ -112,6 +112,8 @@ class Batch:
     """Where the real tokens lie, on the same device; without it a model reads the mask, which on a GPU waits for it."""
     weight: float = 1.0
     """What its predicted words weigh: their number as a multiple of the mean of all micro-batches of the step."""
+    key: Tensor | None = None
+    """What dropout by kernels follows from, int64 [1]; without it they draw keys from the device's generator."""
 
     @property
     def mask(self) -> Tensor | None:
@@ -140,7 +142,8 @@ class Batch:
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         changed = {name: change(tensor) for name, tensor in self.tensors.items()}
-        return replace(self, tensors=changed, layout=None if self.layout is None else self.layout.map(change))
+        layout = None if self.layout is None else self.layout.map(change)
+        return replace(self, tensors=changed, layout=layout, key=None if self.key is None else change(self.key))
 
 
 def batch_of(arrays: Mapping[str, npt.NDArray[Any]], lengths: npt.NDArray[np.int64]) -> Batch:

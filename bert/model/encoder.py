@@ -173,6 +173,7 @@ class BertEncoder(nn.Module):
         token_type_ids: Tensor | None = None,
         further_types: Tensor | None = None,
         layout: Unpadded | None = None,
+        key: Tensor | None = None,
     ) -> EncoderOutput:
         """Encode ids [B, S].
 
@@ -182,6 +183,7 @@ class BertEncoder(nn.Module):
             token_type_ids: segments [B, S]; None is segment 0 everywhere.
             further_types: embeddings [K, H] of the segments from 1 on, instead of the encoder's own.
             layout: where the real tokens of the mask lie, for an encoder that computes these alone.
+            key: Batch.key, for an encoder that drops out by kernels.
 
         Raises:
             UsageError: the sequences are longer than the model has positions for.

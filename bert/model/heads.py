@@ -161,7 +161,9 @@ class BertModel(nn.Module):
         """Return the encoder's output for a batch; `types` [B, S], embedded from 1 on by [T, H], replace segments."""
         tensors = batch.tensors
         segments, further = (tensors["token_type_ids"], None) if types is None else types
-        output: EncoderOutput = self.encoder(tensors["input_ids"], batch.mask, segments, further, layout=batch.layout)
+        output: EncoderOutput = self.encoder(
+            tensors["input_ids"], batch.mask, segments, further, layout=batch.layout, key=batch.key
+        )
         return output
 
 

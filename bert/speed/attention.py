@@ -43,7 +43,9 @@ _MOST_WASTE = 0.25
 _FEW_WEIGHTS = 1 << 16
 
 
-def attend(qkv: Tensor, where: Where, probability: float, bias: Tensor | None = None) -> Tensor:
+def attend(
+    qkv: Tensor, where: Where, probability: float, bias: Tensor | None = None, key: Tensor | None = None
+) -> Tensor:
     """Return softmax(Q K^T / sqrt(D)) V, with dropout on the weights (Vaswani et al. 2017, eq. 1).
 
     Args:
@@ -51,6 +53,7 @@ def attend(qkv: Tensor, where: Where, probability: float, bias: Tensor | None = 
         where: the tokens that may be attended to.
         probability: of dropout.
         bias: [3 H], added to `qkv` without tracking its gradient, which is computed here; only where `sums_bias`.
+        key: of the dropout of a kernel, int64 [1]; None draws one.
 
     Returns:
         [B, S, N, D] or [T, N, D].
@@ -63,7 +66,7 @@ def attend(qkv: Tensor, where: Where, probability: float, bias: Tensor | None = 
         if operator == TRITON:
             from bert.speed.kernels.attention import attention
 
-            return attention(qkv, where.ends, where.columns, probability, bias)
+            return attention(qkv, where.ends, where.columns, probability, bias, key)
         if operator == FLASH:
             return flash_attention(qkv[:, 0], qkv[:, 1], qkv[:, 2], where.ends, where.columns, probability)
         return _attend_padded(qkv, where.ends, where.columns, probability)

@@ -89,8 +89,9 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def residual_norm(
-    x: Tensor | Product, residual: Tensor, norm: nn.LayerNorm, probability: float, reader: nn.Linear | None = None
-) -> Stream:
+    x: Tensor | Product, residual: Tensor, norm: nn.LayerNorm, probability: float, reader: nn.Linear | None = None,
+    key: Tensor | None = None,
+) -> Stream:  # fmt: skip
     """Return LayerNorm(dropout(x) + residual) of x and residual [..., H].
 
     Args:
@@ -99,6 +100,7 @@ def residual_norm(
         norm: with weight and bias; it says whether this is training.
         probability: of dropout.
         reader: the linear layer that reads the result; if it is in FP8, a kernel also writes the result so.
+        key: of the dropout of a kernel; None draws one.
     """
     x, bias, output = x if isinstance(x, Product) else Product(x)
     if bias is not None or usable(x, norm.weight):
@@ -106,7 +108,7 @@ def residual_norm(
 
         dropped = probability if norm.training else 0.0
         parameters = norm.weight, norm.bias, norm.eps, dropped, bias
-        return Stream(*kernels.residual_norm(x, residual, *parameters, _input_cast(reader), output))
+        return Stream(*kernels.residual_norm(x, residual, *parameters, _input_cast(reader), output, key))
     if norm.training and has_loops(x) and residual.dtype == norm.weight.dtype == norm.bias.dtype == torch.float32:
         given = _ResidualNorm.apply(x, residual, norm.weight, norm.bias, norm.eps, probability)  # type: ignore[no-untyped-call]
         return Stream(given[0], given[-1])

@@ -5,6 +5,8 @@ bert.speed.registry.apply puts these classes in the place of those of a model, w
 Shapes: B sequences, S tokens, T real tokens of all sequences, H hidden width, V padded vocabulary.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -32,7 +34,10 @@ from bert.speed.elementwise import (
     stream,
 )
 from bert.speed.fp8 import Quantized
-from bert.speed.kernels import usable
+from bert.speed.kernels import keys_of, usable
+
+_SITES = 3  # of dropout in a layer: attention's weights, and what both parts add to the stream
+_NO_KEYS = (None,) * _SITES
 
 
 class FastEmbeddings(Embeddings):
@@ -44,8 +49,9 @@ class FastEmbeddings(Embeddings):
         token_type_ids: Tensor | None,
         further: Tensor | None = None,
         columns: Tensor | None = None,
+        key: Tensor | None = None,
     ) -> Tensor:
-        """As Embeddings.forward."""
+        """As Embeddings.forward; `key` is that of the dropout of a kernel."""
         if not usable(self.word.weight, self.word.weight):
             places = self.places(input_ids, token_type_ids, further, columns)
             summed = add_embedding(places, input_ids, self.word.weight, PAD_TOKEN_ID)
@@ -61,30 +67,31 @@ class FastEmbeddings(Embeddings):
             token_type_ids = torch.zeros_like(input_ids)
         return embed(
             (self.word.weight, self.position.weight, segments), (input_ids, columns, token_type_ids), self.norm,
-            self.dropout if self.training else 0.0, product_dtype(self.word.weight), PAD_TOKEN_ID,
+            self.dropout if self.training else 0.0, product_dtype(self.word.weight), PAD_TOKEN_ID, key,
         )  # fmt: skip
 
 
 class FastAttention(SelfAttention):
     """Self-attention by the function that is the fastest one for the device and the layout of the tokens."""
 
-    def attended(self, hidden: Tensor, where: Where, low: Quantized | None) -> Tensor:
+    def attended(self, hidden: Tensor, where: Where, low: Quantized | None, key: Tensor | None) -> Tensor:
         """Return the context of all heads [..., H] of hidden states [..., H], before the output projection.
 
-        `low` is `hidden` in FP8, if a kernel has written it.
+        `low` is `hidden` in FP8, if a kernel has written it, `key` that of the dropout of a kernel.
         """
         width, weight, bias = self.output.in_features // self.num_heads, self.qkv.weight, self.qkv.bias
         if usable(hidden, weight) and sums_bias(where, hidden.device, product_dtype(hidden), width):
-            return self.context(linear(hidden, weight, bias.detach(), low), where, bias)
-        return self.context(linear(hidden, weight, bias, low) if low is not None else self.qkv(hidden), where)
+            return self.context(linear(hidden, weight, bias.detach(), low), where, bias, key)
+        qkv = linear(hidden, weight, bias, low) if low is not None else self.qkv(hidden)
+        return self.context(qkv, where, None, key)
 
-    def context(self, qkv: Tensor, where: Where, bias: Tensor | None = None) -> Tensor:
+    def context(self, qkv: Tensor, where: Where, bias: Tensor | None = None, key: Tensor | None = None) -> Tensor:
         """Return what the heads attend to [..., H], of their queries, keys and values side by side [..., 3 H].
 
-        `bias` is as in `attend`.
+        `bias` and `key` are as in `attend`.
         """
         heads = qkv.unflatten(-1, (3, self.num_heads, -1))
-        return attend(heads, where, self.dropout if self.training else 0.0, bias).flatten(-2)
+        return attend(heads, where, self.dropout if self.training else 0.0, bias, key).flatten(-2)
 
 
 class FastLayer(Layer):
@@ -92,15 +99,24 @@ class FastLayer(Layer):
 
     attention: FastAttention
 
-    def forward(self, hidden: Tensor | Stream, where: Where, reader: nn.Linear | None = None) -> Stream:  # type: ignore[override]
-        """Return hidden states [..., H] for those of tokens in a layout; `reader` is the linear layer that reads it."""
+    def forward(  # type: ignore[override]
+        self, hidden: Tensor | Stream, where: Where, reader: nn.Linear | None = None,
+        keys: Sequence[Tensor | None] = _NO_KEYS,
+    ) -> Stream:  # fmt: skip
+        """Return hidden states [..., H] for those of tokens in a layout.
+
+        `reader` is the linear layer that reads it, `keys` are those of the layer's dropouts by kernels.
+        """
         wide, narrow, low = stream(hidden)
+        of_weights, *of_sums = keys
         with phase(self.observer, "layer", self.index, ".attention"):
-            attended = product(self.attention.output, self.attention.attended(narrow, where, low))
-            wide, narrow, low = residual_norm(attended, wide, self.attention_norm, self.dropout, self.intermediate)
+            attended = product(self.attention.output, self.attention.attended(narrow, where, low, of_weights))
+            wide, narrow, low = residual_norm(
+                attended, wide, self.attention_norm, self.dropout, self.intermediate, of_sums[0]
+            )
         with phase(self.observer, "layer", self.index, ".mlp"):
             transformed = product(self.output, *gelu(product(self.intermediate, narrow, low), self.output))
-            return residual_norm(transformed, wide, self.output_norm, self.dropout, reader)
+            return residual_norm(transformed, wide, self.output_norm, self.dropout, reader, of_sums[1])
 
 
 class FastEncoder(BertEncoder):
@@ -113,20 +129,23 @@ class FastEncoder(BertEncoder):
         token_type_ids: Tensor | None = None,
         further_types: Tensor | None = None,
         layout: Unpadded | None = None,
+        key: Tensor | None = None,
     ) -> EncoderOutput:
         """As BertEncoder.forward. Without a layout it is read from the mask, which on a GPU waits for it."""
         self.refuse_longer(input_ids)
         placed = self.placed(attention_mask, layout)
+        first, *keys = keys_of(key, 1 + _SITES * len(self.layers))
         with phase(self.observer, "embeddings"):
             if placed is None:
                 where: Where = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
-                carried = self.embeddings(input_ids, token_type_ids, further_types)
+                carried = self.embeddings(input_ids, token_type_ids, further_types, None, first)
             else:
                 where, types = placed, None if token_type_ids is None else placed.take(token_type_ids)
-                carried = self.embeddings(placed.take(input_ids), types, further_types, placed.position_ids)
+                carried = self.embeddings(placed.take(input_ids), types, further_types, placed.position_ids, first)
         for index, layer in enumerate(self.layers):
             with phase(self.observer, "layer", index):
-                carried = self.run_layer(layer, carried, where, self._reader(index))
+                own = keys[_SITES * index : _SITES * (index + 1)]
+                carried = self.run_layer(layer, carried, where, self._reader(index), own)
         return self.output(stream(carried).wide, placed)
 
     def placed(self, attention_mask: Tensor | None, layout: Unpadded | None = None) -> Unpadded | None:

@@ -100,6 +100,7 @@ class Run:
             strategy=self.strategy,
             precision=self.precision,
             grad_accum_steps=self.settings.grad_accum_steps,
+            seed=self.settings.seed,
             max_grad_norm=step_plan(self.settings).max_grad_norm,
             learning_rate=self.settings.learning_rates(),
             progress=self.counts,

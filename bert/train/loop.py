@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
+import numpy as np
 import torch
 
 from bert.data.batch import Batch, BatchCounts
@@ -149,6 +150,8 @@ class Training:
     precision: Precision
     grad_accum_steps: int = 1
     """Micro-steps per optimizer step."""
+    seed: int = 0
+    """Of dropout on a GPU."""
     max_grad_norm: float | None = None
     """Clip the global gradient norm to this; None leaves it, as LAMB needs, which clips by itself."""
     learning_rate: Callable[[int], float] | None = None
@@ -194,7 +197,7 @@ def run_step(training: Training, observer: Observer, step: int) -> StepResult:
         rate = training.learning_rate(training.progress.applied_steps)
         for group in training.optimizer.param_groups:
             group["lr"] = rate
-    for micro_step, batch in enumerate(micro_batches(training, observer)):
+    for micro_step, batch in enumerate(micro_batches(training, observer, step)):
         with strategy.accumulate(last=micro_step == accumulation - 1):
             with observer.phase("forward"), precision.autocast():
                 loss = training.compute_loss(training.model, batch) / accumulation
@@ -216,13 +219,18 @@ def run_step(training: Training, observer: Observer, step: int) -> StepResult:
     return result
 
 
-def micro_batches(training: Training, observer: Observer) -> Iterator[Batch]:
-    """Take the micro-batches of one step, on the device, with their weights where the training has them."""
-    device = training.strategy.device
+def micro_batches(training: Training, observer: Observer, step: int) -> Iterator[Batch]:
+    """Take the micro-batches of a step, on the device, with their keys and, where the training has them, weights."""
+    device, rank = training.strategy.device, training.strategy.rank
+
+    def there(batch: Batch, micro_step: int) -> Batch:
+        on_gpu = device.type != "cpu"
+        return replace(batch, key=dropout_key(training.seed, step, micro_step, rank)).to(device) if on_gpu else batch
+
     if not training.weighted:
-        for _ in range(training.grad_accum_steps):
+        for micro_step in range(training.grad_accum_steps):
             with observer.phase("data"):
-                batch = next(training.batches).to(device)
+                batch = there(next(training.batches), micro_step)
             yield batch
         return
     with observer.phase("data"):
@@ -230,10 +238,16 @@ def micro_batches(training: Training, observer: Observer) -> Iterator[Batch]:
     words = sum(batch.counts.predicted_positions for batch in batches)
     of_all = float(training.strategy.total(torch.tensor([words], dtype=torch.float64)))
     mean = of_all / (len(batches) * training.strategy.world_size)
-    for waiting in batches:
+    for micro_step, waiting in enumerate(batches):
         with observer.phase("data"):
-            batch = waiting.to(device)
+            batch = there(waiting, micro_step)
         yield replace(batch, weight=batch.counts.predicted_positions / mean) if mean else batch
+
+
+def dropout_key(seed: int, step: int, micro_step: int, rank: int) -> torch.Tensor:
+    """Return the key of the dropout of a micro-step, int64 [1]: a hash, so that a resumed run finds it again."""
+    (number,) = np.random.SeedSequence((abs(seed), step, micro_step, rank)).generate_state(1, np.uint64)
+    return torch.tensor([int(number >> np.uint64(1))])
 
 
 def parameters_are_finite(weights: Iterator[tuple[str, torch.Tensor]]) -> bool:

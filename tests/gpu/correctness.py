@@ -164,7 +164,7 @@ def attention_kernels(device: torch.device) -> Found:
     upstream = torch.randn(sum(lengths), heads, 64).to(device).bfloat16()
     ends = torch.tensor((0, *itertools.accumulate(lengths)), dtype=torch.int32, device=device)
     drawn = module.random_key
-    module.random_key = lambda like: torch.tensor([_KEY], device=like.device)  # type: ignore[assignment]
+    module.random_key = lambda like, _: torch.tensor([_KEY], device=like.device)  # type: ignore[assignment]
     try:
         made = module.attention(qkv, ends, 512, probability, bias)
     finally:
@@ -208,7 +208,7 @@ def kernels(dtype: torch.dtype, device: torch.device) -> Found:
     given = [numbers(rows, _WIDTH), numbers(rows, _WIDTH), *(numbers(_WIDTH, kind=torch.float32) for _ in range(3))]
     mine = [one.detach().double().requires_grad_() for one in given]
     drawn = norm.random_key
-    norm.random_key = lambda like: torch.tensor([_KEY], device=like.device)  # type: ignore[assignment]
+    norm.random_key = lambda like, _: torch.tensor([_KEY], device=like.device)  # type: ignore[assignment]
     try:
         made, *_ = norm.residual_norm(given[0], given[1], given[2], given[3], 1e-12, probability, given[4])
     finally:

@@ -75,12 +75,17 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **co
         kernel[grid](*arguments, num_warps=warps, **constants)
 
 
-def random_key(like: Tensor) -> Tensor:
-    """Draw the key of a dropout mask, int64 [1], from the device's default generator, without a synchronization.
+def random_key(like: Tensor, key: Tensor | None) -> Tensor:
+    """Return a key of a dropout mask, int64 [1], or draw one from the device's generator where there is none."""
+    return torch.empty(1, dtype=torch.int64, device=like.device).random_() if key is None else key
 
-    A resumed run and a recomputed layer draw the same key again.
-    """
-    return torch.empty(1, dtype=torch.int64, device=like.device).random_()
+
+def keys_of(key: Tensor | None, sites: int) -> tuple[Tensor | None, ...]:
+    """Return the keys of the dropouts of a model, in their order, of that of a micro-step int64 [1]."""
+    if key is None:
+        return (None,) * sites
+    # Two numbers apart: kernels are compiled for addresses that are multiples of 16 bytes.
+    return (key + torch.arange(2 * sites, device=key.device)).view(sites, 2)[:, :1].unbind()
 
 
 def columns_of(width: int) -> int:

@@ -231,7 +231,9 @@ def attention_key_gradients(
     store_gradient(result, sums, tiles, 2, of_value, begin, column, real, head, heads, depth)
 
 
-def attention(qkv: Tensor, ends: Tensor, longest: int, probability: float, bias: Tensor | None) -> Tensor:
+def attention(
+    qkv: Tensor, ends: Tensor, longest: int, probability: float, bias: Tensor | None, key: Tensor | None = None
+) -> Tensor:
     """Return the context [T, N, D] of queries, keys and values [T, 3, N, D] in bf16 or fp16.
 
     Args:
@@ -240,14 +242,17 @@ def attention(qkv: Tensor, ends: Tensor, longest: int, probability: float, bias:
         longest: tokens that no sequence has more of.
         probability: dropout probability of the weights; rounded to multiples of 1 / 256, of which it must leave one.
         bias: [3 H], added to `qkv` without tracking its gradient, which is computed here; None for no such bias.
+        key: of dropout, int64 [1]; None draws one.
     """
-    context: Tensor = _Attention.apply(qkv, ends, longest, probability, bias)
+    context: Tensor = _Attention.apply(qkv, ends, longest, probability, bias, key)
     return context
 
 
 class _Attention(Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, ends: Tensor, longest: int, probability: float, bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, qkv: Tensor, ends: Tensor, longest: int, probability: float, bias: Tensor | None, key: Tensor | None
+    ) -> Tensor:
         qkv = qkv.contiguous()
         tokens, _, heads, depth = qkv.shape
         dropped = min(dropped_levels(probability, WEIGHT_LEVELS), WEIGHT_LEVELS - 1)
@@ -258,7 +263,7 @@ class _Attention(Function):
         kept = WEIGHT_LEVELS / (WEIGHT_LEVELS - dropped)
         ctx.how = {"heads": heads, "depth": depth, "dropped": dropped, "kept": kept}
         ctx.longest, ctx.bias_dtype = min(longest, tokens), None if bias is None else bias.dtype
-        key = random_key(qkv) if dropped else None
+        key = random_key(qkv, key) if dropped else None
         context = qkv.new_empty(tokens, heads, depth)
         logsumexp = torch.empty(heads, tokens, device=qkv.device)
         tiles = FORWARD[depth]
@@ -291,4 +296,4 @@ class _Attention(Function):
             attention_key_gradients, (counts[1] * lines,), qkv, ends, key, logsumexp, grad, along, result, sums,
             len(qkv), counts[1], **ctx.how, **second._asdict(),
         )  # fmt: skip
-        return result, None, None, None, None if sums is None else sums.sum(0).to(ctx.bias_dtype)
+        return result, None, None, None, None if sums is None else sums.sum(0).to(ctx.bias_dtype), None

@@ -196,7 +196,7 @@ def dropout_layer_norm_backward(
 
 def residual_norm(
     x: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, eps: float, probability: float, bias: Tensor | None,
-    into: Cast | None = None, output: OutputGradient | None = None,
+    into: Cast | None = None, output: OutputGradient | None = None, key: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Quantized | None]:  # fmt: skip
     """Return LayerNorm(dropout(x + bias) + residual) [..., H] as two tensors that share their memory, in the type of x,
     and with `into` in FP8.
@@ -211,9 +211,10 @@ def residual_norm(
         bias: bias of the linear layer [H], or None.
         into: cast of the result, as the input of the next linear layer; None for none.
         output: where the gradient of x is left in FP8, if its scale is known then; None for never.
+        key: of dropout, int64 [1]; None draws one.
     """
     result: tuple[Tensor, Tensor, Quantized | None] = _ResidualNorm.apply(
-        x, residual, weight, shift, bias, eps, probability, into, output
+        x, residual, weight, shift, bias, eps, probability, into, output, key
     )
     return result
 
@@ -222,13 +223,13 @@ class _ResidualNorm(Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, bias: Tensor | None, eps: float,
-        probability: float, into: Cast | None, output: OutputGradient | None,
+        probability: float, into: Cast | None, output: OutputGradient | None, key: Tensor | None,
     ) -> tuple[Tensor, Tensor, Quantized | None]:  # fmt: skip
         x, residual = x.contiguous(), residual.contiguous()
         width = x.shape[-1]
         rows, columns = x.numel() // width, columns_of(width)
         ctx.how = {"width": width, "columns": columns, **dropout_constants(probability)}
-        key = random_key(x) if ctx.how["dropped"] else None
+        key = random_key(x, key) if ctx.how["dropped"] else None
         result = torch.empty_like(x)
         mean, inverse = (torch.empty(rows, device=x.device) for _ in range(2))
         ctx.save_for_backward(x, residual, bias, weight, key, mean, inverse)
@@ -248,7 +249,7 @@ class _ResidualNorm(Function):
         x, residual, bias, weight, key, mean, inverse = ctx.saved_tensors
         grad, other = (*(grad.contiguous() for grad in grads[:2] if grad is not None), None, None)[:2]
         if grad is None:
-            return (None,) * 9
+            return (None,) * 10
         into = ctx.output.cast() if ctx.output is not None and ctx.needs_input_grad[0] else None
         rows, (columns, width) = len(mean), (ctx.how["columns"], ctx.how["width"])
         made = None if into is None else target(rows, width, into)
@@ -265,7 +266,7 @@ class _ResidualNorm(Function):
             grad_x = ctx.output.leave(made.low, x)
         of_weight, of_shift, of_bias = sums.sum(0)
         grad_bias = None if bias is None else of_bias.to(bias.dtype)
-        return grad_x, grad_residual, of_weight.to(weight.dtype), of_shift.to(weight.dtype), grad_bias, *(None,) * 4
+        return grad_x, grad_residual, of_weight.to(weight.dtype), of_shift.to(weight.dtype), grad_bias, *(None,) * 5
 
 
 def _written(

@@ -101,6 +101,7 @@ def embed(
     probability: float,
     dtype: torch.dtype,
     padding: int,
+    key: Tensor | None = None,
 ) -> Tensor:
     """Return dropout(LayerNorm(sum of the embeddings)) [..., H].
 
@@ -111,13 +112,14 @@ def embed(
         probability: dropout probability; 0 in evaluation.
         dtype: type of the result.
         padding: word whose row gets no gradient.
+        key: of dropout, int64 [1]; None draws one.
     """
     words = tables[0]
     # With gradients in bf16 the table is no autograd input: bert.speed.copies.add_rows adds them in place.
     held = (words,) if has_low_gradients(words) and torch.is_grad_enabled() else None
     own = words.detach() if held else words
     result: Tensor = _Embed.apply(
-        own, *tables[1:], norm.weight, norm.bias, tokens, norm.eps, probability, dtype, padding, held
+        own, *tables[1:], norm.weight, norm.bias, tokens, norm.eps, probability, dtype, padding, held, key
     )
     return result
 
@@ -127,10 +129,11 @@ class _Embed(Function):
     def forward(
         ctx: Any, words: Tensor, positions: Tensor, segments: Tensor | None, weight: Tensor, shift: Tensor,
         tokens: Tokens, eps: float, probability: float, dtype: torch.dtype, padding: int, held: tuple[Tensor] | None,
+        key: Tensor | None,
     ) -> Tensor:  # fmt: skip
         width, rows, columns = words.shape[1], tokens[0].numel(), columns_of(words.shape[1])
         ctx.how = {"width": width, "columns": columns, "warps": warps_of(columns), **dropout_constants(probability)}
-        key = random_key(words) if ctx.how["dropped"] else None
+        key = random_key(words, key) if ctx.how["dropped"] else None
         which = [*tokens[:2], None if segments is None else tokens[2]]
         read = [each if each is None else each.contiguous() for each in (words, positions, segments, *which)]
         result = torch.empty(*tokens[0].shape, width, dtype=dtype, device=words.device)
@@ -168,7 +171,7 @@ class _Embed(Function):
         of_segments = None if segments is None else of_table(2, segments, types, _NO_PADDING)
         return (
             of_table(0, words, ids, ctx.padding), of_table(1, positions, columns, _NO_PADDING), of_segments,
-            of_weight, of_shift, *(None,) * 6,
+            of_weight, of_shift, *(None,) * 7,
         )  # fmt: skip
 
 

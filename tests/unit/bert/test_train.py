@@ -24,6 +24,7 @@ from bert.train.loop import (
     DivergenceWatch,
     Progress,
     Training,
+    dropout_key,
     train,
 )
 
@@ -166,6 +167,13 @@ def test_updates_that_a_gpu_left_out_are_counted_when_the_verdict_is_read() -> N
     with refused("training-diverged", f" {MAX_SKIPPED_IN_A_ROW} steps in a row up to step {MAX_SKIPPED_IN_A_ROW} "):
         watch.check(SingleStrategy(), progress)
     assert (progress.applied_steps, progress.skipped_steps) == (2, 1 + MAX_SKIPPED_IN_A_ROW)
+
+
+def test_every_micro_step_of_every_rank_has_a_key_of_its_own() -> None:
+    places = list(itertools.product((0, 1), (0, 1, 10**6), (0, 1), (0, 7)))
+    keys = [int(dropout_key(*place)) for place in places]
+    assert len(set(keys)) == len(places) and keys == [int(dropout_key(*place)) for place in places]
+    assert all(0 <= key < 2**63 for key in keys) and dropout_key(-3, 0, 0, 0) == dropout_key(3, 0, 0, 0)
 
 
 def test_clipping_bounds_the_gradient_norm() -> None:

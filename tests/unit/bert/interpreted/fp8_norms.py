@@ -172,6 +172,26 @@ def _run(*, recomputed: bool = False) -> tuple[dict[str, Tensor], dict[str, Tens
     return found, scales_state(made)
 
 
+def test_dropout_follows_from_the_key_of_a_batch_alone() -> None:
+    torch.manual_seed(0)
+    made = BertEncoder(SHAPE.replace(hidden_dropout=0.3), pooler=False)
+    apply(made, "fast")
+    ids, grad = torch.randint(1, 90, (1, 3)), torch.randn(3, SHAPE.hidden_size)
+    found = []
+    for seed, key in enumerate([7, 7, 8]):
+        torch.manual_seed(seed)
+        made.zero_grad()
+        made.recomputes = seed == 1
+        state = torch.get_rng_state()
+        hidden = made(ids, torch.ones_like(ids), key=torch.tensor([key])).tokens
+        (hidden * grad).sum().backward()
+        assert torch.equal(state, torch.get_rng_state())
+        gradients = [p.grad.clone() for p in made.parameters() if p.grad is not None]
+        found.append([hidden.detach(), *gradients])
+    assert all(torch.equal(*pair) for pair in zip(*found[:2], strict=True)), "recomputed or not, whatever the generator"
+    assert not torch.equal(found[0][0], found[2][0])
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_an_encoder_computes_what_it_does_with_separate_casts(monkeypatch: pytest.MonkeyPatch) -> None:
