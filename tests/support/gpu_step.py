@@ -61,6 +61,8 @@ class Launches(TorchDispatchMode):
     def __init__(self, parameters: frozenset[int] = frozenset()) -> None:
         """Tell bytes of parameters, and of what has as many elements, from the others."""
         super().__init__()
+        self.host = Counter[str]()
+        """Operators that PyTorch dispatches, views and allocations too, and launches of Triton."""
         self.calls = Counter[str]()
         self.bytes = Counter[str]()
         """Without GEMMs, attention and parameters."""
@@ -71,6 +73,7 @@ class Launches(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **kwargs or {})
         name = func.overloadpacket.__name__
+        self.host[name] += 1
         if func.is_view or name.startswith(_NO_LAUNCH):
             return result
         self.calls[name] += 1
@@ -88,6 +91,7 @@ class Launches(TorchDispatchMode):
     def launched(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         """Count a kernel of Triton, in place of its launch."""
         name = kernel.fn.__name__
+        self.host[name] += 1
         self.calls[name] += 1
         if name in ATTENTION_KERNELS:
             self.kept.append(Call(name, dict(zip(kernel.arg_names, arguments, strict=False)) | constants))
