@@ -329,7 +329,7 @@ def _page_of_runs(
     blocks: list[Block] = []
     for number, run in enumerate(runs):
         trials = load_run(run, price_per_hour)
-        projected = projections(trials, project) if project else []
+        projected = projections(trials, project)
         parts.append(part := part_of_run(run, trials, price_per_hour, projected, f"{number}-" if number else ""))
         document = {"answers": [one.to_json() for one in part.answers], "rows": [dict(trial.row) for trial in trials]}
         documents.append({**document, "ratios": part.ratios, **({"projection": projected} if projected else {})})

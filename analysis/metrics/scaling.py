@@ -34,8 +34,8 @@ _SAME = (*_MODEL, "device", "activation_checkpointing")
 _CONFIGURATION = (*_SAME, "micro_batch_size", "grad_accum_steps")
 _STRATEGY = ("strategy", "strategy_options")
 _PROJECTED = (
-    "step_time_ms", "samples_per_second", "efficiency", "work_ms", "all_reduce_ms", "exposed_ms", "buckets",
-    "measured_step_time_ms", "error",
+    "step_time_ms", "samples_per_second", "efficiency", "work_ms", "all_reduce_ms", "predicted_exposed_ms", "buckets",
+    "measured_step_time_ms", "communication_ms", "error",
 )  # fmt: skip
 # What has to agree before two rates are the two phases of one pretraining; each phase has a batch of its own.
 _ONE_PRETRAINING = (
@@ -176,10 +176,12 @@ def bucket_ends(sizes: Sequence[int], first_bytes: int, bucket_bytes: int) -> li
 def project(trials: Sequence[LoadedTrial], world_sizes: Sequence[int]) -> list[dict[str, Any]]:
     """Return what the model gives for every measured configuration, under weak scaling: a device keeps its batch.
 
-    Rows have the configuration, strategy, global_batch_size, world_size, base_world_size (the most devices measured),
-    link_nodes (nodes of the sweep), reason (why there is no projection; else ""), and step_time_ms, samples_per_second,
-    work_ms, all_reduce_ms (all buckets, hidden or not), exposed_ms and buckets of the model; on measured devices
-    measured_step_time_ms and error (modelled / measured - 1), on others efficiency (base / modelled step time).
+    Several measured devices have a row without being asked for. Rows have the configuration, strategy,
+    global_batch_size, world_size, base_world_size (the most devices measured), link_nodes (nodes of the sweep), reason
+    (why there is no projection; else ""), and step_time_ms, samples_per_second, work_ms, all_reduce_ms (all buckets,
+    hidden or not), predicted_exposed_ms and buckets of the model; on measured devices measured_step_time_ms,
+    communication_ms (the measured exposure) and error (modelled / measured - 1), on others efficiency (base / modelled
+    step time).
     """
     if world_sizes and min(world_sizes) < 2:
         raise UsageError("option-value", f"--project {min(world_sizes)}: a projection is to 2 devices or more")
@@ -218,9 +220,8 @@ def _projected(
         about["reason"] = "no all-reduce of fp32 was measured in this run: run `bertbench comm --out` with its folder"
     elif link.reason:
         about["reason"] = f"no line fits the measured all-reduces: {link.reason}"
-    elif len(rounds) < 2:
-        seen = f"only {base_size} devices were measured"
-        about["reason"] = f"{seen}: measure two counts (`bertbench throughput --devices`)"
+    elif len(rounds) < 2 and (sizes or base_size < 2):
+        about["reason"] = f"{base_size} devices alone were measured: measure two counts (`throughput --devices`)"
     elif not passes:
         about["reason"] = "no trial recorded when its gradients were ready (compiled models do not)"
     if about["reason"] or link is None:
@@ -241,10 +242,11 @@ def _projected(
         exposed_ms = backward.exposed_ms(reduce_ms)
         step_ms = work_ms + exposed_ms
         row = {**about, "world_size": size, "global_batch_size": batch * size, "step_time_ms": step_ms}
-        row |= {"samples_per_second": 1e3 * samples * size / step_ms, "work_ms": work_ms}
-        row |= {"all_reduce_ms": float(reduce_ms.sum()), "exposed_ms": exposed_ms, "buckets": len(reduce_ms)}
+        row |= {"samples_per_second": 1e3 * samples * size / step_ms, "work_ms": work_ms, "buckets": len(reduce_ms)}
+        row |= {"all_reduce_ms": float(reduce_ms.sum()), "predicted_exposed_ms": exposed_ms}
         if size in rounds:
             row["measured_step_time_ms"] = _median(rounds[size], "step_time_ms")
+            row["communication_ms"] = _median(rounds[size], "communication_ms")
             row["error"] = step_ms / row["measured_step_time_ms"] - 1
         else:
             row["efficiency"] = measured / step_ms

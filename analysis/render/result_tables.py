@@ -276,7 +276,7 @@ def projection_blocks(rows: Sequence[Row]) -> list[Block]:
     if made:
         names = (
             "implementation strategy model batch world_size step_time_ms measured_step_time_ms error "
-            "samples_per_second efficiency work_ms all_reduce_ms exposed_ms"
+            "samples_per_second efficiency work_ms all_reduce_ms predicted_exposed_ms communication_ms"
         )
         labels = {"batch": "batch per device", "step_time_ms": "model step ms", "work_ms": "work ms"}
         labels |= {"samples_per_second": "model samples/s", "efficiency": "model efficiency"}

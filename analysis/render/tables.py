@@ -182,7 +182,7 @@ _FORMS = {
     "calls_per_step from_step applied_steps",
     "number": "days cost ms epoch work_ms training_samples_per_second step_time_ms_a step_time_ms_b "
     "time_ms step_ms floor_ms time_us algbw_gb_s busbw_gb_s alpha_us bandwidth_gb_s "
-    "measured_step_time_ms all_reduce_ms exposed_ms wall_seconds seconds",
+    "measured_step_time_ms all_reduce_ms predicted_exposed_ms wall_seconds seconds",
     "percent": "skew efficiency share error accuracy precision recall f1 slowest_share throughput_ratio time_saved "
     "of_best of_ceiling median_error largest_error",
     "fine": "time_ratio time_ratio_first rate log_loss",

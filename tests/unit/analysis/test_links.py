@@ -11,7 +11,7 @@ from support.rings import Machine, ring_all_reduce_us, write_collectives
 
 from analysis.load import load_run
 from analysis.metrics.communication.collectives import Link, fitted_links, link_rows, ring
-from analysis.metrics.scaling import project
+from analysis.metrics.scaling import Backward, project
 from analysis.render.result_tables import projection_blocks
 from records.run import RunDirectory
 
@@ -90,9 +90,39 @@ def test_a_cluster_played_event_by_event_is_projected_with_its_residuals(tmp_pat
     (base,) = [row for row in base if row["kind"] == "throughput"]
     speedup = 4 * base["step_time_ms"] / last["step_time_ms"]
     assert last["samples_per_second"] == pytest.approx(base["samples_per_second"] * speedup)
-    assert last["work_ms"] + last["exposed_ms"] == pytest.approx(last["step_time_ms"])
+    assert last["work_ms"] + last["predicted_exposed_ms"] == pytest.approx(last["step_time_ms"])
     assert last["efficiency"] == pytest.approx(rows[2]["measured_step_time_ms"] / last["step_time_ms"])
     assert (last["base_world_size"], last["global_batch_size"], last["link_nodes"]) == (4, 128, 1)
+
+
+@pytest.mark.parametrize(
+    ("bandwidth_gb_s", "ready_ms", "exposed_ms"),
+    [
+        (365.0, [22.5, 45.0, 67.5, 90.0], 1.606),  # a ring: 335 MB x 2 x 7/8 / 365 GB/s of the last slice
+        (470.0, [22.5, 45.0, 67.5, 90.0], 1.247),  # sums in the switch, as fast as this bus
+        (365.0, [87.0, 88.0, 89.0, 90.0], 87 + 4 * 1.606 - 90),  # each waits for the one before
+    ],
+)
+def test_eight_gpus_expose_what_a_formula_gives_by_hand(
+    bandwidth_gb_s: float, ready_ms: list[float], exposed_ms: float
+) -> None:
+    slices, ready = np.full(4, 1.34e9 / 4), np.array(ready_ms)  # BERT-large, float32 gradients
+    link = Link(dtype="fp32", device="cuda", nodes=1, points={}, alpha_us=0.0, bandwidth_gb_s=bandwidth_gb_s)
+    reduce_ms = np.array([link.time_us(size, 8) / 1e3 for size in slices])
+    assert Backward(slices, ready, 90.0).exposed_ms(reduce_ms) == pytest.approx(exposed_ms, abs=2e-3)
+
+
+def test_a_run_on_several_devices_has_the_exposure_that_the_model_predicts_beside_the_measured_one(
+    tmp_path: Path,
+) -> None:
+    machine = Machine(jitter=0.002, bandwidth_gb_s=1.2)
+    measured_machine(tmp_path, machine, (4,))
+    (row,) = projected(tmp_path)
+    assert (row["world_size"], row["reason"]) == (4, "")
+    assert row["predicted_exposed_ms"] == pytest.approx(row["communication_ms"], rel=0.02)
+    measured_machine(tmp_path / "one", machine, (1,))
+    write_collectives(tmp_path / "one", 2, 12.0, 1.2)
+    assert projected(tmp_path / "one") == [], "one device exposes nothing"
 
 
 def refused(run: Path, *sizes: int) -> str:
@@ -123,10 +153,10 @@ def test_a_projection_to_one_device_is_refused() -> None:
 
 @pytest.mark.more
 @pytest.mark.usefixtures("pictures_of_one_pixel")
-def test_a_run_of_both_shows_links_scaling_and_a_projection(tmp_path: Path) -> None:
+def test_a_run_of_both_shows_links_scaling_and_what_the_model_says_of_it(tmp_path: Path) -> None:
     measured_machine(tmp_path, Machine(), (1, 2, 4))
-    page = report_page(RunDirectory(tmp_path), project=(16,)).read_text(encoding="utf-8")
-    assert "A model, not a measurement" in page and "bandwidth GB/s" in page
+    page = report_page(RunDirectory(tmp_path)).read_text(encoding="utf-8")
+    assert "A model, not a measurement" in page and "predicted exposed ms" in page and "bandwidth GB/s" in page
     report = tmp_path / "report"
     names = {path.name for path in report.rglob("*")}
     assert {"scaling.png", "collectives.csv", "links.csv", "projection.csv", "scaling.csv"} <= names
