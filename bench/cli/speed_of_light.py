@@ -90,7 +90,6 @@ def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:
             devices=(options.devices,), batch_sizes=(options.batch_size,), step=(options.step,), **limits,
         )  # fmt: skip
         (trial,) = expand(sweep, devices, kind=_KIND)
-    if trial.precision == "fp8" and trial.device == "cpu":
-        problem = "--precision fp8 on a CPU, which emulates FP8, has no floor"
-        raise UsageError("device-unsupported", f"{problem}: use bf16, or `bertbench throughput`")
+    if trial.precision == "fp8":
+        raise UsageError("option-value", "--precision fp8 has no floor: use bf16, or `bertbench throughput`")
     return trial

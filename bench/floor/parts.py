@@ -8,7 +8,6 @@ backward in one call.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,20 +19,8 @@ from bert.model.encoder import EncoderOutput
 from bert.model.heads import label_loss, span_losses
 from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass, Step
 from bert.optim.fused import FusedAdamW
-from bert.speed.copies import LOW, Linear, copy_of, give_copies, has_low_gradients
+from bert.speed.copies import LOW, copy_of, has_low_gradients
 from bert.speed.elementwise import Product, gelu, residual_norm
-from bert.speed.fp8 import (
-    GRADIENT,
-    INPUT,
-    MULTIPLE,
-    WEIGHT,
-    Fp8Copy,
-    OutputGradient,
-    Scales,
-    forward_product,
-    input_gradient,
-    weight_gradient,
-)
 from bert.speed.kernels import usable
 from bert.speed.layers import FastEncoder
 from bert.speed.native import loops
@@ -71,18 +58,11 @@ class Subject:
         self.by_kernels = fast and usable(self.tensor(1))
         # Whether the layers also return hidden states in the type of the GEMMs (bert.speed.elementwise).
         self.fused = self.by_kernels or (fast and self.device.type == "cpu" and loops() is not None)
-        # Whether these write inputs and gradients of the linear layers in FP8.
-        self.kernels_write_fp8 = self.by_kernels and all(map(self.in_fp8, step.layers))
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
         """Return normally distributed numbers, by default in the type of a GEMM."""
         values = torch.randn(shape, device=self.device).to(dtype or self.dtype)
         return values.requires_grad_(grad)
-
-    def in_fp8(self, gemm: Gemm) -> bool:
-        """Whether the layers multiply this matrix in FP8."""
-        weights = self.model.encoder.layers[0].parameters()
-        return any(isinstance(copy_of(p), Fp8Copy) and p.shape == (gemm.columns, gemm.inner) for p in weights)
 
 
 _DIRECTIONS = ("forward", "input gradient", "weight gradient")
@@ -102,22 +82,17 @@ def make_parts(subject: Subject) -> list[Part]:
 
 def _gemm_parts(subject: Subject, gemm: Gemm, extent: Extent, group: str) -> Iterator[Part]:
     m, k, n = gemm.rows(extent), gemm.inner, gemm.columns
-    low = group == "layers" and subject.in_fp8(gemm)
-    if low:
-        m = -(-m // MULTIPLE) * MULTIPLE  # FP8's rows of zeros
-    size, wide = (1, LOW.itemsize) if low else (subject.dtype.itemsize,) * 2
-    products = (_fp8_products if low else _products)(subject, m, k, n)
     sizes = ((m, k, n), (m, n, k), (n, m, k))
-    for direction, (rows, inner, columns), run in zip(_DIRECTIONS, sizes, products, strict=True):
+    for direction, (rows, inner, columns), run in zip(_DIRECTIONS, sizes, _products(subject, m, k, n), strict=True):
         yield make_part(
             torch.no_grad()(run),
             f"{gemm.name}, {direction}",
             group,
-            f"[{rows} x {inner}] [{inner} x {columns}]{' in FP8' if low else ''}",
+            f"[{rows} x {inner}] [{inner} x {columns}]",
             gemm.times,
             model_flops=float(gemm.model_flops(subject.batch.counts)),
             computed_flops=2.0 * m * k * n,
-            bytes=float(size * (rows * inner + inner * columns) + wide * rows * columns),
+            bytes=float(subject.dtype.itemsize * (rows * inner + inner * columns + rows * columns)),
         )
 
 
@@ -171,28 +146,23 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     fused, kernels, dropout = subject.fused, subject.by_kernels, subject.step.config.hidden_dropout
     x, y = (subject.tensor(rows, each.width, grad=True) for each in (activation, closing))
     biases = [subject.tensor(each.width, dtype=torch.float32, grad=True) for each in (activation, closing) if kernels]
-    low = subject.kernels_write_fp8
-    reader, output = _between_layers(subject, activation.width) if low else (None, None)
-    product = Product(x, biases[0] if kernels else None, output)
-    # In FP8 results and gradients are written with their transposes: 2 bytes together, as many as in 16 bits.
-    activate = (lambda: gelu(product, reader)[0]) if fused else (lambda: F.gelu(x))
-    shape = f"{rows} x {activation.width}, in FP8" if low else ""
-    yield _pass(subject, activation, "elementwise", activate, [x, *biases[:1]], shape)
+    product = Product(x, biases[0] if kernels else None, None)
+    activate = (lambda: gelu(product, None)[0]) if fused else (lambda: F.gelu(x))
+    yield _pass(subject, activation, "elementwise", activate, [x, *biases[:1]])
     residual = subject.tensor(rows, closing.width, dtype=None if kernels else torch.float32, grad=True)
     norm = torch.nn.LayerNorm(closing.width, eps=subject.step.config.layer_norm_eps).to(subject.device)
     twice = kernels or (fused and y.dtype != residual.dtype)
     if kernels:  # forward: two inputs, one result; backward: both inputs, two gradients in, two out
-        closing = replace(closing, narrow=9 + low, wide=0)  # the result in FP8 too
+        closing = replace(closing, narrow=9, wide=0)
     elif twice:  # also the result in the type of the GEMMs, and its gradient
         closing = replace(closing, narrow=closing.narrow + 2)
-    next_reader, before = _between_layers(subject, closing.width) if low else (None, None)
 
     def dropout_residual_norm() -> Tensor | tuple[Tensor, ...]:
-        given = Product(y, biases[1] if kernels else None, before)
+        given = Product(y, biases[1] if kernels else None, None)
         if not fused:
             plain: Tensor = norm(F.dropout(y, dropout) + residual)
             return plain
-        result = residual_norm(given, residual, norm, dropout, next_reader)
+        result = residual_norm(given, residual, norm, dropout, None)
         return result[:2] if twice else result.wide
 
     inputs = [y, residual, *norm.parameters(), *biases[1:]]
@@ -291,7 +261,6 @@ def _copies(subject: Subject) -> Iterator[Part]:
         yield make_part(lambda: words[0] + words[1], "word embedding's gradients", "copies", shape, 1)
     if dtype == torch.float32:
         return
-    yield from _fp8_casts(subject)
     narrow = subject.tensor(rows, hidden)
     if not subject.by_kernels:
         shape = f"{rows} x {hidden}, there and back"
@@ -343,61 +312,3 @@ def _optimizer(subject: Subject) -> Part:
         if copy is not None and (isinstance(optimizer, FusedAdamW) or grad.dtype == LOW):
             moved += copy.values.nbytes
     return make_part(update, "optimizer", "optimizer", f"{count:,} parameters", 1, bytes=float(moved))
-
-
-def _fp8_products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable[[], Tensor]]:
-    """Return forward product, input gradient and weight gradient of x [m, k] and a weight [n, k] in FP8.
-
-    The operands are cast beforehand.
-    """
-    scales = Scales()
-    layer = scales.add(subject.device)
-    shapes = ((INPUT, m, k), (WEIGHT, n, k), (GRADIENT, m, n))
-    x, weight, grad = (scales.quantize(subject.tensor(*shape), layer, role) for role, *shape in shapes)
-    bias = None if subject.by_kernels else subject.tensor(n)  # kernels add it later
-    return (
-        lambda: forward_product(x, weight, bias),
-        lambda: input_gradient(grad, weight.columns, weight.scale),
-        lambda: weight_gradient(grad, x.columns, x.scale),
-    )
-
-
-def _between_layers(subject: Subject, width: int) -> tuple[Linear, OutputGradient]:
-    """Return a linear layer that reads a result in FP8, and one gradient in FP8, both with known scales."""
-    reader = Linear(width, width, device=subject.device)
-    give_copies(reader.parameters(), gradients=False, kind=Fp8Copy)
-    copy = copy_of(reader.weight)
-    assert isinstance(copy, Fp8Copy)
-    for role in (INPUT, GRADIENT):
-        copy.scales.cast(copy.layer, role, measure=lambda: torch.ones((), device=subject.device))
-    return reader, OutputGradient(copy)
-
-
-def _fp8_casts(subject: Subject) -> Iterator[Part]:
-    """Yield the casts of a layer's inputs, gradients and weights to FP8, with their transposes and magnitudes.
-
-    Kernels of norms and GELU write all inputs but that of the attention output, and all gradients but that of queries,
-    keys and values.
-    """
-    gemms, depth = [gemm for gemm in subject.step.layers if subject.in_fp8(gemm)], subject.step.config.num_layers
-    if not gemms:
-        return
-    rows, scales = subject.extent.tokens, Scales()
-    moving, still = list[tuple[Tensor, int, int]](), list[tuple[Tensor, int, int]]()
-    layers = [scales.add(subject.device) for _ in gemms]
-    for layer, gemm in zip(layers, gemms, strict=True):
-        if not subject.kernels_write_fp8 or gemm == gemms[1]:
-            moving.append((subject.tensor(rows, gemm.inner), layer, INPUT))
-        if not subject.kernels_write_fp8 or gemm == gemms[0]:
-            moving.append((subject.tensor(rows, gemm.columns), layer, GRADIENT))
-        still.append((subject.tensor(gemm.columns, gemm.inner, dtype=LOW), layer, WEIGHT))
-
-    def cast(given: Sequence[tuple[Tensor, int, int]]) -> None:
-        for values, layer, role in given:
-            scales.quantize(values, layer, role)
-
-    cast([*moving, *still])
-    scales.renew()  # now they are known, as in every step but the first
-    for name, given in (("activations and gradients", moving), ("weights", still)):
-        shape = f"{sum(values.numel() for values, _, _ in given):,} numbers of a layer"
-        yield make_part(partial(cast, given), f"FP8 casts of {name}", "copies", shape, depth)
