@@ -122,7 +122,7 @@ RESULTS = (
     *_OPTIONS,
     Column("nodes", int, "", "number of nodes", "nodes", "count"),
     Column("data", str, "", "synthetic, or the folder or file of the data", "data"),
-    Column("reason", str, "", "why the status is not ok; empty if it is ok"),
+    Column("reason", str, "", "why the status is not ok, or what ended a command of kind measure early"),
 )
 
 # curve.csv of a training, one row per step; steps made again after a resume replace the earlier ones.

@@ -394,4 +394,5 @@ def _script_sentence(trials: Sequence[LoadedTrial]) -> str:
         known = [float(trial.row[column]) for trial in rounds if trial.row.get(column) is not None]
         rates += [f"{wording.number(typical_rate(known))} {what}"] if known else []
     over = f"{row['steps_measured']} steps" if len(rounds) == 1 else f"{len(rounds)} rounds"
+    over += f", {row['reason']}" if row["status"] == "ok" and row.get("reason") else ""
     return f"{name}: {', '.join(rates)}; {wording.number(time.value)} ms per step ({_span(time)}), median of {over}."

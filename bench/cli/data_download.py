@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from analysis.render.tables import Plain
+from analysis.wording import traffic
 from bench.cli.options import Printed
-from bench.cli.progress import show_stages, size_of
+from bench.cli.progress import show_stages
 from bench.cli.result import Result
 from bert.data.sources import SOURCES, RemoteOptions, named, obtain
 from common.errors import UsageError
@@ -54,9 +55,9 @@ def run(options: DownloadOptions) -> Result:
                 "bytes": size, "bytes_received": received, "terms": list(SOURCES[name].terms),
             }
         )  # fmt: skip
-        came = f"{size_of(received)} downloaded now" if received else "already complete"
+        came = f"{traffic(received)} downloaded now" if received else "already complete"
         files = f"{len(done.files):,} file{'s'[: len(done.files) > 1]}"
-        lines.append(f"{name}: {files}, {size_of(size)} ({came}) in {done.folder}")
+        lines.append(f"{name}: {files}, {traffic(size)} ({came}) in {done.folder}")
     return Result(document=document, blocks=[Plain("\n".join(lines))])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from analysis.wording import traffic
 from bench.run.processes import StopRequest
 from common.atomic import storage_errors
 from common.scores import evaluation_text
@@ -56,14 +57,6 @@ def duration(seconds: float) -> str:
     return f"{hours}:{whole % 3600 // 60:02d} h" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
-def size_of(count: float) -> str:
-    """Return bytes in the unit that fits: kB, MB, GB, as powers of ten."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count:.0f} bytes"
-
-
 def show_stages(clock: Callable[[], float] = time.monotonic) -> Callable[[str, int, int | None], None]:
     """Return a callback that shows how far a stage is, in bytes for a download, and the time left.
 
@@ -80,7 +73,7 @@ def show_stages(clock: Callable[[], float] = time.monotonic) -> Callable[[str, i
         if now - shown < (LINE_SECONDS if terminal else _LOG_SECONDS) and not (ended and terminal):
             return
         shown = now
-        amount = size_of if stage.startswith("download ") else "{:,}".format
+        amount = traffic if stage.startswith("download ") else "{:,}".format
         words = [f"{stage} {amount(done)}" + ("" if total is None else f" of {amount(total)}")]
         if done > before and now > began and not ended:
             rate = (done - before) / (now - began)
@@ -91,6 +84,14 @@ def show_stages(clock: Callable[[], float] = time.monotonic) -> Callable[[str, i
         (draw if terminal and not ended else say)(", ".join(words))
 
     return progress
+
+
+def new_lines(path: Path, position: int) -> tuple[list[str], int]:
+    """Return the whole lines of a growing file from a position in bytes on, and the position behind them."""
+    with path.open("rb") as file:
+        file.seek(position)
+        whole, newline, _ = file.read().rpartition(b"\n")
+    return whole.decode().splitlines(), position + len(whole + newline)
 
 
 _LOOK_SECONDS = 0.5
@@ -132,11 +133,8 @@ class TrainProgress:
     def _show_new(self) -> None:
         if self._directory is None or not (path := self._directory.events_jsonl).exists():
             return
-        with path.open("rb") as file:
-            file.seek(self._position)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._position += len(whole + newline)
-        for event in map(json.loads, whole.splitlines()):
+        lines, self._position = new_lines(path, self._position)
+        for event in map(json.loads, lines):
             text = event_text(event)
             append_log(self._log, text)
             loss = event.get(self._score) if event["event"] == "evaluated" else None

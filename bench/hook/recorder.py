@@ -49,8 +49,9 @@ def _guarded(method: Callable[..., None]) -> Callable[..., None]:
 class Recorder:
     """Writes the steps of this process into the trial's folder.
 
-    `settings` are folder (of the trial), columns (of steps-<rank>.csv), schema_version and profile (start and stop of
-    the steps to profile, or null). `note` leaves a note for the harness; `load` returns another module of this folder.
+    `settings` are folder (of the trial), columns (of steps-<rank>.csv), schema_version, stop (a file: once it is there,
+    the script ends after its step) and profile (start and stop of the steps to profile, or null). `note` leaves a note
+    for the harness; `load` returns another module of this folder.
     """
 
     def __init__(self, settings: Mapping[str, Any], note: Callable[..., None], load: Callable[[str], Any]) -> None:
@@ -77,6 +78,7 @@ class Recorder:
         # A row, and its events on a GPU: begin, begin of the update, end.
         self._pending: deque[tuple[dict[str, Any], Any, Any, Any]] = deque()
         self._file = -1
+        self._stop = str(settings.get("stop", ""))
         self._flushed_ns = self._recorded_ns = 0
 
     def forked(self) -> None:
@@ -137,7 +139,9 @@ class Recorder:
         if self.profile is not None and self.profile.next_step(self._steps, self._rank, self._device, self._world):
             now, unix, event = time.perf_counter_ns(), time.time_ns(), self._event()
         self._began = (unix, now, event)
-        self._drain(now)
+        if self._drain(now) and os.path.exists(self._stop):  # noqa: PTH110
+            self.finish()
+            raise SystemExit(0)
 
     def _claim(self, optimizer: Any) -> None:
         torch: Any = sys.modules["torch"]
@@ -200,10 +204,10 @@ class Recorder:
         event.record(cuda.current_stream(self._device))
         return event
 
-    def _drain(self, now: int, wait: bool = False) -> None:
-        """Write the rows whose steps the GPU has passed, now and then; with `wait` all of them, now."""
+    def _drain(self, now: int, wait: bool = False) -> bool:
+        """Write the rows whose steps the GPU has passed, now and then; with `wait` all of them. Return if it did."""
         if not wait and now - self._flushed_ns < _FLUSH_NS:
-            return
+            return False
         self._flushed_ns = now
         lines = []
         while self._pending:
@@ -221,6 +225,7 @@ class Recorder:
             os.write(self._file, ("\n".join(lines) + "\n").encode())
         if wait or now - self._recorded_ns >= _RECORD_NS:
             self._write_record()
+        return True
 
     def _write_record(self) -> None:
         self._recorded_ns = time.perf_counter_ns()

@@ -15,7 +15,7 @@ from typing import Any
 
 from analysis.metrics.throughput import combine, median_of
 from bench.hook import on_path
-from bench.hook.on_path.sitecustomize import NOTES, VARIABLE
+from bench.hook.on_path.sitecustomize import NOTES, STOP, VARIABLE
 from bench.profilers import load_profiler
 from common.atomic import storage_errors
 from common.errors import InputError
@@ -31,9 +31,11 @@ def program_variables(trial: Trial, directory: TrialDirectory) -> dict[str, str]
         "folder": str(directory.path),
         "columns": list(STEP_COLUMNS),
         "schema_version": SCHEMA_VERSION,
+        "stop": str(directory.path / NOTES / STOP),
         "profile": [trial.start_iteration, trial.stop_iteration] if trial.profiler else None,
     }
     hook = Path(on_path.__file__).parent
+    (directory.path / NOTES).mkdir()
     return {
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(hook), os.environ.get("PYTHONPATH")])),

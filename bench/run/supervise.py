@@ -25,7 +25,7 @@ from bench.profilers import load_profiler
 from bench.run.inside import Leader, rank_variables
 from bench.run.processes import STOP_SIGNALS, descendants, end_guarded, end_in_words, send, start_guarded
 from bench.run.resources import oom_kill_count
-from bench.run.script import add_to_result, program_variables, settle, why_incomplete
+from bench.run.script import NOTES, STOP, add_to_result, program_variables, settle, why_incomplete
 from bench.run.telemetry import Telemetry
 from common.atomic import storage_errors
 from common.errors import SchemaError
@@ -41,6 +41,8 @@ _LOST_PEER = re.compile(
 # Causes of a failure, the strongest first; of two of a kind, the earlier one makes the other ranks fail too.
 _OOM, _REFUSED, _FAILED, _LOST = range(4)
 _POLL_SECONDS = 0.05
+# That a script has to end its step and itself, once it is asked to stop.
+_STOP_SECONDS = 10.0
 # Of the log, in the reason of a crash.
 _TAIL_LINES = 3
 # By kind, else by device. Reading sensors costs a core some 2 ms: on a CPU-only machine that core is the trial's.
@@ -78,6 +80,8 @@ class LaunchOptions:
     """Called some twenty times a second while a trial runs, and once after its end."""
     stop_wanted: Callable[[], bool] = lambda: False
     """Whether the ranks of a training are to save and end."""
+    stopped_by: Callable[[], str] = lambda: ""
+    """What asks a program to end with the steps that it has made, such as SIGINT; "" while nothing does."""
 
 
 def run_trial(
@@ -171,19 +175,26 @@ def _wait(
     options: LaunchOptions,
 ) -> bool:
     """Sample sensors until the trial ends; end it at its time limit. Return whether it had reached that."""
-    deadline = time.monotonic() + (options.timeout_seconds or math.inf)
+    deadline, kill_at = time.monotonic() + (options.timeout_seconds or math.inf), math.inf
     signalled: set[int] = set()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout=_POLL_SECONDS)
-            return False
+            return time.monotonic() >= deadline
         options.look(trial, directory)
         telemetry.sample(child.pid)
         if len(signalled) < trial.ranks and options.stop_wanted():
             ranks = _ranks(child.pid) - signalled
             send(ranks, signal.SIGTERM)
             signalled |= ranks
-        if time.monotonic() >= deadline:
+        now = time.monotonic()
+        if options.program and kill_at == math.inf and (now >= deadline or options.stopped_by()):
+            kill_at = now + (_STOP_SECONDS if directory.ranks() else 0.0)
+            (directory.path / NOTES / STOP).touch()
+        if options.program and now >= kill_at:
+            end_guarded(child)
+            return now >= deadline
+        if now >= deadline and not options.program:
             send(_ranks(child.pid), signal.SIGUSR1)  # they write where they hang into the log (faulthandler)
             time.sleep(0.5)
             end_guarded(child)
@@ -210,6 +221,11 @@ def outcome(
     The cause of a failure is what a rank reports about memory or a refusal, else the first rank that failed; a rank
     that only lost its peer counts where there is nothing else.
     """
+    if options.program and (stopped_by := options.stopped_by() or ("the time limit" if timed_out else "")):
+        if not (problem := why_incomplete(trial, directory)):
+            return "ok", f"stopped by {stopped_by}", ""
+        if not timed_out:
+            return "interrupted", f"stopped by {stopped_by}: {problem}", "run-incomplete"
     causes = _reports(directory)
     steps = {rank: len(directory.read_steps(rank)) for rank in directory.ranks()}
     if trial.profiler and not options.program and not causes and len(directory.read_ranks()) == trial.ranks:

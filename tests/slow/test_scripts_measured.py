@@ -146,6 +146,27 @@ def started(folder: Path) -> "tuple[subprocess.Popen[bytes], TrialDirectory, psu
     raise AssertionError("the script made no steps")
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_ends_the_script_and_keeps_its_steps(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    harness, directory, script = started(tmp_path)
+    harness.send_signal(number)
+    assert harness.wait(timeout=100) == code and not lives(script.pid)
+    (directory,) = RunDirectory(tmp_path / "run").trials()  # its name has the device since
+    result = directory.read_result()
+    assert result is not None and (result["status"], result["reason"]) == ("ok", f"stopped by {number.name}")
+    timed = [row for row in directory.read_steps(0) if row["step_time_ms"] is not None]
+    assert result["steps_measured"] + result["steps_warmup"] == len(timed) > 5
+
+
+def test_a_long_script_ends_once_enough_steps_were_measured(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ENDLESS)
+    out = str(tmp_path / "run")
+    words = ["measure", "--out", out, "--start", "5", "--steps", "20", "--", sys.executable, str(tmp_path / "train.py")]
+    document = result_of(words).document
+    assert (document["steps_measured"], document["window_start"], document["window_stop"]) == (20, 5, 25)
+    assert document["reason"] == "stopped by --steps 20"
+
+
 def test_a_killed_harness_takes_the_script_along_and_the_next_call_says_so(tmp_path: Path) -> None:
     harness, directory, script = started(tmp_path)
     os.kill(harness.pid, signal.SIGKILL)

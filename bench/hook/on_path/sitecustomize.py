@@ -14,6 +14,8 @@ VARIABLE = "BERTBENCH_MEASURE"
 """Environment variable: the settings of `Recorder` as JSON."""
 NOTES = "hook"
 """Folder in the trial's folder: a file for each thing that was seen, `second-PID` for a process left out."""
+STOP = "stop"
+"""File in NOTES with which the harness asks the script to end after its step."""
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  pathlib would have to be imported
 

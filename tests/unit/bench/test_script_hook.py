@@ -69,9 +69,9 @@ os._exit(0)
 """
 
 
-def hooked(folder: Path, *words: str, path: Path | None = None) -> str:
+def hooked(folder: Path, *words: str, path: Path | None = None, **more: object) -> str:
     """Run Python with the hook; return its output."""
-    settings = {"folder": str(folder), "columns": list(STEP_COLUMNS), "schema_version": SCHEMA_VERSION}
+    settings = {"folder": str(folder), "columns": list(STEP_COLUMNS), "schema_version": SCHEMA_VERSION, **more}
     places = os.pathsep.join(str(place) for place in (Path(on_path.__file__).parent, path) if place)
     variables = {**os.environ, VARIABLE: json.dumps(settings), "PYTHONPATH": places}
     done = subprocess.run([sys.executable, *words], env=variables, stdout=-1, text=True, timeout=600, check=True)
@@ -121,6 +121,26 @@ def test_a_process_without_torch_leaves_only_a_note_and_runs_the_next_sitecustom
     assert hooked(tmp_path, "-c", "print(seen)", path=other).strip() == "next"
     assert [path.name for path in (tmp_path / NOTES).iterdir()] == ["python"]
     assert TrialDirectory(tmp_path).ranks() == []
+
+
+ENDLESS = """
+import time, torch
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([weight], lr=0.5)
+try:
+    while True:
+        weight.grad = torch.ones(3)
+        optimizer.step()
+        time.sleep(0.01)
+finally:
+    print("cleaned up")
+"""
+
+
+def test_a_script_that_is_asked_to_stop_ends_after_its_step(tmp_path: Path) -> None:
+    (tmp_path / "stop").touch()
+    assert hooked(tmp_path, "-c", ENDLESS, stop=str(tmp_path / "stop")) == "cleaned up\n"
+    assert TrialDirectory(tmp_path).read_ranks()[0]["steps"] == len(TrialDirectory(tmp_path).read_steps(0)) > 0
 
 
 # Accelerate as far as the hook knows it; the real one is in tests/slow.

@@ -92,6 +92,16 @@ def test_a_trial_out_of_time_says_how_far_it_came(directory: TrialDirectory) -> 
     assert (status, code) == ("timeout", "rank-failed") and "5 s" in reason and "log.txt" in reason
 
 
+@pytest.mark.parametrize(("timed_out", "by"), [(False, "SIGTERM"), (True, "the time limit")])
+def test_a_script_that_is_stopped_keeps_its_steps(timed_out: bool, by: str, directory: TrialDirectory) -> None:
+    options = LaunchOptions(program=("train",), timeout_seconds=5, stopped_by=lambda: "" if timed_out else by)
+    script = Trial(kind="measure", command=("train",), precision="")
+    without = outcome(script, directory, options, 137, timed_out, False)
+    assert without[0] == ("timeout" if timed_out else "interrupted"), "no step was made"
+    directory.steps_csv(0).write_text("step\n0\n")
+    assert outcome(script, directory, options, 137, timed_out, False) == ("ok", f"stopped by {by}", "")
+
+
 def test_a_rank_writes_down_the_code_of_its_refusal(tmp_path: Path) -> None:
     directory = TrialDirectory(tmp_path)
     directory.trial_json.write_text('{"schema_version": 9999}', encoding="utf-8")
