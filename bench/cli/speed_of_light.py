@@ -91,5 +91,5 @@ def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:
         )  # fmt: skip
         (trial,) = expand(sweep, devices, kind=_KIND)
     if trial.precision == "fp8":
-        raise UsageError("option-value", "--precision fp8 has no floor: use bf16, or `bertbench throughput`")
+        raise UsageError("device-unsupported", "--precision fp8 has no floor: use bf16, or `bertbench throughput`")
     return trial

@@ -171,5 +171,5 @@ def test_fused_parts_hold_the_casts_and_sums_between_the_layers(monkeypatch: pyt
 
 def test_there_is_no_floor_in_fp8() -> None:
     options = SpeedOfLightOptions(workload=Workload(precisions=("fp8",), presets=("tiny",)))
-    with refused("option-value", "fp8", "bertbench throughput"):
+    with refused("device-unsupported", "fp8", "bertbench throughput"):
         planned(options, find_devices("cpu"))
