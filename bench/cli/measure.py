@@ -92,7 +92,7 @@ class _Progress:
             return
         self._next = time.monotonic() + LINE_SECONDS
         lines, self._position = new_lines(path, self._position)
-        rows = [row for row in csv.DictReader(lines, STEP_COLUMNS) if row["step_time_ms"][:1].isdigit()]
+        rows = [row for row in csv.DictReader(lines, list(STEP_COLUMNS)) if row["step_time_ms"][:1].isdigit()]
         self._times += [float(row["step_time_ms"]) for row in rows]
         first = warmup_steps(self._times) if self._start is None else self._start
         self._enough = self._steps is not None and len(self._times) - first >= self._steps

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from analysis.load import summarize_trial
+from bench.hook.on_path.sitecustomize import NOTES, STOP
 from bench.implementations import own_variables
 from bench.launch import torchrun
 from bench.launch.world import AGENT_STORE_VARIABLE
@@ -25,7 +26,7 @@ from bench.profilers import load_profiler
 from bench.run.inside import Leader, rank_variables
 from bench.run.processes import STOP_SIGNALS, descendants, end_guarded, end_in_words, send, start_guarded
 from bench.run.resources import oom_kill_count
-from bench.run.script import NOTES, STOP, add_to_result, program_variables, settle, why_incomplete
+from bench.run.script import add_to_result, program_variables, settle, why_incomplete
 from bench.run.telemetry import Telemetry
 from common.atomic import storage_errors
 from common.errors import SchemaError
