@@ -10,8 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from support.fault_workloads import WORKLOADS
 from support.faults import Bench
+from workloads import WORKLOADS
 
 
 def pytest_configure(config: pytest.Config) -> None:

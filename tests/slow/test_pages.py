@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 from support import fake_run
-from support.charts import Opened, contrast, drawn_charts, report_page
+from support.charts import contrast, report_page
 from support.commands import document
 from support.fake_run import ENVIRONMENT, EVALUATED, START_NS, write_sweep, write_training, write_trial
 from support.rings import Machine, write_collectives
@@ -30,6 +30,35 @@ NAMES = ("run", "projection", "training", "profile")
 DAY_NS = 86_400 * fake_run.SECOND
 LEAST_CONTRAST = 4.5
 """WCAG 2.2, 1.4.3."""
+
+
+class Opened:
+    """A page, and what it loaded and complained about."""
+
+    def __init__(self, browser: Any, path: Path, width: int = 1280, scheme: str = "light", **more: Any) -> None:
+        self.path, self.width = path, width
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(120_000)  # a busy machine draws slowly
+        self.wrong: list[str] = []
+        self.page.on("console", lambda message: self.wrong.append(message.text))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("request", lambda request: self.wrong.append(request.url))
+        self.page.goto(path.as_uri())
+
+    def close(self) -> None:
+        """Close the page; nothing but itself was loaded, and nothing was wrong."""
+        self.context.close()
+        assert self.wrong == [self.path.as_uri()]
+
+
+def drawn_charts(page: Any) -> int:
+    """Return how many charts a page has; each has an SVG of some size."""
+    sizes = page.locator(".chart svg").evaluate_all(
+        "pictures => pictures.map(one => one.getBoundingClientRect()).map(box => [box.width, box.height])"
+    )
+    assert all(width > 100 and height > 40 for width, height in sizes), sizes
+    return len(sizes)
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,13 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.cli import ROOT, STEPS, TrainCli, run_to_end, send_to_all, tree, wait_for_steps
 from support.refusals import check_refusal
-from support.small_disk import small_disk
 from support.training_runs import shards
 
 
@@ -82,6 +83,20 @@ def test_a_loss_that_is_not_finite_stops_with_step_rate_and_checkpoint(data: Pat
     words = ("--optimizer", "adamw", "--max-grad-norm", "1e30", "--warmup", "0", "--schedule", "constant")
     done = cli.run(*words, "--learning-rate", "1e38", "--save-every", "1", code=3)
     assert "learning rate 1e+38" in done.stderr and "checkpoint" in done.stderr and "Traceback" not in done.stderr
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """Make a folder on a tmpfs of this size, such as 160k; skips the test where nothing can be mounted."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    mount = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mount.returncode != 0:
+        pytest.skip(f"cannot mount a tmpfs here: {mount.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 from support.cli import ROOT
-from support.nsys_recording import record, skip_unless_nsys_can_record_nvtx
+from test_nsys_recording import record, skip_unless_nsys_can_record_nvtx
 
 from analysis.readers import nsys
 from analysis.readers.kineto import reader as kineto

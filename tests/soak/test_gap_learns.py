@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from support import shared_files
-from support.real_text import minilm_folder, run
+from support.checkpoints import minilm_folder
+from support.cli import printed
 
 GAP = shared_files.DATA / "gap"
 MAJORITY = 205 / 454
@@ -23,15 +24,15 @@ def test_head_mul_is_above_the_majority_class_on_validation(tmp_path: Path) -> N
     weights, data, out = minilm_folder(), tmp_path / "gap", tmp_path / "run"
     inputs = [GAP / f"gap-{split}.tsv" for split in ("development", "validation")]
     vocab = ["--vocab", weights / "vocab.txt", "--max-seq-length", SEQ_LEN]
-    run("data", "gap", "--input", *inputs, *vocab, "--output", data)
-    run("train", "gap", "--head", "mul", "--data", data, "--init", weights, "--out", out, *SETTINGS)
+    printed("data", "gap", "--input", *inputs, *vocab, "--output", data)
+    printed("train", "gap", "--head", "mul", "--data", data, "--init", weights, "--out", out, *SETTINGS)
     best = json.loads((out / "train.json").read_text())["best"]
     assert best["score"] == "accuracy"
     assert best["value"] > MAJORITY + 0.05
     (features,) = data.glob("gap-validation-*.safetensors")
     words = ["--checkpoint", out, "--features", features, "--kaggle-csv", "--out", tmp_path / "answers"]
-    run("predict", "gap", *words)
+    printed("predict", "gap", *words)
     answers = tmp_path / "answers" / "submission.csv"
-    found = json.loads(run("eval", "gap", "--dataset", inputs[1], "--predictions", answers, "--json"))
+    found = json.loads(printed("eval", "gap", "--dataset", inputs[1], "--predictions", answers, "--json"))
     assert found["accuracy"] == pytest.approx(best["value"], abs=0.02), "bf16 batches differ in their rounding"
     assert found["overall"]["f1"] > 50

@@ -10,8 +10,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from support.cli import ROOT, bertbench
-from support.real_text import prepare
+from support.cli import ROOT, bertbench, printed
+from support.shared_files import DATA, PUBLIC_VOCABULARY
 
 from records.training import TrainRun, read_events
 
@@ -49,10 +49,12 @@ def evaluations(run: TrainRun) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(2400)
 def test_held_out_loss_comes_within_reach_of_the_unigram_entropy(tmp_path: Path) -> None:
-    data = prepare(tmp_path / "data", 128)
+    data = tmp_path / "data"
+    words: list[object] = ["--input", DATA / "pretrain", "--vocab", PUBLIC_VOCABULARY, "--dataset", "pretrain"]
+    printed("data", "pretrain", *words, "--seq-lens", 128, "--output", data)
     entropy, one_answer = unigram_entropy(data), majority(data)
     assert 6 < entropy < 8 < math.log(30_522)
-    words: list[object] = ["train", "pretrain", "--preset", "mini", "--data", data, "--seq-len", 128]
+    words = ["train", "pretrain", "--preset", "mini", "--data", data, "--seq-len", 128]
     words += ["--global-batch-size", 16, "--micro-batch-size", 16, "--steps", STEPS, "--dropout", 0]
     words += ["--optimizer", "adamw", "--learning-rate", 5e-4, "--schedule", "linear", "--warmup", 0.05]
     words += ["--precision", "fp32", "--device", "cpu", "--devices", 1, "--save-every", STEPS]

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import gap_files
+from support import datasets
 from support.cli import TrainCli, kill_all, wait_for_steps
-from support.csv_files import colours_and_animals, prepared, write_rows
+from support.datasets import colours_and_animals, csv_database, write_csv
 
 from common.scores import scores_in
 from records.training import TrainRun, read_events
@@ -60,11 +60,11 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database of texts of which some are folded."""
     rows = [(f"{text} {'a b c d ' * (number % 4)}", label)
             for number, (text, label) in enumerate(colours_and_animals(100))]  # fmt: skip
-    return prepared(write_rows(tmp_path_factory.mktemp("texts") / "a.csv", rows), max_seq_length=12).source.path
+    return csv_database(write_csv(tmp_path_factory.mktemp("texts") / "a.csv", rows), max_seq_length=12).source.path
 
 
 def test_a_killed_training_of_gap_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    data = gap_files.prepared(tmp_path / "gap", training=44)
+    data = datasets.gap_features(tmp_path / "gap", training=44)
     whole = RowTraining("gap", data, tmp_path / "whole", 1, "--head", "span")
     broken = RowTraining("gap", data, tmp_path / "broken", 1, "--head", "span")
     whole.finish()

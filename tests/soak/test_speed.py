@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.cli import Cli
-from support.real_text import run
+from support.cli import Cli, printed
 
 from bench.run.clock import StepClock
 from bench.run.recorder import RowWriter
@@ -33,7 +32,7 @@ def test_ours_beats_hugging_face_by_our_own_sweep(
     options += ["--max-seconds", str(seconds)]
     for rounds in (1, 3):  # one round is enough where the answer is clear; a noisy one is asked twice more
         words = (*options, "--rounds", rounds, "--out", cli.out, "--json")
-        value = json.loads(run("throughput", "pretrain", *words))
+        value = json.loads(printed("throughput", "pretrain", *words))
         assert {row["dropout"] for row in value["rows"]} == {0.1}
         (ratio,) = value["ratios"]
         precision = value["rows"][0]["precision"]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from support import shared_files
-from support.real_text import minilm_folder, run
+from support.checkpoints import minilm_folder
+from support.cli import printed
 
 SQUAD = shared_files.DATA / "squad"
 MOST_CHARACTERS = 650
@@ -44,13 +45,13 @@ def test_a_real_encoder_learns_to_answer_questions_it_has_not_seen(tmp_path: Pat
     evaluation = short("dev-v1.1.json.gz", tmp_path / "dev.json", EVALUATED)
     for split, source in (("training", training), ("evaluation", evaluation)):
         words = ["--vocab", encoder / "vocab.txt", "--max-seq-length", SEQ_LEN, "--output", tmp_path / "data"]
-        run("data", "squad", "--input", source, "--split", split, *words)
+        printed("data", "squad", "--input", source, "--split", split, *words)
     common: list[object] = ["train", "squad", "--data", tmp_path / "data", "--eval-data", tmp_path / "data"]
     common += ["--init", encoder, "--seq-len", SEQ_LEN, "--micro-batch-size", BATCH, "--global-batch-size", BATCH]
     common += ["--device", "cpu"]
     # One update with a rate of nothing: the span head is as it was drawn.
-    run(*common, "--steps", 1, "--learning-rate", 1e-9, "--out", tmp_path / "untrained")
-    run(*common, "--steps", STEPS, "--learning-rate", 1.5e-4, "--out", tmp_path / "trained")
+    printed(*common, "--steps", 1, "--learning-rate", 1e-9, "--out", tmp_path / "untrained")
+    printed(*common, "--steps", STEPS, "--learning-rate", 1.5e-4, "--out", tmp_path / "trained")
     before, after = f1(tmp_path / "untrained"), f1(tmp_path / "trained")
     assert before < 15, f"untrained: F1 {before}"
     # 150 updates depend on their random numbers too much: five of them gave 35 to 54.

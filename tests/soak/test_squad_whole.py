@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from support.datasets import squad_features
+from support.plain_squad import compare, plain
 from support.shared_files import DATA
-from support.squad_columns import compare, made, plain
 
 pytestmark = pytest.mark.public
 
@@ -18,6 +19,6 @@ def test_every_field_equals_the_plain_implementation(
     source, vocab = DATA / f"squad/{name}.json.gz", DATA / f"vocab/bert-{casing}.txt"
     lower_case = casing == "uncased"
     options = dict(zip(("max_seq_length", "doc_stride", "max_query_length"), lengths, strict=True))
-    features = made(source, vocab, tmp_path, split="evaluation", lower_case=lower_case, **options)
+    features = squad_features(source, vocab, tmp_path, split="evaluation", lower_case=lower_case, **options)
     questions, windows = compare(features, plain(source, vocab, False, lengths, lower_case=lower_case))
     assert questions == {"dev-v1.1": 10_570, "dev-v2.0": 11_873}[name] and windows > questions

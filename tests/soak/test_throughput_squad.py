@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli import TINY
-from support.real_text import run
-from support.squad_windows import VOCAB, squad_windows, write_windows
+from support.cli import TINY, printed
+from support.datasets import squad_splits
 
+from bert.tasks.squad.features import open_features
 from records.run import RunDirectory
 
 SHORT = ["--start", "1", "--stop", "3", "--batch-sizes", "2"]
@@ -17,11 +17,11 @@ SHORT = ["--start", "1", "--stop", "3", "--batch-sizes", "2"]
 
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_windows(tmp_path_factory.mktemp("features"), squad_windows(30, max_seq_length=32))
+    return squad_splits(tmp_path_factory.mktemp("features"), times=4, max_seq_length=32)["training"]
 
 
 def throughput(*options: str) -> Any:
-    return json.loads(run("throughput", "squad", *TINY, *SHORT, *options, "--json"))
+    return json.loads(printed("throughput", "squad", *TINY, *SHORT, *options, "--json"))
 
 
 def test_ours_and_transformers_run_on_made_up_windows(tmp_path: Path) -> None:
@@ -42,7 +42,8 @@ def test_a_features_file_is_held_against_made_up_windows_and_its_input_alone_is_
     out = str(tmp_path / "run")
     (real,) = throughput("--data", str(features), "--padding", "fixed", "--out", out)["rows"]
     (made_up,) = throughput("--data", f"synthetic:{features}", "--padding", "fixed", "--out", out)["rows"]
-    assert (real["vocab_size"], real["padding"], real["data"]) == (VOCAB, "fixed", str(features))
+    vocab_size = open_features(features, "training").settings.vocab_size
+    assert (real["vocab_size"], real["padding"], real["data"]) == (vocab_size, "fixed", str(features))
     assert made_up["data"] == f"synthetic:{features}"
     for directory in RunDirectory(Path(out)).trials():
         assert {row["padded_tokens"] for row in directory.read_steps(0)} == {2 * 32}

@@ -1,4 +1,4 @@
-"""Pages and their charts in a browser."""
+"""Reports and their charts, as HTML."""
 
 from pathlib import Path
 from typing import Any
@@ -12,35 +12,6 @@ from records.run import RunDirectory
 def report_page(run: RunDirectory, **options: Any) -> Path:
     """Write the report of a run, as `bertbench report` does; return the page."""
     return Path(page_of([run.path], **options).document["report"])
-
-
-class Opened:
-    """A page, and what it loaded and complained about."""
-
-    def __init__(self, browser: Any, path: Path, width: int = 1280, scheme: str = "light", **more: Any) -> None:
-        self.path, self.width = path, width
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(120_000)  # a busy machine draws slowly
-        self.wrong: list[str] = []
-        self.page.on("console", lambda message: self.wrong.append(message.text))
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("request", lambda request: self.wrong.append(request.url))
-        self.page.goto(path.as_uri())
-
-    def close(self) -> None:
-        """Close the page; nothing but itself was loaded, and nothing was wrong."""
-        self.context.close()
-        assert self.wrong == [self.path.as_uri()]
-
-
-def drawn_charts(page: Any) -> int:
-    """Return how many charts a page has; each has an SVG of some size."""
-    sizes = page.locator(".chart svg").evaluate_all(
-        "pictures => pictures.map(one => one.getBoundingClientRect()).map(box => [box.width, box.height])"
-    )
-    assert all(width > 100 and height > 40 for width, height in sizes), sizes
-    return len(sizes)
 
 
 SVG = "{http://www.w3.org/2000/svg}"

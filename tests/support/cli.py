@@ -39,6 +39,11 @@ def run_to_end(
     return ended
 
 
+def printed(*words: object) -> str:
+    """Return what a command of `bertbench` prints, which may take long."""
+    return run_to_end(bertbench(*words), timeout=1500).stdout
+
+
 class Cli:
     """Starts `bertbench` with a run directory of its own."""
 

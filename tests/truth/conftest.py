@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.truth_book import Book
+from truth_book import Book
 
 
 @pytest.fixture(scope="session")

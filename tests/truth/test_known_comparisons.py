@@ -4,8 +4,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from support.known_series import LEVEL, Kind, in_processes
-from support.truth_book import Book
+from known_series import LEVEL, Kind, in_processes
+from truth_book import Book
 
 from analysis.metrics.comparison.ratio import FEWEST_PROCESSES, THRESHOLD, judged, ratio_interval
 

@@ -1,7 +1,7 @@
 """The end of warm-up and the interval of the median, on series whose truth is known."""
 
-from support.known_series import CORRELATED, INDEPENDENT, Kind, found_warmup, held, held_after_stopping, in_processes
-from support.truth_book import Book
+from known_series import CORRELATED, INDEPENDENT, Kind, found_warmup, held, held_after_stopping, in_processes
+from truth_book import Book
 
 SIZES = (10, 20, 50, 100, 300)
 # 95 +- 2 % is 4.1 standard errors of the share of 2,000 series.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.cli import ROOT
 from support.known_work import NAME, Plan, Truth, environment, joules, read_truth
-from support.truth_book import Book
+from truth_book import Book
 
 BATCH, SEQ_LEN, PRICE = Plan().micro_batch_size, 32, 2.5
 

@@ -1,4 +1,4 @@
-"""`--model`: what is counted of a module, what is refused, and that the loss is that of its masked positions."""
+"""`--model`: what is counted of a module, what is refused, the loss of its masked positions, also unpadded."""
 
 import json
 from pathlib import Path
@@ -7,22 +7,64 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.given_models import CONFIGS, CPU, HIDDEN, INNER, LAYERS, LONGEST, VOCAB, trial_of, write_config
 from support.pretraining_shards import PIECES, write_folder
 from support.refusals import refused
 from torch import nn
 
 from bench.cli.parser import parse
 from bench.cli.throughput import ThroughputOptions
-from bench.implementations.hugging_face import GivenModel, built
+from bench.implementations import make_implementation
+from bench.implementations.hugging_face import GivenModel, built, traced_model
 from bench.implementations.model_folder import RANDOM, SAFETENSORS, find_model
 from bench.implementations.module_flops import NotTracedError, training_flops
+from bench.machine.devices import Devices
 from bench.search.throughput import command
 from bench.sweep.training import TrainOptions, plan_training
 from bench.sweep.trials import Sweep, expand
 from bert.data.batch import Batch, BatchCounts
 from bert.tasks import make_task
 from records.trial import Trial
+
+VOCAB, HIDDEN, INNER, LAYERS, LONGEST = 203, 32, 80, 2, 64
+SHAPE = {
+    "vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+    "intermediate_size": INNER, "max_position_embeddings": LONGEST, "pad_token_id": 0,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "bert": SHAPE,
+    "roberta": {**SHAPE, "max_position_embeddings": LONGEST + 2, "type_vocab_size": 1, "pad_token_id": 1},
+    "distilbert": {
+        "vocab_size": VOCAB, "dim": HIDDEN, "n_layers": LAYERS, "n_heads": 4, "hidden_dim": INNER,
+        "max_position_embeddings": LONGEST,
+    },
+    "electra": {**SHAPE, "embedding_size": 16},
+    "deberta-v2": {
+        **SHAPE, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8,
+        "share_att_key": True, "type_vocab_size": 0,
+    },
+    "modernbert": {**SHAPE, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
+}  # fmt: skip
+CPU = Devices("cpu", (), 4)
+
+
+def write_config(folder: Path, kind: str = "bert", **changes: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    fields = {"model_type": kind, **CONFIGS.get(kind, SHAPE), **changes}
+    (folder / "config.json").write_text(
+        json.dumps({name: value for name, value in fields.items() if value is not None})
+    )
+    return folder
+
+
+def trial_of(folder: Path, implementation: str = "hf", task: str = "pretrain", **changes: Any) -> Trial:
+    (trial,) = expand(
+        Sweep(
+            task=task, model=str(folder), implementations=(implementation,), devices=(1,), seq_lens=(LONGEST,), rounds=1
+        ),
+        CPU,
+    )
+    return Trial.from_json({**trial.to_json(), **changes})
+
 
 COUNTS = BatchCounts(
     samples=3, real_tokens=64 + 31 + 5, padded_tokens=192, predicted_positions=17, squared_lengths=64**2 + 31**2 + 25
@@ -187,3 +229,69 @@ def test_the_fastest_configuration_is_trained_by_a_command_of_the_same_model_or_
     assert (settings.micro_batch_size, settings.vocab_size) == (trial.micro_batch_size, trial.vocab_size)
     measured = parse(ThroughputOptions, command(trial_of(tmp_path / "bert"))[2:], "bertbench throughput").sweep
     assert (measured.model, measured.batch_sizes) == (trial.model, (trial.micro_batch_size,))
+
+
+NO_DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"), 0.0)
+WINDOW = {"local_attention": 16, "global_attn_every_n_layers": 2}
+
+
+def batch() -> Batch:
+    ids = torch.randint(5, VOCAB, (3, LONGEST), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    ids[1, 40:], mask[1, 40:] = 0, 0
+    ids[2, 7:], mask[2, 7:] = 0, 0
+    tensors = {
+        "input_ids": ids, "attention_mask": mask, "token_type_ids": (torch.arange(LONGEST) > 5).long() * mask,
+        "masked_positions": torch.tensor([3, 9, LONGEST + 7, 2 * LONGEST + 3]),
+        "masked_labels": torch.tensor([11, 12, 13, 14]), "next_sentence_labels": torch.zeros(3).long(),
+    }  # fmt: skip
+    return Batch(tensors, BatchCounts(3, LONGEST + 47, 3 * LONGEST, 4, LONGEST**2 + 1649))
+
+
+def loss_and_gradients(folder: Path, implementation: str) -> tuple[float, list[torch.Tensor]]:
+    trial = trial_of(folder, implementation)
+    given = traced_model(trial, make_task("pretrain", ""), implementation)
+    torch.manual_seed(1)
+    model = given.module()
+    adapted = given.adapt(batch())
+    if implementation == "hf-unpadded":
+        assert adapted.tensors["input_ids"].shape == (1, LONGEST + 47)
+    loss = given.loss(model, adapted)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.item(), [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        name if name in ("roberta", "modernbert") else pytest.param(name, marks=pytest.mark.slow)
+        for name in CONFIGS
+        if name != "deberta-v2"
+    ],
+)
+def test_loss_and_gradients_are_those_with_padding(kind: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = WINDOW if kind == "modernbert" else {}
+    folder = write_config(tmp_path / kind, kind, **NO_DROPOUT, **changes)
+    padded, unpadded = loss_and_gradients(folder, "hf"), loss_and_gradients(folder, "hf-unpadded")
+    assert unpadded[0] == pytest.approx(padded[0], abs=1e-6) and len(unpadded[1]) == len(padded[1]) > 0
+    for theirs, ours in zip(padded[1], unpadded[1], strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+    if kind == "modernbert":  # its windows are narrower than the sequences
+        whole = write_config(tmp_path / "whole", kind, **NO_DROPOUT, **{**WINDOW, "local_attention": 2 * LONGEST})
+        assert loss_and_gradients(whole, "hf-unpadded")[0] != pytest.approx(unpadded[0], abs=1e-6)
+
+
+def test_what_cannot_be_concatenated_is_refused(tmp_path: Path) -> None:
+    with refused("unsupported-combination", "--implementations hf"):
+        loss_and_gradients(write_config(tmp_path / "deberta-v2", "deberta-v2"), "hf-unpadded")
+    folder = write_config(tmp_path / "bert")
+    implementation = make_implementation("hf-unpadded")
+    with refused("unsupported-combination", "classify"):
+        implementation.check(trial_of(folder, "hf-unpadded", task="classify"))
+    with refused("unsupported-combination", "--model"):
+        implementation.check(trial_of(folder, "hf-unpadded", model="", model_fingerprint="", preset="tiny"))
+    leading = batch()
+    leading.tensors["attention_mask"][0, 0] = 0
+    given = traced_model(trial_of(folder, "hf-unpadded"), make_task("pretrain", ""), "hf-unpadded")
+    with refused("unsupported-combination", "begins with padding"):
+        given.adapt(leading)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.bert_folders import (
+from support.checkpoints import (
     IDS,
     MASK,
     PIECES,

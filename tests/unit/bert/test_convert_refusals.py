@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import training_runs
-from support.bert_folders import PIECES, loaded, saved, theirs
+from support.checkpoints import PIECES, loaded, saved, theirs
 from support.refusals import refused
 
 from bert.checkpoints.conversion import convert

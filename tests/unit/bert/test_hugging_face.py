@@ -10,8 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from support import training_runs
-from support.bert_folders import PIECES, SHAPE, VOCAB, assert_equal_outputs, loaded, saved, theirs
-from support.real_text import minilm_folder
+from support.checkpoints import PIECES, SHAPE, VOCAB, assert_equal_outputs, loaded, minilm_folder, saved, theirs
 from support.refusals import refused
 from support.shared_files import DATA, OWN, samples
 from torch import Tensor

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.bert_folders import SHAPE, saved, theirs
+from support.checkpoints import SHAPE, saved, theirs
 from support.refusals import refused
 from support.training_runs import Recorder, run, settings
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.bert_folders import theirs
+from support.checkpoints import theirs
 from torch import Tensor
 
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state

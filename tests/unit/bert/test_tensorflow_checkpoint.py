@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import bundle_writer as writer
+from support import checkpoints as writer
 from support import shared_files
 from support.refusals import refused
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from support import training_runs
 from support.cli import SHORT, SMALL_TRAINING, TINY
+from support.datasets import paragraph, question, write_squad, write_vocabulary
 from support.faults import Workload, digests
-from support.squad_columns import dataset, paragraph, question, small_vocabulary
 
 from bert.corpus.texts import generate_corpus
 
@@ -69,8 +69,8 @@ def data_squad(materials: Path) -> Workload:
         places = [text.index("1066", n % 700) + len(f"{n} ") for n in range(_PARAGRAPHS)]
         questions = [question(f"q{n}", "when was it?", ("1066", place)) for n, place in enumerate(places)]
         rows = [paragraph(f"{n} {text}", one) for n, one in enumerate(questions)]
-        dataset(source, *rows)
-        small_vocabulary(materials, "duke")
+        write_squad(source, *rows)
+        write_vocabulary(materials, "duke")
     words = ("--input", str(source), "--vocab", str(materials / "vocab.txt"), "--workers", "2", "--mode", "spill")
     return Workload(
         words=("data", "squad", *words, "--output", "{out}"),
