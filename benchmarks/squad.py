@@ -36,8 +36,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from run_qa_recipe import QaFeatures  # noqa: E402
 from support import plain_squad  # noqa: E402
+from support.datasets import silent  # noqa: E402
 from support.plain_tokenizer import PlainTokenizer  # noqa: E402
-from support.squad_columns import silent  # noqa: E402
 
 from bert.data.pool import Workers  # noqa: E402
 from bert.data.vocabulary import Vocabulary, load_vocabulary  # noqa: E402

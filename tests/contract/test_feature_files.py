@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
-from support import gap_files, glue_folders, squad_columns
+from support import datasets
 from support.refusals import refused
 
 from bert.data.features import (
@@ -51,12 +51,12 @@ class Case:
 def squad(folder: Path) -> Case:
     from bert.tasks.squad.prepare import SquadConfig, prepare
 
-    rows = [squad_columns.question(f"q{number}", "what is it?", ("c d", 4)) for number in range(3)]
-    source = squad_columns.dataset(folder / "train.json", squad_columns.paragraph("a b c d e f", *rows))
-    vocab = squad_columns.small_vocabulary(folder)
+    rows = [datasets.question(f"q{number}", "what is it?", ("c d", 4)) for number in range(3)]
+    source = datasets.write_squad(folder / "train.json", datasets.paragraph("a b c d e f", *rows))
+    vocab = datasets.write_vocabulary(folder)
 
     def make(**options: Any) -> list[Any]:
-        return list(prepare(SquadConfig(**{"input": (source,), "workers": 1, **options}), squad_columns.silent))
+        return list(prepare(SquadConfig(**{"input": (source,), "workers": 1, **options}), datasets.silent))
 
     return Case("squad", vocab, source, make, folder / "out", "squad-training")
 
@@ -64,11 +64,11 @@ def squad(folder: Path) -> Case:
 def gap(folder: Path) -> Case:
     from bert.tasks.gap.features import GapConfig, prepare
 
-    source = gap_files.write(folder / "gap-development.tsv", gap_files.learnable(12))
-    vocab = gap_files.vocabulary(folder / "vocab.txt")
+    source = datasets.write_gap(folder / "gap-development.tsv", datasets.learnable_gap(12))
+    vocab = datasets.gap_vocabulary(folder)
 
     def make(**options: Any) -> list[Any]:
-        return list(prepare(GapConfig(**{"input": (source,), **options}), squad_columns.silent))
+        return list(prepare(GapConfig(**{"input": (source,), **options}), datasets.silent))
 
     return Case("gap", vocab, source, make, folder / "out", "gap-training", other_split="validation")
 
@@ -76,16 +76,16 @@ def gap(folder: Path) -> Case:
 def glue(folder: Path) -> Case:
     from bert.tasks.glue.features import GlueConfig, prepare
 
-    tables = glue_folders.make_glue(folder / "glue", ["rte"])
+    tables = datasets.make_glue(folder / "glue", ["rte"])
     for split in ("dev", "test"):
         (tables / "RTE" / f"{split}.tsv").unlink()
-    vocab = glue_folders.write_vocabulary(folder / "vocab.txt")
+    vocab = datasets.glue_vocabulary(folder)
 
     def make(split: str | None = None, **options: Any) -> list[Any]:
         if split is not None:
             (tables / "RTE/dev.tsv").write_bytes((tables / "RTE/train.tsv").read_bytes())
-            return list(reversed(prepare(GlueConfig(input=tables, **options), squad_columns.silent)))
-        return list(prepare(GlueConfig(input=tables, **options), squad_columns.silent))
+            return list(reversed(prepare(GlueConfig(input=tables, **options), datasets.silent)))
+        return list(prepare(GlueConfig(input=tables, **options), datasets.silent))
 
     return Case("glue", vocab, tables / "RTE/train.tsv", make, folder / "out", "glue-*-train", "dev")
 

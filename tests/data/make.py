@@ -20,7 +20,7 @@ from pathlib import Path
 DATA = Path(__file__).resolve().parent
 sys.path[:0] = [str(DATA.parents[1]), str(DATA.parent)]
 
-from support import bert_folders, gap_files, glue_folders, ncu_csv, recordings  # noqa: E402
+from support import checkpoints, datasets, ncu_csv, recordings  # noqa: E402
 from support.recordings import write_kineto, write_ncu, write_nsys  # noqa: E402
 from support.shared_files import unpacked  # noqa: E402
 
@@ -140,13 +140,13 @@ def make_checkpoints() -> None:
     """Write a small random model as transformers saves it, in the older .bin, and as a TensorFlow checkpoint."""
     import torch
 
-    model = bert_folders.theirs()
-    folder = bert_folders.saved(DATA / "checkpoints/hugging-face", model)
+    model = checkpoints.theirs()
+    folder = checkpoints.saved(DATA / "checkpoints/hugging-face", model)
     (folder / "model.safetensors").unlink()
     state = {name: value for name, value in model.state_dict().items() if "decoder" not in name}
     torch.save(state, folder / "pytorch_model.bin")
     prefix = DATA / "checkpoints/tensorflow/bert_model.ckpt"
-    bert_folders.saved_by_tensorflow(prefix, model)
+    checkpoints.saved_by_tensorflow(prefix, model)
     shutil.copy(folder / "vocab.txt", prefix.parent)
 
 
@@ -234,8 +234,8 @@ def main(words: Sequence[str]) -> None:
     make_vocabulary()
     make_squad()
     for split in ("development", "validation", "test"):
-        gap_files.write(DATA / f"gap/gap-{split}.tsv", gap_files.learnable(36, split))
-    glue_folders.make_glue(DATA / "glue", ["cola", "wnli", "stsb"], rows=24)
+        datasets.write_gap(DATA / f"gap/gap-{split}.tsv", datasets.learnable_gap(36, split))
+    datasets.make_glue(DATA / "glue", ["cola", "wnli", "stsb"], rows=24)
     make_checkpoints()
     make_counters()
     make_gpu_traces()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import called
-from support.csv_files import colours_and_animals, write_rows, write_vocabulary
+from support.datasets import THINGS, colours_and_animals, write_csv, write_vocabulary
 from support.refusals import check_refusal
 
 from bert.tasks.classify.store import read_runs
@@ -22,8 +22,8 @@ SMALL = (
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a CSV that was trained on, and all that this left."""
     folder = tmp_path_factory.mktemp("classify")
-    write_vocabulary(folder)
-    write_rows(folder / "things.csv", colours_and_animals(300), header=("what", "kind"))
+    write_vocabulary(folder, *THINGS)
+    write_csv(folder / "things.csv", colours_and_animals(300), header=("what", "kind"))
     words = ("--text", "what", "--label", "kind", "--vocab", folder / "vocab.txt", "--seq-len", "24")
     log = ("--logfile", folder / "log.txt")
     done = called("train", "classify", folder / "things.csv", *words, *SMALL, *log, "--out", folder / "run")
@@ -98,8 +98,8 @@ def test_the_model_predicts_other_texts(trained: Path, tmp_path: Path) -> None:
 
 
 def test_a_training_prepares_a_csv_as_data_csv_does_and_takes_a_database_as_it_is(tmp_path: Path) -> None:
-    write_vocabulary(tmp_path)
-    path = write_rows(tmp_path / "d.csv", colours_and_animals(60), header=("what", "kind"))
+    write_vocabulary(tmp_path, *THINGS)
+    path = write_csv(tmp_path / "d.csv", colours_and_animals(60), header=("what", "kind"))
     words = ("--text", "what", "--label", "kind", "--vocab", tmp_path / "vocab.txt", "--validation", "0.3")
     called("data", "csv", path, *words)
     done = called("train", "classify", path, *words, "--prep-only")

@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import squad_runs
+from support import datasets
 from support.cli import ROOT, run_to_end
 from support.commands import called
+from support.datasets import squad_settings
 from support.process_runs import finish, losses
 from support.refusals import check_refusal
-from support.squad_runs import squad_settings
 from support.training_runs import read_log
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return squad_runs.features(tmp_path_factory.mktemp("squad"), "2.0", times=4)
+    return datasets.squad_splits(tmp_path_factory.mktemp("squad"), "2.0", times=4)
 
 
 def job(place: Path, files: dict[str, Path], name: str, **changes: Any) -> dict[str, Any]:
@@ -60,18 +60,18 @@ def test_two_ranks_follow_the_curve_of_one_and_give_the_same_answers(
 def test_from_features_to_scores_by_the_script(files: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "my run"
     variables = {
-        "DATA": str(files["training"].parent), "OUT": str(out), "PRESET": "tiny", "PRECISION": "fp32", "EPOCHS": "24",
-        "EVAL_EVERY": "60",
+        "DATA": str(files["training"].parent), "OUT": str(out), "PRESET": "tiny", "PRECISION": "fp32", "EPOCHS": "30",
+        "EVAL_EVERY": "75",
         "CUDA_VISIBLE_DEVICES": "", "BATCH_SIZE": "8", "LEARNING_RATE": "1e-3", "WARMUP": "0.05",
     }  # fmt: skip
     done = run_to_end(["bash", ROOT / "bert" / "run_squad.sh"], cwd=tmp_path, **variables)
     assert (
-        "120 of 120" in done.stdout and "F1 " in done.stdout and "bertbench predict squad --checkpoint" in done.stdout
+        "150 of 150" in done.stdout and "F1 " in done.stdout and "bertbench predict squad --checkpoint" in done.stdout
     )
     state = json.loads((out / "train.json").read_text())
     assert state["finished"] and state["phase"] is None and state["best"]["score"] == "f1"
     assert state["best"]["value"] == 100.0 and state["evaluation"]["samples"] == 10
-    assert len(list(csv.DictReader((out / "curve.csv").read_text().splitlines()))) == 120
+    assert len(list(csv.DictReader((out / "curve.csv").read_text().splitlines()))) == 150
     predictions = json.loads((out / "predictions" / "predictions.json").read_text())
     assert predictions["0-0-0"] == "Rollo" and predictions["0-1-x"] == ""
     assert {path.name for path in (out / "predictions").iterdir()} == {
@@ -84,7 +84,7 @@ def test_from_features_to_scores_by_the_script(files: dict[str, Path], tmp_path:
     called("report", out)
     page = (out / "report" / "report.html").read_text()
     assert (
-        "BERT-tiny was trained for 120 of 120 steps" in page
+        "BERT-tiny was trained for 150 of 150 steps" in page
         and "F1, unanswerable" in page
         and "held-out MLM" not in page
     )

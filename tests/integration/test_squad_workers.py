@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.cli import Cli
-from support.squad_columns import dataset, make, paragraph, question, small_vocabulary
+from support.datasets import paragraph, question, squad_summary, write_squad, write_vocabulary
 
 from bert.tasks.squad import prepare as parts
 from bert.tasks.squad.prepare import cpu_count
@@ -22,14 +22,14 @@ def large(path: Path, paragraphs: int) -> Path:
         place = text.index("106", number % 700)
         names = [f"q{number}", f"q{number // 2}", f"p{number % 7}"]
         rows.append(paragraph(f"{number} {text}", *(question(n, "when was it?", ("1066", place)) for n in names)))
-    return dataset(path, *rows)
+    return write_squad(path, *rows)
 
 
 @pytest.mark.parametrize("split", ["training", "evaluation"])
 def test_any_number_of_workers_and_either_mode_give_the_same_bytes(
     split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, vocab = large(tmp_path / "data.json", 300), small_vocabulary(tmp_path, "duke")
+    source, vocab = large(tmp_path / "data.json", 300), write_vocabulary(tmp_path, "duke")
     found = set()
     for mode, workers, unit in (
         ("merge", 1, 10**6),
@@ -39,7 +39,9 @@ def test_any_number_of_workers_and_either_mode_give_the_same_bytes(
         ("spill", 2, 50),
     ):
         monkeypatch.setattr(parts, "UNIT_QUESTIONS", unit)
-        made = make(source, vocab, tmp_path / f"{mode}{workers}{unit}", split=split, mode=mode, workers=workers)
+        made = squad_summary(
+            source, vocab, tmp_path / f"{mode}{workers}{unit}", split=split, mode=mode, workers=workers
+        )
         names = {path.name for path in made.features.parent.iterdir()}
         assert names == {made.features.name, "vocab.txt", ".lock"}
         found.add((made.features.read_bytes(), json.dumps(made.counts.numbers, sort_keys=True)))
@@ -51,7 +53,7 @@ def test_any_number_of_workers_and_either_mode_give_the_same_bytes(
 def test_a_killed_worker_is_named_and_leaves_nothing_half_written(mode: str, tmp_path: Path) -> None:
     if cpu_count() < 2:
         pytest.skip("needs two CPUs: there are never more workers than CPUs")
-    source, vocab, out = large(tmp_path / "train.json", 15_000), small_vocabulary(tmp_path), tmp_path / "out"
+    source, vocab, out = large(tmp_path / "train.json", 15_000), write_vocabulary(tmp_path), tmp_path / "out"
     words = ["--input", str(source), "--vocab", str(vocab), "--output", str(out), "--workers", "2", "--mode", mode]
     command = Cli(tmp_path).argv("data", "squad", *words)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -9,10 +9,12 @@ has one empty window; of several training answers the first one counts.
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from support.plain_tokenizer import PlainTokenizer
 
 Tokenize = Callable[[str], list[int]]
 
@@ -233,3 +235,50 @@ class Remembering:
         if text not in self.known:
             self.known[text] = self.tokenize(text)
         return self.known[text]
+
+
+def plain(
+    source: Path, vocab: Path, training: bool, lengths: tuple[int, int, int], lower_case: bool = True, **options: Any
+) -> Iterable[Example]:
+    """Make the features of a file of questions for windows of `lengths`."""
+    pieces = vocab.read_text(encoding="utf-8").split("\n")[:-1]
+    marks = (pieces.index("[CLS]"), pieces.index("[SEP]"))
+    document = load(source)
+    is_2_0 = "is_impossible" in str(document["data"])
+    tokenize = Remembering(PlainTokenizer(pieces, lower_case=lower_case).encode)
+    return features(document, is_2_0, training, tokenize, marks, lengths, **options)
+
+
+def compare(features: Any, examples: Iterable[Example]) -> tuple[int, int]:
+    """Hold the project's features to be these; return how many questions and windows there are."""
+    questions = windows = 0
+    for number, example in enumerate(examples):
+        context = int(features.question_context[number])
+        assert example.number == number or example.number > number
+        assert features.question_ids.text(number) == example.id
+        assert features.contexts.text(context) == example.context, example.id
+        first, last = features.question_answers[number : number + 2].tolist()
+        assert [features.answers.text(row) for row in range(first, last)] == example.answers, example.id
+        first, last = features.question_windows[number : number + 2].tolist()
+        assert last - first == len(example.windows), example.id
+        token_words = features.token_words[features.tokens.offsets[context] : features.tokens.offsets[context + 1]]
+        for row, window in zip(range(first, last), example.windows, strict=True):
+            place = f"{example.id}, window {row - first}"
+            assert 1_000_000_000 + row == window.unique_id, place
+            assert int(features.window_question[row]) == number, place
+            ids = features.input_ids[row]
+            assert ids.tolist() == window.input_ids, place
+            begin, length = int(features.document_starts[row]), int(features.window_tokens[row])
+            assert [0] * begin + [1] * (len(ids) - begin) == window.segment_ids, place
+            start = int(features.window_first[row])
+            places = range(begin, begin + length)
+            words = token_words[start : start + length].tolist()
+            assert dict(zip(places, words, strict=True)) == window.token_to_word, place
+            greatest = features.max_context[row].astype(bool).tolist()
+            assert dict(zip(places, greatest, strict=True)) == window.max_context, place
+            targets = (int(features.start_positions[row]), int(features.end_positions[row]))
+            assert targets == (window.start_position, window.end_position), place
+        questions += 1
+        windows += len(example.windows)
+    assert (questions, windows) == (len(features.question_ids), len(features))
+    return questions, windows

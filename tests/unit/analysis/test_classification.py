@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import result as command
 from support.commands import text
-from support.csv_files import document
 from support.examples import examples
+from support.fake_run import classification
 
 from analysis.metrics.classification import classify
 from analysis.render.pages import write_classification_report
@@ -51,7 +51,9 @@ def test_scores_are_scikit_learns(pairs: list[tuple[str, str]]) -> None:
 def test_the_page_holds_its_pictures_and_escapes_labels(tmp_path: Path, count: int) -> None:
     names = ["<script>alert(1)</script>", "$x_1$", *(f"label_{number}" for number in range(count - 2))]
     pairs = [[name, names[number // 2], 1 + number] for number, name in enumerate(names)]
-    content = document(labels=names, test={"confusion": pairs}, label_distribution={"train": dict.fromkeys(names, 3)})
+    content = classification(
+        labels=names, test={"confusion": pairs}, label_distribution={"train": dict.fromkeys(names, 3)}
+    )
     (tmp_path / "a_train_test_stats.json").write_text(json.dumps(content))
     result = read_result(tmp_path / "a_train_test_stats.json")
     page = write_classification_report(result, classify(result.pairs, result.labels), tmp_path / "out").read_text()
@@ -63,10 +65,12 @@ def test_the_page_holds_its_pictures_and_escapes_labels(tmp_path: Path, count: i
 
 def test_labels_without_texts_have_no_shares_and_are_not_the_hardest(tmp_path: Path) -> None:
     path = tmp_path / "a_train_test_stats.json"
-    path.write_text(json.dumps(document(labels=["ham", "spam", "never met"])))
+    path.write_text(json.dumps(classification(labels=["ham", "spam", "never met"])))
     said = text(command("report", path).blocks)
     assert "nan" not in said and "33.3 %" in said
     names = [f"label-{number:02}" for number in range(30)]
-    path.write_text(json.dumps(document(labels=names, test={"confusion": [[name, name, 1] for name in names[25:]]})))
+    path.write_text(
+        json.dumps(classification(labels=names, test={"confusion": [[name, name, 1] for name in names[25:]]}))
+    )
     said = text(command("report", path).blocks)
     assert "the 5 of 30 labels" in said and "label-00" not in said and "label-25" in said

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support import pretraining_shards as shards
 from support.commands import document, result
-from support.gap_files import prepared
+from support.datasets import gap_features
 from support.refusals import refused
 
 FIRST = "small_training_0.hdf5"
@@ -62,7 +62,7 @@ def test_what_training_refuses_is_refused(folder: Path, tmp_path: Path) -> None:
 
 
 def test_features_show_their_header_and_counts(tmp_path: Path) -> None:
-    path = prepared(tmp_path, validation=3)
+    path = gap_features(tmp_path, validation=3)
     (path,) = path.glob("gap-validation*.safetensors")
     for given, count in ((path, 1), (path.parent, 2)):
         found = document("data", "check", given)["features"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import document, result, text
-from support.gap_files import COLUMNS, learnable, prepared, vocabulary, write
+from support.datasets import GAP_COLUMNS, gap_features, gap_vocabulary, learnable_gap, write_gap
 from support.training_runs import Recorder, settings
 from support.training_runs import run as training_run
 
@@ -15,7 +15,7 @@ from bert.tasks import given_options, resolve_options, task_data
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepared(tmp_path_factory.mktemp("gap"))
+    return gap_features(tmp_path_factory.mktemp("gap"))
 
 
 def checkpoint(path: Path, features: Path, head: str) -> Path:
@@ -30,9 +30,9 @@ def checkpoint(path: Path, features: Path, head: str) -> Path:
 
 
 def test_data_gap_tells_what_became_of_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = learnable(8)
+    rows = learnable_gap(8)
     rows[4] |= {"A-offset": "7"}
-    source, vocab = write(tmp_path / "gap-development.tsv", rows), vocabulary(tmp_path / "vocab.txt")
+    source, vocab = write_gap(tmp_path / "gap-development.tsv", rows), gap_vocabulary(tmp_path)
     words = ["data", "gap", "--input", str(source), "--vocab", str(vocab), "--output", str(tmp_path / "out")]
     assert run(words) == 0
     told = capsys.readouterr()
@@ -47,10 +47,10 @@ def test_data_gap_tells_what_became_of_every_row(tmp_path: Path, capsys: pytest.
 def test_predictions_of_rows_without_answers_go_to_kaggle_and_to_the_scorer(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str], head: str
 ) -> None:
-    rows = learnable(9, "test")
+    rows = learnable_gap(9, "test")
     rows[2] |= {"A-offset": "7"}
-    columns = [name for name in COLUMNS if not name.endswith("coref")]
-    source = write(tmp_path / "test_stage_2.tsv", rows, columns)
+    columns = [name for name in GAP_COLUMNS if not name.endswith("coref")]
+    source = write_gap(tmp_path / "test_stage_2.tsv", rows, columns)
     vocab = str(folder / "vocab.txt")
     options = ["--max-seq-length", "32", "--output", str(tmp_path / "features")]
     assert run(["data", "gap", "--input", str(source), "--vocab", vocab, *options]) == 0
@@ -66,7 +66,7 @@ def test_predictions_of_rows_without_answers_go_to_kaggle_and_to_the_scorer(
     assert lines[0] == "ID,A,B,NEITHER"
     assert len(lines) == 10
     assert all(sum(map(float, line.split(",")[1:])) == pytest.approx(1.0) for line in lines[1:])
-    gold = write(tmp_path / "gold.tsv", learnable(9, "test"))
+    gold = write_gap(tmp_path / "gold.tsv", learnable_gap(9, "test"))
     for name in ("submission.csv", "predictions.tsv"):
         words = ["eval", "gap", "--dataset", str(gold), "--predictions", str(tmp_path / "out" / name), "--json"]
         assert run(words) == 0
@@ -81,7 +81,7 @@ def _documents(text: str) -> list[str]:
 
 
 def test_eval_gap_prints_scores_and_slices(tmp_path: Path) -> None:
-    gold = write(tmp_path / "gold.tsv", learnable(12))
+    gold = write_gap(tmp_path / "gold.tsv", learnable_gap(12))
     system = tmp_path / "system.tsv"
     system.write_text("".join(f"development-{n}\tTRUE\tFALSE\n" for n in range(1, 12)) + "nobody\tTRUE\tFALSE\n")
     words = ["eval", "gap", "--dataset", str(gold), "--predictions", str(system)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.commands import document
-from support.glue_folders import VOCABULARY, make_glue, prepared, write_vocabulary
+from support.datasets import glue_features, glue_vocabulary, make_glue
 from support.refusals import check_refusal, refused
 
 from bench.cli.main import run
@@ -23,7 +23,7 @@ def glue(tmp_path: Path) -> Path:
 def test_data_glue_prints_a_line_for_each_table_and_what_comes_next(
     glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    vocab = write_vocabulary(tmp_path / "vocab.txt")
+    vocab = glue_vocabulary(tmp_path)
     (glue / "CoLA" / "dev.tsv").open("a").write("gj04\t1\t\n")
     words = ["data", "glue", "--input", str(glue), "--vocab", str(vocab), "--output", str(tmp_path / "out")]
     assert run([*words, "--task", "cola"]) == 0
@@ -113,7 +113,8 @@ def saved_model(folder: Path, task: str) -> Path:
     from bert.tasks.glue.task import GlueTask
 
     torch.manual_seed(0)
-    shape = preset("tiny").replace(vocab_size=len(VOCABULARY), hidden_size=16, num_heads=2, intermediate_size=32)
+    pieces = len((folder.parent / "vocab.txt").read_text().splitlines())
+    shape = preset("tiny").replace(vocab_size=pieces, hidden_size=16, num_heads=2, intermediate_size=32)
     with new_folder(folder) as place:
         save_model(place, GlueTask(task=task).build_model(shape))
     return folder
@@ -132,7 +133,7 @@ def test_predict_glue_answers_every_table_and_eval_glue_finds_the_same_scores(
     out, spec = tmp_path / "answers", TASKS[task]
     (glue / "diagnostic").mkdir()
     shutil.copy(glue / "MNLI" / "test_matched.tsv", glue / "diagnostic" / "diagnostic.tsv")
-    prepared(glue, tmp_path / "data", tasks=(task,))
+    glue_features(glue, tmp_path / "data", tasks=(task,))
     words = ("--features", tmp_path / "data", "--out", out, "--device", "cpu", "--precision", "fp32")
     made = document("predict", "glue", *words, "--checkpoint", saved_model(tmp_path / "model", task))
     assert [Path(table["written"]).name for table in made["tables"]] == names
@@ -146,7 +147,7 @@ def test_predictions_that_cannot_be_made_are_refused(
     glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
-    cola = str(prepared(glue, data)["cola", "dev"])
+    cola = str(glue_features(glue, data)["cola", "dev"])
     model = str(saved_model(tmp_path / "model", "cola"))
     words = ["predict", "glue", "--checkpoint", model, "--out", str(tmp_path / "out"), "--features"]
     for more, code, facts in (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import document
-from support.squad_columns import dataset, paragraph, question, small_vocabulary
+from support.datasets import paragraph, question, write_squad, write_vocabulary
 
 from bench.cli.main import run
 
@@ -12,8 +12,8 @@ from bench.cli.main import run
 @pytest.fixture
 def given(tmp_path: Path) -> list[str]:
     rows = [question("a", "what is it?", ("c d", 4)), question("b", "who?", ("zebra", 1)), question("c", "?", ("a", 0))]
-    source = dataset(tmp_path / "train.json", paragraph("a b c d e f", *rows))
-    return ["--input", str(source), "--vocab", str(small_vocabulary(tmp_path))]
+    source = write_squad(tmp_path / "train.json", paragraph("a b c d e f", *rows))
+    return ["--input", str(source), "--vocab", str(write_vocabulary(tmp_path))]
 
 
 def test_the_summary_says_what_was_made_and_what_was_left_out(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.csv_files import colours_and_animals, prepared, write_rows
+from support.datasets import colours_and_animals, csv_database, write_csv
 
 from bert.model.config import preset
 from bert.predict import Opened
@@ -13,8 +13,8 @@ from bert.tasks.evaluation import row_logits
 
 
 def test_the_process_of_a_rank_judges_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    csv = write_rows(tmp_path / "things.csv", colours_and_animals(60))
-    source = prepared(csv).source
+    csv = write_csv(tmp_path / "things.csv", colours_and_animals(60))
+    source = csv_database(csv).source
     rows, _ = ClassifyTask().texts(source, TEST)
     config = preset("tiny").replace(vocab_size=rows.vocab_size, hidden_size=16, num_heads=2, intermediate_size=32)
     model = ClassifyTask(labels=len(source.labels)).build_model(config).eval()

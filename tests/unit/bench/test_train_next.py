@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import gap_files
-from support.squad_windows import squad_windows, write_windows
+from support import datasets
 from support.training_runs import shards
 
 from bench.cli.train import next_command
@@ -29,7 +28,7 @@ def value_of(words: list[str], option: str) -> str:
 
 
 def test_gap_predicts_test_rows_else_those_it_was_evaluated_on(tmp_path: Path) -> None:
-    folder = gap_files.prepared(tmp_path)
+    folder = datasets.gap_features(tmp_path)
     (validation,) = folder.glob("gap-validation-*.safetensors")
     words = following_of("gap", tmp_path, data=str(folder))
     assert words[:3] == ["bertbench", "predict", "gap"] and value_of(words, "--features") == str(validation)
@@ -60,5 +59,6 @@ def test_pretraining_goes_on_with_phase_2_then_a_conversion(tmp_path: Path) -> N
 @pytest.mark.parametrize("task", ["squad", "gap", "classify", "glue"])
 def test_after_made_up_data_and_of_squad_without_evaluation_there_is_the_report(task: str, tmp_path: Path) -> None:
     assert following_of(task, tmp_path, data="synthetic") == ["bertbench", "report", str(tmp_path / "run")]
-    features = write_windows(tmp_path, squad_windows(12))
-    assert following_of("squad", tmp_path, data=str(features))[:2] == ["bertbench", "report"]
+    questions = datasets.squad_splits(tmp_path)
+    questions["evaluation"].unlink()
+    assert following_of("squad", tmp_path, data=str(questions["training"]))[:2] == ["bertbench", "report"]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from support.commands import result
+from support.datasets import gap_features
 from support.fake_run import write_events
-from support.gap_files import prepared
 from support.refusals import refused
 from support.training_runs import SEQ_LEN, shards
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(
 
 
 def test_heads_are_an_option_like_others(tmp_path: Path) -> None:
-    features = prepared(tmp_path / "gap")
+    features = gap_features(tmp_path / "gap")
     words = ("--vary", "head=mul,concat", "--preset", "tiny", "--data", features, "--sample-limit", 9)
     plan = planned(tmp_path / "out", *words, task="gap")
     assert [one.variant for one in plan.trainings] == ["mul", "concat"]

@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.datasets import SQUAD_TOKENS, squad_splits
 from support.refusals import refused
-from support.squad_windows import VOCAB, squad_windows, write_windows
 
 from analysis.wording import implementation, strategy
 from bench.machine.devices import Devices
 from bench.sweep.training import TrainOptions, plan_training
 from bench.sweep.trials import Sweep, expand
+from bert.tasks.squad.features import open_features
 from bert.train.settings import TrainSettings
 from common.errors import Code
 
@@ -123,24 +124,25 @@ def test_the_way_of_padding_makes_another_trial() -> None:
 
 
 def test_features_and_their_twin_of_made_up_windows_are_named_by_their_content(tmp_path: Path) -> None:
-    path = write_windows(tmp_path / "features", squad_windows(12))
-    sweep = Sweep(task="squad", data=str(path.parent), seq_lens=(64,))
+    path = squad_splits(tmp_path / "a")["training"]
+    sweep = Sweep(task="squad", data=str(path.parent), seq_lens=(SQUAD_TOKENS,))
     (real,), (made_up,) = expand(sweep, CPU), expand(replace(sweep, data=f"synthetic:{path.parent}"), CPU)
-    assert (real.data, real.vocab_size, real.seq_len) == (str(path.parent), VOCAB, 64)
+    assert (real.data, real.seq_len) == (str(path.parent), SQUAD_TOKENS)
+    assert real.vocab_size == open_features(path, "training").settings.vocab_size
     assert made_up.data == f"synthetic:{path.parent}" and made_up.data_fingerprint.startswith("lengths-")
-    (elsewhere,) = expand(replace(sweep, data=str(write_windows(tmp_path / "copy", squad_windows(12)))), CPU)
-    (other,) = expand(replace(sweep, data=str(write_windows(tmp_path / "other", squad_windows(13)))), CPU)
+    copies = [squad_splits(tmp_path / name, times=times)["training"] for name, times in (("b", 1), ("c", 2))]
+    (elsewhere,), (other,) = (expand(replace(sweep, data=str(copy)), CPU) for copy in copies)
     assert elsewhere.trial_id == real.trial_id != other.trial_id
-    with refused("data-mismatch", "--seq-lens 384", path.parent, "--seq-lens 64", "--max-seq-length 384"):
+    with refused("data-mismatch", "--seq-lens 384", path.parent, f"--seq-lens {SQUAD_TOKENS}", "--max-seq-length 384"):
         expand(replace(sweep, seq_lens=()), CPU)
 
 
 def test_planning_loads_no_torch(tmp_path: Path) -> None:
-    path = write_windows(tmp_path, squad_windows(12))
+    path = squad_splits(tmp_path)["training"]
     code = (
         "import sys\nfrom bench.machine.devices import Devices\nfrom bench.sweep.trials import Sweep, expand\n"
         f"for data in ('synthetic', {str(path)!r}, 'synthetic:{path}'):\n"
-        "    expand(Sweep(task='squad', data=data, seq_lens=(64,)), Devices('cpu', (), 1))\n"
+        f"    expand(Sweep(task='squad', data=data, seq_lens=({SQUAD_TOKENS},)), Devices('cpu', (), 1))\n"
         "sys.exit('torch' in sys.modules or 'pyarrow' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -6,35 +6,29 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.refusals import refused
-from support.row_task import VOCAB, made_rows
-from support.squad_windows import FIRST_ID, squad_windows
+from support.row_task import FIRST_ID, VOCAB, made_rows
 
 from bert.data.batch import Batch
 from bert.data.batches import DataSpec, RowBatches, check_rows, evaluation_rows, row_batch
 from bert.data.rows import Ragged, TokenRows
-from bert.tasks.squad.task import put_values
 
-FEATURES = squad_windows(50)
-WINDOWS = FEATURES.rows
-"""Each has its number in its first document token."""
+ROWS = made_rows(50)
 
 
 def spec(**changes: object) -> DataSpec:
     return DataSpec(**{"data": "rows", "seq_len": 24, "micro_batch_size": 4, "vocab_size": VOCAB, **changes})
 
 
-def stream(rows: TokenRows = WINDOWS, **changes: object) -> RowBatches:
-    return RowBatches(spec(**{"seq_len": 64, "vocab_size": rows.vocab_size, **changes}), rows)
+def stream(rows: TokenRows = ROWS, **changes: object) -> RowBatches:
+    return RowBatches(spec(**changes), rows)
 
 
 def numbers(batch: Batch) -> list[int]:
-    """Which windows a batch consists of."""
-    rows, segments = batch.tensors["input_ids"], batch.tensors["token_type_ids"]
-    return [int(row[segment == 1][0]) - FIRST_ID for row, segment in zip(rows, segments, strict=True)]
+    """Which rows a batch consists of."""
+    return (batch.tensors["input_ids"][:, 2] - FIRST_ID - 50).tolist()
 
 
 def drawn(batches: RowBatches, count: int) -> list[list[int]]:
@@ -75,16 +69,6 @@ def test_a_padded_batch_holds_exactly_its_rows(count, seed, padding, regression,
     assert (counts.padded_tokens, counts.squared_lengths) == (len(numbers) * width, (lengths**2).sum())
 
 
-def test_a_window_is_question_then_document_and_has_the_places_of_its_answer() -> None:
-    chosen = np.array([7, 3, 11])
-    batch = row_batch(WINDOWS, chosen)
-    assert numbers(batch) == chosen.tolist() and all(tensor.dtype == torch.int64 for tensor in batch.tensors.values())
-    starts = batch.tensors["token_type_ids"].argmax(1).tolist()
-    assert starts == FEATURES.document_starts[chosen].tolist() and "labels" not in batch.tensors
-    for name in ("start_positions", "end_positions"):
-        assert batch.tensors[name].tolist() == getattr(FEATURES, name)[chosen].tolist()
-
-
 @pytest.mark.parametrize(("rank", "world_size", "size"), [(0, 1, 4), (1, 2, 2), (0, 1, 7), (2, 3, 1)])
 def test_a_saved_position_continues_exactly_with_another_batch_size_or_number_of_ranks_too(
     rank: int, world_size: int, size: int
@@ -93,7 +77,7 @@ def test_a_saved_position_continues_exactly_with_another_batch_size_or_number_of
     begun = stream()
     drawn(begun, 9)
     state = begun.state_dict()
-    assert state["samples"] == 36 and state["fingerprint"] == FEATURES.fingerprint
+    assert state["samples"] == 36 and state["fingerprint"] == ROWS.fingerprint
     resumed = stream(rank=rank, world_size=world_size, micro_batch_size=size)
     resumed.load_state_dict(state)
     again = stream(micro_batch_size=1)
@@ -104,10 +88,10 @@ def test_a_saved_position_continues_exactly_with_another_batch_size_or_number_of
     assert drawn(again, 3) == [[number] for number in order[36 + 10 * size * world_size :][:3]]
 
 
-def test_a_position_of_other_features_or_another_seed_is_refused() -> None:
+def test_a_position_of_other_rows_or_another_seed_is_refused() -> None:
     state = stream().state_dict()
     with refused("data-mismatch"):
-        stream(squad_windows(50, seed=9).rows).load_state_dict(state)
+        stream(made_rows(50, seed=9)).load_state_dict(state)
     with refused("settings-changed", "seed 42", "seed 1"):
         stream(seed=1).load_state_dict(state)
 
@@ -123,13 +107,6 @@ def test_an_evaluation_sees_every_row_on_exactly_one_rank(count, ranks, size):
     assert sorted(seen) == list(range(count))
     lengths = [batch.tensors["input_ids"].shape[1] for _, batch in evaluation_rows(rows, size)]
     assert lengths == sorted(lengths, reverse=True), "the longest come first: a lack of memory shows at once"
-
-
-def test_what_a_model_says_of_tokens_goes_back_to_their_windows() -> None:
-    found = np.full(int(FEATURES.lengths.sum()), -1)
-    for chosen, batch in evaluation_rows(WINDOWS, 7):
-        put_values(FEATURES, chosen, batch.tensors["input_ids"].numpy(), found)
-    assert found.tolist() == FEATURES.input_ids.values.tolist()
 
 
 def test_rows_that_do_not_fit_are_refused():

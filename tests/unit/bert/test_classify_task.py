@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import document
-from support.csv_files import colours_and_animals, prepared, write_rows
+from support.datasets import colours_and_animals, csv_database, write_csv
 from support.examples import examples
 from support.refusals import refused
 
@@ -55,8 +55,8 @@ def test_scores_are_those_of_scikit_learn() -> None:
 
 
 def test_labels_follow_from_the_data_and_the_three_splits_are_told_apart(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "a.csv", colours_and_animals(120))
-    database = prepared(path, max_seq_length=16).source.path
+    path = write_csv(tmp_path / "a.csv", colours_and_animals(120))
+    database = csv_database(path, max_seq_length=16).source.path
     data = task_data("classify")
     source = data.inspect(str(database), None)
     assert (source.seq_len, source.samples) == (16, len(ClassifyTask().rows(database, "training")))
@@ -70,7 +70,7 @@ def test_labels_follow_from_the_data_and_the_three_splits_are_told_apart(tmp_pat
 def test_an_evaluation_counts_texts_not_rows_and_takes_some_of_them(tmp_path: Path) -> None:
     rows = [(f"{text} {'a b c d e f ' * (number % 3)}", label)
             for number, (text, label) in enumerate(colours_and_animals(150))]  # fmt: skip
-    summary = prepared(write_rows(tmp_path / "a.csv", rows), max_seq_length=8, validation=0.3)
+    summary = csv_database(write_csv(tmp_path / "a.csv", rows), max_seq_length=8, validation=0.3)
     vocab_size = len(summary.source.vocabulary.pieces)
     task = make_task("classify", '{"labels":3}')
     spec = DataSpec(data=str(summary.source.path), seq_len=8, micro_batch_size=7, vocab_size=vocab_size)
@@ -86,7 +86,7 @@ def test_an_evaluation_counts_texts_not_rows_and_takes_some_of_them(tmp_path: Pa
 
 
 def test_other_texts_are_no_data_to_evaluate_on(tmp_path: Path) -> None:
-    database = prepared(write_rows(tmp_path / "a.csv", colours_and_animals(90))).source.path
+    database = csv_database(write_csv(tmp_path / "a.csv", colours_and_animals(90))).source.path
     with refused("option-not-applicable", "b.sqlite", "predict classify"):
         make_task("classify", '{"labels":3}').check_evaluation(str(database), 128, "b.sqlite")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.csv_files import colours_and_animals, prepared, write_rows, write_vocabulary
+from support.datasets import colours_and_animals, csv_database, write_csv, write_vocabulary
 from support.examples import examples
 from support.refusals import refused
 
@@ -83,7 +83,7 @@ def test_every_row_has_its_own_mask_its_texts_label_and_its_texts_split(
     folder = tmp_path_factory.mktemp("rows")
     rows = [(" ".join("abcdefgh"[(number + i) % 8] for i in range(length)), f"L{number % 2}")
             for number, length in enumerate(lengths)]  # fmt: skip
-    summary = prepared(write_rows(folder / "a.csv", rows), max_seq_length=longest)
+    summary = csv_database(write_csv(folder / "a.csv", rows), max_seq_length=longest)
     vocabulary = load_vocabulary(folder / "vocab.txt", True)
     seen: dict[int, str] = {}
     pieces: dict[int, list[int]] = {}
@@ -99,25 +99,25 @@ def test_every_row_has_its_own_mask_its_texts_label_and_its_texts_split(
 
 
 def test_a_second_call_keeps_it_and_other_options_or_another_csv_are_refused(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "a.csv", colours_and_animals(60))
-    first = prepared(path)
+    path = write_csv(tmp_path / "a.csv", colours_and_animals(60))
+    first = csv_database(path)
     path.touch()
-    again, other = prepared(path), prepared(path, output=tmp_path / "b.sqlite")
+    again, other = csv_database(path), csv_database(path, output=tmp_path / "b.sqlite")
     assert (first.kept, again.kept, other.kept) == (False, True, False)
     assert first.source.fingerprint == again.source.fingerprint == other.source.fingerprint
     assert samples_of(first.source.path) == samples_of(other.source.path)
     with refused("folder-occupied", "a.sqlite", "max_seq_length 128, not 8", "--output"):
-        prepared(path, max_seq_length=8)
+        csv_database(path, max_seq_length=8)
     add_run(first.source.path, first.source.fingerprint, {"accuracy": 0.5})
     with refused("folder-occupied", "a.sqlite", "a.csv", "digest"):
-        prepared(write_rows(path, colours_and_animals(63)))
+        csv_database(write_csv(path, colours_and_animals(63)))
     assert read_runs(first.source.path) == [{"accuracy": 0.5}]
 
 
 def test_texts_that_are_equal_to_the_model_are_in_one_split(tmp_path: Path) -> None:
     forms = (str, str.upper, lambda text: f"  {text.replace(' ', '   ')} ", lambda text: text.replace("e", "é"))
     rows = [(form(f"red cat e{number}"), f"L{number % 2}") for number in range(40) for form in forms]
-    source = prepared(write_rows(tmp_path / "a.csv", rows), validation=0.3, test=0.3).source
+    source = csv_database(write_csv(tmp_path / "a.csv", rows), validation=0.3, test=0.3).source
     connection = sqlite3.connect(source.path)
     splits = dict(connection.execute("SELECT number, split FROM texts").fetchall())
     connection.close()
@@ -126,21 +126,21 @@ def test_texts_that_are_equal_to_the_model_are_in_one_split(tmp_path: Path) -> N
 
 
 def test_what_a_killed_preparation_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "a.csv", colours_and_animals(60))
+    path = write_csv(tmp_path / "a.csv", colours_and_animals(60))
     for name in (".a.sqlite.x1.tmp", ".a.sqlite.x1.tmp-journal", ".b.sqlite.x1.tmp"):
         (tmp_path / name).write_text("half")
-    prepared(path)
+    csv_database(path)
     assert files(tmp_path) == {"a.csv", "a.sqlite", "vocab.txt", ".a.lock", ".b.sqlite.x1.tmp"}
 
 
 def test_processes_that_start_together_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_rows(tmp_path / "a.csv", colours_and_animals(200))
+    path = write_csv(tmp_path / "a.csv", colours_and_animals(200))
     write_vocabulary(tmp_path)
     built = []
     build = preparing._build
     monkeypatch.setattr(preparing, "_build", lambda *given: (built.append(1), build(*given)))
     found: list[bool] = []
-    threads = [threading.Thread(target=lambda: found.append(prepared(path).kept)) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(csv_database(path).kept)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -150,7 +150,7 @@ def test_processes_that_start_together_make_it_once(tmp_path: Path, monkeypatch:
 
 def test_texts_without_a_word_piece_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\n\x01,b\none,a\ntwo,b\n\x01,b\n")
-    source = prepared(tmp_path / "a.csv").source
+    source = csv_database(tmp_path / "a.csv").source
     assert left_out(source.path) == [(2, NO_PIECES), (5, NO_PIECES)]
     assert source.counts.names == {f"left out: {NO_PIECES}": ["line 2", "line 5"]}
 
@@ -166,14 +166,14 @@ def test_what_nothing_can_be_learned_from_is_refused_and_leaves_nothing(
 ) -> None:
     (tmp_path / "a.csv").write_text(content)
     with refused(code, *facts):
-        prepared(tmp_path / "a.csv")
+        csv_database(tmp_path / "a.csv")
     assert files(tmp_path) == {"a.csv", "vocab.txt", ".a.lock"}
 
 
 def test_labels_of_any_kind_and_number_are_kept_as_they_are(tmp_path: Path) -> None:
     labels = ["1", "0", "-1.5", "=1+1", "Größe", "a b", "x" * 500, "NULL", "'", '"', *map(str, range(200, 600))]
     rows = [(f"one {number}", label) for number, label in enumerate(labels * 2)]
-    source = prepared(write_rows(tmp_path / "a.csv", rows)).source
+    source = csv_database(write_csv(tmp_path / "a.csv", rows)).source
     assert source.labels == tuple(labels) and set(source.label_texts) == {2}
 
 
@@ -188,7 +188,7 @@ def files(folder: Path) -> set[str]:
 
 
 def damaged_copy(tmp_path: Path) -> Path:
-    return prepared(write_rows(tmp_path / "a.csv", colours_and_animals(90))).source.path
+    return csv_database(write_csv(tmp_path / "a.csv", colours_and_animals(90))).source.path
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     path = damaged_copy(tmp_path)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    for use in (open_source, lambda _: prepared(tmp_path / "a.csv")):
+    for use in (open_source, lambda _: csv_database(tmp_path / "a.csv")):
         with refused("record-version", path, SCHEMA_VERSION + 1, SCHEMA_VERSION, kind=SchemaError):
             use(path)
 
@@ -227,7 +227,7 @@ os._exit(1)
     assert path.with_name("a.sqlite-journal").is_file()
     source = open_source(path)
     assert before == (source.fingerprint, read_runs(path), samples_of(path))
-    assert prepared(tmp_path / "a.csv").kept and not path.with_name("a.sqlite-journal").exists()
+    assert csv_database(tmp_path / "a.csv").kept and not path.with_name("a.sqlite-journal").exists()
 
 
 def test_views_of_a_foreign_database_may_call_no_function_that_touches_the_machine(tmp_path: Path) -> None:

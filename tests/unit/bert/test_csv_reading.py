@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.csv_files import pairs, prepared, read
+from support.datasets import csv_database
 from support.examples import examples
 from support.refusals import refused
 from support.shared_files import DATA, OWN
@@ -27,6 +27,8 @@ from bert.tasks.classify.reading import (
     MORE,
     NAMELESS,
     CsvForm,
+    FoundForm,
+    Row,
     find_form,
     read_rows,
 )
@@ -43,6 +45,18 @@ SENTENCES = {
     "cp1251": "Привет мир, как дела сегодня",
     "shift_jis": "これは日本語のテキストです。とても長い",
 }
+
+
+def read(path: Path, **given: object) -> tuple[FoundForm, list[Row], list[Row]]:
+    """A CSV as it is read with what is given of its form: the form, the rows, and what was left out."""
+    form = find_form(path, CsvForm(**given))  # type: ignore[arg-type]
+    rows = list(read_rows(path, form))
+    return form, [row for row in rows if not row.left_out], [row for row in rows if row.left_out]
+
+
+def pairs(rows: list[Row]) -> list[tuple[str, str | None]]:
+    """Text and label of each row."""
+    return [(row.text, row.label) for row in rows]
 
 
 def write(path: Path, content: str) -> Path:
@@ -98,7 +112,7 @@ def test_rows_that_cannot_be_used_are_named_by_line_and_reason(tmp_path: Path) -
     path = write(tmp_path / "a.csv", content)
     _, rows, _ = read(path)
     assert [(row.line, row.text) for row in rows] == [(3, "good"), (9, "fine"), (10, "two\nlines"), (14, "last")]
-    summary = prepared(path)
+    summary = csv_database(path)
     assert left_out(summary.source.path) == [
         (1, BLANK), (4, EMPTY_TEXT), (5, EMPTY_LABEL), (6, FEWER), (7, MORE), (8, BLANK), (12, EMPTY_TEXT),
         (13, BROKEN),
@@ -207,13 +221,13 @@ def test_another_file_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
     before = [(tmp_path / name).read_bytes() for name in ("a.csv", "mine.csv", "other.sqlite")]
     for name, code in (("a.csv", "data-unprepared"), ("mine.csv", "data-unprepared"), ("other.sqlite", "file-format")):
         with refused(code, name):  # type: ignore[arg-type]
-            prepared(tmp_path / "a.csv", output=tmp_path / name)
+            csv_database(tmp_path / "a.csv", output=tmp_path / name)
     assert before == [(tmp_path / name).read_bytes() for name in ("a.csv", "mine.csv", "other.sqlite")]
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     for path, code in ((tmp_path, "path-kind"), (tmp_path / "nothing.csv", "path-missing")):
         with refused(code, path):  # type: ignore[arg-type]
-            prepared(path)
+            csv_database(path)
     with refused("option-value", "--encoding", "hex"):
         CsvForm(encoding="hex")

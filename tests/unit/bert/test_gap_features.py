@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.gap_files import learnable, prepared, row, vocabulary, write
+from support.datasets import gap_features, gap_row, gap_vocabulary, learnable_gap, write_gap
 from support.shared_files import samples, vocabulary_beside
 
 from bert.data.vocabulary import load_vocabulary
@@ -26,11 +26,9 @@ from bert.tasks.gap.task import GapTask
 
 
 def made(folder: Path, rows: list[dict[str, str]], split: str = "training", **changes: object) -> Any:
-    source = write(folder / "rows.tsv", rows)
+    source = write_gap(folder / "rows.tsv", rows)
     options = {"max_seq_length": 32, **changes}
-    config = GapConfig(
-        input=(source,), vocab=vocabulary(folder / "vocab.txt"), output=folder / "out", split=split, **options
-    )
+    config = GapConfig(input=(source,), vocab=gap_vocabulary(folder), output=folder / "out", split=split, **options)
     return prepare(config, lambda *_: None)[0]
 
 
@@ -93,7 +91,7 @@ def test_a_window_holds_all_mentions_and_as_much_around_them_as_there_is_place_f
 
 
 def test_a_mention_inside_a_word_and_one_inside_another_still_spell_themselves(tmp_path: Path) -> None:
-    words = load_vocabulary(vocabulary(tmp_path / "vocab.txt"), lower_case=True)
+    words = load_vocabulary(gap_vocabulary(tmp_path), lower_case=True)
     text = "McAda Bea Cleo was kind because she was."
     spots = [Mention("she", 32), Mention("Ada", 2), Mention("Bea Cleo", 6)]
     inner = [Mention("she", 32), Mention("Bea Cleo", 6), Mention("Cleo", 10)]
@@ -106,7 +104,7 @@ def test_a_mention_inside_a_word_and_one_inside_another_still_spell_themselves(t
 
 
 def test_the_readable_tsv_shows_the_tokens_that_the_features_hold(tmp_path: Path) -> None:
-    folder = prepared(tmp_path)
+    folder = gap_features(tmp_path)
     features = open_features(folder, "validation")
     (path,) = folder.glob("gap-validation-*.tsv")
     header, *lines = [line.split("\t") for line in path.read_text().splitlines()]
@@ -122,7 +120,7 @@ def test_the_readable_tsv_shows_the_tokens_that_the_features_hold(tmp_path: Path
 
 def test_rows_that_cannot_be_used_are_left_out_and_named(tmp_path: Path) -> None:
     long = "Ada " * 30
-    rows = [*learnable(6), row("x-1", f"{long}met Bea because she was kind", "she", long.strip(), "Bea", 1)]
+    rows = [*learnable_gap(6), gap_row("x-1", f"{long}met Bea because she was kind", "she", long.strip(), "Bea", 1)]
     rows[1] |= {"A-coref": "", "B-coref": ""}
     rows[3] |= {"A-coref": "TRUE", "B-coref": "TRUE"}
     summary = made(tmp_path, rows)
@@ -132,14 +130,14 @@ def test_rows_that_cannot_be_used_are_left_out_and_named(tmp_path: Path) -> None
 
 
 def test_rows_to_predict_have_no_labels_and_of_a_mixture_those_with_labels_stay(tmp_path: Path) -> None:
-    rows = [cells | {"A-coref": "", "B-coref": ""} for cells in learnable(3)]
+    rows = [cells | {"A-coref": "", "B-coref": ""} for cells in learnable_gap(3)]
     assert not open_features(made(tmp_path, rows, "test").features, "test").rows.has_labels
-    mixed = made(tmp_path, [*rows[:1], *learnable(3)[1:]], "test")
+    mixed = made(tmp_path, [*rows[:1], *learnable_gap(3)[1:]], "test")
     assert (mixed.counts.get("left out"), mixed.counts.get("features")) == (1, 2)
 
 
 def test_train_on_all_takes_validation_too_and_a_limit_is_spread_evenly(tmp_path: Path) -> None:
-    folder = prepared(tmp_path)
+    folder = gap_features(tmp_path)
     both = GapTask(train_on_all=True).rows(folder, "training")
     alone = GapTask().rows(folder, "training")
     validation = open_features(folder, "validation").rows

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.gap_files import prepared
+from support.datasets import gap_features
 from support.refusals import refused
 
 from bert.data.batch import Batch
@@ -29,7 +29,7 @@ SHAPE = ModelConfig(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepared(tmp_path_factory.mktemp("gap"))
+    return gap_features(tmp_path_factory.mktemp("gap"))
 
 
 @pytest.fixture(scope="module")

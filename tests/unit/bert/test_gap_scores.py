@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.gap_files import COLUMNS, learnable, row, write
+from support.datasets import GAP_COLUMNS, gap_row, learnable_gap, write_gap
 from support.plain_gap_scores import scorecard
 from support.refusals import refused
 from support.shared_files import samples
@@ -19,10 +19,10 @@ TEXT = '"Ada said "no" to Bea - because she was tired.'
 
 
 def test_byte_order_mark_crlf_empty_lines_quotes_and_another_order_of_columns_are_read(tmp_path: Path) -> None:
-    rows = [*learnable(4), row("x-1", TEXT, "she", "Ada", "Bea", 1)]
-    path = write(tmp_path / "gap.tsv", rows, ("URL", *reversed(COLUMNS[:-1])))
+    rows = [*learnable_gap(4), gap_row("x-1", TEXT, "she", "Ada", "Bea", 1)]
+    path = write_gap(tmp_path / "gap.tsv", rows, ("URL", *reversed(GAP_COLUMNS[:-1])))
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n") + b"\r\n")
-    plain = read_gap(write(tmp_path / "plain.tsv", rows))
+    plain = read_gap(write_gap(tmp_path / "plain.tsv", rows))
     assert (read_gap(path).examples, read_gap(path).left_out) == (plain.examples, ())
     assert plain.examples[-1].text == TEXT
 
@@ -42,15 +42,15 @@ def test_byte_order_mark_crlf_empty_lines_quotes_and_another_order_of_columns_ar
     ],
 )
 def test_a_row_that_cannot_be_used_is_left_out_with_its_line(tmp_path: Path, changes: dict[str, str], why: str) -> None:
-    rows = learnable(10)
+    rows = learnable_gap(10)
     rows[2] |= changes
-    file = read_gap(write(tmp_path / "gap.tsv", rows))
+    file = read_gap(write_gap(tmp_path / "gap.tsv", rows))
     assert len(file.examples) == 9
     (left_out,) = file.left_out
     assert left_out.line == 4 and why in left_out.why
 
 
-HEADER = "\t".join(COLUMNS)
+HEADER = "\t".join(GAP_COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -137,15 +137,15 @@ def random_system(path: Path, ids: list[str], chance: random.Random) -> Path:
 @pytest.mark.parametrize("gold", samples("gap/gap-validation.tsv"))
 def test_scores_are_the_official_ones_on_many_random_system_files(gold: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
-    for file, count in ((write(tmp_path / "gap-test.tsv", learnable(40)), 400), (gold, 20)):
+    for file, count in ((write_gap(tmp_path / "gap-test.tsv", learnable_gap(40)), 400), (gold, 20)):
         ids = list(read_golds(file))
         for _ in range(count):
             assert_as_official(file, random_system(tmp_path / "system.tsv", ids, chance))
 
 
 def test_nothing_right_has_no_bias_and_everything_right_scores_100(tmp_path: Path) -> None:
-    rows = learnable(12)
-    gold = write(tmp_path / "gap-test.tsv", rows)
+    rows = learnable_gap(12)
+    gold = write_gap(tmp_path / "gap-test.tsv", rows)
     right = {cells["ID"]: (cells["A-coref"] == "TRUE", cells["B-coref"] == "TRUE") for cells in rows}
     none = write_official(tmp_path / "none.tsv", dict.fromkeys(right, (False, False)))
     assert assert_as_official(gold, none).bias is None
@@ -155,9 +155,9 @@ def test_nothing_right_has_no_bias_and_everything_right_scores_100(tmp_path: Pat
 
 
 def test_the_confusion_matrix_counts_rows_with_both_names_and_with_none(tmp_path: Path) -> None:
-    rows = [*learnable(3), row("both", "Ada and Bea said that she was kind.", "she", "Ada", "Bea", 1)]
+    rows = [*learnable_gap(3), gap_row("both", "Ada and Bea said that she was kind.", "she", "Ada", "Bea", 1)]
     rows[3]["B-coref"] = "TRUE"
-    gold = write(tmp_path / "gap-test.tsv", rows)
+    gold = write_gap(tmp_path / "gap-test.tsv", rows)
     system = tmp_path / "system.tsv"
     system.write_text("development-1\tTRUE\tTRUE\ndevelopment-2\tTRUE\tno\nboth\tTRUE\tTRUE\n")
     scores = assert_as_official(gold, system)
@@ -176,13 +176,13 @@ def test_probabilities_become_decisions_and_come_back_from_the_file(tmp_path: Pa
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(12, 3))
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    ids = [cells["ID"] for cells in learnable(12)]
+    ids = [cells["ID"] for cells in learnable_gap(12)]
     path = write_kaggle(tmp_path / "submission.csv", dict(zip(ids, shares.tolist(), strict=True)))
     assert path.read_text().splitlines()[0] == "ID,A,B,NEITHER"
     decisions, probabilities = read_predictions(path)
     assert probabilities is not None
     assert np.allclose([probabilities[name] for name in ids], shares, atol=1e-8)
-    gold = write(tmp_path / "gap-test.tsv", learnable(12))
+    gold = write_gap(tmp_path / "gap-test.tsv", learnable_gap(12))
     scores = ours(gold, path)
     labels = np.array([number % 3 for number in range(12)])
     assert scores.log_loss == pytest.approx(-np.log(shares[range(12), labels]).mean(), rel=1e-6)
@@ -205,10 +205,10 @@ def test_probabilities_become_decisions_and_come_back_from_the_file(tmp_path: Pa
 def test_golds_that_are_not_all_there_are_refused_with_the_line(
     tmp_path: Path, changes: dict[str, str], code: Code
 ) -> None:
-    rows = learnable(3)
+    rows = learnable_gap(3)
     rows[1] |= changes
     with refused(code, "line 3"):
-        read_golds(write(tmp_path / "gap-test.tsv", rows))
+        read_golds(write_gap(tmp_path / "gap-test.tsv", rows))
 
 
 @pytest.mark.parametrize("path", samples("gap/gap-validation.tsv"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from support.glue_folders import FORMS, make_glue, prepared, splits_of, write_vocabulary
+from support.datasets import GLUE, glue_features, glue_splits, glue_vocabulary, make_glue
 from support.refusals import refused
 
 from bert.data.features import read_features
@@ -22,13 +22,13 @@ from common.errors import Code, MissingToolError
 
 @pytest.fixture
 def vocab(tmp_path: Path) -> Path:
-    return write_vocabulary(tmp_path / "vocab.txt")
+    return glue_vocabulary(tmp_path)
 
 
 def test_all_nine_tasks_are_prepared_with_every_split(tmp_path: Path) -> None:
-    assert set(FORMS) == set(TASKS)
-    made = prepared(make_glue(tmp_path / "glue"), tmp_path / "out")
-    assert list(made) == [(task, split) for task in TASKS for split in splits_of(task)]
+    assert set(GLUE) == set(TASKS)
+    made = glue_features(make_glue(tmp_path / "glue"), tmp_path / "out")
+    assert list(made) == [(task, split) for task in TASKS for split in glue_splits(task)]
     for (task, split), path in made.items():
         features = open_features(path)
         assert len(features.rows) == 12 and features.rows.has_labels == (not split.startswith("test"))
@@ -37,7 +37,7 @@ def test_all_nine_tasks_are_prepared_with_every_split(tmp_path: Path) -> None:
 
 
 def test_rows_are_cls_first_sep_second_sep(tmp_path: Path, vocab: Path) -> None:
-    made = prepared(make_glue(tmp_path / "glue", ["rte", "sst2"]), tmp_path / "out")
+    made = glue_features(make_glue(tmp_path / "glue", ["rte", "sst2"]), tmp_path / "out")
     pieces = load_vocabulary(vocab, True).pieces
     rows = {task: open_features(made[task, "train"]).rows for task in ("rte", "sst2")}
     words = {task: ([pieces[i] for i in one.ids[3]], int(one.second[3])) for task, one in rows.items()}
@@ -84,7 +84,7 @@ def hub_folder(folder: Path, glue: Path, tasks: tuple[str, ...], swap: bool = Fa
         card += [f"- config_name: {task}", "  data_files:"]
         names = list(reversed(spec.classes)) if swap else list(spec.classes)
         kind = datasets.Value("float32") if spec.is_regression else datasets.ClassLabel(names=names)
-        for split in splits_of(task):
+        for split in glue_splits(task):
             rows = read_table(glue / spec.folder / f"{split}.tsv", spec, split).rows
             labels = [-1 if r.label is None else r.label if spec.is_regression else int(r.label) for r in rows]
             labels = [spec.labels - 1 - x if swap and x >= 0 else x for x in labels]
@@ -107,16 +107,16 @@ def test_the_datasets_library_gives_the_same_files_as_the_tables(
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     tasks = ("cola", "stsb", "mnli", "qqp", "rte")
     glue = make_glue(tmp_path / "glue", tasks)
-    one = prepared(glue, tmp_path / "one")
+    one = glue_features(glue, tmp_path / "one")
     hub = hub_folder(tmp_path / "hub", glue, tasks)
     # Classes in another order are told by their names, not by their numbers.
     swapped = hub_folder(tmp_path / "swapped", glue, ("rte",), swap=True)
     for name, folder, chosen in (("two", hub, tasks), ("three", swapped, ("rte",))):
-        other = prepared(None, tmp_path / name, tasks=chosen, dataset=str(folder))
+        other = glue_features(None, tmp_path / name, tasks=chosen, dataset=str(folder))
         assert other.keys() == {table for table in one if table[0] in chosen}
         assert all(path.name == one[table].name and same(path, one[table]) for table, path in other.items())
     with refused("download-failed", hub):
-        prepared(None, tmp_path / "four", tasks=("wnli",), dataset=str(hub))
+        glue_features(None, tmp_path / "four", tasks=("wnli",), dataset=str(hub))
 
 
 def test_without_the_datasets_package_or_with_one_that_runs_programs_the_message_says_what_to_do(
@@ -124,8 +124,8 @@ def test_without_the_datasets_package_or_with_one_that_runs_programs_the_message
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with refused("package-missing", "pip install datasets", "--input", kind=MissingToolError):
-        prepared(None, tmp_path / "out", tasks=("cola",), dataset="nyu-mll/glue")
+        glue_features(None, tmp_path / "out", tasks=("cola",), dataset="nyu-mll/glue")
     assert not (tmp_path / "out").exists()
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(__version__="3.6.0", load_dataset=pytest.fail))
     with refused("tool-version", "datasets 3.6.0", "'datasets>=4'"):
-        prepared(None, tmp_path / "out", tasks=("cola",), dataset="somebody/glue")
+        glue_features(None, tmp_path / "out", tasks=("cola",), dataset="somebody/glue")

@@ -4,7 +4,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from support.glue_folders import FORMS, make_glue, prepared, splits_of
+from support.datasets import GLUE, glue_features, glue_splits, make_glue
 from support.refusals import refused
 
 from bert.tasks.glue import tables
@@ -13,10 +13,10 @@ from bert.tasks.glue.tables import DIAGNOSTIC, TASKS, find_table, read_table
 from common.errors import Code
 
 
-@pytest.mark.parametrize("task", list(FORMS))
+@pytest.mark.parametrize("task", list(GLUE))
 def test_every_published_form_is_read_with_all_rows_sentences_and_labels(task: str, tmp_path: Path) -> None:
     folder, spec = make_glue(tmp_path, [task]), TASKS[task]
-    for split in splits_of(task):
+    for split in glue_splits(task):
         path = find_table(folder, spec, split)
         assert path is not None and path == find_table(folder / spec.folder, spec, split)
         table = read_table(path, spec, split)
@@ -79,9 +79,9 @@ def test_what_is_no_table_is_refused_with_its_line(
 def test_a_task_without_tables_is_refused_where_it_is_named(tmp_path: Path) -> None:
     glue = make_glue(tmp_path / "glue", ["cola", "mnli", "rte"])
     (glue / "RTE").rename(glue / "RTE_v1")
-    assert {task for task, _ in prepared(glue, tmp_path / "out")} == {"cola", "mnli"}
+    assert {task for task, _ in glue_features(glue, tmp_path / "out")} == {"cola", "mnli"}
     with refused("data-missing", glue, "RTE/train.tsv"):
-        prepared(glue, tmp_path / "out", tasks=("rte",))
+        glue_features(glue, tmp_path / "out", tasks=("rte",))
 
 
 def test_the_diagnostic_set_is_a_table_that_mnli_answers(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_the_diagnostic_set_is_a_table_that_mnli_answers(tmp_path: Path) -> None
     (glue / "diagnostic").mkdir()
     lines = "index\tsentence1\tsentence2\n0\tOne 1.\tTwo 2.\n1\tOne 2.\tTwo 1.\n"
     (glue / "diagnostic/diagnostic.tsv").write_text(lines)
-    features = open_features(prepared(glue, tmp_path / "out")["mnli", DIAGNOSTIC])
+    features = open_features(glue_features(glue, tmp_path / "out")["mnli", DIAGNOSTIC])
     assert len(features.rows) == 2 and not features.rows.has_labels
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.glue_folders import make_glue, prepared
+from support.datasets import glue_features, make_glue
 from support.refusals import refused
 
 from bert.data.batches import DataSpec
@@ -95,12 +95,12 @@ def test_logits_become_the_greatest_class_or_the_number() -> None:
     assert decided(TASKS["stsb"], logits[:, :1]).tolist() == [0.0, 3.0]
 
 
-SHAPE = preset("tiny").replace(vocab_size=40, hidden_size=16, num_heads=2, intermediate_size=32)
+SHAPE = preset("tiny").replace(vocab_size=128, hidden_size=16, num_heads=2, intermediate_size=32)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    prepared(make_glue(tmp_path / "glue", ["cola", "stsb", "mnli"]), tmp_path / "out")
+    glue_features(make_glue(tmp_path / "glue", ["cola", "stsb", "mnli"]), tmp_path / "out")
     return tmp_path / "out"
 
 
@@ -111,7 +111,7 @@ def task_for(name: str | None, source: object) -> Any:
 
 
 def spec(source: object) -> DataSpec:
-    return DataSpec(data=str(source), seq_len=128, micro_batch_size=4, vocab_size=40)
+    return DataSpec(data=str(source), seq_len=128, micro_batch_size=4, vocab_size=128)
 
 
 @pytest.mark.parametrize("name", ["cola", "stsb", "mnli"])

@@ -4,9 +4,10 @@ import gzip
 from pathlib import Path
 
 import pytest
+from support.datasets import paragraph, question, squad_features, squad_summary, write_squad, write_vocabulary
+from support.plain_squad import compare, plain
 from support.refusals import refused
 from support.shared_files import OWN, vocabulary_beside
-from support.squad_columns import compare, dataset, made, make, paragraph, plain, question, small_vocabulary
 
 from bert.data.features import read_features
 from bert.tasks.squad.features import SquadFeatures
@@ -17,13 +18,13 @@ from common.errors import Code
 
 @pytest.fixture
 def vocab(tmp_path: Path) -> Path:
-    return small_vocabulary(tmp_path)
+    return write_vocabulary(tmp_path)
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     rows = [question(f"q{number}", "what is it?", ("c d", 4)) for number in range(3)]
-    return dataset(tmp_path / "train.json", paragraph("a b c d e f", *rows))
+    return write_squad(tmp_path / "train.json", paragraph("a b c d e f", *rows))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_a_file_that_is_no_squad_is_refused_by_name_and_place(
     path = tmp_path / "dev.json"
     path.write_text(content, encoding="utf-8")
     with refused(code, path, *facts):
-        make(path, vocab, tmp_path / "out")
+        squad_summary(path, vocab, tmp_path / "out")
     assert not list(tmp_path.glob("out/squad-*"))
 
 
@@ -68,21 +69,21 @@ def test_a_file_of_the_other_version_is_refused_and_auto_takes_either(
     source: Path, tmp_path: Path, vocab: Path
 ) -> None:
     with refused("data-mismatch", "1.1", "2.0", "--squad-version 1.1"):
-        make(source, vocab, tmp_path, squad_version="2.0")
-    newer = dataset(tmp_path / "dev.json", paragraph("a", question("a", is_impossible=True)), version="v2.0")
+        squad_summary(source, vocab, tmp_path, squad_version="2.0")
+    newer = write_squad(tmp_path / "dev.json", paragraph("a", question("a", is_impossible=True)), version="v2.0")
     with refused("data-mismatch", "1.1", "2.0", "--squad-version 2.0"):
-        make(newer, vocab, tmp_path, squad_version="1.1")
-    assert made(newer, vocab, tmp_path).settings.version == "2.0"
+        squad_summary(newer, vocab, tmp_path, squad_version="1.1")
+    assert squad_features(newer, vocab, tmp_path).settings.version == "2.0"
     # Text that speaks of the field is no field.
-    older = dataset(tmp_path / "dev1.json", paragraph('"is_impossible": true', question("a", '"is_impossible":')))
-    assert made(older, vocab, tmp_path).settings.version == "1.1"
+    older = write_squad(tmp_path / "dev1.json", paragraph('"is_impossible": true', question("a", '"is_impossible":')))
+    assert squad_features(older, vocab, tmp_path).settings.version == "1.1"
 
 
 def test_what_features_are_for_is_told_by_the_name_or_asked_for(tmp_path: Path, vocab: Path) -> None:
     for name in ("mine.json", "train-dev.json"):
         (tmp_path / name).touch()
         with refused("option-missing", name, "--split training", "--split evaluation"):
-            make(tmp_path / name, vocab, tmp_path)
+            squad_summary(tmp_path / name, vocab, tmp_path)
     with refused("option-conflict", "--split training", "--input", 2):
         SquadConfig(input=(tmp_path, tmp_path), vocab=vocab, split="training")
     with refused("option-conflict", "--drop-unanswerable-windows"):
@@ -90,9 +91,9 @@ def test_what_features_are_for_is_told_by_the_name_or_asked_for(tmp_path: Path, 
 
 
 def test_a_training_set_of_which_nothing_can_be_used_is_refused_with_the_reasons(tmp_path: Path, vocab: Path) -> None:
-    path = dataset(tmp_path / "train.json", paragraph("a b", question("a", "?", ("z", 0)), question("b", "?")))
+    path = write_squad(tmp_path / "train.json", paragraph("a b", question("a", "?", ("z", 0)), question("b", "?")))
     with refused("rows-invalid", path, "the answer is not found at its place", "no answer"):
-        make(path, vocab, tmp_path)
+        squad_summary(path, vocab, tmp_path)
 
 
 def test_there_are_never_more_workers_than_cpus(source: Path, vocab: Path) -> None:
@@ -121,12 +122,12 @@ def test_every_field_of_a_whole_dev_set_equals_the_plain_implementation(
     # Windows are shorter than the contexts of either file.
     lengths = (64, 24, 16)
     names = dict(zip(("max_seq_length", "doc_stride", "max_query_length"), lengths, strict=True))
-    features = made(source, vocab, tmp_path, split="training", **names)
+    features = squad_features(source, vocab, tmp_path, split="training", **names)
     questions, windows = compare(features, plain(source, vocab, True, lengths))
     assert questions == count
     assert windows > questions
     # Nothing is left out of these files, so that an evaluation has the same windows, without targets.
-    other = made(source, vocab, tmp_path, split="evaluation", **names)
+    other = squad_features(source, vocab, tmp_path, split="evaluation", **names)
     assert not other.start_positions.any() and not other.end_positions.any()
     for column in ("input_ids", "max_context", "question_ids", "answers"):
         ours, theirs = getattr(features, column), getattr(other, column)
@@ -161,7 +162,7 @@ def odd_file(path: Path) -> Path:
         question("several", "why?", ("1066", where), ("in 1066", where - 3)),
         question("q1", "the same id again", ("1066", where)),
     ]
-    return dataset(path, paragraph(ODD, *questions), paragraph(" 1066", question("lead", "why?", (" 1066", 0))))
+    return write_squad(path, paragraph(ODD, *questions), paragraph(" 1066", question("lead", "why?", (" 1066", 0))))
 
 
 @pytest.mark.parametrize(("split", "drop"), [("training", False), ("training", True), ("evaluation", False)])
@@ -169,16 +170,16 @@ def odd_file(path: Path) -> Path:
 def test_odd_text_and_short_windows_equal_the_plain_implementation(
     split: str, drop: bool, lengths: tuple[int, int, int], tmp_path: Path
 ) -> None:
-    source, vocab = odd_file(tmp_path / "odd.json"), small_vocabulary(tmp_path, "the", "duke", "10", "##66")
+    source, vocab = odd_file(tmp_path / "odd.json"), write_vocabulary(tmp_path, "the", "duke", "10", "##66")
     names = dict(zip(("max_seq_length", "doc_stride", "max_query_length"), lengths, strict=True))
-    features = made(source, vocab, tmp_path, split=split, drop_unanswerable_windows=drop, **names)
+    features = squad_features(source, vocab, tmp_path, split=split, drop_unanswerable_windows=drop, **names)
     questions, _ = compare(features, plain(source, vocab, split == "training", lengths, drop_unanswerable=drop))
     assert questions > 10
 
 
 def test_what_is_left_out_of_training_is_counted_by_its_reason_and_kept_for_evaluation(tmp_path: Path) -> None:
-    source, vocab = odd_file(tmp_path / "odd.json"), small_vocabulary(tmp_path)
-    counts = make(source, vocab, tmp_path, split="training").counts
+    source, vocab = odd_file(tmp_path / "odd.json"), write_vocabulary(tmp_path)
+    counts = squad_summary(source, vocab, tmp_path, split="training").counts
     left_out = {name: counts.names[name] for name in counts.numbers if name.startswith("left out")}
     assert left_out == {
         "left out: duplicate ids": ["q1"],
@@ -186,7 +187,7 @@ def test_what_is_left_out_of_training_is_counted_by_its_reason_and_kept_for_eval
         "left out: no answer": ["no text", "no answer"],
         "left out: the answer has no word pieces": ["q7"],
     }
-    evaluated = make(source, vocab, tmp_path, split="evaluation")
+    evaluated = squad_summary(source, vocab, tmp_path, split="evaluation")
     assert evaluated.counts.get("questions") == 19
     assert [name for name in evaluated.counts.numbers if name.startswith("left out")] == ["left out: duplicate ids"]
     assert any("duplicate" in note for note in evaluated.notes), "never silent"
@@ -210,34 +211,34 @@ def test_impossible_questions_are_trained_to_point_at_cls_and_are_never_dropped(
         question("yes", "?", ("p", context.index("p")), is_impossible=False),
         question("no", "?", is_impossible=True),
     )
-    source, vocab = dataset(tmp_path / "a.json", rows, version="v2.0"), small_vocabulary(tmp_path)
-    kept = made(source, vocab, tmp_path, split="training", **SHORT)
+    source, vocab = write_squad(tmp_path / "a.json", rows, version="v2.0"), write_vocabulary(tmp_path)
+    kept = squad_features(source, vocab, tmp_path, split="training", **SHORT)
     assert kept.settings.version == "2.0"
     assert spans(kept) == [[(), (), (15, 15)], [(), (), ()]]
-    dropped = made(source, vocab, tmp_path, split="training", drop_unanswerable_windows=True, **SHORT)
+    dropped = squad_features(source, vocab, tmp_path, split="training", drop_unanswerable_windows=True, **SHORT)
     assert spans(dropped) == [[(15, 15)], [(), (), ()]]
     assert dropped.max_context[0].tolist() == kept.max_context[2].tolist(), "as if all windows were there"
 
 
 def test_an_empty_context_has_one_empty_window(tmp_path: Path) -> None:
-    source = dataset(tmp_path / "a.json", paragraph(" \n", question("a")), paragraph("a b", question("b")))
-    features = made(source, small_vocabulary(tmp_path), tmp_path, split="evaluation")
+    source = write_squad(tmp_path / "a.json", paragraph(" \n", question("a")), paragraph("a b", question("b")))
+    features = squad_features(source, write_vocabulary(tmp_path), tmp_path, split="evaluation")
     assert features.window_tokens.tolist() == [0, 2]
     compare(features, plain(source, tmp_path / "vocab.txt", False, (384, 128, 64)))
 
 
 def test_ids_need_four_bytes_for_a_vocabulary_beyond_two(tmp_path: Path) -> None:
-    vocab = small_vocabulary(tmp_path, *(f"w{number}" for number in range(70_000)))
-    source = dataset(tmp_path / "a.json", paragraph("w69999 a", question("a", "w5?", ("w69999", 0))))
-    features = made(source, vocab, tmp_path, split="training")
+    vocab = write_vocabulary(tmp_path, *(f"w{number}" for number in range(70_000)))
+    source = write_squad(tmp_path / "a.json", paragraph("w69999 a", question("a", "w5?", ("w69999", 0))))
+    features = squad_features(source, vocab, tmp_path, split="training")
     assert features.input_ids.values.dtype == "<i4" and int(features.input_ids.values.max()) > 65_535
     compare(features, plain(source, vocab, True, (384, 128, 64)))
 
 
 def test_a_question_is_cut_and_counted_and_windows_leave_room_for_it(tmp_path: Path) -> None:
-    source = dataset(tmp_path / "a.json", paragraph("a b c", question("a", "w " * 65)))
-    summary = make(source, small_vocabulary(tmp_path), tmp_path, split="evaluation")
+    source = write_squad(tmp_path / "a.json", paragraph("a b c", question("a", "w " * 65)))
+    summary = squad_summary(source, write_vocabulary(tmp_path), tmp_path, split="evaluation")
     assert summary.counts.get("questions cut") == 1
     with refused("option-value", "--max-seq-length 67", 68):
-        make(source, tmp_path / "vocab.txt", tmp_path, split="evaluation", max_seq_length=67)
+        squad_summary(source, tmp_path / "vocab.txt", tmp_path, split="evaluation", max_seq_length=67)
     assert read_features(summary.features).counts.get("questions cut") == 1

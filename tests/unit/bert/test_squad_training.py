@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import squad_runs
+from support import datasets
+from support.datasets import squad_settings
 from support.refusals import refused
-from support.squad_runs import squad_settings
 from support.training_runs import Recorder, run
 
 from bert.checkpoints.read import saved_steps
-from bert.data.batches import DataSpec
+from bert.data.batches import DataSpec, evaluation_rows
 from bert.model.config import model_config
 from bert.model.heads import BertForPretraining, BertForQuestionAnswering
 from bert.optim.precision import Precision
 from bert.parallel.base import SingleStrategy
 from bert.tasks.base import EvaluationSpec
 from bert.tasks.squad.features import open_features
-from bert.tasks.squad.task import Questions, SquadTask
+from bert.tasks.squad.task import Questions, SquadTask, put_values
 from bert.train.base_run import evaluate
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]]:
     place = tmp_path_factory.mktemp("squad")
-    return {version: squad_runs.features(place / version, version) for version in ("1.1", "2.0")}
+    return {version: datasets.squad_splits(place / version, version) for version in ("1.1", "2.0")}
 
 
 def spec(files: dict[str, Path], **changes: Any) -> DataSpec:
@@ -103,6 +103,20 @@ def test_fine_tuning_begins_from_a_pretraining_checkpoint_and_says_what_it_took(
     assert not begun.missing and not begun.unused and not begun.moments, "the head goes along, the moments do not"
 
 
+def test_batches_hold_windows_with_the_places_of_their_answers_and_values_go_back_to_them(
+    files: dict[str, dict[str, Path]],
+) -> None:
+    features = open_features(files["1.1"]["training"], "training")
+    found = np.full(int(features.lengths.sum()), -1)
+    for chosen, batch in evaluation_rows(features.rows, 3):
+        tensors = batch.tensors
+        assert tensors["token_type_ids"].argmax(1).tolist() == features.document_starts[chosen].tolist()
+        for name in ("start_positions", "end_positions"):
+            assert tensors[name].tolist() == getattr(features, name)[chosen].tolist()
+        put_values(features, chosen, tensors["input_ids"].numpy(), found)
+    assert found.tolist() == features.input_ids.values.tolist() and "labels" not in tensors
+
+
 def test_ranks_share_the_windows_and_their_sum_is_what_one_rank_finds(files: dict[str, dict[str, Path]]) -> None:
     torch.manual_seed(3)
     wanted = squad_settings(files["2.0"])
@@ -151,9 +165,9 @@ def test_evaluation_data_that_do_not_fit_are_refused(files: dict[str, dict[str, 
         task.evaluator(known, EvaluationSpec(source=str(tmp_path / "none")))
     with refused("data-mismatch", "training"):
         task.evaluator(known, EvaluationSpec(source=str(files["1.1"]["training"])))
-    longer = squad_runs.features(tmp_path / "longer", max_seq_length=64)
+    longer = datasets.squad_splits(tmp_path / "longer", max_seq_length=64)
     with refused("data-mismatch", "64 tokens", "48"):
         task.evaluator(known, EvaluationSpec(source=str(longer["evaluation"])))
-    cased = squad_runs.features(tmp_path / "cased", lower_case=False)
+    cased = datasets.squad_splits(tmp_path / "cased", lower_case=False)
     with refused("vocabulary-mismatch", cased["evaluation"]):
         task.evaluator(known, EvaluationSpec(source=str(cased["evaluation"])))

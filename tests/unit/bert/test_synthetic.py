@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.datasets import SQUAD_TOKENS, squad_splits
 from support.refusals import refused
-from support.squad_windows import VOCAB, squad_windows, write_windows
 
 from bert.data.batch import Batch
 from bert.data.batches import DataSpec
-from bert.data.synthetic import DISTRIBUTIONS, SHORTEST, check_distribution, squad
-from bert.data.synthetic import squad_windows as squad_histogram
+from bert.data.synthetic import DISTRIBUTIONS, SHORTEST, check_distribution, squad, squad_windows
 from bert.tasks.pretrain.batches import SyntheticBatches
+from bert.tasks.squad.features import open_features
 from bert.tasks.squad.task import SquadTask
 
 
@@ -89,7 +89,7 @@ def moments(histogram: np.ndarray) -> tuple[float, float]:
 
 
 def test_windows_of_384_tokens_have_the_figures_of_the_dev_set() -> None:
-    counted = squad_histogram(384)
+    counted = squad_windows(384)
     mean, root = moments(counted)
     assert counted.sum() / 10_000 == pytest.approx(10_833 / 10_570, rel=0.002)
     assert mean == pytest.approx(178.494, rel=0.005) and root == pytest.approx(191.191, rel=0.005)
@@ -122,10 +122,11 @@ def test_made_up_windows_look_like_real_ones(source: str, padding: str) -> None:
 def test_batch_by_batch_the_lengths_are_those_of_a_features_file_or_of_the_folder_it_is_in(
     rank: int, tmp_path: Path
 ) -> None:
-    path = write_windows(tmp_path, squad_windows(64))
-    same = {"seq_len": 64, "micro_batch_size": 4, "vocab_size": VOCAB, "rank": rank, "world_size": 2}
+    path = squad_splits(tmp_path, times=9)["training"]
+    vocab_size = open_features(path, "training").settings.vocab_size
+    same = {"seq_len": SQUAD_TOKENS, "micro_batch_size": 4, "vocab_size": vocab_size, "rank": rank, "world_size": 2}
     real = list(itertools.islice(SquadTask().batches(spec(data=str(path), **same)), 20))
-    for source in (path, tmp_path):
+    for source in (path, path.parent):
         made_up = windows(20, data=f"synthetic:{source}", **same)
         assert [batch.counts for batch in made_up] == [batch.counts for batch in real]
         assert not torch.equal(made_up[0].tensors["input_ids"], real[0].tensors["input_ids"])

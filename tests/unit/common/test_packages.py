@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import document, result
-from support.glue_folders import make_glue, write_vocabulary
+from support.datasets import glue_vocabulary, make_glue
 from support.refusals import refused
 
 from bench.loggers import chosen_loggers
@@ -33,7 +33,7 @@ def test_a_missing_module_is_named_as_it_is_installed() -> None:
 @pytest.mark.usefixtures("absent")
 @pytest.mark.parametrize(("task", "package"), [("cola", "scikit-learn"), ("stsb", "scipy")])
 def test_training_with_scores_is_refused_before_it_begins(tmp_path: Path, task: str, package: str) -> None:
-    glue, vocab = make_glue(tmp_path / "glue", [task]), write_vocabulary(tmp_path / "vocab.txt")
+    glue, vocab = make_glue(tmp_path / "glue", [task]), glue_vocabulary(tmp_path)
     features, out = tmp_path / "features", tmp_path / "run"
     document("data", "glue", "--input", glue, "--vocab", vocab, "--output", features, "--tasks", task)
     words = ["--task", task, "--data", features, "--device", "cpu", "--preset", "tiny", "--out", out]

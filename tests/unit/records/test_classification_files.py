@@ -5,7 +5,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from support.csv_files import document
+from support.fake_run import classification
 from support.refusals import refused
 
 from bert.tasks.classify.store import APPLICATION_ID, TABLES
@@ -15,7 +15,7 @@ from records.classification import DATABASE_ID, is_classification, read_result, 
 
 def leave(folder: Path) -> dict[str, Path]:
     """The files of a training, as `train classify` names them."""
-    text = json.dumps(document())
+    text = json.dumps(classification())
     (folder / "a_train_test_stats.json").write_text(text)
     (folder / "a_testset_predictions.csv").write_text("prediction,true_label\nham,ham\nham,ham\nspam,ham\nspam,spam\n")
     (folder / "a_trained_model").mkdir()
@@ -57,10 +57,10 @@ def test_a_file_that_lies_apart_from_its_statistics_is_refused(tmp_path: Path, n
     ("content", "code"),
     [
         ("", "file-damaged"), ("[]", "record-foreign"), ("{}", "record-foreign"),
-        (json.dumps(document(schema_version=2)), "record-version"),
-        (json.dumps(document(test={"confusion": [["a", "b", -1]]})), "file-damaged"),
-        (json.dumps(document(test={})), "file-damaged"), (json.dumps(document(curve=[1])), "file-damaged"),
-        (json.dumps(document(labels=None)), "file-damaged"),
+        (json.dumps(classification(schema_version=2)), "record-version"),
+        (json.dumps(classification(test={"confusion": [["a", "b", -1]]})), "file-damaged"),
+        (json.dumps(classification(test={})), "file-damaged"), (json.dumps(classification(curve=[1])), "file-damaged"),
+        (json.dumps(classification(labels=None)), "file-damaged"),
     ],
     ids=["empty", "list", "object", "newer", "negative", "no test", "curve", "labels"],
 )  # fmt: skip
