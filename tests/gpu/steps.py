@@ -1,11 +1,11 @@
 """Times whole training steps of several batches and precisions in one process, as total samples / total time.
 
-    python tests/gpu/steps.py [--batch 64 128] [--precision bf16 fp8] [--optimizer adamw|lamb] [--seconds 6] [--json]
+    python tests/gpu/steps.py [--rows bf16:64 fp8:224 fp8:128:lamb] [--seconds 6] [--json]
 
-One process saves the imports of a trial each. LAMB clips to a norm of 1, as in MLPerf. Rows: batch, precision,
-optimizer, steps, samples/s, tokens/s, ms of the median step, joules per sample and mean power where NVML counts energy,
-and host_ms: the time that the host takes to issue a step. `--profile FILE` writes the functions that five steps of the
-last row spend host time in, by cProfile.
+One process saves the imports of a trial each. A row is PRECISION:BATCH, with AdamW, or PRECISION:BATCH:lamb; LAMB clips
+to a norm of 1, as in MLPerf. Rows have batch, precision, optimizer, steps, samples/s, tokens/s, ms of the median step,
+joules per sample and mean power where NVML counts energy, and host_ms: the time that the host takes to issue a step.
+`--profile FILE` writes the functions that five steps of the last row spend host time in, by cProfile.
 """
 
 import argparse
@@ -137,31 +137,29 @@ def profile(training: Training, path: Path, steps: int = 5) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a row for each batch and precision; 1 if one failed."""
+    """Print what each row measured; 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--preset", default="large")
     parser.add_argument("--data", default="synthetic:mean254")
     parser.add_argument("--seq-len", type=int, default=512)
-    parser.add_argument("--batch", type=int, nargs="+", default=[64, 128, 256])
-    parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16", "fp8"), default=["bf16", "fp8"])
-    parser.add_argument("--optimizer", choices=("adamw", "lamb"), default="adamw")
+    parser.add_argument("--rows", nargs="+", default=["bf16:64", "bf16:128", "fp8:64", "fp8:128", "fp8:224"])
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--json", action="store_true", help="the only output there is")
     given = parser.parse_args(argv)
     rows, training = list[dict[str, Any]](), None
-    for precision in given.precision:
-        for batch in given.batch:
-            row: dict[str, Any] = {"batch": batch, "precision": precision, "optimizer": given.optimizer}
-            training = None  # frees the memory of the row before
-            try:
-                training = training_of(trial_of(given, batch, precision), given.optimizer)
-                row |= measured(training, given.device, given.seconds)
-            except Exception as error:  # e.g. out of memory; the other rows still run
-                row["error"] = f"{type(error).__name__}: {error}"[:300]
-            rows.append(row)
-            sys.stderr.write(f"{json.dumps(row)}\n")
+    for words in given.rows:
+        precision, batch, *optimizer = words.split(":")
+        row: dict[str, Any] = {"batch": int(batch), "precision": precision, "optimizer": "".join(optimizer) or "adamw"}
+        training = None  # frees the memory of the row before
+        try:
+            training = training_of(trial_of(given, row["batch"], precision), row["optimizer"])
+            row |= measured(training, given.device, given.seconds)
+        except Exception as error:  # e.g. out of memory; the other rows still run
+            row["error"] = f"{type(error).__name__}: {error}"[:300]
+        rows.append(row)
+        sys.stderr.write(f"{json.dumps(row)}\n")
     if given.profile is not None and training is not None:
         profile(training, given.profile)
     if given.json:
