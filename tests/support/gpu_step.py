@@ -31,7 +31,7 @@ from bert.model.heads import BertForPretraining
 from bert.optim.registry import adamw
 from bert.speed import kernels
 from bert.speed.copies import copy_of
-from bert.speed.registry import apply, copy_weights
+from bert.speed.registry import FAST, apply, copy_weights
 from bert.train.loop import dropout_key
 from common.train_spec import TrainSpec
 
@@ -177,7 +177,8 @@ def step_of(
     sizes = [one.numel() for one in model.parameters()]
     with monkeypatch.context() as patch, _fp8_products_into_memory():
         _take_the_ways_of_a_gpu(patch)
-        optimizer = adamw(model, 1e-4)
+        fused = by_kernels and spec.step == FAST and spec.strategy == "single"
+        optimizer = adamw(model, 1e-4, fused=fused)
         batch = replace(batch_of(lengths, columns).laid_out(), key=dropout_key(0, 0, 0, 0)).to(torch.device("meta"))
         for _ in range(2):  # the second step has a state, copies and memory to use again
             passes, update = (Launches(frozenset(sizes)) for _ in range(2))
