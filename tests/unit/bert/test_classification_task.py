@@ -1,6 +1,5 @@
 """What tasks on whole rows have in common: model, loss, evaluation, synthetic batches, options."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 from support.refusals import refused
 from support.row_task import NAME, VOCAB, made_rows, write_rows
 
-from bert.data.batches import DataSpec, row_batch
+from bert.data.batches import DataSpec
 from bert.data.rows import TokenRows
 from bert.model.config import preset
 from bert.model.heads import BertForQuestionAnswering, BertForSequenceClassification
@@ -39,13 +38,6 @@ def spec(source: Any, **changes: Any) -> DataSpec:
 def task(**options: Any) -> Any:
     source = DataSource("synthetic", "", None, None, VOCAB)
     return make_task(NAME, resolve_options(NAME, given_options(NAME, {"labels": 3, **options}), source))
-
-
-def test_a_batch_without_labels_has_logits_and_no_loss():
-    rows = replace(made_rows(3), labels=np.empty(0, dtype=np.int64))
-    output = BertForSequenceClassification(SHAPE, 5).eval()(row_batch(rows, np.arange(3)))
-    assert output.loss is None
-    assert output.logits.shape == (3, 5)
 
 
 @pytest.mark.parametrize("samples", [0, 5])

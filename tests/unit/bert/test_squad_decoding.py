@@ -50,25 +50,11 @@ def small_vocabulary(lower_case: bool = True) -> Vocabulary:
     return Vocabulary(tuple(dict.fromkeys(pieces)), lower_case)
 
 
-def features_of(
-    contexts: Sequence[Paragraph],
-    vocabulary: Vocabulary,
-    *,
-    split: str = "evaluation",
-    version: str = "1.1",
-    max_seq_length: int = 24,
-    doc_stride: int = 7,
-    max_query_length: int = 6,
-) -> SquadFeatures:
+def features_of(contexts: Sequence[Paragraph], vocabulary: Vocabulary, **changes: Any) -> SquadFeatures:
     """The windows of some contexts."""
-    settings = Settings(
-        **vocabulary_settings(vocabulary),
-        split=split,
-        version=version,
-        max_seq_length=max_seq_length,
-        doc_stride=doc_stride,
-        max_query_length=max_query_length,
-    )
+    lengths = {"max_seq_length": 24, "doc_stride": 7, "max_query_length": 6}
+    values = {"split": "evaluation", "version": "1.1", **lengths, **changes}
+    settings = Settings(**vocabulary_settings(vocabulary), **values)
     columns, _ = make_columns(contexts, settings, vocabulary)
     return SquadFeatures.of(settings, fingerprint_of(columns["input_ids.values"].tolist()), columns)
 
