@@ -66,12 +66,6 @@ class AdamW(torch.optim.AdamW):
         for parameter, gradient in low:
             parameter.grad = gradient
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Release all gradients; the memory of bf16 ones is reused in the next step."""
-        if set_to_none:
-            keep_memory(self.param_groups)
-        super().zero_grad(set_to_none)
-
     def _forget_copies(self) -> None:
         """Have copies of what was updated whole made again: the fused kernel leaves versions as they are."""
         for group in self.param_groups:
@@ -108,12 +102,3 @@ class AdamW(torch.optim.AdamW):
             state["step"] -= self.found_inf
         if copy is not None:
             copy.version = parameter._version
-
-
-def keep_memory(groups: list[dict[str, Any]]) -> None:
-    """Release the bf16 gradients of an optimizer's parameters; their copies keep the memory for the next step."""
-    for group in groups:
-        for parameter in group["params"]:
-            copy = copy_of(parameter)
-            if copy is not None and parameter.grad is not None and parameter.grad.dtype == LOW:
-                copy.spare, parameter.grad = parameter.grad, None

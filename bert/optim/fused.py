@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from bert.optim.adamw import AdamW, keep_memory
+from bert.optim.adamw import AdamW
 from bert.optim.lamb import Lamb
 from bert.speed.copies import LOW, copy_of
 from bert.speed.kernels import optimizers as kernels
@@ -36,6 +36,8 @@ class _Fused(torch.optim.Optimizer):
     """
 
     _step_supports_amp_scaling = True
+    keeps_addresses = True
+    """Whether gradients that stay where they are save it work."""
     _rows: tuple[Tensor, Tensor] | None = None
     _places: Sequence[Any] = ()
     _numbers: Sequence[Sequence[float]] = ()
@@ -52,10 +54,8 @@ class _Fused(torch.optim.Optimizer):
         return self._squares(table)[:, 1].amax()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Release all gradients; the memory of bf16 ones is reused in the next step."""
+        """Release all gradients."""
         self._sums = self._max_norm = None
-        if set_to_none:
-            keep_memory(self.param_groups)
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

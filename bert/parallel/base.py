@@ -13,9 +13,11 @@ import torch.distributed as dist
 
 from bert.observer import Observer
 from bert.optim.adamw import AdamW
+from bert.optim.arena import Arena, segments_of
 from bert.optim.precision import Precision
 from bert.parallel import JOIN_TIMEOUT_VARIABLE
 from bert.private import process_groups
+from bert.speed.copies import copy_of, has_low_gradients
 from common.errors import BertbenchError, UsageError
 from common.train_spec import TrainSpec
 
@@ -74,6 +76,8 @@ class Strategy:
         self.devices_per_rank = 1
         """Devices that each rank drives; its micro-batch is so many times the one of a device."""
         self.device = torch.device("cpu")
+        self.arena: Arena | None = None
+        """Where gradients lie; None leaves them to autograd."""
 
     def setup(self, device_type: str) -> None:
         """Join the process group of torchrun's environment; pick the device. Raises UsageError, MissingToolError."""
@@ -103,11 +107,15 @@ class Strategy:
 
     def accumulate(self, last: bool) -> AbstractContextManager[None]:
         """Around one micro-step: before the last of a step, gradients are not reduced."""
+        if self.arena is not None:
+            self.arena.begin(last)
         return nullcontext()
 
     def backward(self, loss: torch.Tensor, precision: Precision) -> None:
         """Accumulate gradients of `loss`, scaled where the precision asks for it."""
         precision.scale(loss).backward()
+        if self.arena is not None:
+            self.arena.finish()
 
     def clip(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, precision: Precision
@@ -239,6 +247,19 @@ class SingleStrategy(Strategy):
                 "unsupported-combination",
                 f"strategy single runs on one device, but {self.world_size} were requested: use strategy ddp",
             )
+
+    def wrap(self, model: torch.nn.Module, observer: Observer, plan: StepPlan = NO_PLAN) -> torch.nn.Module:
+        """Move the model to the device."""
+        self._model = super().wrap(model, observer, plan)
+        return self._model
+
+    def prepare(self, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
+        """Give bf16 gradients memory that each step uses again; if it saves the optimizer work, others too."""
+        segments = segments_of(self._model)
+        if getattr(optimizer, "keeps_addresses", False) and any(copy_of(p) for p in self._model.parameters()):
+            self.arena = Arena(self._model, segments)
+        elif low := [p for segment in segments for p in segment if has_low_gradients(p)]:
+            Arena(self._model, [low], moves=False)
 
     @classmethod
     def alone(cls, device_type: str) -> "SingleStrategy":

@@ -1,9 +1,9 @@
 """bf16 copies of float32 weights, each made once per update, and gradients in bf16 (Micikevicius et al. 2018, 3.1).
 
 Autocast casts every weight at its first use in a step, and every gradient of a weight back to float32. With a copy
-GEMMs read it directly. If only the optimizer reads gradients (one process, one micro-step per
-update), they stay in bf16, in memory that the next step uses again, and `bert.optim.adamw` turns both around while a
-part of them is in the cache.
+GEMMs read it directly, and write its gradient to the memory that `bert.optim.arena` has for it. If only the optimizer
+reads gradients (one process, one micro-step per update), they stay in bf16, and `bert.optim.adamw` turns both around
+while a part of them is in the cache.
 
 A copy knows the version of its parameter, which PyTorch raises with every write but those of its fused optimizers: one
 that is behind is made again. `bert.optim.adamw.AdamW` sees to the rest; a fused optimizer of PyTorch's own would not.
@@ -12,6 +12,7 @@ Shapes: T rows, I input and O output features, V word pieces, H hidden width.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,8 +33,6 @@ class Copy:
         self.values = torch.empty_like(parameter, dtype=LOW, requires_grad=False)
         self.version = -1
         """That of the parameter when the copy was made."""
-        self.spare: Tensor | None = None
-        """Memory of a used gradient, reused for the next one."""
 
     def of(self, parameter: Tensor) -> Tensor:
         """Return the copy of `parameter`, renewed if the parameter has changed."""
@@ -47,11 +46,6 @@ class Copy:
         """Return x W^T + b in bf16, with the copy of `weight`, whose copy this is; `low` as in `linear` below."""
         result: Tensor = _Linear.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
         return result
-
-    def take_spare(self) -> Tensor | None:
-        """Return memory for a gradient, which is then the caller's; None if there is none."""
-        spare, self.spare = self.spare, None
-        return spare
 
 
 def copy_of(parameter: Tensor) -> Copy | None:
@@ -82,6 +76,15 @@ def give_copies(parameters: Iterable[nn.Parameter], *, gradients: bool, kind: Ca
 def has_low_gradients(parameter: Tensor) -> bool:
     """Whether the gradient of a parameter is left in bf16."""
     return copy_of(parameter) is not None and getattr(parameter, "grad_dtype", None) == LOW
+
+
+def give_gradient(weight: Tensor, product: Callable[..., Tensor]) -> Tensor | None:
+    """Add a weight's gradient in bf16, which `product` returns or writes to `out`, to its memory for it.
+
+    Without such memory (bert.optim.arena) return it, for autograd to add up.
+    """
+    write = getattr(weight, "gradient_writer", None)
+    return product() if write is None else write(weight, product)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, low: "Quantized | None" = None) -> Tensor:
@@ -122,7 +125,7 @@ class _Linear(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, copy: Copy) -> Tensor:
         low, values = x.to(LOW), copy.of(weight)
         ctx.save_for_backward(low, values)
-        ctx.copy, ctx.dtype = copy, x.dtype
+        ctx.weight, ctx.dtype = weight, x.dtype
         return F.linear(low, values, None if bias is None else bias.to(LOW))
 
     @staticmethod
@@ -135,7 +138,8 @@ class _Linear(Function):
         if ctx.needs_input_grad[0]:
             grad_x = torch.matmul(grad, values).to(ctx.dtype)
         if ctx.needs_input_grad[1]:
-            grad_weight = torch.mm(rows.t(), low.reshape(-1, low.shape[-1]), out=ctx.copy.take_spare())
+            flat = low.reshape(-1, low.shape[-1])
+            grad_weight = give_gradient(ctx.weight, lambda out=None: torch.mm(rows.t(), flat, out=out))
         if ctx.needs_input_grad[2]:
             grad_bias = rows.sum(0)  # added up in float32, eight times as fast as into float32
         return grad_x, grad_weight, grad_bias, None
@@ -162,9 +166,9 @@ class _AddEmbedding(Function):
 def add_rows(weight: Tensor, ids: Tensor, rows: Tensor, padding: int) -> None:
     """Add to a weight's bf16 gradient: each row's share is summed in float32 and rounded once."""
     if weight.grad is None:
-        copy = copy_of(weight)
-        spare = None if copy is None else copy.take_spare()
-        weight.grad = torch.zeros_like(weight, dtype=LOW) if spare is None else spare.zero_()
+        zeros = give_gradient(weight, partial(torch.zeros, weight.shape, dtype=LOW, device=weight.device))
+        weight.grad = weight.grad if zeros is None else zeros
+    assert weight.grad is not None
     add = _add_used if rows.device.type == "cpu" else _add_all
     add(weight.grad, ids, rows, padding)
 

@@ -25,6 +25,7 @@ output. The operator wants T, I and O multiples of 16: rows are padded with zero
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
 from bert.private import scaled_product
-from bert.speed.copies import LOW, Copy, copy_of
+from bert.speed.copies import LOW, Copy, copy_of, give_gradient
 from bert.speed.kernels import usable
 
 INPUT, WEIGHT, GRADIENT = range(3)
@@ -351,7 +352,7 @@ class _Linear(Function):
         values = copy.cast(weight)  # first: it may renew the scales
         inputs = copy.scales.quantize(x, copy.layer, INPUT, record) if low is None else low
         ctx.save_for_backward(inputs.columns, inputs.scale, values.columns, values.scale)
-        ctx.copy, ctx.output, ctx.shape, ctx.dtype = copy, output, x.shape, x.dtype
+        ctx.weight, ctx.output, ctx.shape, ctx.dtype = weight, output, x.shape, x.dtype
         rows = x.numel() // x.shape[-1]
         return forward_product(inputs, values, bias)[:rows].view(*x.shape[:-1], len(values.rows))
 
@@ -359,12 +360,12 @@ class _Linear(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, scale, transposed, weight_scale = ctx.saved_tensors
-        copy, flat = ctx.copy, grad.reshape(-1, grad.shape[-1])
+        flat = grad.reshape(-1, grad.shape[-1])
         given = ctx.output.take(flat)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             product = input_gradient(given, transposed, weight_scale)[: len(flat)]
             grad_x = product.view(ctx.shape).to(ctx.dtype)
         if ctx.needs_input_grad[1]:
-            grad_weight = weight_gradient(given, inputs, scale, copy.take_spare())
+            grad_weight = give_gradient(ctx.weight, partial(weight_gradient, given, inputs, scale))
         return grad_x, grad_weight, flat.sum(0) if ctx.needs_input_grad[2] else None, *(None,) * 4

@@ -28,7 +28,10 @@ from torch.utils._pytree import tree_leaves
 from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.model.heads import BertForPretraining
+from bert.observer import Observer
+from bert.optim.precision import Precision
 from bert.optim.registry import adamw
+from bert.parallel.base import SingleStrategy
 from bert.speed import kernels
 from bert.speed.copies import copy_of
 from bert.speed.registry import FAST, apply, copy_weights
@@ -173,17 +176,21 @@ def step_of(
     with torch.device("meta"):
         model = BertForPretraining(shape)
     apply(model, spec.step)
+    strategy = SingleStrategy()
+    strategy.device = torch.device("meta")
+    strategy.wrap(model, Observer())
     copy_weights(model, spec)
     sizes = [one.numel() for one in model.parameters()]
     with monkeypatch.context() as patch, _fp8_products_into_memory():
         _take_the_ways_of_a_gpu(patch)
         fused = by_kernels and spec.step == FAST and spec.strategy == "single"
         optimizer = adamw(model, 1e-4, fused=fused)
+        strategy.prepare(optimizer, Precision("fp32", "cpu"))
         batch = replace(batch_of(lengths, columns).laid_out(), key=dropout_key(0, 0, 0, 0)).to(torch.device("meta"))
         for _ in range(2):  # the second step has a state, copies and memory to use again
             passes, update = (Launches(frozenset(sizes)) for _ in range(2))
             with counted_launches(passes, patch, by_kernels):
-                loss = _passes(model, batch, passes)
+                loss = _passes(model, batch, passes, strategy)
             left_out = [name for name, one in model.named_parameters() if one.grad is None]
             with counted_launches(update, patch, by_kernels), update:
                 optimizer.step()
@@ -202,11 +209,11 @@ def _fp8_products_into_memory() -> Iterator[None]:
         library._destroy()
 
 
-def _passes(model: BertForPretraining, batch: Batch, passes: Launches) -> Tensor:
-    with passes:
+def _passes(model: BertForPretraining, batch: Batch, passes: Launches, strategy: SingleStrategy) -> Tensor:
+    with passes, strategy.accumulate(last=True):
         with AsOnCuda():
             loss: Tensor = model(batch).loss
-        loss.backward()
+        strategy.backward(loss, Precision("fp32", "cpu"))
     return loss
 
 

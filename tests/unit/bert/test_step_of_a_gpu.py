@@ -51,11 +51,11 @@ class Budget(NamedTuple):
 # "without copies" a strategy that shards the weights.
 BUDGETS = {
     "plain bf16": Budget(59, 123, 222.7, 12.0, 83, 134, 13988, 4, 6, 32.0),
-    "plain fp8": Budget(65, 205, 278.9, 8.0, 101, 159, 13988, 36, 128, 37.1),
-    "fast bf16": Budget(30, 90, 77.5, 4.0, 73, 124, 3291, 2, 6, 0.0),
-    "fast fp8": Budget(36, 198, 97.1, 8.0, 92, 151, 3325, 2, 6, 0.0),
+    "plain fp8": Budget(61, 197, 278.9, 4.0, 101, 159, 13988, 36, 128, 37.1),
+    "fast bf16": Budget(27, 83, 77.5, 0.0, 70, 118, 3291, 2, 6, 0.0),
+    "fast fp8": Budget(33, 191, 97.1, 4.0, 89, 145, 3325, 2, 6, 0.0),
     "fast bf16 without copies": Budget(34, 98, 77.5, 12.0, 76, 132, 3291, 4, 6, 32.0),
-    "fast bf16 without Triton": Budget(51, 89, 198.0, 4.0, 85, 131, 14319, 48, 173, 43.9),
+    "fast bf16 without Triton": Budget(47, 81, 198.0, 0.0, 82, 125, 14319, 48, 173, 43.9),
 }
 
 

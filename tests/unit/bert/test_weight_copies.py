@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from bert.data.batch import Batch
 from bert.model.encoder import recompute_activations
 from bert.model.heads import BertForPretraining
+from bert.observer import Observer
 from bert.optim.adamw import AdamW
+from bert.optim.arena import Arena
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw, parameter_groups
 from bert.parallel.base import SingleStrategy
@@ -183,8 +185,11 @@ def test_updates_are_those_of_torch_given_the_same_gradients(
 
 
 def test_memory_of_gradients_is_used_again() -> None:
-    quick = model()
+    quick, strategy = layouts.model(True), SingleStrategy()
+    strategy.wrap(quick, Observer())
+    copy_weights(quick, TrainSpec(step="fast", precision="bf16", strategy="single"), "adamw")
     optimizer = adamw(quick, 1e-3)
+    strategy.prepare(optimizer, Precision("bf16", "cpu"))
     weights = [p for p in quick.parameters() if has_low_gradients(p)]
     assert len(weights) == 4 * layouts.SHAPE.num_layers + 3  # pooler, head, words
     _run(optimizer, quick, 1, None)
@@ -197,9 +202,11 @@ def test_memory_of_gradients_is_used_again() -> None:
     assert {p.grad.data_ptr() for p in weights if p.grad is not None} == first and len(first) == len(weights)
 
 
-def test_an_unused_gradient_memory_is_not_shared_by_two_uses() -> None:
+@pytest.mark.parametrize("low", [True, False])
+def test_a_weight_that_is_used_twice_adds_both_gradients_up(low: bool) -> None:
     weight = nn.Parameter(torch.randn(4, 8))
-    give_copies([weight], gradients=True)
+    give_copies([weight], gradients=low)
+    Arena(nn.Module(), [[weight]], moves=False)
     optimizer = AdamW([weight], 0.0, (0.9, 0.999), 1e-6, 0.0)
     x, bias = torch.randn(2, 5, 8), torch.zeros(4)
     expected = (torch.ones(5, 4).t() @ (x[0] + x[1]).bfloat16().float()).bfloat16().float()
