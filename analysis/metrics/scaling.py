@@ -25,8 +25,6 @@ from records.schema import OPTION_COLUMNS
 
 Row = Mapping[str, Any]
 
-FIRST_BUCKET_BYTES = 1 << 20
-BUCKET_BYTES = 25 << 20
 PHASES = {1: (128, 230_400_000), 2: (512, 25_600_000)}
 """Per phase of pretraining: tokens of a sequence, sequences of the phase."""
 _MODEL = ("task", "task_options", "implementation", "step", "preset", "precision", "seq_len")
@@ -153,21 +151,21 @@ class Backward(NamedTuple):
 
 
 def backward_pass(record: Row, bucket_mib: int | None = None) -> Backward:
-    """Return the buckets of what bench.run.measure.backward_timeline wrote; without a cap in MiB they are PyTorch's."""
-    first, others = (FIRST_BUCKET_BYTES, BUCKET_BYTES) if bucket_mib is None else (bucket_mib << 20,) * 2
-    begins = [0, *bucket_ends(record["bytes"], first, others)[:-1]]
+    """Return the buckets of what bench.run.measure.backward_timeline wrote; without a size in MiB a few layers each."""
+    ends = record["ends"] if bucket_mib is None else bucket_ends(record["bytes"], bucket_mib << 20)
+    begins = [0, *ends[:-1]]
     sizes, ready = (np.array(record[name], dtype=np.float64) for name in ("bytes", "ready_ms"))
     counts, moments = np.add.reduceat(sizes, begins), np.maximum.reduceat(ready, begins)
     return Backward(counts, moments, float(record["backward_ms"]))
 
 
-def bucket_ends(sizes: Sequence[int], first_bytes: int, bucket_bytes: int) -> list[int]:
+def bucket_ends(sizes: Sequence[int], bucket_bytes: int) -> list[int]:
     """Return one past the last gradient of each bucket; a gradient is never divided, so buckets may exceed the cap."""
     ends: list[int] = []
     filled = 0
     for place, size in enumerate(sizes, start=1):
         filled += size
-        if filled >= (bucket_bytes if ends else first_bytes):
+        if filled >= bucket_bytes:
             ends.append(place)
             filled = 0
     return ends if ends and ends[-1] == len(sizes) else [*ends, len(sizes)]

@@ -3,6 +3,7 @@
 The clock of every step writes a row; a window decides, alike on every rank, when there are enough.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from bench.run.stopwatch import Stopwatch, stopwatch
 from bert.data.batch import Batch
 from bert.model.config import model_config
 from bert.observer import Observer, Observers, StepResult
+from bert.optim.arena import segments_of
 from bert.optim.precision import Precision
 from bert.parallel.base import StepPlan, Strategy
 from bert.tasks import make_task
@@ -195,8 +197,8 @@ def backward_timeline(training: Training, trial: Trial) -> dict[str, Any] | None
     """Return when the backward pass of a micro-step hands over each gradient: medians over some passes.
 
     Nothing is reduced and no update is made; gradients are cleared. The last registered parameter is the first, as in
-    DDP's buckets; times count from the beginning of the pass. None where gradients are not whole, and for a compiled
-    model: it returns all gradients at its end.
+    the segments that ddp reduces; `ends` counts the parameters up to the end of each. Times count from the beginning of
+    the pass. None where gradients are not whole, and for a compiled model: it returns all gradients at its end.
     """
     compiled = any(getattr(part, "_compiled_call_impl", None) is not None for part in training.model.modules())
     if trial.kind != "throughput" or trial.strategy not in _WHOLE_GRADIENTS or compiled:
@@ -212,6 +214,7 @@ def backward_timeline(training: Training, trial: Trial) -> dict[str, Any] | None
         "bytes": [parameter.numel() * parameter.element_size() for parameter in parameters],
         "ready_ms": [round(value, 4) for value in ready],
         "backward_ms": round(whole, 4),
+        "ends": [*itertools.accumulate(len(segment) for segment in segments_of(training.model))],
         "passes": len(passes),
     }
 

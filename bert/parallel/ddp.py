@@ -1,61 +1,50 @@
-"""Data parallelism: PyTorch's DistributedDataParallel over NCCL (GPUs) or gloo (CPUs)."""
+"""Data parallelism: gradients are averaged over the ranks by NCCL (GPUs) or gloo (CPUs) during the backward pass."""
 
-import functools
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from bert.observer import Observer
+from bert.optim.arena import Arena, segments_of
+from bert.optim.precision import Precision
 from bert.parallel.base import NO_PLAN, ProcessGroupStrategy, StepPlan
 
 
 class DdpStrategy(ProcessGroupStrategy):
-    """One process per device; gradients are averaged in buckets during the backward pass."""
+    """One process per device. Segments of gradients (bert.optim.arena) are averaged as soon as they are complete.
 
-    _wrapped: DistributedDataParallel
+    Every rank reduces the same segments in the same order, whatever its batch: a few layers each, or `bucket_mib` MiB.
+    """
 
     def wrap(self, model: torch.nn.Module, observer: Observer, plan: StepPlan = NO_PLAN) -> torch.nn.Module:
-        """Wrap the model; `observer.mark("gradients_ready")` tells when the last bucket's gradients are complete.
+        """Give all ranks the weights of the first one.
 
-        Gradients are in the same buckets in every step, the first one of this process included.
+        `observer.mark("gradients_ready")` tells when the gradients of the last segment are complete.
         """
-        device_ids = [self.device] if self.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(
-            model.to(self.device),
-            device_ids=device_ids,
-            gradient_as_bucket_view=True,
-            bucket_cap_mb=self.options.get("bucket_mib"),  # None: PyTorch's 25 MiB after a small first bucket
-        )
-        _assign_buckets(wrapped)
+        model = model.to(self.device)
+        with torch.no_grad():
+            for value in (*model.parameters(), *model.buffers()):
+                dist.broadcast(value, 0)
+        segments = segments_of(model, self.options.get("bucket_mib"))
+        self._works: list[Any] = []
 
-        def average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-            if bucket.is_last():
+        def reduce(gradients: Tensor) -> None:
+            if len(self._works) + 1 == len(segments):
                 observer.mark("gradients_ready")
-            return allreduce_hook(state, bucket)
+            by_nccl = self.device.type == "cuda"
+            operation = dist.ReduceOp.AVG if by_nccl else dist.ReduceOp.SUM
+            self._works.append(
+                dist.all_reduce(gradients if by_nccl else gradients.div_(self.world_size), operation, async_op=True)
+            )
 
-        wrapped.register_comm_hook(None, average)
-        self._wrapped = wrapped
-        return wrapped
+        self.arena = Arena(model, segments, reduce)
+        return model
 
-    def accumulate(self, last: bool) -> AbstractContextManager[None]:
-        """Before the last micro-step gradients stay local: one all-reduce per optimizer step, not per micro-step."""
-        return nullcontext() if last else self._wrapped.no_sync()
-
-
-def _assign_buckets(wrapped: DistributedDataParallel) -> None:
-    """Have the buckets assigned that DistributedDataParallel would otherwise assign after its first backward pass.
-
-    In that pass it uses others. With more than two ranks the place of a gradient in its bucket decides in which order
-    the ranks' values are added up: the first step after a resume would differ in the last bits from the step of the
-    run that was not interrupted.
-    """
-    sums = (parameter.sum().float() for parameter in wrapped.module.parameters() if parameter.requires_grad)
-    # Every parameter gets a gradient, the last registered one first, without data or random numbers.
-    wrapped.module.forward = lambda: functools.reduce(torch.add, sums)
-    wrapped().backward()
-    del wrapped.module.forward
-    wrapped.zero_grad(set_to_none=True)
+    def backward(self, loss: torch.Tensor, precision: Precision) -> None:
+        """Accumulate gradients of `loss`; after those of a step's last micro-step they are averages."""
+        super().backward(loss, precision)
+        for work in self._works:
+            work.wait()
+        self._works.clear()

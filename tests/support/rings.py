@@ -93,11 +93,20 @@ class Machine:
         share = np.cumsum(self.gradients) / sum(self.gradients)
         return [float(value) for value in share * self.backward_ms]
 
+    def ends(self) -> list[int]:
+        """Gradients up to the end of each part that ranks reduce."""
+        return [len(self.gradients) * part // 4 for part in range(1, 5)]
+
     def steps(self, ranks: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Return [count] times of steps in ms, and [count, ranks] own works, as the suite would measure them."""
         from analysis.metrics.scaling import backward_pass
 
-        record = {"bytes": self.gradients, "ready_ms": self.ready(), "backward_ms": self.backward_ms}
+        record = {
+            "bytes": self.gradients,
+            "ready_ms": self.ready(),
+            "backward_ms": self.backward_ms,
+            "ends": self.ends(),
+        }
         buckets = backward_pass(record, self.bucket_mib)
         random = np.random.default_rng(seed)
         slow = 1 + self.jitter * random.standard_normal((count, ranks))
@@ -129,7 +138,12 @@ class Machine:
                 waited = None if ranks == 1 else row["step_time_ms"] - work
                 row |= {"forward_ms": 0.3 * work, "backward_ms": part * work, "communication_ms": waited}
             steps[rank] = rows
-        record = {"bytes": list(self.gradients), "ready_ms": self.ready(), "backward_ms": self.backward_ms}
+        record = {
+            "bytes": list(self.gradients),
+            "ready_ms": self.ready(),
+            "backward_ms": self.backward_ms,
+            "ends": self.ends(),
+        }
         backward = {"peak_memory_bytes": 1, "backward": record if timeline else None}
         records = {rank: {"rank": rank, **backward} for rank in range(ranks)}
         return write_trial(RunDirectory(run), trial, steps, environment=ENVIRONMENT, ranks=records)

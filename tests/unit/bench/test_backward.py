@@ -1,18 +1,19 @@
-"""When gradients are ready: measured on a small model, and put into the buckets that PyTorch would make."""
+"""When gradients are ready: measured on a small model, and put into the parts that ranks reduce."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from analysis.metrics.scaling import backward_pass, bucket_ends
+from analysis.metrics.scaling import backward_pass
 from bench.run.measure import backward_timeline
 from bert.observer import Observer
+from bert.optim.arena import segments_of
 from bert.optim.precision import Precision
 from bert.parallel import ddp
 from bert.parallel.base import SingleStrategy
@@ -22,43 +23,22 @@ from records.trial import Trial
 MIB = 1 << 20
 
 
-def test_ours_are_the_buckets_of_pytorch() -> None:
-    random = np.random.default_rng(3)
-    for _ in range(20):
-        counts = [int(value) for value in random.integers(1, 4 * MIB, random.integers(1, 40))]
-        tensors = [torch.empty(count, device="meta") for count in counts]
-        theirs, _ = dist._compute_bucket_assignment_by_size(tensors, [MIB, 25 * MIB])
-        ends = bucket_ends([4 * count for count in counts], MIB, 25 * MIB)
-        ours = [list(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False)]
-        assert sorted(ours) == sorted(theirs)
-
-
 @pytest.mark.parametrize("asked", [None, 1, 3])
-def test_a_size_that_is_asked_for_is_that_of_the_first_bucket_too(
-    asked: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_projection_has_the_parts_that_ranks_reduce(asked: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[float] = []
-
-    def note(_: object, bucket: Any) -> Any:
-        sizes.append(float(bucket.buffer().nbytes))
-        # Not allreduce_hook: gloo's thread would drop its callback, for which it needs the GIL, while this thread holds
-        # it and joins that thread at the end of the process group.
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        done.set_result(bucket.buffer())
-        return done
-
-    monkeypatch.setattr(ddp, "allreduce_hook", note)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        net = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(9)))
-        strategy = ddp.DdpStrategy({} if asked is None else {"bucket_mib": asked})
-        strategy.device = torch.device("cpu")
-        wrapped = strategy.wrap(net, Observer())
-        sizes.clear()
-        wrapped(torch.ones(2, 512)).sum().backward()
-    finally:
-        dist.destroy_process_group()
-    record = {"bytes": [MIB] * 9, "ready_ms": [1.0] * 9, "backward_ms": 1.0}
+    monkeypatch.setattr(dist, "broadcast", lambda *given: None)
+    monkeypatch.setattr(
+        dist,
+        "all_reduce",
+        lambda values, *how, **named: sizes.append(float(values.nbytes)) or SimpleNamespace(wait=int),
+    )
+    net = torch.nn.Sequential(torch.nn.ModuleList(torch.nn.Linear(512, 512, bias=False) for _ in range(9)))
+    strategy = ddp.DdpStrategy({} if asked is None else {"bucket_mib": asked})
+    strategy.wrap(net, Observer())
+    with strategy.accumulate(last=True):
+        strategy.backward(sum(layer(torch.ones(2, 512)).sum() for layer in net[0]), Precision("fp32", "cpu"))
+    ends = [*itertools.accumulate(len(segment) for segment in segments_of(net))]
+    record = {"bytes": [MIB] * 9, "ready_ms": [1.0] * 9, "backward_ms": 1.0, "ends": ends}
     assert sizes == backward_pass(record, asked).bucket_bytes.tolist()
 
 
