@@ -18,7 +18,7 @@ from support.cli import lives, wait_for
 from bench.cli.dispatch import result_of
 from records.run import RunDirectory, TrialDirectory
 
-SUPPORT = Path(__file__).resolve().parents[1] / "support"
+HERE = Path(__file__).resolve().parent
 
 
 def needs(package: str) -> pytest.MarkDecorator:
@@ -53,7 +53,7 @@ def assert_own_clock(directory: TrialDirectory, clock: Path) -> None:
 @needs("accelerate")
 def test_hugging_faces_trainer(tmp_path: Path) -> None:
     directory, document = measured(
-        tmp_path, str(SUPPORT / "script_mlm_trainer.py"), "--output_dir", str(tmp_path / "out"), "--max_steps", "18",
+        tmp_path, str(HERE / "script_mlm_trainer.py"), "--output_dir", str(tmp_path / "out"), "--max_steps", "18",
         "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2", "--report_to", "none",
         "--save_strategy", "no",
         "--clock_file", str(tmp_path / "own.json"), "--threads", "1",

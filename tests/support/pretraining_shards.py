@@ -32,10 +32,9 @@ TYPES = {
 def instances(count: int, seed: int = 0, seq_len: int = SEQ_LEN, predictions: int = PREDICTIONS) -> Arrays:
     """Valid instances of random pieces; half of them are short."""
     rng = np.random.default_rng(seed)
-    arrays = {
-        name: np.zeros((count, *({"L": (seq_len,), "P": (predictions,), "": ()}[_width(name)])), kind)
-        for name, kind in TYPES.items()
-    }
+    shapes = dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), (count, predictions))
+    shapes |= {"next_sentence_labels": (count,)}
+    arrays = {name: np.zeros(shapes.get(name, (count, seq_len)), kind) for name, kind in TYPES.items()}
     for row in range(count):
         length = seq_len if row % 2 else int(rng.integers(5, seq_len + 1))
         first = int(rng.integers(1, length - 3))
@@ -56,17 +55,12 @@ def instances(count: int, seed: int = 0, seq_len: int = SEQ_LEN, predictions: in
     return arrays
 
 
-def _width(name: str) -> str:
-    return "" if name == "next_sentence_labels" else "P" if name.startswith("masked") else "L"
-
-
-def write(path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any] | None = None, **storage: Any) -> Path:
-    """Write a shard as it is given; by default compressed, as everybody's are."""
+def write(path: Path, arrays: Mapping[str, Any]) -> Path:
+    """Write a shard as it is given, compressed, as everybody's are."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
         for name, values in arrays.items():
-            file.create_dataset(name, data=values, **(storage or {"compression": "gzip"}))
-        file.attrs.update(attributes or {})
+            file.create_dataset(name, data=values, compression="gzip")
     return path
 
 
@@ -77,17 +71,17 @@ def write_shard(path: Path, instances: Instances) -> None:
     write_blocks(path, header, [instances])
 
 
-def write_folder(folder: Path, seed: int = 0, settings: str = "one") -> Path:
+def write_folder(
+    folder: Path,
+    seq_len: int = SEQ_LEN,
+    predictions: int = PREDICTIONS,
+    seed: int = 0,
+    sizes: tuple[int, int, int] = (40, 30, 20),
+) -> Path:
     """Write two training shards and a test shard with vocabulary and metadata."""
-    sizes = {"small_training_0.hdf5": 40, "small_training_1.hdf5": 30, "small_test_0.hdf5": 20}
-    for number, (name, count) in enumerate(sizes.items()):
-        write(folder / name, instances(count, 100 * seed + number), {"bertbench_settings": settings})
-    write_beside(folder, sizes, settings=settings)
-    return folder
-
-
-def write_beside(folder: Path, sizes: Mapping[str, int], **changes: Any) -> None:
-    """Write vocabulary and metadata for shards of these sizes."""
+    names = ("small_training_0.hdf5", "small_training_1.hdf5", "small_test_0.hdf5")
+    for number, (name, count) in enumerate(zip(names, sizes, strict=True)):
+        write(folder / name, instances(count, 100 * seed + number, seq_len, predictions))
     vocabulary = folder / "vocab.txt"
     vocabulary.write_text("".join(f"{piece}\n" for piece in PIECES), encoding="utf-8")
     known = {
@@ -96,24 +90,12 @@ def write_beside(folder: Path, sizes: Mapping[str, int], **changes: Any) -> None
         "vocab": load_vocabulary(vocabulary, True).fingerprint,
         "lower_case": True,
         "instances": {
-            "seq_len": SEQ_LEN,
-            "max_predictions": PREDICTIONS,
+            "seq_len": seq_len,
+            "max_predictions": predictions,
             "masked_lm_prob": PROBABILITY,
             "whole_word_mask": False,
         },
-        "shards": list(sizes),
+        "shards": names,
     }
-    (folder / "metadata.json").write_text(json.dumps({**known, **changes}), encoding="utf-8")
-
-
-def length_of(arrays: dict[str, Any], row: int) -> int:
-    return int(arrays["input_mask"][row].sum())
-
-
-def overwrite(path: Path) -> None:
-    """Overwrite bytes of the first chunk of ids."""
-    with h5py.File(path) as file:
-        chunk = file["input_ids"].id.get_chunk_info(0)
-    with path.open("r+b") as plain:
-        plain.seek(chunk.byte_offset + 20)
-        plain.write(b"\x55" * (chunk.size // 2))
+    (folder / "metadata.json").write_text(json.dumps(known), encoding="utf-8")
+    return folder

@@ -1,7 +1,9 @@
-"""A small task on whole rows, for tests of what such tasks have in common: made-up rows in .npz files."""
+"""A small task on whole rows, for tests of what such tasks have in common: made-up rows."""
 
 import hashlib
+import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +15,6 @@ from bert.data.rows import Labels, Ragged, TokenRows
 from bert.data.synthetic import is_synthetic, lengths_folder
 from bert.tasks.base import FINE_TUNING, DataSource, TaskOption
 from bert.tasks.classification import EVALUATION, ClassificationTask
-from common.errors import InputError
 
 NAME = "rows"
 VOCAB = 300
@@ -27,7 +28,6 @@ def made_rows(
     max_seq_length: int = 24,
     seed: int = 0,
     regression: bool = False,
-    vocabulary: str = "words",
     columns: Mapping[str, Any] | None = None,
 ) -> TokenRows:
     """Rows that can be learned: the first word of a row says its label; row i has the number i in column 2."""
@@ -41,18 +41,15 @@ def made_rows(
         rows.append(ids)
         second.append(int(rng.integers(3, length + 1)))
     values = (classes / 2).astype(np.float32) if regression else classes.astype(np.int64)
-    digest = hashlib.blake2b(digest_size=8)
-    for row in rows:
-        digest.update(row.astype("<i8").tobytes())
-    digest.update(values.tobytes())
+    content = np.concatenate(rows).tobytes() + values.tobytes() if rows else b""
     return TokenRows(
         ids=Ragged.of(rows),
         second=np.array(second, dtype=np.int64),
         labels=values,
         columns=columns or {},
-        fingerprint=digest.hexdigest(),
+        fingerprint=hashlib.blake2b(content, digest_size=8).hexdigest(),
         vocab_size=VOCAB,
-        vocabulary=vocabulary,
+        vocabulary="words",
         pad_id=0,
         max_seq_length=max_seq_length,
     )
@@ -61,18 +58,13 @@ def made_rows(
 def write_rows(folder: Path, training: TokenRows, evaluation: TokenRows) -> Path:
     """Write both splits into a folder that RowTask reads."""
     folder.mkdir(parents=True, exist_ok=True)
-    for split, rows in (("training", training), ("evaluation", evaluation)):
-        np.savez(
-            folder / f"{split}.npz",
-            values=rows.ids.values, offsets=rows.ids.offsets, second=rows.second, labels=rows.labels,
-            about=np.array([rows.vocab_size, rows.pad_id, rows.max_seq_length]),
-            hashes=np.array([rows.fingerprint, rows.vocabulary]),
-        )  # fmt: skip
+    (folder / "training.pickle").write_bytes(pickle.dumps(training))
+    (folder / "evaluation.pickle").write_bytes(pickle.dumps(evaluation))
     return folder
 
 
 class RowTask(ClassificationTask):
-    """Accuracy of made-up rows in folders of two .npz files."""
+    """Accuracy of made-up rows in folders."""
 
     name = NAME
     seq_len = 24
@@ -88,28 +80,13 @@ class RowTask(ClassificationTask):
     defaults = MappingProxyType({**FINE_TUNING, "seq_len": 24, "preset": "tiny", "epochs": 1.0})
 
     def rows(self, source: Path, split: str) -> TokenRows:
-        path = source / f"{split}.npz"
-        if not path.is_file():
-            raise InputError(
-                "data-unprepared",
-                f"there are no rows at {path}: make them with `{self.prepare_command(24)}`",
-            )
-        found = np.load(path)
-        vocab_size, pad_id, longest = (int(value) for value in found["about"])
-        fingerprint, vocabulary = (str(value) for value in found["hashes"])
+        found: TokenRows = pickle.loads((source / f"{split}.pickle").read_bytes())
         limit = self.values.get("sample_limit") if split != EVALUATION else None
-        count = min(limit or len(found["second"]), len(found["second"]))
-        offsets = found["offsets"][: count + 1]
-        return TokenRows(
-            ids=Ragged(found["values"][: offsets[-1]], offsets),
-            second=found["second"][:count],
-            labels=found["labels"][:count],
-            fingerprint=f"{fingerprint}-{count}",
-            vocab_size=vocab_size,
-            vocabulary=vocabulary,
-            pad_id=pad_id,
-            max_seq_length=longest,
-        )
+        count = min(limit or len(found), len(found))
+        offsets = found.ids.offsets[: count + 1]
+        ids = Ragged(found.ids.values[: offsets[-1]], offsets)
+        columns = {"second": found.second[:count], "labels": found.labels[:count]}
+        return replace(found, ids=ids, **columns, fingerprint=f"{found.fingerprint}-{count}")
 
     @property
     def labels(self) -> int:
@@ -128,7 +105,4 @@ class RowTask(ClassificationTask):
     def score(self, logits: npt.NDArray[np.float32], labels: Labels) -> Mapping[str, float]:
         from bert.tasks.evaluation import mean_log_loss
 
-        return {
-            "accuracy": float((logits.argmax(1) == labels).mean()),
-            "log_loss": mean_log_loss(logits, labels),
-        }
+        return {"accuracy": float((logits.argmax(1) == labels).mean()), "log_loss": mean_log_loss(logits, labels)}

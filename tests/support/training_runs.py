@@ -13,13 +13,9 @@ PREDICTIONS, SEQ_LEN = 4, 32
 
 def shards(folder: Path, seq_len: int = SEQ_LEN, seed: int = 0, sizes: tuple[int, int, int] = (48, 40, 20)) -> Path:
     """Write two training shards and a test shard."""
-    from support.pretraining_shards import instances, write, write_beside
+    from support.pretraining_shards import write_folder
 
-    names = {"small_training_0.hdf5": sizes[0], "small_training_1.hdf5": sizes[1], "small_test_0.hdf5": sizes[2]}
-    for number, (name, count) in enumerate(names.items()):
-        write(folder / name, instances(count, 100 * seed + number, seq_len, PREDICTIONS))
-    write_beside(folder, names)
-    return folder
+    return write_folder(folder, seq_len, PREDICTIONS, seed, sizes)
 
 
 def settings(data: Path | str, **changes: Any) -> Any:

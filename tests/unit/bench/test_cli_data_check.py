@@ -41,7 +41,7 @@ def test_ten_rows_are_decoded_with_what_is_hidden_and_their_label(folder: Path) 
     assert [row["row"] for row in rows] == [0, 7, 14, 21, 28, 35, 2, 9, 16, 23]
     assert [row["shard"] for row in rows] == [FIRST] * 6 + ["small_training_1.hdf5"] * 4
     arrays, row = shards.instances(40, 0), 7
-    expected = [shards.PIECES[number] for number in arrays["input_ids"][row, : shards.length_of(arrays, row)]]
+    expected = [shards.PIECES[number] for number in arrays["input_ids"][row, : arrays["input_mask"][row].sum()]]
     for place, label in zip(arrays["masked_lm_positions"][row], arrays["masked_lm_ids"][row], strict=True):
         if place:
             expected[place] = f"[{expected[place]}:{shards.PIECES[label]}]"

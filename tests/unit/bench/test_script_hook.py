@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import script_loads
 import torch
-from support import script_loads
 
 from bench.hook import on_path
 from bench.hook.loads import count_batch

@@ -14,7 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from support.pretraining_shards import overwrite, write_shard
+from support.pretraining_shards import write_shard
 from support.refusals import refused
 from test_loader import PREDICTIONS, SEQ_LEN, instances, make_folder, spec
 
@@ -88,6 +88,15 @@ def test_shards_from_elsewhere_are_read(tmp_path: Path, types: tuple[str, str], 
             values = getattr(made, name)
             file.create_dataset(name, data=values.astype(types[values.dtype.itemsize == 1]), **options)
     assert same(read_shard(tmp_path / "a.hdf5"), made)
+
+
+def overwrite(path: Path) -> None:
+    """Overwrite bytes of the first chunk of ids."""
+    with h5py.File(path) as file:
+        chunk = file["input_ids"].id.get_chunk_info(0)
+    with path.open("r+b") as plain:
+        plain.seek(chunk.byte_offset + 20)
+        plain.write(b"\x55" * (chunk.size // 2))
 
 
 def damage(path: Path, how: str) -> None:
