@@ -146,6 +146,14 @@ class Batch:
         return replace(self, tensors=changed, layout=layout, key=None if self.key is None else change(self.key))
 
 
+def dropout_keys(key: Tensor | None, sites: int) -> tuple[Tensor | None, ...]:
+    """Return the keys of the dropouts of a model, in their order, of that of a micro-step int64 [1]."""
+    if key is None:
+        return (None,) * sites
+    # Two numbers apart: kernels are compiled for addresses that are multiples of 16 bytes.
+    return (key + torch.arange(2 * sites, device=key.device)).view(sites, 2)[:, :1].unbind()
+
+
 def batch_of(arrays: Mapping[str, npt.NDArray[Any]], lengths: npt.NDArray[np.int64]) -> Batch:
     """Return the batch of these arrays, whose rows have so many real tokens [B]."""
     rows, columns = arrays["input_ids"].shape

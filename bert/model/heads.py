@@ -16,7 +16,6 @@ from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import BertEncoder, EncoderOutput, initialize, phase
 from bert.observer import Observer
-from common.errors import UsageError
 
 # Bias of the vocabulary's padding rows. Against it exp() is exactly 0 in float32, so these rows take no probability and
 # get no gradient, which is why it never changes; and float16 can hold it.
@@ -232,11 +231,6 @@ class BertForLabels(BertModel, ABC):
         self, config: ModelConfig, labels: int, observer: Observer | None = None, *, regression: bool = False,
         pooler: bool = True,
     ) -> None:  # fmt: skip
-        if labels < 1 or (regression and labels != 1):
-            raise UsageError(
-                "option-value",
-                f"labels={labels}: {'a regression needs exactly 1' if regression else 'at least 1 is needed'}",
-            )
         super().__init__(config, observer, pooler=pooler)
         self.labels = labels
         self.regression = regression

@@ -124,7 +124,6 @@ class Chunk:
         return min(self.lengths) != self.longest
 
     @functools.cached_property
-    @torch.inference_mode(False)  # training needs them too, where an evaluation comes first
     def places(self) -> Tensor:
         """Row x longest + column of each of its tokens [t], on the CPU."""
         with torch.inference_mode(False):  # an evaluation may ask first, and autograd saves no tensor of that mode

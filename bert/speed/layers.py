@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bert.data.batch import Unpadded, unpad
+from bert.data.batch import Unpadded, dropout_keys, unpad
 from bert.model.encoder import (
     PAD_TOKEN_ID,
     BertEncoder,
@@ -34,7 +34,7 @@ from bert.speed.elementwise import (
     stream,
 )
 from bert.speed.fp8 import Quantized
-from bert.speed.kernels import keys_of, usable
+from bert.speed.kernels import usable
 
 _SITES = 3  # of dropout in a layer: attention's weights, and what both parts add to the stream
 _NO_KEYS = (None,) * _SITES
@@ -134,7 +134,7 @@ class FastEncoder(BertEncoder):
         """As BertEncoder.forward. Without a layout it is read from the mask, which on a GPU waits for it."""
         self.refuse_longer(input_ids)
         placed = self.placed(attention_mask, layout)
-        first, *keys = keys_of(key, 1 + _SITES * len(self.layers))
+        first, *keys = dropout_keys(key, 1 + _SITES * len(self.layers))
         with phase(self.observer, "embeddings"):
             if placed is None:
                 where: Where = None if attention_mask is None else attention_mask.bool()[:, None, None, :]

@@ -80,14 +80,6 @@ def random_key(like: Tensor, key: Tensor | None) -> Tensor:
     return torch.empty(1, dtype=torch.int64, device=like.device).random_() if key is None else key
 
 
-def keys_of(key: Tensor | None, sites: int) -> tuple[Tensor | None, ...]:
-    """Return the keys of the dropouts of a model, in their order, of that of a micro-step int64 [1]."""
-    if key is None:
-        return (None,) * sites
-    # Two numbers apart: kernels are compiled for addresses that are multiples of 16 bytes.
-    return (key + torch.arange(2 * sites, device=key.device)).view(sites, 2)[:, :1].unbind()
-
-
 def columns_of(width: int) -> int:
     """Return the smallest power of 2 that a row fits in, at least 16."""
     return max(_FEWEST_COLUMNS, 1 << (width - 1).bit_length())
