@@ -149,16 +149,6 @@ def test_unusable_options_are_refused(
         config(tmp_path, tmp_path, **changes)
 
 
-def test_two_preparations_into_one_folder_do_not_mix(text: Path, tmp_path: Path) -> None:
-    def second(stage: str, done: int, total: int | None) -> None:
-        with refused("folder-locked", tmp_path, "another preparation"):
-            prepare(config(text, tmp_path, seq_lens=(64,)))
-        raise RuntimeError("met")
-
-    with pytest.raises(RuntimeError, match="met"):
-        prepare(config(text, tmp_path), second)
-
-
 def alive(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
