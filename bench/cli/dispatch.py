@@ -4,9 +4,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cyclopts import App
-
-from bench.cli.parser import application, parse
+from bench.cli.parser import parse
 from bench.cli.result import Result, show
 from common.errors import UsageError
 from common.registry import lookup
@@ -15,7 +13,8 @@ COMMANDS = (
     "doctor", "data", "convert", "train", "predict", "eval", "tune", "throughput", "measure", "speed-of-light", "comm",
     "profile", "analyze", "core-util", "allreduce", "launch", "submit", "report", "compare",
 )  # fmt: skip
-"""Commands; the module bench.cli.NAME of a command is imported when it is called."""
+"""Commands; bench.cli.NAME of a command's first word is imported when it is called: `run`, or `run_NAME` of several."""
+_MODULES = {"core-util": "analyze", "allreduce": "analyze", "speed-of-light": "speed_of_light"}
 SECOND_WORDS: dict[str, tuple[str, ...]] = {"data": ("pretrain", "download", "check"), "predict": (), "eval": ()}
 """Commands whose second word is a task that has the command, or one of these."""
 
@@ -34,7 +33,13 @@ def result_of(argv: Sequence[str]) -> Result:
 
 def module_of(command: str) -> Any:
     """Import the module of a command that no task has, such as "data check"."""
-    return importlib.import_module(f"bench.cli.{command.replace(' ', '_').replace('-', '_')}")
+    name = command.split()[0]
+    return importlib.import_module(f"bench.cli.{_MODULES.get(name, name)}")
+
+
+def _forms(command: str) -> dict[str, type]:
+    """Return the options of a command that no task has; of several forms the first is its own."""
+    return {words: kind for words, kind in module_of(command).OPTIONS.items() if f"{words} ".startswith(f"{command} ")}
 
 
 def read(argv: Sequence[str]) -> tuple[Callable[[Any], Result], Any]:
@@ -58,30 +63,16 @@ def read(argv: Sequence[str]) -> tuple[Callable[[Any], Result], Any]:
             return task_commands.read(name, word, tasks[word], words)
         name += f" {word}"
     module = module_of(name)
-    options = module.form(words) if hasattr(module, "form") else next(iter(module.OPTIONS.values()))
-    return module.run, parse(options, words, f"bertbench {name}")
+    options = module.form(words) if hasattr(module, "form") else next(iter(_forms(name).values()))
+    run = getattr(module, f"run_{name.split()[-1].replace('-', '_')}", None) or module.run
+    return run, parse(options, words, f"bertbench {name}")
 
 
 def options_of(name: str) -> dict[str, type]:
     """Return the options of a command, or of each second word, by its words."""
     if name not in SECOND_WORDS:
-        return dict(module_of(name).OPTIONS)
+        return _forms(name)
     from bench.cli.task_commands import options_of_tasks
 
-    others = [module_of(f"{name} {word}").OPTIONS for word in SECOND_WORDS[name]]
+    others = [_forms(f"{name} {word}") for word in SECOND_WORDS[name]]
     return {words: options for found in (options_of_tasks(name), *others) for words, options in found.items()}
-
-
-def completion(shell: str) -> str:
-    """Return the script that completes command lines in bash, zsh or fish. Raises UsageError for another shell."""
-    lookup(dict.fromkeys(("bash", "zsh", "fish")), shell, "shell")
-    root = App(name="bertbench")
-    for command in COMMANDS:
-        parent = root
-        if command in SECOND_WORDS:
-            root.command(parent := App(name=command))
-        for words, options in options_of(command).items():
-            name = words.split()[parent is not root]
-            if name not in parent:  # the first of several forms
-                parent.command(application(options, name), name=name)
-    return str(root.generate_completion(shell=shell))  # type: ignore[arg-type]  # nosec B604

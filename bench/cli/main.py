@@ -34,7 +34,7 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
   report                   HTML page of a run, a profile or a classification
   compare                  find regressions: between two runs, over many runs
 
-Options, examples: bertbench COMMAND --help. Also: -V, --completion SHELL.
+Options, examples: bertbench COMMAND --help. Also: -V.
 """
 
 
@@ -76,11 +76,7 @@ def run(argv: list[str]) -> int:
         if error.errno == errno.EPIPE:  # the reader of our output (head, less) has gone
             return 0
         problem = f"cannot write the output: {error.strerror} [write-failed]"
-    except (MemoryError, RuntimeError) as error:
-        from bench.run.resources import ran_out_of_memory
-
-        if not ran_out_of_memory(error):
-            raise
+    except MemoryError:
         problem = "out of memory: use fewer --workers or --devices, or smaller batches [out-of-memory]"
     print(f"bertbench: {problem}", file=sys.stderr)
     return 2
@@ -102,9 +98,6 @@ def _command(argv: list[str]) -> int:
         return 0
     from bench.cli import dispatch
 
-    if argv[0] == "--completion":
-        print(dispatch.completion(" ".join(argv[1:])), end="")
-        return 0
     return dispatch.call(argv)
 
 

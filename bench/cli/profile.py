@@ -16,7 +16,7 @@ from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.profilers import PROFILERS, load_profiler
 from bench.sweep.sweep import profile_trials, with_unprofiled
-from bench.sweep.trials import Sweep, check_winner, expand, fastest_trial
+from bench.sweep.trials import Sweep, expand, fastest_trial
 from common.errors import UsageError
 from records.files import write_record
 from records.run import RunDirectory
@@ -43,13 +43,8 @@ class ProfileOptions(TrialOptions):
     with_: tuple[str, ...] = ()
     """Options of the profiler, NAME or NAME=VALUE; an unknown name lists all; default the profiler's own."""
     winner_of: Path | None = None
-    """Profile the fastest configuration of this run directory; excludes sweep options; default the given options."""
+    """Profile the fastest configuration of this run directory in place of that of the options; default that one."""
     out: Path = Path("runs/profile")
-
-    def __post_init__(self) -> None:
-        """Refuse another configuration beside --winner-of."""
-        if self.winner_of is not None:
-            check_winner(self.sweep, ("task", "start", "stop"))
 
 
 _MOST_FILES = 4

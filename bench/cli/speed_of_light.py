@@ -13,7 +13,7 @@ from bench.cli.session import describe, run_all
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.sweep.options import COUNT, POSITIVE, STEP
-from bench.sweep.trials import Workload, check_winner, expand, fastest_trial
+from bench.sweep.trials import Workload, expand, fastest_trial
 from bert.speed.registry import FAST
 from bert.tasks import known_tasks, task_data
 from common.errors import UsageError
@@ -21,8 +21,6 @@ from records.run import RunDirectory
 from records.trial import Trial
 
 _FEWEST_ROUNDS, _KIND = 3, "components"
-_BESIDE_WINNER = ("workload", "winner_of", "rounds", "max_seconds", "device", "timeout_seconds", "retry_failed", "out",
-                  "json")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +45,7 @@ class SpeedOfLightOptions(TrialOptions):
     max_seconds: Annotated[float, POSITIVE] = 90.0
     """Maximum measuring time in s; three rounds run in any case."""
     winner_of: Path | None = None
-    """Measure the fastest configuration of bertbench in this run directory; excludes options of the model and data."""
+    """Measure the fastest configuration of bertbench in this run directory in place of that of the options."""
     out: Path = Path("runs/speed-of-light")
 
     def __post_init__(self) -> None:
@@ -56,9 +54,6 @@ class SpeedOfLightOptions(TrialOptions):
         if not task_data(task).heads:
             known = ", ".join(name for name in known_tasks() if task_data(name).heads)
             raise UsageError("option-choice", f"speed-of-light does not support {task!r}: give one of {known}")
-        if self.winner_of is not None:
-            check_winner(self.workload, ("task",))
-            check_winner(self, _BESIDE_WINNER)
 
 
 OPTIONS = {"speed-of-light [TASK]": SpeedOfLightOptions}

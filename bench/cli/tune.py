@@ -135,10 +135,9 @@ def _for_score(options: ScoreOptions, out: Path) -> Result:
             note=functools.partial(print, file=sys.stderr, flush=True),
         ).run()  # fmt: skip
     unfinished = sum(trial["state"] in ("waiting", "running") for trial in document["trials"])
-    charts = shlex.join(["optuna-dashboard", f"sqlite:///{out / 'study.db'}"])
     return Result(
         document={"study": str(out), "ended": ended, **document},
-        blocks=[*tune_blocks(document), Facts([("ended", ended), ("charts", charts)])],
+        blocks=[*tune_blocks(document), Facts([("ended", ended)])],
         written=[out / name for name in ("tune.json", "trials.csv", *(["best.json"] if document["best"] else []))],
         notes=[f"{unfinished} unfinished trial(s): run the same command to resume"] * (unfinished > 0),
         code=130 if stop.signal == signal.SIGINT else 3 if document["best"] is None and not stop.wanted() else 0,

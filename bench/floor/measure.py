@@ -10,7 +10,6 @@ import torch
 
 from bench.floor.parts import Part, Subject, make_parts
 from bench.run.peak import matmul_peak, memory_bandwidth, peak_dtype
-from bench.run.recorder import RowWriter
 from bench.run.resources import reset_used_memory, used_memory
 from bench.run.stopwatch import Stopwatch, stopwatch
 from bert.data.batch import Batch
@@ -19,6 +18,7 @@ from bert.observer import Observer
 from bert.tasks.base import Task
 from bert.train.loop import Training, run_step
 from records.components import SERIES, write_components
+from records.files import RowWriter
 from records.run import TrialDirectory
 from records.schema import COMPONENT_COLUMNS
 from records.trial import Trial

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from bench.run.comm import COLLECTIVES, sizes_of
-from bench.run.recorder import RowWriter
 from bench.run.stopwatch import stopwatch
 from bert.parallel.base import Strategy
+from records.files import RowWriter
 from records.run import TrialDirectory
 from records.schema import COLLECTIVE_COLUMNS
 from records.trial import Trial

@@ -16,7 +16,6 @@ from bench.implementations.base import Built
 from bench.profilers import load_profiler
 from bench.run.clock import StepClock, Window
 from bench.run.peak import matmul_peak, peak_dtype
-from bench.run.recorder import RowWriter
 from bench.run.resources import reset_used_memory, used_memory
 from bench.run.stopwatch import Stopwatch, stopwatch
 from bert.data.batch import Batch
@@ -28,6 +27,7 @@ from bert.parallel.base import StepPlan, Strategy
 from bert.tasks import make_task
 from bert.train.feed import Adapt, Feed, data_spec
 from bert.train.loop import Training, train
+from records.files import RowWriter
 from records.run import TrialDirectory
 from records.schema import STEP_COLUMNS
 from records.trial import Trial

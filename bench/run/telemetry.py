@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from bench.machine.devices import nvml
-from bench.run.recorder import RowWriter
+from records.files import RowWriter
 from records.schema import TELEMETRY_COLUMNS
 
 _RAPL = Path("/sys/class/powercap")

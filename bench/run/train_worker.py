@@ -16,7 +16,6 @@ import torch.distributed as dist
 from bench.implementations import OURS, TRAININGS
 from bench.loggers import Loggers
 from bench.run.clock import Row, StepClock
-from bench.run.recorder import LineWriter, RowWriter
 from bench.run.resources import used_memory
 from bert.checkpoints.read import checkpoint_path
 from bert.data.batch import BatchCounts
@@ -30,6 +29,7 @@ from bert.train.events import Best, Evaluated, Event, Progress, Resumed, RunOutc
 from bert.train.settings import TrainSettings
 from common.registry import load
 from common.scores import score
+from records.files import LineWriter, RowWriter
 from records.run import TrialDirectory
 from records.schema import CURVE_COLUMNS, STEP_COLUMNS
 from records.training import TrainRun, write_curve

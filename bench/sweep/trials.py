@@ -279,15 +279,6 @@ def _share(sweep: Sweep, batch: int, world_size: int, fewest: int) -> int:
     return share
 
 
-def check_winner(options: Any, besides: Collection[str]) -> None:
-    """Refuse options other than `besides` with --winner-of. Raises UsageError."""
-    default = type(options)()
-    names = (item.name for item in dataclasses.fields(options) if item.name not in besides)
-    if other := [flag(name) for name in names if getattr(options, name) != getattr(default, name)]:
-        problem = f"--winner-of takes the configuration from the run: omit {' '.join(other)}"
-        raise UsageError("option-conflict", problem)
-
-
 def fastest_trial(
     folder: Path, task: str, devices: Devices, implementation: str | None = None, **changes: Any
 ) -> Trial:

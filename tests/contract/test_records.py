@@ -39,7 +39,7 @@ ROW: dict[str, Any] = {
 
 
 def write_steps(directory: TrialDirectory, rank: int, rows: list[dict[str, Any]]) -> Path:
-    from bench.run.recorder import RowWriter
+    from records.files import RowWriter
 
     path = directory.steps_csv(rank)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,13 +9,13 @@ import torch
 from support.cli import Cli, printed
 
 from bench.run.clock import StepClock
-from bench.run.recorder import RowWriter
 from bert.data.batch import Batch, BatchCounts
 from bert.observer import Observer, Observers
 from bert.optim.precision import Precision
 from bert.parallel.base import SingleStrategy
 from bert.speed import native
 from bert.train.loop import Training, train
+from records.files import RowWriter
 from records.schema import STEP_COLUMNS
 
 pytestmark = pytest.mark.alone

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from support.commands import result, text
 from support.fake_run import step_rows, write_trial
-from support.refusals import refused
 
 from analysis.diagnose.answer import points, winners
 from analysis.load import load_run
@@ -149,5 +148,3 @@ def test_the_winner_of_a_run_is_profiled_as_it_was_measured(tmp_path: Path, monk
     )  # fmt: skip
     (same,) = expand(by_name, Devices("cpu", (), 2), kind="profile", profiler="torch")
     assert trial.trial_id == same.trial_id, "the trial that its options would name"
-    with refused("option-conflict", "--batch-sizes"):
-        result("profile", *PROFILE, *words, "--batch-sizes", "4")

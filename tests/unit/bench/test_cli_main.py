@@ -44,7 +44,6 @@ CPU = ["--device", "cpu"]
         (["data"], "option-missing", "squad | gap"),
         (["predict", "sqad"], "option-choice", "squad"),
         (["analyze", "/no/such/trace"], "path-missing", "/no/such/trace"),
-        (["speed-of-light", "--winner-of", "x", "--seed", "1"], "option-conflict", "--seed"),
         (["speed-of-light", "--precisions", "fp8", *CPU], "device-unsupported", "bertbench throughput"),
         (["report", "tests", "--price-per-hour", "3"], "option-not-applicable", "--price-per-hour"),
     ],

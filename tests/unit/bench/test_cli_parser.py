@@ -4,14 +4,12 @@ import contextlib
 import io
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 from support.refusals import refused
 
-from bench.cli.dispatch import COMMANDS, completion, options_of, read
-from bench.cli.main import run
+from bench.cli.dispatch import COMMANDS, options_of, read
 from bench.cli.measure import MeasureOptions
 from bench.cli.parser import examples_of, parse, words_of
 from bench.cli.report import ReportOptions
@@ -103,17 +101,6 @@ def test_words_go_to_the_option_or_argument_that_can_take_them() -> None:
     words = ["pretrain", "--batch-sizes", "4", "8", "--rounds", "1", "--batch-size", "16", "--rounds=2"]
     sweep = parse(ThroughputOptions, words, "bertbench throughput").sweep
     assert (sweep.batch_sizes, sweep.rounds) == ((16,), 2), "the last counts"
-
-
-def test_bash_completes_commands_tasks_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--completion", "bash"]) == 0
-    (tmp_path / "bertbench").write_text(capsys.readouterr().out)
-    asked = "source ./bertbench; COMP_CWORD=2; COMP_WORDS=(bertbench {}); _bertbench; echo ${{COMPREPLY[@]}}"
-    for words, completed in (("throughput --strat", {"--strategies"}), ("eval g", {"gap", "glue"})):
-        shown = subprocess.check_output(["bash", "-c", asked.format(words)], cwd=tmp_path, text=True)
-        assert set(shown.split()) == completed
-    with refused("option-choice", "bash"):
-        completion("tcsh")
 
 
 def test_the_words_of_options_give_the_same_options() -> None:

@@ -14,7 +14,6 @@ from bench.cli.speed_of_light import SpeedOfLightOptions, planned
 from bench.floor.measure import _Steps, _time_rounds, typical_batch
 from bench.floor.parts import Part, Subject, make_parts
 from bench.machine.devices import find_devices
-from bench.run.recorder import RowWriter
 from bench.run.stopwatch import Stopwatch
 from bench.sweep.trials import Workload
 from bert.data.batches import DataSpec
@@ -30,6 +29,7 @@ from bert.tasks import make_task, resolve_options, task_data
 from bert.train.loop import Training
 from common.train_spec import TrainSpec
 from records.components import Component, read_components, read_rounds, write_components
+from records.files import RowWriter
 from records.run import TrialDirectory
 from records.trial import Trial
 
