@@ -5,17 +5,15 @@ import dataclasses
 import os
 import shlex
 import signal
-import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from analysis import wording
 from analysis.metrics.statistics import warmup_steps
 from bench.cli.options import Printed, run_folder
-from bench.cli.progress import LINE_SECONDS, draw, new_lines, terminal_text
+from bench.cli.progress import LINE_SECONDS, draw, new_lines, say
 from bench.cli.result import Result, of_view
 from bench.machine.devices import find_devices
 from bench.run.processes import StopRequest
@@ -73,11 +71,8 @@ class _Progress:
     """Shows on a terminal how far a script is, and knows when enough of its steps were measured."""
 
     def __init__(self, stop: StopRequest, trial: Trial, steps: int | None) -> None:
-        self._stop, self._start, self._steps = (
-            stop,
-            trial.stop_iteration if trial.profiler else trial.start_iteration,
-            steps,
-        )
+        self._stop, self._steps = stop, steps
+        self._start = trial.stop_iteration if trial.profiler else trial.start_iteration
         self._times: list[float] = []
         self._position, self._next, self._enough = 0, 0.0, False
 
@@ -115,14 +110,11 @@ def run(options: MeasureOptions) -> Result:
         raise UsageError("option-not-applicable", problem)
     check_program(options.command)
     run, devices = RunDirectory(run_folder(options.out)), find_devices()
-    stop_at = options.stop
-    if options.start is not None and options.stop is None and options.steps is not None:
-        stop_at = options.start + options.steps
+    stop_at = None if options.start is None or options.steps is None else options.start + options.steps
     with locked(run), StopRequest() as stop:
-        trial = plan_script(run, options.command, options.name, options.start, stop_at, options.profile)
+        trial = plan_script(run, options.command, options.name, options.start, options.stop or stop_at, options.profile)
         request = {**request_of(options), "command": "measure", "program": list(trial.command)}
-        log = terminal_text(str(run.trial(trial.trial_id).log))
-        print(f"measuring; output: {log}", file=sys.stderr, flush=True)
+        say(f"measuring; output: {run.trial(trial.trial_id).log}")
         progress = _Progress(stop, trial, options.steps)
         launch = LaunchOptions(
             timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour, program=options.command,
@@ -143,11 +135,7 @@ def run(options: MeasureOptions) -> Result:
     if profile := row.get("profile"):
         found = f"bertbench analyze {shlex.quote(str(measured.path))}"
         facts.append(("profile", f"none: {profile['problem']}" if profile["problem"] else found))
-    code = 130 if stop.signal == signal.SIGINT else _exit_code(row)
+    own = int(row.get("exit_code") or 0)  # 128 + the number of a signal
+    code = 0 if row["status"] == "ok" else own if row["status"] != "timeout" and 0 < own < 256 else 3
+    code = 130 if stop.signal == signal.SIGINT else code
     return of_view(dataclasses.replace(view, document=document), options, code=code, facts=facts)
-
-
-def _exit_code(result: Mapping[str, Any]) -> int:
-    """Return 0 for a measured command, the code of one that failed (128 + that of a signal), 3 without measurement."""
-    own = int(result.get("exit_code") or 0)
-    return 0 if result["status"] == "ok" else own if result["status"] != "timeout" and 0 < own < 256 else 3

@@ -20,15 +20,34 @@ def count_batch(batch: Any) -> tuple[Any, Any, Any]:
     """Return samples (first dimension), tokens that attention_mask keeps, and all tokens; None where not visible."""
     if type(batch) in (list, tuple) and batch and all(map(_is_array, batch)):  # the usual one, quickly
         return int(batch[0].shape[0]), None, None
-    named: Any = next((part for part in _parts(batch) if isinstance(part, Mapping)), {})
-    ids, mask = named.get("input_ids"), named.get("attention_mask")
-    tensor = ids if _is_array(ids) else next(filter(_is_array, _parts(batch)), None)
-    samples = None if tensor is None else int(tensor.shape[0])
-    if getattr(mask, "is_cpu", False) and len(mask.shape) == 2:  # the sum of a mask on a GPU would wait for it
-        return samples, int((mask != 0).sum()), int(mask.numel())
-    if _is_array(ids) and len(ids.shape) == 2:
-        return samples, None, int(ids.shape[0]) * int(ids.shape[1])
-    return samples, None, None
+    named = [part for part in map(_named, _parts(batch)) if part]
+    graphs = next((part["num_graphs"] for part in named if isinstance(part.get("num_graphs"), int)), None)
+    counted = next((pair for pair in map(_ids, named) if pair), [])
+    tensor = counted[0][0] if counted else next(filter(_is_array, _parts(batch)), None)
+    samples = graphs if tensor is None or graphs is not None else int(tensor.shape[0])
+    if not counted:
+        return samples, None, None
+    # The sum of a mask on a GPU would wait for it.
+    masks = [mask for _, mask in counted if getattr(mask, "is_cpu", False) and len(mask.shape) == 2]
+    real = sum(int((mask != 0).sum()) for mask in masks) if len(masks) == len(counted) else None
+    return samples, real, sum(int(ids.shape[0]) * int(ids.shape[1]) for ids, _ in counted)
+
+
+def _ids(named: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """Return the word pieces [B, S] of a batch, of several texts a sample each, with their masks."""
+    names = [name for name in named if str(name).endswith("input_ids") and not str(name).startswith("decoder")]
+    found = [(named[name], named.get(f"{str(name)[:-9]}attention_mask")) for name in names]
+    return [(ids, mask) for ids, mask in found if _is_array(ids) and len(ids.shape) == 2]
+
+
+def _named(value: Any) -> Mapping[str, Any]:
+    """Return the fields of a mapping, a data class, a named tuple, or an object such as PyTorch Geometric's batches."""
+    if isinstance(value, Mapping):
+        return value
+    if hasattr(value, "num_graphs"):
+        return {**value.to_dict(), "num_graphs": int(value.num_graphs)}
+    fields: Any = getattr(value, "__dataclass_fields__", None) or getattr(value, "_fields", ())
+    return {} if isinstance(value, type) else {name: getattr(value, name, None) for name in fields}
 
 
 def _is_array(value: Any) -> bool:
@@ -39,7 +58,7 @@ def _is_array(value: Any) -> bool:
 def _parts(value: Any, depth: int = 0) -> Iterator[Any]:
     """A value and everything inside it, in order, no further than it is asked for."""
     yield value
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    inner: Any = value if isinstance(value, (list, tuple)) else _named(value).values()
     for one in inner if depth < _DEEPEST else ():
         yield from _parts(one, depth + 1)
 

@@ -1,7 +1,9 @@
 """Counts the optimizer steps of a process of `bertbench measure` and writes the records of its rank.
 
 A step lasts from the end of one optimizer step to the end of the next. The first optimizer that steps sets the pace;
-steps of a further one are not counted. The process that makes the first step claims its rank's steps-<rank>.csv; no
+steps of a further one are not counted. In a process that makes no optimizer of torch.optim, a step is the backward
+passes between two batches. Marks divide a step into phases: from a batch, or what ended before, to the backward pass is
+forward, and what no phase has is the rest. The process that makes the first step claims its rank's steps-<rank>.csv; no
 other process, and no child of its own, writes that file. An error of this module never reaches the script: it ends the
 measurement, and leaves a note.
 """
@@ -22,9 +24,12 @@ from typing import Any
 
 _FLUSH_NS = 500_000_000  # rows made together find the caches warm: 0.1 s costs twice as much
 _RECORD_NS = 5_000_000_000
-_UNSEEN = "not visible from the optimizer of a script"
+_UNSEEN = "no backward pass or optimizer step was seen"
+BY_PASSES = "backward passes between two batches"
+"""In place of an optimizer's name, where a step is these."""
+_PHASES = ("forward", "backward", "optimizer")
 _UNKNOWN = {
-    **dict.fromkeys(("forward_ms", "backward_ms", "communication_ms"), _UNSEEN),
+    "communication_ms": "not visible from outside of a script: backward_ms contains what is exposed",
     **dict.fromkeys(("mfu", "model_flops_per_second", "measured_peak_flops"), "FLOPs of a script are unknown"),
 }
 _IN_STEP = "the optimizer's step contains more than the update: a closure, or what torch.compile put together"
@@ -65,6 +70,14 @@ class Recorder:
         self.compiling: Callable[[], bool] = lambda: False
         self.compiled: Any = None  # an optimizer that has stepped inside a function of torch.compile
         self.ended = self.skipped = 0  # steps: of any optimizer, left out by a GradScaler
+        self.framework: dict[str, float] = {}  # figures that a framework reports of its training
+        self._aside: dict[str, tuple[int, int]] = {}  # how often and how long, in ns, what is no step took
+        self._is_aside = False
+        self.has_optimizer = False  # whether one of torch.optim was made
+        self.device: Any = None  # of the latest loss
+        self._passes = self._depth = 0  # backward passes since the last step, open ones
+        self._mark: tuple[int | None, Any] = (None, None)  # host time and event on the GPU of the latest mark
+        self._phases: list[tuple[str, tuple[int | None, Any], tuple[int | None, Any]]] = []  # of this step
         self._steps = self._others = 0
         self._rank, self._world = 0, 1
         self._facts: dict[str, Any] = {}
@@ -72,10 +85,11 @@ class Recorder:
         self._device: Any = None  # the GPU of the optimizer's parameters
         # Unix time, host time and event on the GPU.
         self._began: tuple[int | None, int | None, Any] = (None, None, None)
-        # Host time and event at which the update began; None where the optimizer's step is more than that.
-        self._update: tuple[int | None, Any] = (None, None)
-        self._more_than_update = False
-        # A row, and its events on a GPU: begin, begin of the update, end.
+        # Whether the optimizer's step contains more than the update, and the passes before it.
+        self._update: tuple[bool, int] = (False, 0)
+        self._seen: set[str] = set()  # phases
+        self._hidden = False  # whether phases of a step were inside the optimizer's step
+        # A row, its events on a GPU (begin, end), and its phases.
         self._pending: deque[tuple[dict[str, Any], Any, Any, Any]] = deque()
         self._file = -1
         self._stop = str(settings.get("stop", ""))
@@ -93,19 +107,51 @@ class Recorder:
         `waited_ns` is what `loads.waited_ns` was then: a loader that reads another one is timed alone.
         """
         now = time.perf_counter_ns()
+        if self._passes and not self.has_optimizer:
+            self._end_step(began_ns, time.time_ns() - (now - began_ns), None)
         if self._began[1] is None:
             self._began = (time.time_ns() - (now - began_ns), began_ns, None)
         self.loads.waited_ns = waited_ns + now - began_ns
         take(*given)
+        self.mark()
+
+    @_guarded
+    def mark(self, phase: str = "") -> None:
+        """Count the time since the mark before as that of a phase, if any."""
+        mark = time.perf_counter_ns(), self._event()
+        if phase:
+            self._phases.append((phase, self._mark, mark))
+        self._mark = mark
+
+    @_guarded
+    def backward(self, begins: bool) -> None:
+        """Note that a backward pass begins or ends; one inside another is a part of it."""
+        self._depth += 1 if begins else -1
+        if self._depth == int(begins):
+            self._passes += begins
+            self.mark("forward" if begins else "backward")
+
+    def aside(self, kind: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call what evaluates or saves; one inside another is a part of it."""
+        if self._is_aside:
+            return call(*args, **kwargs)
+        self._is_aside, began = True, time.perf_counter_ns()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self._is_aside, (count, ns) = False, self._aside.get(kind, (0, 0))
+            self._aside[kind] = (count + 1, ns + time.perf_counter_ns() - began)
 
     @_guarded
     def begin_update(self, visible: bool = True) -> None:
         """Note that an optimizer begins its step; not `visible` is one that contains more than the update."""
-        self._update = (time.perf_counter_ns(), self._event()) if visible else (None, None)
+        self.mark()
+        self._update = (not visible, self._passes)
 
     @_guarded
     def end_step(self, optimizer: Any) -> None:
         """Take in the end of an optimizer's step."""
+        self.mark("optimizer")
         now, unix = time.perf_counter_ns(), time.time_ns()
         self.ended += 1
         leader = self._leader()
@@ -114,27 +160,34 @@ class Recorder:
         elif leader is not optimizer:
             self._others += 1
             return
+        more, passes = self._update
+        if more and self._passes - passes != 1:  # a closure with one pass ends with the update
+            self._phases = [one for one in self._phases if one[0] == "backward"]
+            self._hidden = True
+        self._end_step(now, unix, optimizer)
+
+    def _end_step(self, now: int, unix: int, optimizer: Any) -> None:
         if self.claimed is None:
             self._claim(optimizer)
         if not self.claimed:
             return
         event = self._event()
         wait_ns, samples, real_tokens, padded_tokens = self.loads.end_step()
-        rate = optimizer.param_groups[0].get("lr")
+        rate = None if optimizer is None else optimizer.param_groups[0].get("lr")
         began_unix, began, began_event = self._began
         row = {
             "step": self._steps,
             "start_ns": began_unix,
             "step_time_ms": _milliseconds(began, now),
             "data_wait_ms": _milliseconds(0, wait_ns),
-            "optimizer_ms": _milliseconds(self._update[0], now),
             "samples": samples,
             "real_tokens": real_tokens,
             "padded_tokens": padded_tokens,
             "learning_rate": rate if isinstance(rate, float) else None,
         }
-        self._pending.append((row, began_event, self._update[1], event))
-        self._more_than_update |= self._update[0] is None
+        self._pending.append((row, began_event, event, self._phases))
+        self._seen |= {phase for phase, *_ in self._phases}
+        self._phases, self._passes = [], 0
         self._steps += 1
         if self.profile is not None and self.profile.next_step(self._steps, self._rank, self._device, self._world):
             now, unix, event = time.perf_counter_ns(), time.time_ns(), self._event()
@@ -160,12 +213,15 @@ class Recorder:
             return
         self.claimed = True
         os.write(self._file, (",".join(self.columns) + "\n").encode())
-        device = next(one.device for group in optimizer.param_groups for one in group["params"])
+        device = self.device
+        if optimizer is not None:
+            device = next(one.device for group in optimizer.param_groups for one in group["params"])
         self._device = device if device.type == "cuda" else None
         self._facts = {
             "pid": os.getpid(),
+            "script": getattr(sys.modules.get("__main__"), "__file__", None),
             "device": "cpu" if self._device is None else "cuda",
-            "optimizer": type(optimizer).__name__,
+            "optimizer": BY_PASSES if optimizer is None else type(optimizer).__name__,
             "backend": str(dist.get_backend()) if joined else None,
             "threads": int(torch.get_num_threads()),
             "python": sys.version.split()[0],
@@ -211,14 +267,16 @@ class Recorder:
         self._flushed_ns = now
         lines = []
         while self._pending:
-            row, began, update, end = self._pending[0]
+            row, began, end, phases = self._pending[0]
             if end is not None:
                 if wait:
                     end.synchronize()
                 if not end.query():
                     break
                 row["step_time_ms"] = row["step_time_ms"] if began is None else began.elapsed_time(end)
-                row["optimizer_ms"] = row["optimizer_ms"] if update is None else update.elapsed_time(end)
+            for phase, begin, last in phases:
+                time_ms = _milliseconds(begin[0], last[0]) if begin[1] is None else begin[1].elapsed_time(last[1])
+                row[f"{phase}_ms"] = row.get(f"{phase}_ms", 0.0) + (time_ms or 0.0)
             self._pending.popleft()
             lines.append(",".join([_text(row.get(name)) for name in self.columns]))
         if lines:
@@ -234,10 +292,17 @@ class Recorder:
             "world_size": self._world,
             **self._facts,
             "steps": self._steps,
+            "libraries": _versions(),
+            "framework": self.framework,
+            "aside": {name: {"count": count, "seconds": ns / 1e9} for name, (count, ns) in self._aside.items()},
             "steps_skipped": self.skipped,
             "other_optimizer_steps": self._others,
             **_memory(self._device),
-            "unknown": {**_UNKNOWN, "optimizer_ms": _IN_STEP} if self._more_than_update else _UNKNOWN,
+            "unknown": {
+                **_UNKNOWN,
+                **{f"{phase}_ms": _UNSEEN for phase in _PHASES if phase not in self._seen},
+                **(dict.fromkeys(("forward_ms", "optimizer_ms"), _IN_STEP) if self._hidden else {}),
+            },
             **({} if self._rank else {"ranks": list(range(self._world))}),
         }
         self._write_json(f"rank-{self._rank}.json", record)
@@ -246,6 +311,14 @@ class Recorder:
         temporary = self.folder / f"{name}.{os.getpid()}"
         temporary.write_text(json.dumps({"schema_version": self.version, **record}), encoding="utf-8")
         temporary.replace(self.folder / name)
+
+
+def _versions() -> dict[str, str]:
+    """Versions of the packages that the script has imported, by name."""
+    packages = [(name, vars(one)) for name, one in list(sys.modules.items()) if "." not in name and one is not None]
+    return {
+        name: str(own["__version__"]) for name, own in sorted(packages) if {"__version__", "__path__"} <= own.keys()
+    }
 
 
 def _milliseconds(begin: int | None, end: int | None) -> float | None:

@@ -33,6 +33,32 @@ def optimizers(recorder: Any, module: Any) -> None:
 
     module.register_optimizer_step_pre_hook(before)
     module.register_optimizer_step_post_hook(after)
+    make = module.Optimizer.__init__
+
+    @functools.wraps(make)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        recorder.has_optimizer = True
+        make(self, *args, **kwargs)
+
+    module.Optimizer.__init__ = made
+
+
+def passes(recorder: Any, module: Any) -> None:
+    """Let the recorder know of every backward pass: `Tensor.backward` calls that of torch.autograd."""
+    original = module.backward
+
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if recorder.compiling():
+            return original(tensors, *args, **kwargs)
+        recorder.device = getattr(tensors[0] if isinstance(tensors, (list, tuple)) else tensors, "device", None)
+        recorder.backward(begins=True)
+        try:
+            return original(tensors, *args, **kwargs)
+        finally:
+            recorder.backward(begins=False)
+
+    module.backward = backward
 
 
 def _is_inner(frame: FrameType) -> bool:
@@ -123,6 +149,37 @@ def accelerate(recorder: Any, module: Any) -> None:
             recorder.loads.release(held)  # that the loader is exhausted
 
     module.DataLoaderShard.__iter__ = iterate
+
+
+_ASIDE = {
+    "torch.serialization": [("", "save", "checkpoints")],
+    "transformers.trainer": [
+        ("Trainer", "evaluate", "evaluation"),
+        ("Trainer", "_save_checkpoint", "checkpoints"),
+        ("Trainer", "train", ""),
+    ],
+    "lightning.pytorch.loops.evaluation_loop": [("_EvaluationLoop", "run", "evaluation")],
+    "pytorch_lightning.loops.evaluation_loop": [("_EvaluationLoop", "run", "evaluation")],
+}
+
+
+def aside(recorder: Any, module: Any) -> None:
+    """Time what evaluates or saves, and keep the figures that Hugging Face's Trainer reports of itself."""
+
+    def watched(original: Any, kind: str) -> Any:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = recorder.aside(kind, original, *args, **kwargs) if kind else original(*args, **kwargs)
+            figures = getattr(result, "metrics", result)
+            if isinstance(figures, dict):
+                recorder.framework.update((name, one) for name, one in figures.items() if isinstance(one, (int, float)))
+            return result
+
+        return call
+
+    for owner, name, kind in _ASIDE[module.__name__]:
+        place = getattr(module, owner) if owner else module
+        setattr(place, name, watched(getattr(place, name), kind))
 
 
 def scaler(recorder: Any, module: Any) -> None:

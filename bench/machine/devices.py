@@ -232,7 +232,7 @@ def capture(devices: Devices) -> dict[str, Any]:
         "driver": driver_version() if gpus else None,
         "native_bf16": native_bf16(devices),
         "libraries": {name: version for name in _LIBRARIES if (version := installed_version(name))},
-        "git_commit": _git_commit(),
+        "git_commit": git_commit(Path(__file__).parent) or os.environ.get("BERTBENCH_REVISION") or None,
         "load_average": list(os.getloadavg()),
         "variables": redact_environment(variables),
     }
@@ -287,11 +287,9 @@ def first_gpu_capability() -> tuple[int, int] | str:
         return str(error)
 
 
-def _git_commit() -> str | None:
-    """Return the commit of the checkout; the container image, which has no git, knows the commit of its build."""
-    root = str(Path(__file__).resolve().parents[2])
-    described = _command(["git", "-C", root, "describe", "--always", "--dirty", "--abbrev=12"])
-    return described or os.environ.get("BERTBENCH_REVISION") or None
+def git_commit(folder: Path) -> str | None:
+    """Return the commit of the checkout that a folder is in, with -dirty if files differ from it; None without git."""
+    return _command(["git", "-C", str(folder.resolve()), "describe", "--always", "--dirty", "--abbrev=12"]) or None
 
 
 def _command(argv: list[str]) -> str | None:

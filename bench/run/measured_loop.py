@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine.devices import capture, find_devices
-from bench.run.recorder import RowWriter
 from bench.run.resources import used_memory
 from bench.run.stopwatch import stopwatch
 from bench.run.supervise import LaunchOptions, finish
@@ -29,7 +28,7 @@ from bench.sweep.script import in_next_round, plan_script
 from bench.sweep.sweep import locked, record_request, write_results
 from common.errors import StorageError, UsageError
 from common.registry import lookup
-from records.files import write_record
+from records.files import RowWriter, write_record
 from records.run import RunDirectory
 from records.schema import STEP_COLUMNS
 
@@ -92,7 +91,7 @@ class MeasuredLoop:
         self._open = True
         return self
 
-    def step(self, *, samples: int | None = None, tokens: int | None = None, loss: float | None = None) -> None:
+    def step(self, *, samples: int | None = None, tokens: int | None = None, loss: Any = None) -> None:
         """End a step of so many samples and tokens, for samples/s and tokens/s; reading a loss on a GPU waits for it.
 
         Raises UsageError (a count that is no integer of at least 0, outside of the block) and StorageError.
@@ -109,8 +108,10 @@ class MeasuredLoop:
             "start_ns": self._start_ns,
             "samples": None if samples is None else int(samples),
             **dict.fromkeys(("real_tokens", "padded_tokens"), None if tokens is None else int(tokens)),
-            "loss": None if loss is None else float(loss),
+            "loss": None,
         }
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # such as of a tensor of several numbers
+            row["loss"] = None if loss is None else float(loss)
         self._ended.append((row, self._mark, end))
         self._mark, self._start_ns = end, now
         self.steps += 1
@@ -127,13 +128,6 @@ class MeasuredLoop:
                 self._watch.synchronize()
                 self._write_steps()
             self._end(error, wall_seconds)
-
-    def __repr__(self) -> str:
-        result = self.result or {"status": f"{self.steps} steps so far", "reason": ""}
-        what = f"{result['status']} {result['reason']}"
-        if result.get("step_time_ms") is not None:
-            what = f"{result['step_time_ms']:.4g} ms per step"
-        return f"<measurement {self.trial.implementation}: {what}>"
 
     def _write_steps(self) -> None:
         """Write the steps that the device has passed."""

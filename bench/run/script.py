@@ -16,6 +16,8 @@ from typing import Any
 from analysis.metrics.throughput import combine, median_of
 from bench.hook import on_path
 from bench.hook.on_path.sitecustomize import NOTES, STOP, VARIABLE
+from bench.hook.recorder import BY_PASSES
+from bench.machine.devices import git_commit
 from bench.profilers import load_profiler
 from common.atomic import storage_errors
 from common.errors import InputError
@@ -50,7 +52,8 @@ def settle(trial: Trial, directory: TrialDirectory) -> tuple[Trial, TrialDirecto
         return trial, directory
     settled = dataclasses.replace(trial, world_size=int(facts["world_size"]), device=str(facts["device"]))
     environment = directory.read_environment()
-    environment["libraries"] = {**(environment.get("libraries") or {}), "torch": facts["torch"]}
+    environment |= {"libraries": facts["libraries"], "python": facts["python"]}
+    environment["script_commit"] = facts["script"] and git_commit(Path(facts["script"]).parent)
     write_record(directory.env_json, environment)
     write_record(directory.trial_json, settled.to_json())
     place = TrialDirectory(directory.path.with_name(settled.trial_id))
@@ -69,7 +72,10 @@ def why_incomplete(trial: Trial, directory: TrialDirectory) -> str:
         return f"the measurement ended early: {_text(notes / 'problem')}"
     if not present:
         if "torch" in names:
-            why = f"no torch.optim optimizer made a step. {_text(notes / 'unseen')}".strip()
+            why = "no optimizer of torch.optim stepped, and no batch of a DataLoader came between backward passes: put "
+            why += (
+                f"`with bertbench.measure(NAME) as m:` around the loop, m.step() at its end. {_text(notes / 'unseen')}"
+            )
         elif "python" in names:
             why = "the command did not import PyTorch's optimizers"
         else:
@@ -80,6 +86,12 @@ def why_incomplete(trial: Trial, directory: TrialDirectory) -> str:
     if missing:
         return f"rank {missing[0]} of {trial.world_size} recorded no step: every rank must train, on this node"
     return _outside_window(trial, directory) if trial.profiler is None else ""
+
+
+def remark(directory: TrialDirectory) -> str:
+    """Return how the steps differ from those of an optimizer; "" where they are these."""
+    optimizer = (directory.read_ranks().get(0) or {}).get("optimizer")
+    return f"a step is the {BY_PASSES}" if optimizer == BY_PASSES else ""
 
 
 def _outside_window(trial: Trial, directory: TrialDirectory) -> str:

@@ -26,7 +26,7 @@ from bench.profilers import load_profiler
 from bench.run.inside import Leader, rank_variables
 from bench.run.processes import STOP_SIGNALS, descendants, end_guarded, end_in_words, send, start_guarded
 from bench.run.resources import oom_kill_count
-from bench.run.script import add_to_result, program_variables, settle, why_incomplete
+from bench.run.script import add_to_result, program_variables, remark, settle, why_incomplete
 from bench.run.telemetry import Telemetry
 from common.atomic import storage_errors
 from common.errors import SchemaError
@@ -38,6 +38,10 @@ from records.trial import Trial
 # What a rank meets when another one has ended, as gloo, NCCL and the store of torch.distributed say it.
 _LOST_PEER = re.compile(
     r"closed by peer|reset by peer|broken pipe|gloo/transport|remote process exited|recvvalue", re.I
+)
+# The last line of a traceback, of a rank too; torchrun's own says only that one failed.
+_RAISED = re.compile(
+    r"(?:\[rank\d+\]: ?)?((?!.*ChildFailedError)(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?)$"
 )
 # Causes of a failure, the strongest first; of two of a kind, the earlier one makes the other ranks fail too.
 _OOM, _REFUSED, _FAILED, _LOST = range(4)
@@ -176,12 +180,12 @@ def _wait(
     options: LaunchOptions,
 ) -> bool:
     """Sample sensors until the trial ends; end it at its time limit. Return whether it had reached that."""
-    deadline, kill_at = time.monotonic() + (options.timeout_seconds or math.inf), math.inf
+    deadline, stopping, timed_out = time.monotonic() + (options.timeout_seconds or math.inf), False, False
     signalled: set[int] = set()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout=_POLL_SECONDS)
-            return time.monotonic() >= deadline
+            return timed_out
         options.look(trial, directory)
         telemetry.sample(child.pid)
         if len(signalled) < trial.ranks and options.stop_wanted():
@@ -189,17 +193,16 @@ def _wait(
             send(ranks, signal.SIGTERM)
             signalled |= ranks
         now = time.monotonic()
-        if options.program and kill_at == math.inf and (now >= deadline or options.stopped_by()):
-            kill_at = now + (_STOP_SECONDS if directory.ranks() else 0.0)
+        if options.program and not stopping and (now >= deadline or options.stopped_by()):
             (directory.path / NOTES / STOP).touch()
-        if options.program and now >= kill_at:
+            stopping, timed_out = True, now >= deadline
+            deadline = now + (_STOP_SECONDS if directory.ranks() else 0.0)
+        elif now >= deadline:
+            if not stopping:
+                send(_ranks(child.pid), signal.SIGUSR1)  # they write where they hang into the log (faulthandler)
+                time.sleep(0.5)
             end_guarded(child)
-            return now >= deadline
-        if now >= deadline and not options.program:
-            send(_ranks(child.pid), signal.SIGUSR1)  # they write where they hang into the log (faulthandler)
-            time.sleep(0.5)
-            end_guarded(child)
-            return True
+            return timed_out or not stopping
 
 
 def _ranks(guard: int) -> set[int]:
@@ -222,11 +225,13 @@ def outcome(
     The cause of a failure is what a rank reports about memory or a refusal, else the first rank that failed; a rank
     that only lost its peer counts where there is nothing else.
     """
-    if options.program and (stopped_by := options.stopped_by() or ("the time limit" if timed_out else "")):
-        if not (problem := why_incomplete(trial, directory)):
-            return "ok", f"stopped by {stopped_by}", ""
-        if not timed_out:
-            return "interrupted", f"stopped by {stopped_by}: {problem}", "run-incomplete"
+    stopped_by = options.stopped_by() or ("the time limit" if timed_out and options.program else "")
+    if options.program and (stopped_by or exit_code == 0):
+        problem, ended = why_incomplete(trial, directory), f"stopped by {stopped_by}" if stopped_by else ""
+        if not problem or not timed_out:
+            reason = "; ".join(filter(None, [ended, problem or remark(directory)]))
+            status = "ok" if not problem else "interrupted" if ended else "refused"
+            return status, reason, "run-incomplete" if problem else ""
     causes = _reports(directory)
     steps = {rank: len(directory.read_steps(rank)) for rank in directory.ranks()}
     if trial.profiler and not options.program and not causes and len(directory.read_ranks()) == trial.ranks:
@@ -235,9 +240,6 @@ def outcome(
         reached = ", ".join(f"rank {rank} made {count} steps" for rank, count in steps.items()) or "no step recorded"
         reason = f"timeout after {options.timeout_seconds:g} s ({reached}): see log.txt, or raise --timeout-seconds"
         return "timeout", reason, "rank-failed"
-    if options.program and exit_code == 0:
-        problem = why_incomplete(trial, directory)
-        return ("refused", problem, "run-incomplete") if problem else ("ok", "", "")
     if exit_code:
         causes.append(_exit(trial, directory, options, exit_code, oom_killed))
     if not causes:
@@ -283,7 +285,10 @@ def _exit(trial: Trial, directory: TrialDirectory, options: LaunchOptions, exit_
     if killed and oom_killed:
         return _FAILED, when, "oom", f"{text}: the machine or cgroup is out of memory", "out-of-memory"
     lines = [line.strip() for line in directory.log.read_text(errors="replace").splitlines() if line.strip(" =-")]
-    text += f"; log.txt ends: {' | '.join(lines[-_TAIL_LINES:])[-500:] or '(empty)'}"
+    raised = [match[1] for match in map(_RAISED.match, lines if options.program else ()) if match]
+    own = [one for one in raised if not _LOST_PEER.search(one)] or raised
+    end = own[-1:] or lines[-_TAIL_LINES:]
+    text += f"; log.txt {'has' if own else 'ends'}: {' | '.join(end)[-500:] or '(empty)'}"
     return _FAILED if killed else _LOST, when, "crashed", text, "rank-failed"
 
 

@@ -30,10 +30,10 @@ def check_program(command: Sequence[str]) -> None:
 
 
 def name_of(command: Sequence[str]) -> str:
-    """Return a name for a command: that of its first Python script, of the module after -m, or of its program."""
+    """Return a name for a command: of its first Python or shell script, of the module after -m, or of its program."""
     program = Path(command[0]).name
     for word, following in itertools.zip_longest(command, command[1:], fillvalue=""):
-        if word.endswith(".py"):
+        if word.endswith((".py", ".sh")):
             return Path(word).name
         if word == "-m" and following and following not in _LAUNCHERS and program.startswith(_INTERPRETERS):
             return following

@@ -21,6 +21,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  path
 
 # Module that is imported, and the function of `watch` that patches it.
 PATCHES = {
+    "torch.autograd": "passes",
     "torch.optim.optimizer": "optimizers",
     "torch.utils.data.dataloader": "loaders",
     "torch.amp.grad_scaler": "scaler",
@@ -28,6 +29,10 @@ PATCHES = {
     "torch.compiler": "compiler",
     "torch._dynamo.eval_frame": "compiled_functions",
     "accelerate.data_loader": "accelerate",
+    "torch.serialization": "aside",
+    "transformers.trainer": "aside",
+    "lightning.pytorch.loops.evaluation_loop": "aside",
+    "pytorch_lightning.loops.evaluation_loop": "aside",
 }
 # Without it no step is seen. Without another one, only what that one shows is unknown.
 _NEEDED = "torch.optim.optimizer"

@@ -13,11 +13,10 @@ from analysis.metrics.comparison.runs import compare_runs
 from analysis.metrics.throughput import summarize
 from bench.cli.dispatch import result_of
 from bench.cli.result import Result
-from bench.run.recorder import RowWriter
 from bench.run.script import profile_of, why_incomplete
 from bench.sweep.script import name_of, plan_script
 from common.errors import Code
-from records.files import write_record
+from records.files import RowWriter, write_record
 from records.run import RunDirectory, TrialDirectory
 from records.schema import STEP_COLUMNS
 from records.trial import Trial
@@ -176,6 +175,7 @@ def test_rounds_of_an_edited_script_are_one_measurement_that_says_so(tmp_path: P
         (("python", "-m", "package.train"), "package.train"),
         (("python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"), "train.py"),
         (("/usr/bin/run", "-m", "fast"), "run"),
+        (("bash", "-e", "jobs/train.sh"), "train.sh"),
     ],
 )
 def test_a_command_has_the_name_of_its_script(command: tuple[str, ...], name: str) -> None:

@@ -30,7 +30,7 @@ def test_a_loop_becomes_one_trial_with_the_times_that_its_own_clock_saw(tmp_path
         before = time.perf_counter()
         for step in range(40):
             spin(150 if step < 2 else 5)
-            m.step(samples=4, tokens=100, loss=1.0 / (step + 1))
+            m.step(samples=4, tokens=100, loss=1.0 / (step + 1) if step != 4 else [1.0, 2.0])
             now = time.perf_counter()
             seen.append(1000 * (now - before))
             before = now
@@ -48,7 +48,7 @@ def test_a_loop_becomes_one_trial_with_the_times_that_its_own_clock_saw(tmp_path
     assert row["tokens_per_second"] == pytest.approx(100_000 / mean)
     assert row["peak_memory_bytes"] > 1e6 and found.steps["loss"].tolist()[:2] == [1.0, 0.5]
     assert {"memory_used_bytes", "load_average"} <= set(found.telemetry["quantity"])
-    assert m.result is not None and m.result["step_time_ms"] == pytest.approx(median) and "loop" in repr(m)
+    assert m.result is not None and m.result["step_time_ms"] == pytest.approx(median)
 
 
 def test_an_interrupt_and_an_exception_keep_the_steps_and_go_up(tmp_path: Path) -> None:

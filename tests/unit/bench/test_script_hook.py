@@ -1,5 +1,6 @@
 """The hook of `bertbench measure`, in processes of its own, against facts that the scripts know themselves."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -7,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import torch
 from bench.hook import on_path
 from bench.hook.loads import count_batch
 from bench.hook.on_path.sitecustomize import NOTES, VARIABLE
+from bench.hook.recorder import BY_PASSES
 from records.files import SCHEMA_VERSION
 from records.run import TrialDirectory
 from records.schema import STEP_COLUMNS
@@ -143,6 +146,95 @@ def test_a_script_that_is_asked_to_stop_ends_after_its_step(tmp_path: Path) -> N
     assert TrialDirectory(tmp_path).read_ranks()[0]["steps"] == len(TrialDirectory(tmp_path).read_steps(0)) > 0
 
 
+# Its own clocks around the phases; the second half steps by a closure, as Lightning does.
+PHASES = """
+import json, sys, time
+import torch
+from torch.utils.data import DataLoader
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        time.sleep(0.02)
+        return value * 2
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(0.03)
+        with torch.enable_grad():
+            torch.ones((), requires_grad=True).mul(2).backward()  # as checkpointing does: a part of the outer pass
+        return gradient
+
+class Update(torch.optim.SGD):
+    def step(self, closure=None):
+        loss = closure() if closure else None
+        begin = time.perf_counter()
+        time.sleep(0.01)
+        own["optimizer"].append(time.perf_counter() - begin)
+        return loss
+
+own = {"forward": [], "backward": [], "optimizer": []}
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = Update([weight], lr=0.1)
+
+def passes():
+    begin = time.perf_counter()
+    loss = Slow.apply(weight).sum()
+    middle = time.perf_counter()
+    loss.backward()
+    own["forward"].append(middle - begin)
+    own["backward"].append(time.perf_counter() - middle)
+    return loss
+
+for number, batch in enumerate(DataLoader(torch.ones(40, 1), batch_size=4)):
+    if number % 2:
+        optimizer.step(passes)
+    else:
+        passes()
+        time.sleep(0.005)
+        optimizer.step()
+    list(DataLoader(torch.ones(2, 1)))
+    time.sleep(0.02)
+    torch.save(weight, sys.argv[1])
+print(json.dumps(own))
+"""
+
+
+def test_the_phases_of_a_step_are_those_of_the_scripts_clocks(tmp_path: Path) -> None:
+    (tmp_path / "phases.py").write_text(PHASES)
+    own = json.loads(hooked(tmp_path, str(tmp_path / "phases.py"), str(tmp_path / "saved")))
+    rows, record = TrialDirectory(tmp_path).read_steps(0), TrialDirectory(tmp_path).read_ranks()[0]
+    assert [row["samples"] for row in rows] == [4] * 10
+    for phase, times in own.items():
+        apart = [row[f"{phase}_ms"] - 1000 * time for row, time in zip(rows, times, strict=True)]
+        assert -0.1 < statistics.median(apart) < 2, phase
+    assert record["unknown"].keys().isdisjoint({"forward_ms", "backward_ms", "optimizer_ms"})
+    assert record["aside"]["checkpoints"]["count"] == 10
+    assert record["libraries"]["torch"] == torch.__version__ and record["script"] == str(tmp_path / "phases.py")
+
+
+HAND_WRITTEN = """
+import torch
+from torch.utils.data import DataLoader
+weight = torch.ones(3, requires_grad=True)
+for epoch in range(2):
+    for batch in DataLoader(torch.ones(14, 1), batch_size=4):
+        for part in batch.chunk(2):
+            (weight.sum() * part.sum()).backward()
+        with torch.no_grad():
+            weight -= 0.1 * weight.grad
+            weight.grad = None
+    list(DataLoader(torch.ones(6, 1), batch_size=3))
+"""
+
+
+def test_without_an_optimizer_of_torch_a_step_is_the_passes_between_two_batches(tmp_path: Path) -> None:
+    hooked(tmp_path, "-c", HAND_WRITTEN)
+    rows, record = TrialDirectory(tmp_path).read_steps(0), TrialDirectory(tmp_path).read_ranks()[0]
+    assert [row["samples"] for row in rows] == [4, 4, 4, 2] * 2
+    assert record["optimizer"] == BY_PASSES and "optimizer_ms" in record["unknown"]
+    assert all(0 < row["forward_ms"] + row["backward_ms"] < row["step_time_ms"] for row in rows)
+
+
 # Accelerate as far as the hook knows it; the real one is in tests/slow.
 ACCELERATE = """
 class DataLoaderShard:
@@ -191,6 +283,25 @@ def test_a_batch_that_accelerate_reads_ahead_counts_in_the_step_that_it_feeds(tm
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
 
 
+@dataclasses.dataclass
+class Fields:
+    label: Any
+    input_ids: Any
+    attention_mask: Any
+
+
+class Graphs:
+    """As a batch of PyTorch Geometric is: the nodes of all graphs in one tensor."""
+
+    num_graphs = 3
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"x": torch.zeros(17, 4), "ptr": torch.tensor([0, 5, 9, 17])}
+
+
+PAIRS = {"query_input_ids": MASK, "query_attention_mask": MASK, "text_input_ids": MASK, "text_attention_mask": MASK}
+
+
 @pytest.mark.parametrize(
     ("batch", "counts"),
     [
@@ -199,6 +310,12 @@ MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
         ({"x": [torch.zeros(3)], "y": 1}, (3, None, None)),
         ({"labels": torch.zeros(9), "input_ids": MASK, "attention_mask": MASK}, (2, 3, 6)),
         (({"input_ids": MASK}, torch.zeros(2)), (2, None, 6)),
+        (Fields(torch.zeros(9), MASK, MASK), (2, 3, 6)),
+        (SimpleNamespace(num_graphs=2, to_dict=dict), (2, None, None)),
+        (Graphs(), (3, None, None)),
+        (PAIRS, (2, 6, 12)),
+        ({**PAIRS, "text_attention_mask": None}, (2, None, 12)),
+        ({"input_ids": MASK, "attention_mask": MASK, "decoder_input_ids": torch.ones(2, 9)}, (2, 3, 6)),
         ("text", (None, None, None)),
         (torch.tensor(1.0), (None, None, None)),
     ],
