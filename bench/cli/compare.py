@@ -45,9 +45,6 @@ def run(options: CompareOptions) -> Result:
 
     if len(options.paths) < 2:
         raise UsageError("option-missing", "give two paths or more: bertbench compare --help")
-    for path in options.paths:
-        if not path.exists():
-            raise InputError("path-missing", f"{path} does not exist: give run directories, or two traces")
     a, b, *more = options.paths
     if options.csv is not None and (more or is_run(a)):
         raise UsageError("option-not-applicable", "--csv does not apply to run directories: use --json or --markdown")
