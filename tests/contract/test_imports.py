@@ -45,12 +45,11 @@ def test_command_line_loads_nothing_heavy(tree: Tree) -> None:
 
 
 def test_commands_load_nothing_heavy_before_they_work(tree: Tree) -> None:
-    from bench.cli.dispatch import COMMANDS, SECOND_WORDS
+    from bench.cli.dispatch import COMMANDS, SECOND_WORDS, module_of
 
     commands = [name for name in COMMANDS if name not in SECOND_WORDS]
     commands += [f"{name} {word}" for name, words in SECOND_WORDS.items() for word in words]
-    modules = [f"bench.cli.{name.replace(' ', '_').replace('-', '_')}" for name in commands]
-    assert heavy_at_load(tree, modules) == []
+    assert heavy_at_load(tree, {module_of(name).__name__ for name in commands}) == []
 
 
 def test_the_module_of_notebooks_loads_nothing_heavy(tree: Tree) -> None:
