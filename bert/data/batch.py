@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+_ALIGNMENT = 256  # bytes between tensors in one piece of memory: kernels are compiled for multiples of 16
+
 
 @dataclass(frozen=True, slots=True)
 class BatchCounts:
@@ -114,6 +116,8 @@ class Batch:
     """What its predicted words weigh: their number as a multiple of the mean of all micro-batches of the step."""
     key: Tensor | None = None
     """What dropout by kernels follows from, int64 [1]; without it they draw keys from the device's generator."""
+    memory: Tensor | None = None
+    """The page-locked bytes that hold all of it."""
 
     @property
     def mask(self) -> Tensor | None:
@@ -133,17 +137,31 @@ class Batch:
         return self if mask is None else replace(self, layout=layout)
 
     def to(self, device: torch.device) -> "Batch":
-        """Copy to `device`; from pinned memory the copy does not block."""
-        return self if device.type == "cpu" else self._map(lambda tensor: tensor.to(device, non_blocking=True))
+        """Copy to `device`; what is pinned by one copy, which does not block."""
+        if device.type == "cpu" or self.memory is None:
+            return self if device.type == "cpu" else self._map(lambda tensor: tensor.to(device, non_blocking=True))
+        there, begin = self.memory.to(device, non_blocking=True), self.memory.data_ptr()
+        moved = self._map(lambda tensor: _seen_as(tensor, there, tensor.data_ptr() - begin))
+        return replace(moved, memory=None)
 
     def pin(self) -> "Batch":
-        """Copy to page-locked memory, which makes copies to a GPU asynchronous."""
-        return self._map(Tensor.pin_memory)
+        """Copy to one piece of page-locked memory, with room for a key."""
+        keyed = self if self.key is not None else replace(self, key=torch.zeros(1, dtype=torch.int64))
+        layout = {} if self.layout is None else vars(self.layout)
+        held = [each for each in (*self.tensors.values(), *layout.values(), keyed.key) if isinstance(each, Tensor)]
+        sizes = [-(-each.nbytes // _ALIGNMENT) * _ALIGNMENT for each in held]
+        memory, begins = torch.empty(sum(sizes), dtype=torch.uint8).pin_memory(), itertools.accumulate(sizes, initial=0)
+        return replace(keyed._map(lambda tensor: _seen_as(tensor, memory, next(begins)).copy_(tensor)), memory=memory)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         changed = {name: change(tensor) for name, tensor in self.tensors.items()}
         layout = None if self.layout is None else self.layout.map(change)
         return replace(self, tensors=changed, layout=layout, key=None if self.key is None else change(self.key))
+
+
+def _seen_as(tensor: Tensor, memory: Tensor, begin: int) -> Tensor:
+    """Return bytes of a memory from `begin` on, in the type and shape of a tensor."""
+    return memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
 def dropout_keys(key: Tensor | None, sites: int) -> tuple[Tensor | None, ...]:

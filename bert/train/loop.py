@@ -224,8 +224,13 @@ def micro_batches(training: Training, observer: Observer, step: int) -> Iterator
     device, rank = training.strategy.device, training.strategy.rank
 
     def there(batch: Batch, micro_step: int) -> Batch:
-        on_gpu = device.type != "cpu"
-        return replace(batch, key=dropout_key(training.seed, step, micro_step, rank)).to(device) if on_gpu else batch
+        if device.type == "cpu":
+            return batch
+        key = dropout_key(training.seed, step, micro_step, rank)
+        if batch.key is None:
+            return replace(batch, key=key).to(device)
+        batch.key.copy_(key)  # beside the rest, with which it is copied
+        return batch.to(device)
 
     if not training.weighted:
         for micro_step in range(training.grad_accum_steps):

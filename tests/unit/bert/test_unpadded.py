@@ -66,15 +66,30 @@ def test_a_layout_goes_with_its_batch_to_the_device() -> None:
     assert batch.to(torch.device("cpu")) is batch
 
 
-def test_all_of_a_batch_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_of_a_batch_is_pinned_in_one_piece_and_taken_away_by_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     batch = batch_of([3, 1, 2], 4).laid_out()
     pinned = batch.pin()
-    assert batch.layout is not None and pinned.layout is not None
-    parts = [(batch.tensors[name], pinned.tensors[name]) for name in batch.tensors]
+    assert pinned.memory is not None and pinned.key is not None and not pinned.key.any()
+    pinned.key.fill_(7)
+    copies: list[int] = []
+
+    def to(tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
+        copies.append(tensor.nbytes)
+        return tensor.clone()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "to", to)
+        away = pinned.to(torch.device("meta"))
+    assert copies == [pinned.memory.nbytes] and away.memory is None
     names = ("places", "position_ids", "ends", "predicted")
-    parts += [(getattr(batch.layout, n), getattr(pinned.layout, n)) for n in names]
-    assert all(torch.equal(*pair) and pair[0].data_ptr() != pair[1].data_ptr() for pair in parts)
+    for found in (pinned, away):
+        assert batch.layout is not None and found.layout is not None and found.key is not None
+        parts = [(batch.tensors[name], found.tensors[name]) for name in batch.tensors]
+        parts += [(getattr(batch.layout, name), getattr(found.layout, name)) for name in names]
+        for own, other in [*parts, (torch.tensor([7]), found.key)]:
+            assert torch.equal(own, other) and own.dtype == other.dtype and own.data_ptr() != other.data_ptr()
+            assert other.data_ptr() % 8 == 0
 
 
 def test_a_mask_with_holes_keeps_its_columns() -> None:
