@@ -146,8 +146,8 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     fused, kernels, dropout = subject.fused, subject.by_kernels, subject.step.config.hidden_dropout
     x, y = (subject.tensor(rows, each.width, grad=True) for each in (activation, closing))
     biases = [subject.tensor(each.width, dtype=torch.float32, grad=True) for each in (activation, closing) if kernels]
-    product = Product(x, biases[0] if kernels else None, None)
-    activate = (lambda: gelu(product, None)[0]) if fused else (lambda: F.gelu(x))
+    product = Product(x, biases[0] if kernels else None)
+    activate = (lambda: gelu(product)[0]) if fused else (lambda: F.gelu(x))
     yield _pass(subject, activation, "elementwise", activate, [x, *biases[:1]])
     residual = subject.tensor(rows, closing.width, dtype=None if kernels else torch.float32, grad=True)
     norm = torch.nn.LayerNorm(closing.width, eps=subject.step.config.layer_norm_eps).to(subject.device)
@@ -158,11 +158,10 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
         closing = replace(closing, narrow=closing.narrow + 2)
 
     def dropout_residual_norm() -> Tensor | tuple[Tensor, ...]:
-        given = Product(y, biases[1] if kernels else None, None)
         if not fused:
             plain: Tensor = norm(F.dropout(y, dropout) + residual)
             return plain
-        result = residual_norm(given, residual, norm, dropout, None)
+        result = residual_norm(Product(y, biases[1] if kernels else None), residual, norm, dropout)
         return result[:2] if twice else result.wide
 
     inputs = [y, residual, *norm.parameters(), *biases[1:]]

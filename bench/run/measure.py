@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bench.implementations import make_implementation
+from bench.implementations import OURS, make_implementation
 from bench.implementations.base import Built
 from bench.profilers import load_profiler
 from bench.run.clock import StepClock, Window
@@ -197,8 +197,8 @@ def backward_timeline(training: Training, trial: Trial) -> dict[str, Any] | None
     """Return when the backward pass of a micro-step hands over each gradient: medians over some passes.
 
     Nothing is reduced and no update is made; gradients are cleared. The last registered parameter is the first, as in
-    the segments that ddp reduces; `ends` counts the parameters up to the end of each. Times count from the beginning of
-    the pass. None where gradients are not whole, and for a compiled model: it returns all gradients at its end.
+    what ddp reduces at once; `ends` counts the parameters up to the end of each such part. Times count from the
+    beginning of the pass. None where gradients are not whole, and for a compiled model, which has them at its end.
     """
     compiled = any(getattr(part, "_compiled_call_impl", None) is not None for part in training.model.modules())
     if trial.kind != "throughput" or trial.strategy not in _WHOLE_GRADIENTS or compiled:
@@ -209,12 +209,13 @@ def backward_timeline(training: Training, trial: Trial) -> dict[str, Any] | None
     passes: list[list[float]] = []
     while len(passes) < _MOST_PASSES and (not passes or time.perf_counter() - began < _ENOUGH_SECONDS):
         passes.append(_one_pass(training, parameters, watch))
+    mib = None if trial.implementation == OURS else 25  # DistributedDataParallel's
     *ready, whole = torch.tensor(passes, dtype=torch.float64).median(dim=0).values.tolist()
     return {
         "bytes": [parameter.numel() * parameter.element_size() for parameter in parameters],
         "ready_ms": [round(value, 4) for value in ready],
         "backward_ms": round(whole, 4),
-        "ends": [*itertools.accumulate(len(segment) for segment in segments_of(training.model))],
+        "ends": [*itertools.accumulate(len(segment) for segment in segments_of(training.model, mib))],
         "passes": len(passes),
     }
 
