@@ -1,11 +1,8 @@
 """Training that is ended at many moments and in many ways: what is on disk carries on, and the curve stays the same."""
 
-import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -83,33 +80,6 @@ def test_a_loss_that_is_not_finite_stops_with_step_rate_and_checkpoint(data: Pat
     words = ("--optimizer", "adamw", "--max-grad-norm", "1e30", "--warmup", "0", "--schedule", "constant")
     done = cli.run(*words, "--learning-rate", "1e38", "--save-every", "1", code=3)
     assert "learning rate 1e+38" in done.stderr and "checkpoint" in done.stderr and "Traceback" not in done.stderr
-
-
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[None]:
-    """Make a folder on a tmpfs of this size, such as 160k; skips the test where nothing can be mounted."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    mount = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mount.returncode != 0:
-        pytest.skip(f"cannot mount a tmpfs here: {mount.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_a_full_disk_is_one_message_and_the_checkpoint_before_stays_good(data: Path, tmp_path: Path) -> None:
-    cli = TrainCli(data, tmp_path / "run")
-    with small_disk(cli.out, "15m"):
-        done = cli.run(code=None)
-        recorded = (cli.attempts()[-1] / "result.json").exists()
-        assert done.returncode == (3 if recorded else 2), "a run that failed, or a record that could not be written"
-        assert "[disk-full]" in done.stderr and "log.txt" in done.stderr and "Traceback" not in done.stderr
-        assert cli.checkpoints()[:1] == ["step-0000005"] and not cli.processes()
-        resumed = cli.run("--keep", "1", "--steps", "25", code=None)
-        assert "resumes after step" in resumed.stderr, resumed.stderr
 
 
 def test_the_script_makes_both_phases_and_stops_between_them_when_told(tmp_path: Path) -> None:

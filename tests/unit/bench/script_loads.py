@@ -3,6 +3,7 @@
 python script_loads.py
 """
 
+import inspect
 import itertools
 import os
 import sys
@@ -114,18 +115,7 @@ def evaluation_by_a_slow_loader() -> None:
             list(DataLoader(DATA, 4, sampler=Slow()))
 
 
-LOOPS = [
-    evaluation_of_the_training_set_by_another_loader,
-    evaluation_of_the_training_set_by_the_same_loader,
-    a_batch_taken_before_each_epoch,
-    a_new_iterator_for_each_step,
-    a_second_loader_that_is_read_now_and_then,
-    accumulation_over_the_end_of_an_epoch,
-    accumulation_with_workers_that_persist,
-    a_loader_that_is_slow_to_begin_and_to_end,
-    workers_that_are_slow_to_begin,
-    evaluation_by_a_slow_loader,
-]
+LOOPS = [made for name, made in list(globals().items()) if inspect.isfunction(made) and name != "train"]
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

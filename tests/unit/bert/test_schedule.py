@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.refusals import refused
 
-from bert.optim.schedule import PHASE_1, PHASE_2, PHASES, Phase, Schedule
+from bert.optim.schedule import PHASES, Phase, Schedule
 from common.errors import Code
 
 
@@ -59,24 +59,16 @@ def test_beyond_the_last_step_the_rate_stays_where_it_ended(name: str, end: floa
     assert [schedule(applied) for applied in (4, 5, 100)] == [end] * 3
 
 
-def test_phase_one_of_nvidia() -> None:
-    # 0.2843 * 7038 = 2000.9: update 2000 still climbs, update 2001 is the first of the decay.
-    schedule = of_phase(PHASE_1)
-    assert schedule(0) == pytest.approx(6e-3 / 2000.9034, rel=1e-9)
-    assert schedule(1999) == pytest.approx(6e-3 * 2000 / 2000.9034, rel=1e-9)
-    assert schedule(2000) == pytest.approx(6e-3 * math.sqrt(5037 / 7038), rel=1e-9)
-    assert schedule(7036) == pytest.approx(6e-3 * math.sqrt(1 / 7038), rel=1e-9)
-    assert schedule(7037) == 0.0
-    assert (PHASE_1.seq_len, PHASE_1.max_predictions, PHASE_1.global_batch_size) == (128, 20, 65536)
-
-
-def test_phase_two_of_nvidia() -> None:
-    # 0.128 * 1563 = 200.06
-    schedule = of_phase(PHASE_2)
-    assert schedule(199) == pytest.approx(4e-3 * 200 / 200.064, rel=1e-9)
-    assert schedule(200) == pytest.approx(4e-3 * math.sqrt(1362 / 1563), rel=1e-9)
-    assert (PHASE_2.seq_len, PHASE_2.max_predictions, PHASE_2.global_batch_size) == (512, 80, 32768)
-    assert PHASES == {1: PHASE_1, 2: PHASE_2}
+def test_the_phases_of_nvidia_end_their_warm_up_and_their_decay_where_published() -> None:
+    # 0.2843 * 7038 = 2000.9: update 2000 still climbs, update 2001 is the first of the decay; 0.128 * 1563 = 200.06.
+    one, two = of_phase(PHASES[1]), of_phase(PHASES[2])
+    assert one(0) == pytest.approx(6e-3 / 2000.9034, rel=1e-9)
+    assert one(1999) == pytest.approx(6e-3 * 2000 / 2000.9034, rel=1e-9)
+    assert one(2000) == pytest.approx(6e-3 * math.sqrt(5037 / 7038), rel=1e-9)
+    assert one(7036) == pytest.approx(6e-3 * math.sqrt(1 / 7038), rel=1e-9)
+    assert one(7037) == 0.0
+    assert two(199) == pytest.approx(4e-3 * 200 / 200.064, rel=1e-9)
+    assert two(200) == pytest.approx(4e-3 * math.sqrt(1362 / 1563), rel=1e-9)
 
 
 @pytest.mark.parametrize(
