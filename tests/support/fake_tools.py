@@ -37,18 +37,17 @@ elif words[0] == "profile":
             file.write(b"" if mode == "empty-report" else b"report " + repr(dict(os.environ)).encode())
     sys.exit(done.returncode if mode == "ok" else 1)
 elif words[0] == "export":
+    (output,) = [word.split("=", 1)[1] for word in words if word.startswith("--output=")]
     if mode == "needs-newer":
         print("Exportation error: the report was created by a newer version\\nof Nsight Systems", file=sys.stderr)
         sys.exit(1)
     if mode == "full-disk":  # as 2022.4 ends there
-        (output,) = [word.split("=", 1)[1] for word in words if word.startswith("--output=")]
         open(output, "wb").close()
         print("Failed to close: what: RuntimeException\\n = database or disk is full", file=sys.stderr)
         sys.exit(0)
     if mode == "bad-export":
         print("the report is truncated", file=sys.stderr)
         sys.exit(1)
-    (output,) = [word.split("=", 1)[1] for word in words if word.startswith("--output=")]
     connection = sqlite3.connect(output)
     if mode == "foreign-export":
         connection.execute("create table META (a)")

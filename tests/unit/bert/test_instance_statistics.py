@@ -5,6 +5,7 @@ the instances of one time depend on each other; replicates do not. If both codes
 labels "fast" and "plain" of the replicates could be exchanged: that is a permutation test, and it is exact.
 """
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -12,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import pytest
 from support import plain_pretraining as plain
+from test_masking import shard_of
 
 from bert.tasks.pretrain.instances import Instances, Pairs, TokenShard, plan_instances
 from bert.tasks.pretrain.masking import InstanceConfig, Pieces
@@ -28,34 +30,24 @@ SEQ_LEN, PREDICTIONS = 64, 8
 class Corpus:
     """Documents whose token ids are their places (plus FIRST_ID): so all is found back."""
 
-    sizes: list[list[int]]
-    """Tokens of each sentence of each document."""
-
-    @property
-    def documents(self) -> list[plain.Document]:
-        numbers = iter(range(FIRST_ID, FIRST_ID + self.tokens))
-        return [[[next(numbers) for _ in range(size)] for size in document] for document in self.sizes]
+    documents: list[plain.Document]
+    shard: TokenShard
 
     @property
     def tokens(self) -> int:
-        return sum(map(sum, self.sizes))
+        return len(self.shard.ids)
 
     @property
     def vocab_size(self) -> int:
         return FIRST_ID + self.tokens
 
-    @property
-    def shard(self) -> TokenShard:
-        sentence_ends = np.cumsum([size for document in self.sizes for size in document])
-        document_ends = np.cumsum([len(document) for document in self.sizes])
-        return TokenShard(np.arange(FIRST_ID, self.vocab_size, dtype=np.int32), sentence_ends, document_ends)
-
 
 def generated_corpus() -> Corpus:
     """Sentences of 1 to 150 tokens, documents of 1 to 49 of them."""
-    rng = np.random.default_rng(1)
+    rng, numbers = np.random.default_rng(1), itertools.count(FIRST_ID)
     sizes = [np.clip(rng.lognormal(2.7, 0.8, rng.integers(1, 50)).astype(int), 1, 150).tolist() for _ in range(45)]
-    return Corpus(sizes)
+    documents = [[list(itertools.islice(numbers, size)) for size in document] for document in sizes]
+    return Corpus(documents, shard_of(documents))
 
 
 def sample_of(made: Instances) -> Pairs:
@@ -94,8 +86,7 @@ def plain_samples(corpus: Corpus) -> list[Pairs]:
         mask_id=MASK,
         vocab_size=corpus.vocab_size,
     )
-    documents = corpus.documents
-    made = (plain.make_instances(documents, settings, random.Random(number)) for number in range(REPLICATES))
+    made = (plain.make_instances(corpus.documents, settings, random.Random(number)) for number in range(REPLICATES))
     return [sample_of(Instances(**plain.columns_of(instances, settings))) for instances in made]
 
 

@@ -1,15 +1,9 @@
-"""The pipeline from text to shards: what it writes where, what it keeps, and calls that end in the middle."""
+"""The pipeline from text to shards: what it writes where, what it keeps and what it refuses."""
 
 import hashlib
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 from support.refusals import refused
 
@@ -20,8 +14,6 @@ from bert.tasks.pretrain.instances import Instances
 from bert.tasks.pretrain.prepare import LengthSummary, PrepareConfig, PrepareSummary, prepare
 from bert.tasks.pretrain.shards import folder_info, read_shard
 from common.errors import Code
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -147,35 +139,3 @@ def test_unusable_options_are_refused(
 ) -> None:
     with refused(code, *facts):
         config(tmp_path, tmp_path, **changes)
-
-
-def alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_a_call_that_is_ended_leaves_no_process_and_a_rerun_continues(text: Path, tmp_path: Path) -> None:
-    """That a rerun after kill -9 gives the bytes of an undisturbed one: tests/integration/test_pretraining_data.py."""
-    options = ["--seq-lens", "32", "--dupe-factor", "12", "--shards", "6", "--vocab-size", "800", "--workers", "2"]
-    argv = [sys.executable, "-m", "bench.cli.main", "data", "pretrain", "--input", str(text), *options]
-    process = subprocess.Popen([*argv, "--output", str(tmp_path)], cwd=ROOT)
-    wait_for(lambda: len(list(tmp_path.rglob("novels_training_*.hdf5"))) >= 2)
-    workers = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGTERM)
-    process.wait(30)
-    wait_for(lambda: not any(map(alive, workers)))
-    assert len(workers) >= 2 and not list(tmp_path.rglob(".*.tmp"))
-    finished = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("novels_*.hdf5")}
-    assert 2 <= len(finished) < 7, "it was stopped in the middle"
-    (folder,) = {path.parent for path in finished}
-    with refused("data-unprepared", folder):
-        folder_info(folder)
-    again = only(prepare(config(text, tmp_path, dupe_factor=12, shards=6)))
-    assert (again.shards, again.shards_kept) == (7, len(finished))
-    assert all(path.stat().st_mtime_ns == when for path, when in finished.items())
