@@ -5,7 +5,7 @@ launches does not depend on the number of tensors. A table is uploaded from pinn
 when an address changes; so are hyperparameters, which change with every update.
 
 Accesses have 128 bits where a whole tile lies inside a tensor and all addresses of the tensor are multiples of 16
-bytes; elsewhere (the end of a tensor; a gradient in a bucket of DDP) each thread accesses single elements.
+bytes; elsewhere (the end of a tensor; a part of another one) each thread accesses single elements.
 
 AdamW: Loshchilov and Hutter 2019, algorithm 2. LAMB: You et al. 2020, arXiv 1904.00962, algorithm 2; its first launch
 updates the moments and sums the squares of each tensor and of its update, the second divides the two norms, and the
