@@ -4,7 +4,7 @@ Shapes: B sequences in padded rows of S columns, T real tokens.
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -44,6 +44,8 @@ class Unpadded:
     """Column of each token [T], int64."""
     ends: Tensor
     """Token before which each sequence ends, and 0 before them [B + 1], int32."""
+    work: Tensor
+    """The tiles that kernels of attention compute [E, 3], as of `tiles_of`."""
     lengths: tuple[int, ...]
     """Tokens of each sequence, known on the CPU."""
     columns: int
@@ -89,7 +91,18 @@ def unpad(mask: Tensor) -> Unpadded | None:
     places, columns = real.flatten().nonzero().squeeze(1), mask.shape[1]
     lengths: list[int] = real.sum(1).tolist()
     ends = torch.tensor((0, *itertools.accumulate(lengths)), dtype=torch.int32).to(mask.device, non_blocking=True)
-    return Unpadded(places, places % columns, ends, tuple(lengths), columns)
+    work = tiles_of(lengths).to(mask.device, non_blocking=True)
+    return Unpadded(places, places % columns, ends, work, tuple(lengths), columns)
+
+
+def tiles_of(lengths: Sequence[int], rows: int = 64) -> Tensor:
+    """Return the tiles of `rows` tokens of concatenated sequences, those of the longest sequences first [E, 3], int32.
+
+    Each has the first token of its sequence, the number of that sequence's tokens, and its own first row among them.
+    """
+    sequences = sorted(zip(lengths, itertools.accumulate(lengths, initial=0), strict=False), reverse=True)
+    found = [(begin, length, row) for length, begin in sequences for row in range(0, length, rows)]
+    return torch.from_numpy(np.array(found, dtype=np.int32).reshape(-1, 3))
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ def attend(
         if operator == TRITON:
             from bert.speed.kernels.attention import attention
 
-            return attention(qkv, where.ends, where.columns, probability, bias, key)
+            return attention(qkv, where.work, probability, bias, key)
         if operator == FLASH:
             return flash_attention(qkv[:, 0], qkv[:, 1], qkv[:, 2], where.ends, where.columns, probability)
         return _attend_padded(qkv, where.ends, where.columns, probability)

@@ -10,7 +10,6 @@ Exit code 1 when a check failed.
 """
 
 import argparse
-import itertools
 import json
 import signal
 import sys
@@ -35,7 +34,7 @@ from support.philox import factors, weight_factors  # noqa: E402
 from support.plain_optimizers import PlainLamb  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from bert.data.batch import unpad  # noqa: E402
+from bert.data.batch import tiles_of, unpad  # noqa: E402
 from bert.optim.lamb import Lamb  # noqa: E402
 from bert.optim.precision import Precision  # noqa: E402
 from bert.optim.registry import adamw  # noqa: E402
@@ -162,11 +161,10 @@ def attention_kernels(device: torch.device) -> Found:
     qkv = torch.randn(sum(lengths), 3, heads, 64).to(device).bfloat16().requires_grad_()
     bias = torch.zeros(3 * heads * 64, device=device, requires_grad=True)
     upstream = torch.randn(sum(lengths), heads, 64).to(device).bfloat16()
-    ends = torch.tensor((0, *itertools.accumulate(lengths)), dtype=torch.int32, device=device)
     drawn = module.random_key
     module.random_key = lambda like, _: torch.tensor([_KEY], device=like.device)  # type: ignore[assignment]
     try:
-        made = module.attention(qkv, ends, 512, probability, bias)
+        made = module.attention(qkv, tiles_of(lengths).to(device), probability, bias)
     finally:
         module.random_key = drawn
     exact, parts = qkv.detach().double().requires_grad_(), []

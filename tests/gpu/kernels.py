@@ -23,9 +23,10 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from bert.data.batch import tiles_of  # noqa: E402
 from bert.speed import kernels  # noqa: E402
 from bert.speed.fp8 import Cast  # noqa: E402
-from bert.speed.kernels import attention, dropout_constants, dropped_levels, gelu, launch, norm, quantize  # noqa: E402  # noqa: E402
+from bert.speed.kernels import attention, dropout_constants, dropped_levels, gelu, launch, norm, quantize  # noqa: E402
 from bert.speed.kernels.attention import WEIGHT_LEVELS  # noqa: E402
 
 CALLS, REPLAYS = 24, 5
@@ -61,6 +62,7 @@ class Inputs:
         lengths = torch.randint(1, self.longest + 1, (batch,), generator=torch.Generator().manual_seed(1))
         self.ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).int().to(device)
         self.tokens, self.squares = int(lengths.sum()), float(lengths.double().square().sum())
+        self.work = {rows: tiles_of(lengths.tolist(), rows).to(device) for rows in (32, 64, 128)}
         self.scale, self.record = torch.ones(1, device=device), torch.zeros(1, device=device)
 
     def made(self, *shape: int) -> list[Tensor]:
@@ -79,33 +81,31 @@ def attentions(inputs: Inputs) -> Iterator[Case]:
     grads = inputs.made(inputs.tokens, inputs.heads, DEPTH)
     contexts, results = [torch.empty_like(one) for one in grads], [torch.empty_like(one) for one in qkv]
     sums = [torch.zeros(inputs.heads, inputs.tokens, device=inputs.device) for _ in range(2)]
-    key, ends = torch.ones(1, dtype=torch.int64, device=inputs.device), inputs.ends
+    key = torch.ones(1, dtype=torch.int64, device=inputs.device)
     dropped = dropped_levels(PROBABILITY, WEIGHT_LEVELS)
     kept = WEIGHT_LEVELS / (WEIGHT_LEVELS - dropped)
     how = {"heads": inputs.heads, "depth": DEPTH, "dropped": dropped, "kept": kept}
     product = 2.0 * inputs.squares * inputs.heads * DEPTH
 
     def forward(tiles: attention.Tiles, number: int) -> None:
-        count = -(-inputs.longest // tiles.queries)
+        work = inputs.work[tiles.queries]
         launch(
-            attention.attention_forward, (count * inputs.heads * (len(ends) - 1),), qkv[number], ends, key,
-            contexts[number], sums[0], inputs.tokens, count, **how, **tiles._asdict(),
+            attention.attention_forward, (inputs.heads, len(work)), qkv[number], work, key, contexts[number], sums[0],
+            inputs.tokens, **how, **tiles._asdict(),
         )  # fmt: skip
 
     def of_queries(tiles: attention.Tiles, number: int) -> None:
-        count = -(-inputs.longest // tiles.queries)
+        work = inputs.work[tiles.queries]
         launch(
-            attention.attention_query_gradients, (count * inputs.heads * (len(ends) - 1),), qkv[number], ends, key,
-            contexts[number], sums[0], grads[number], sums[1], results[number], None, inputs.tokens, count, **how,
-            **tiles._asdict(),
+            attention.attention_query_gradients, (inputs.heads, len(work)), qkv[number], work, key, contexts[number],
+            sums[0], grads[number], sums[1], results[number], None, inputs.tokens, **how, **tiles._asdict(),
         )  # fmt: skip
 
     def of_keys(tiles: attention.Tiles, number: int) -> None:
-        count = -(-inputs.longest // tiles.keys)
+        work = inputs.work[tiles.keys]
         launch(
-            attention.attention_key_gradients, (count * inputs.heads * (len(ends) - 1),), qkv[number], ends, key,
-            sums[0], grads[number], sums[1], results[number], None, inputs.tokens, count, **how,
-            **tiles._asdict(),
+            attention.attention_key_gradients, (inputs.heads, len(work)), qkv[number], work, key, sums[0],
+            grads[number], sums[1], results[number], None, inputs.tokens, **how, **tiles._asdict(),
         )  # fmt: skip
 
     present = attention.FORWARD, attention.OF_QUERIES, attention.OF_KEYS

@@ -66,7 +66,7 @@ def layer(rows: int, dtype: torch.dtype, bare: bool) -> None:
 def attend(rows: int, dtype: torch.dtype, bare: bool, width: int = 64) -> None:
     """Run what attention over concatenated sequences launches."""
     qkv, bias = numbers(rows, 3, HIDDEN // width, width, dtype=dtype), None if bare else numbers(3 * HIDDEN)
-    attention.attention(qkv, numbers(5, dtype=torch.int32), rows, 0.0 if bare else 0.1, bias).sum().backward()
+    attention.attention(qkv, numbers(rows, 3, dtype=torch.int32), 0.0 if bare else 0.1, bias).sum().backward()
 
 
 def ends(rows: int, dtype: torch.dtype, bare: bool) -> None:
@@ -128,9 +128,10 @@ def launched() -> list[dict[str, Any]]:
             "kernel": name, "form": form, "architecture": Driver.architecture, "code": code.hash,
             "warps": warps, "shared_bytes": code.metadata.shared, "loads": widths(code.asm["ptx"], "ld"),
             "stores": widths(code.asm["ptx"], "st"),
-            **resources(code.asm["cubin"], re.search("cvt.*e[45]m[32]", code.asm["ptx"]) is not None),
+            **resources(code.asm["cubin"], re.search("cvt.*e[45]m[32]|mma", code.asm["ptx"]) is not None),
         })  # fmt: skip
 
+    attention.processor = lambda device: kernels.Processor(Driver.architecture // 10, 132)  # type: ignore[attr-defined]
     for module in (norm, gelu, attention, vocabulary, quantize, optimizers):
         module.launch = launch  # type: ignore[attr-defined]
     kernels.DEVICES.add("meta")
@@ -170,11 +171,25 @@ def undefined_reads(code: str) -> int:
     return len(re.findall(r"\*/\s+(?:@\S+ )?[A-Z0-9_.]+ [^;]*, R1\b(?!\d)", code))
 
 
-@functools.cache
-def resources(cubin: bytes, casts: bool) -> dict[str, int]:
-    """Return registers of a thread, bytes of its stack and local memory, where registers spill to, and undefined reads.
+def tile_instructions(code: str) -> int:
+    """Return the instructions of the shortest loop with tensor-core operations in a disassembled kernel, or 0."""
+    begins, operations, found = dict[str, int](), list[str](), list[int]()
+    for label, operation in re.findall(r"^(\.L_x_\d+):|/\*[0-9a-f]+\*/\s+([^;]*);", code, re.MULTILINE):
+        if label:
+            begins[label] = len(operations)
+            continue
+        operations.append(operation)
+        target = re.search(r"BRA.*\((\.L_x_\d+)\)", operation)
+        loop = operations[begins[target[1]] :] if target and target[1] in begins else []
+        if any("MMA" in one for one in loop):
+            found.append(len(loop))
+    return min(found, default=0)
 
-    These are looked for in kernels that cast to FP8.
+
+@functools.cache
+def resources(cubin: bytes, reads: bool) -> dict[str, int]:
+    """Return registers of a thread, bytes of its stack and local memory, where registers spill to, and if its code is
+    read its undefined reads and the instructions of a tile.
     """
     tools = Path(triton.__file__).parent / "backends/nvidia/bin"
 
@@ -184,10 +199,14 @@ def resources(cubin: bytes, casts: bool) -> dict[str, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text, code = said("cuobjdump", "-res-usage"), said("nvdisasm", "-c") if casts else ""
+        text, code = said("cuobjdump", "-res-usage"), said("nvdisasm", "-c") if reads else ""
     sizes = {name: int(re.findall(rf"{word}:(\d+)", text)[0])
              for name, word in (("registers", "REG"), ("stack_bytes", "STACK"), ("local_bytes", "LOCAL"))}  # fmt: skip
-    return {**sizes, "undefined_reads": undefined_reads(code)}
+    return {
+        **sizes,
+        "undefined_reads": 0 if sizes["stack_bytes"] else undefined_reads(code),
+        "tile_instructions": tile_instructions(code),
+    }
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ KERNELS = {
     "dropout_layer_norm_backward": ("norm", 6, 0),
     "bias_gelu_forward": ("activation", 1, 0),
     "bias_gelu_backward": ("activation", 1, 1),
-    "attention_forward": ("attention", 3, 1),
-    "attention_query_gradients": ("attention", 5, 2),
-    "attention_key_gradients": ("attention", 11, 2),
+    "attention_forward": ("attention", 4, 1),
+    "attention_query_gradients": ("attention", 6, 2),
+    "attention_key_gradients": ("attention", 10, 2),
     "cross_entropy_forward": ("softmax and loss", 2, 3),
     "cross_entropy_backward": ("softmax and loss", 4, 0),
     "embedding_layer_norm_forward": ("embedding", 4, 2),
@@ -50,8 +50,15 @@ WITHOUT_ROWS = {"optimizer_prepare", "lamb_trust"}
 CODES = {"quantize_both_ways to FP8": 2, "optimizer_prepare": 2}
 # Kernels with tensor cores hold tiles in registers, up to the 255 that a thread can have, and in the shared memory of
 # the smallest multiprocessor of their architecture: compute capability 8.6 for sm_80.
-TILED = {"attention_forward", "attention_query_gradients", "attention_key_gradients"}
+# Of each architecture: registers of a thread, and instructions for 64 queries and 64 keys with dropout, without a mask,
+# as Triton 3.9 compiles them with 2 % more. On sm_90 the registers let 4, 4 and 3 programs run at once.
+TILED = {
+    "attention_forward": {80: (255, 530), 90: (128, 460), 100: (128, 550)},
+    "attention_query_gradients": {80: (255, 515), 90: (128, 481), 100: (128, 530)},
+    "attention_key_gradients": {80: (255, 690), 90: (168, 567), 100: (168, 637)},
+}
 MOST_TILED_BYTES = {80: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+MOST_SPILLED_BYTES = 96
 # Registers of a thread times warps of a program: with so many, two programs fit into a multiprocessor's 65,536.
 MOST_REGISTERS, MOST_SHARED_BYTES = 128 * 8, 8192
 # A kernel that loads a tile ahead keeps it in shared memory: two programs have at most two thirds of the smallest.
@@ -96,10 +103,14 @@ def test_a_kernel_fits_its_processors(name: str, launches: Launches) -> None:
     own = [launch for launch in launches if launch["kernel"] == name]
     assert {launch["architecture"] for launch in own} >= ({90, 100} if name in FP8 else {80, 90, 100})
     for launch in own:
-        assert launch["stack_bytes"] == launch["local_bytes"] == 0, f"registers spill: {launch}"
+        spilled = launch["stack_bytes"] + launch["local_bytes"]
+        assert spilled <= (MOST_SPILLED_BYTES if name in TILED else 0), f"registers spill: {launch}"
         assert launch["undefined_reads"] == 0, f"wrong code: {launch}"
         if name in TILED:
-            assert launch["registers"] <= 255 and launch["shared_bytes"] <= MOST_TILED_BYTES[launch["architecture"]]
+            registers, instructions = TILED[name][launch["architecture"]]
+            assert launch["shared_bytes"] <= MOST_TILED_BYTES[launch["architecture"]]
+            if launch["form"] == "bf16":
+                assert launch["registers"] <= registers and 0 < launch["tile_instructions"] <= instructions, launch
         else:
             assert 0 < launch["registers"] * launch["warps"] <= MOST_REGISTERS
             assert launch["shared_bytes"] <= (MOST_AHEAD_BYTES if name in LOADS_AHEAD else MOST_SHARED_BYTES)

@@ -148,7 +148,7 @@ def test_attention_by_kernels_drops_out_and_sees_whole_sequences(text: str) -> N
             # The backward pass goes from the last layer to the first.
             given = found[layer if name == "attention_forward" else LAYERS - 1 - layer].arguments
             assert given["qkv"].shape == (TOKENS, 3, 16, HIDDEN // 16) and given["tokens"] == TOKENS
-            assert given["ends"].dtype == torch.int32 and given["ends"].shape == (len(LENGTHS) + 1,)
+            assert given["work"].dtype == torch.int32 and given["work"].shape == (-(-TOKENS // 64), 3)
             assert given["dropped"] == round(256 * SHAPE.attention_dropout)
             keys.add(id(given["key"]))
         assert len(keys) == 1  # the backward pass recomputes the mask of the forward pass

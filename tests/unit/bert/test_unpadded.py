@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.layouts import LENGTHS, assert_same, batch_of, loss_and_gradients, model
 
-from bert.data.batch import Batch, BatchCounts, Unpadded, unpad
+from bert.data.batch import Batch, BatchCounts, Unpadded, tiles_of, unpad
 from bert.speed.attention import attend, chunks
 
 
@@ -52,14 +52,24 @@ def test_a_layout_holds_places_positions_and_ends() -> None:
     assert layout is not None and layout.lengths == (3, 1, 2) and layout.columns == 4
     assert layout.places.tolist() == [0, 1, 2, 4, 8, 9] and layout.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
     assert layout.ends.tolist() == [0, 3, 4, 6] and layout.ends.dtype == torch.int32
+    assert layout.work.tolist() == [[0, 3, 0], [4, 2, 0], [3, 1, 0]] and layout.work.dtype == torch.int32
     assert batch_of([4, 4], 4).laid_out().layout is None, "without padding there is nothing to lay out"
+
+
+def test_tiles_hold_every_token_once_and_begin_with_the_longest_sequences() -> None:
+    lengths = (63, 1, 0, 512, 65, 64)
+    found = tiles_of(lengths).tolist()
+    tokens = [begin + row + one for begin, length, row in found for one in range(min(64, length - row))]
+    assert sorted(tokens) == list(range(sum(lengths)))
+    assert [length for _, length, _ in found] == [512] * 8 + [65, 65, 64, 63, 1]
+    assert tiles_of(()).shape == (0, 3) and len(tiles_of(lengths, 128)) == 8
 
 
 def test_a_layout_goes_with_its_batch_to_the_device() -> None:
     batch = batch_of([3, 1, 2], 4).laid_out()
     away = batch.to(torch.device("meta"))
     assert batch.layout is not None and away.layout is not None
-    for name in ("places", "position_ids", "ends"):
+    for name in ("places", "position_ids", "ends", "work"):
         there, here = getattr(away.layout, name), getattr(batch.layout, name)
         assert (there.device.type, there.shape, there.dtype) == ("meta", here.shape, here.dtype)
     assert away.layout.lengths == batch.layout.lengths
@@ -82,7 +92,7 @@ def test_all_of_a_batch_is_pinned_in_one_piece_and_taken_away_by_one_copy(monkey
         patch.setattr(torch.Tensor, "to", to)
         away = pinned.to(torch.device("meta"))
     assert copies == [pinned.memory.nbytes] and away.memory is None
-    names = ("places", "position_ids", "ends", "predicted")
+    names = ("places", "position_ids", "ends", "work", "predicted")
     for found in (pinned, away):
         assert batch.layout is not None and found.layout is not None and found.key is not None
         parts = [(batch.tensors[name], found.tensors[name]) for name in batch.tensors]

@@ -10,24 +10,21 @@ import torch
 from support.philox import key_of, weight_factors
 from torch import Tensor
 
+from bert.data.batch import tiles_of
 from bert.speed.kernels import attention
 from bert.speed.kernels.attention import Tiles
 from common.errors import UsageError
 
-SEED, LENGTHS, LONGEST = 3, (17, 1, 0, 131, 64), 192
+SEED, LENGTHS = 3, (63, 1, 0, 131, 64, 65)
 STEP = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 Tables = tuple[Tiles, Tiles, Tiles]
 SQUARE: Tables = (Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2))
-OTHERS: Tables = (Tiles(16, 128, 4, 2), Tiles(128, 64, 4, 2), Tiles(32, 128, 4, 2))
+OTHERS: Tables = (Tiles(64, 128, 4, 2), Tiles(64, 128, 4, 2), Tiles(32, 64, 4, 2))
 
 
 def use(tiles: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, one in zip(("FORWARD", "OF_QUERIES", "OF_KEYS"), tiles, strict=True):
         monkeypatch.setattr(attention, name, dict.fromkeys(attention.WIDTHS, one))
-
-
-def ends_of(lengths: tuple[int, ...]) -> Tensor:
-    return torch.tensor((0, *itertools.accumulate(lengths)), dtype=torch.int32)
 
 
 def inputs(heads: int, width: int, dtype: torch.dtype, lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, ...]:
@@ -58,25 +55,27 @@ def agree(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "probability", "tiles"),
+    ("dtype", "width", "probability", "tiles", "lengths"),
     [
-        (torch.bfloat16, 64, 0.3, SQUARE),
-        pytest.param(torch.bfloat16, 64, 0.0, OTHERS, marks=pytest.mark.slow),
-        pytest.param(torch.float16, 16, 0.3, OTHERS, marks=pytest.mark.slow),
-        (torch.float16, 128, 0.0, SQUARE),
+        (torch.bfloat16, 64, 0.3, SQUARE, LENGTHS),
+        pytest.param(torch.bfloat16, 64, 0.1, SQUARE, (3, 512), marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, 64, 0.0, OTHERS, LENGTHS, marks=pytest.mark.slow),
+        pytest.param(torch.float16, 16, 0.3, OTHERS, LENGTHS, marks=pytest.mark.slow),
+        (torch.float16, 128, 0.0, SQUARE, LENGTHS),
     ],
-    ids=["bf16, dropout", "bf16, other tiles", "fp16, dropout, other tiles", "fp16, wide heads"],
+    ids=["bf16, dropout", "bf16, longest", "bf16, other tiles", "fp16, dropout, other tiles", "fp16, wide heads"],
 )
 def test_context_and_gradients(
-    dtype: torch.dtype, width: int, probability: float, tiles: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    dtype: torch.dtype, width: int, probability: float, tiles: Tables, lengths: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     use(tiles, monkeypatch)
-    qkv, bias, given = inputs(2, width, dtype)
+    qkv, bias, given = inputs(2, width, dtype, lengths)
     torch.manual_seed(SEED)
-    context = attention.attention(qkv, ends_of(LENGTHS), LONGEST, probability, bias)
+    context = attention.attention(qkv, tiles_of(lengths), probability, bias)
     found, of_bias = torch.autograd.grad(context, [qkv, bias], given)
     exact = qkv.detach().double().requires_grad_()
-    expected = formula(exact, LENGTHS, probability)
+    expected = formula(exact, lengths, probability)
     (wanted,) = torch.autograd.grad(expected, exact, given.double())
     assert context.dtype == found.dtype == dtype and of_bias.dtype == torch.float32
     agree(context, expected, dtype)
@@ -93,9 +92,27 @@ def test_without_a_bias_gradients_are_the_same(monkeypatch: pytest.MonkeyPatch) 
     found = []
     for one in (bias, None):
         torch.manual_seed(SEED)
-        context = attention.attention(qkv, ends_of((65, 3)), 65, 0.1, one)
+        context = attention.attention(qkv, tiles_of((65, 3)), 0.1, one)
         found.append((context, torch.autograd.grad(context, qkv, given)[0]))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_the_order_of_the_tiles_and_tiles_without_tokens_change_nothing() -> None:
+    qkv, bias, given = inputs(2, 16, torch.bfloat16, (65, 3, 130))
+    work = tiles_of((65, 3, 130))
+    found = []
+    for tiles in (work, torch.cat([work.flip(0), torch.zeros(2, 3, dtype=torch.int32)])):
+        torch.manual_seed(SEED)
+        context = attention.attention(qkv, tiles, 0.1, bias)
+        found.append((context, *torch.autograd.grad(context, [qkv, bias], given)))
+    (*same, of_bias), (*others, sum_of_others) = found
+    assert all(torch.equal(*pair) for pair in zip(same, others, strict=True))
+    torch.testing.assert_close(sum_of_others, of_bias)
+
+
+def test_a_program_has_the_rows_of_a_tile() -> None:
+    assert {one.queries for table in (attention.FORWARD, attention.OF_QUERIES) for one in table.values()} == {64}
+    assert {one.keys for one in attention.OF_KEYS.values()} == {64}
 
 
 def test_large_scores_overflow_nowhere() -> None:
@@ -103,7 +120,7 @@ def test_large_scores_overflow_nowhere() -> None:
     with torch.no_grad():
         qkv[:, :2] *= 40
         qkv[3, 0], qkv[:, 1] = -60.0, qkv[:, 1].abs()  # all scores of a row far below 0
-    context = attention.attention(qkv, ends_of((20,)), 20, 0.0, bias)
+    context = attention.attention(qkv, tiles_of((20,)), 0.0, bias)
     found = torch.autograd.grad(context, [qkv, bias], given)
     agree(context, formula(qkv.detach().double(), (20,), 0.0), torch.float16)
     assert all(bool(one.isfinite().all()) for one in found)
@@ -114,7 +131,7 @@ def test_each_call_drops_other_weights_and_its_seed_repeats_them() -> None:
 
     def context(calls: int) -> Tensor:
         torch.manual_seed(SEED)
-        return [attention.attention(qkv.detach(), ends_of((40,)), 64, 0.5, None) for _ in range(calls)][-1]
+        return [attention.attention(qkv.detach(), tiles_of((40,)), 0.5, None) for _ in range(calls)][-1]
 
     first, again, second = context(1), context(1), context(2)
     assert torch.equal(first, again)
@@ -139,6 +156,6 @@ def test_weights_are_dropped_independently(probability: float) -> None:
 
 def test_a_probability_is_never_1_and_refused_where_it_would_be_0() -> None:
     qkv, _, _ = inputs(1, 16, torch.float16, (9,))
-    assert attention.attention(qkv, ends_of((9,)), 9, 1.0, None).isfinite().all()
+    assert attention.attention(qkv, tiles_of((9,)), 1.0, None).isfinite().all()
     with pytest.raises(UsageError, match=r"--dropout 0\.0019"):
-        attention.attention(qkv, ends_of((9,)), 9, 0.0019, None)
+        attention.attention(qkv, tiles_of((9,)), 0.0019, None)
