@@ -69,7 +69,7 @@ def attend(
             return attention(qkv, where.work, probability, bias, key)
         if operator == FLASH:
             return flash_attention(qkv[:, 0], qkv[:, 1], qkv[:, 2], where.ends, where.columns, probability)
-        return _attend_padded(qkv, where.ends, where.columns, probability)
+        return _attend_padded(qkv, where, probability)
     assert not isinstance(where, Unpadded)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=where, dropout_p=probability).transpose(1, 2)
@@ -91,17 +91,12 @@ def operator_for(device: torch.device, dtype: torch.dtype, width: int) -> str | 
     return FLASH if built and width <= _WIDEST_FLASH and width % 8 == 0 else None
 
 
-def _attend_padded(qkv: Tensor, ends: Tensor, longest: int, probability: float) -> Tensor:
-    """PyTorch's attention on rows padded to the longest sequence, without reading a length from the device."""
-    rows = ends.shape[0] - 1
-    token = torch.arange(qkv.shape[0], device=ends.device, dtype=ends.dtype)
-    row = torch.searchsorted(ends, token, right=True) - 1
-    slots = row * longest + token - ends[row]
-    padded = qkv.new_zeros(rows * longest, *qkv.shape[1:]).index_copy(0, slots, qkv)
-    query, key, value = padded.unflatten(0, (rows, longest)).permute(2, 0, 3, 1, 4).unbind(0)
-    real = (torch.arange(longest, device=qkv.device) < ends.diff()[:, None])[:, None, None, :]
+def _attend_padded(qkv: Tensor, where: Unpadded, probability: float) -> Tensor:
+    """PyTorch's attention on the padded rows of the batch."""
+    query, key, value = where.put_back(qkv).permute(2, 0, 3, 1, 4).unbind(0)
+    real = where.put_back(qkv.new_ones(len(qkv), dtype=torch.bool))[:, None, None, :]
     attended = F.scaled_dot_product_attention(query, key, value, attn_mask=real, dropout_p=probability)
-    return attended.transpose(1, 2).flatten(0, 1).index_select(0, slots)
+    return where.take(attended.transpose(1, 2))
 
 
 @dataclass(frozen=True)

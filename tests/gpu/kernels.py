@@ -35,7 +35,7 @@ TILES = [
     attention.Tiles(64, 64, 4, 3), attention.Tiles(64, 64, 4, 2), attention.Tiles(64, 64, 4, 4),
     attention.Tiles(128, 64, 8, 2), attention.Tiles(128, 64, 8, 3), attention.Tiles(128, 64, 4, 2),
     attention.Tiles(32, 64, 4, 3), attention.Tiles(64, 64, 4, 2, 168), attention.Tiles(64, 64, 4, 3, 200),
-    attention.Tiles(64, 128, 8, 2),
+    attention.Tiles(64, 64, 4, 2, 128), attention.Tiles(64, 128, 8, 2),
 ]  # fmt: skip
 
 

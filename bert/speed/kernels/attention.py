@@ -117,7 +117,7 @@ def attention_forward(
             column = first + tl.arange(0, keys)
             real = column < length if last else None
             scores = tl.dot(query, tl.trans(rows_of(part + hidden, column, real, 3 * hidden, depth)))
-            if last:
+            if real is not None:
                 scores = tl.where(real[None, :], scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, 1) * scale)
             weights = tl.exp2(scores * scale - higher[:, None])
@@ -189,7 +189,7 @@ def attention_query_gradients(
             if dropped > 0:
                 of_weights = tl.where(kept_weights(number, token, head, first, keys, dropped), of_weights, 0.0)
             of_scores = weights * (of_weights - product[:, None])
-            if last:
+            if real is not None:
                 of_scores = tl.where(real[None, :], of_scores, 0.0)
             of_query = tl.dot(of_scores.to(query.dtype), own_key, of_query)
     store_gradient(result, sums, 0, of_query * (kept * depth**-0.5), begin, row, here, head, heads, depth)
