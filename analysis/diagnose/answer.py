@@ -26,6 +26,7 @@ _SAME_TRAINING = ("task", "task_options", "preset", "seq_len", "world_size", "de
 _SAME_STEP = (*_SAME_TRAINING, "precision", "micro_batch_size")
 # Relative difference of the step of a breakdown from the trial's step up to which both measured the same.
 _SAME_SPEED = 0.25
+_OF_TRAINER = ("train_samples_per_second", "train_runtime", "train_loss", "eval_runtime", "eval_loss")
 _CONTENTS = {"probe": "a search for the largest batch", "comm": "collectives", "profile": "profiles"}
 
 
@@ -371,6 +372,7 @@ def script_answer(trials: Sequence[LoadedTrial], profiled: Profiled | None = Non
     row, settings = rounds[-1].row, rounds[-1].trial
     if not rounds[-1].ok:
         return answer
+    answer = dataclasses.replace(answer, sentences=(*_script_details(row), *answer.sentences))
     badge = disturbance(row.get("cautions") or [])
     context = Context(row={**row, "kind": settings.kind, "command": settings.command}, run=out)
     advice = [one for each in rounds for one in (profiled or {}).get(each.trial.trial_id, ())]
@@ -379,6 +381,30 @@ def script_answer(trials: Sequence[LoadedTrial], profiled: Profiled | None = Non
         advice.append(Advice(cause="data", seen=seen, remedy=FASTER_LOADER, saves=wait / row["step_time_ms"]))
     advice += of_machine(badge, context.command("machine"))
     return dataclasses.replace(answer, badge=badge, advice=tuple(ranked(advice)))
+
+
+def _script_details(row: Row) -> Iterator[str]:
+    if (row.get("padding_efficiency") or 1) < 0.7:  # else other things matter more
+        yield f"{wording.percent(1 - row['padding_efficiency'])} of all positions are padding: group texts by length."
+    parts = {name: row.get(f"{name}_ms") for name in ("data_wait", "forward", "backward", "optimizer")}
+    known = {name.replace("_", " "): value / row["step_time_ms"] for name, value in parts.items() if value is not None}
+    if parts["backward"] is not None:
+        known["rest"] = max(0.0, 1 - sum(known.values()))
+        yield f"Of a step: {', '.join(f'{name} {wording.percent(share)}' for name, share in known.items())}."
+    if not (whole := row.get("whole_run")):
+        return
+    rates = [(what, whole[f"{what}_per_second"]) for what in ("samples", "steps")]
+    said = [f"{wording.number(rate)} {what}/s" for what, rate in rates if rate]
+    if whole["long_steps"]:
+        every = f"every {whole['long_every']}th, " if whole["long_every"] else ""
+        steps = (
+            f"{wording.counted(whole['long_steps'], 'long step')} ({every}longest {whole['longest_ms'] / 1000:.3g} s)"
+        )
+        said.append(f"{wording.percent(whole['long_share'])} of its time in {steps}")
+    said += [f"{name} {wording.percent(seconds / whole['seconds'])}" for name, seconds in whole["aside"].items()]
+    yield f"Whole run: {', '.join(said)}."
+    if figures := {name: value for name, value in whole["framework"].items() if name in _OF_TRAINER}:
+        yield f"Trainer's own figures: {', '.join(f'{name} {wording.number(one)}' for name, one in figures.items())}."
 
 
 def _script_sentence(trials: Sequence[LoadedTrial]) -> str:

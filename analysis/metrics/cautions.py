@@ -24,6 +24,9 @@ _FOREIGN_CPU_PERCENT = 10.0
 _DATA_WAIT_SHARE = 0.05
 _PEAK_DRIFT = 0.15
 FASTER_LOADER = "give its DataLoader more workers, a faster disk or a core of their own"
+_VARIED = (
+    "measure longer, fix clocks and power mode; evaluation, a slow loader and sequences of unequal length vary too"
+)
 _AGAIN = "measure again (a new --out)"
 _REMEDIES = {
     "noisy": "close other programs, fix clocks and power mode, or measure longer; sequences of unequal length vary too",
@@ -58,7 +61,7 @@ def of_trial(
     trial: Trial, result: Row, rows: Sequence[Row], environment: Row, telemetry: Sequence[Row] = ()
 ) -> list[dict[str, str]]:
     """Return the cautions of one trial as {code, message, remedy}; `rows` are its measured steps by `combine`."""
-    remedies = _REMEDIES | ({"data_wait": FASTER_LOADER} if trial.kind == "measure" else {})
+    remedies = _REMEDIES | ({"data_wait": FASTER_LOADER, "noisy": _VARIED} if trial.kind == "measure" else {})
     window = _of_window(trial, result) if trial.kind not in ("train", "profile", "probe") else ()
     others = (*_of_machine(trial, rows, environment, telemetry), *_of_result(trial, result))
     return [asdict(one) for one in (*window, *(Caution(code, message, remedies[code]) for code, message in others))]

@@ -33,6 +33,7 @@ _RATES = {
     "padded_tokens_per_second": "padded_tokens",
     "model_flops_per_second": "model_flops",
 }
+_LONG = 3.0  # medians: such a step of a script evaluates, saves, or waits for what is rare
 # A rank this much slower in its own work than the median of the others is a straggler.
 STRAGGLER_SKEW = 0.05
 
@@ -50,7 +51,7 @@ def summarize(
     Beside MEASURED_COLUMNS: unknown ({column: why it is None}), window_start, window_stop, warmup_source (given |
     detected), samples_per_step, samples_per_second_low, samples_per_second_high (95 %), median_half_width (relative),
     peak_memory_kind, parameters, measured_peak ({dtype, shape, drift}), step_lacks (what is not installed),
-    per_rank, cautions ([{code, message, remedy}]).
+    per_rank, cautions ([{code, message, remedy}]), and of a script `whole_run`.
 
     `price_per_hour` is that of all devices together.
     """
@@ -73,6 +74,7 @@ def summarize(
         start, stop = window[0]["step"], window[-1]["step"] + 1
         result |= {"window_start": start, "window_stop": stop}
         result |= _times(window, unknown) | _rates(window, unknown)
+        result |= {"whole_run": whole_run(combine(steps), ranks)} if trial.kind == "measure" else {}
         result["per_rank"] = per_rank(steps, ranks, start, stop)
         result |= _utilization(trial, ranks, result["model_flops_per_second"], unknown)
         result |= _energy(trial, window, environment, telemetry, unknown)
@@ -141,6 +143,29 @@ def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]], absent: int) ->
     if trial.kind == "measure" and trial.profiler is not None:
         return "no step was timed outside of the profiled ones"
     return "no step was finished by every rank"
+
+
+def whole_run(rows: Sequence[Row], ranks: Ranks) -> dict[str, Any]:
+    """Return what all steps of a script came to, also warm-up and the long ones.
+
+    `long_every` is the distance of the latter where it is one, `aside` s of rank 0 by what a framework did.
+    """
+    times = np.array([row["step_time_ms"] for row in rows])
+    long = times > _LONG * np.median(times)
+    numbers = [row["step"] for row, is_long in zip(rows, long, strict=True) if is_long]
+    gaps, first = set(np.diff(numbers[int(long[0]) :]).tolist()), ranks.get(0) or {}
+    seconds, samples = float(times.sum()) / 1000, _total(rows, "samples")
+    return {
+        "seconds": seconds,
+        "steps_per_second": len(times) / seconds,
+        "samples_per_second": None if samples is None else samples / seconds,
+        "long_steps": len(numbers),
+        "long_share": float(times[long].sum() / times.sum()),
+        "long_every": gaps.pop() if len(gaps) == 1 else None,
+        "longest_ms": float(times.max()),
+        "aside": {name: one["seconds"] for name, one in (first.get("aside") or {}).items()},
+        "framework": first.get("framework") or {},
+    }
 
 
 def _times(window: Rows, unknown: Unknown) -> dict[str, Any]:

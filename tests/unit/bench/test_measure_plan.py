@@ -151,6 +151,27 @@ def test_a_window_behind_the_scripts_end_is_no_measurement_and_one_that_is_cut_s
     assert "60 steps" in profile_of(profiled, directory, 2.0)["problem"]
 
 
+def test_the_whole_run_stands_beside_the_window(tmp_path: Path) -> None:
+    directory = stepped(script(implementation="t.py"), tmp_path, 0)
+    times = [2.0 if number % 10 else 40.0 for number in range(1, 41)]
+    with RowWriter(directory.steps_csv(0), STEP_COLUMNS) as writer:
+        for number, time_ms in enumerate(times):
+            row = {"step": number, "step_time_ms": time_ms, "samples": 4, "start_ns": number, "data_wait_ms": 0.2}
+            row |= {"forward_ms": 0.5, "backward_ms": 1.0, "optimizer_ms": 0.1, "real_tokens": 4, "padded_tokens": 10}
+            writer.write({**dict.fromkeys(STEP_COLUMNS), **row})
+    aside, framework = {"evaluation": {"count": 4, "seconds": 0.08}}, {"train_samples_per_second": 650.0}
+    write_record(directory.rank_json(0), {"rank": 0, "aside": aside, "framework": framework})
+    (trial,) = load_run(RunDirectory(tmp_path))
+    whole = trial.row["whole_run"]
+    assert (whole["long_steps"], whole["long_every"], whole["longest_ms"]) == (4, 10, 40.0)
+    assert whole["samples_per_second"] == pytest.approx(160 / 0.232) and whole["long_share"] == pytest.approx(160 / 232)
+    padding, step, run, trainer = script_answer([trial]).sentences
+    assert padding.startswith("60.0 % of all positions are padding")
+    assert "data wait 10.0 %, forward 25.0 %, backward 50.0 %, optimizer 5.0 %, rest 10.0 %" in step
+    assert "690 samples/s" in run and "69.0 % of its time in 4 long steps (every 10th" in run
+    assert "evaluation 34.5 %" in run and "train_samples_per_second 650" in trainer
+
+
 def test_rounds_of_an_edited_script_are_one_measurement_that_says_so(tmp_path: Path) -> None:
     for number, (step_ms, content) in enumerate([(2.0, "aa"), (4.0, "aa"), (3.0, "bb")]):
         stepped(script(implementation="t.py", round=number), tmp_path, 30, step_ms, content)
