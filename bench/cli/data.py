@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING
 
 from analysis.render.tables import Block, Facts, Plain, texts
 from analysis.wording import traffic
@@ -13,12 +12,9 @@ from bench.cli.options import Printed
 from bench.cli.progress import show_stages
 from bench.cli.result import Result
 from bert.data.sources import SOURCES, RemoteOptions, named, obtain
-from bert.tasks.pretrain.prepare import PrepareConfig
+from bert.tasks.pretrain.prepare import PrepareConfig, PrepareSummary
 from common.errors import UsageError
 from common.flags import Positional
-
-if TYPE_CHECKING:
-    from bert.tasks.pretrain.prepare import PrepareSummary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +38,7 @@ def run_pretrain(options: DataPretrainOptions) -> Result:
     return Result(document=summary.to_json(), blocks=[Facts(list(_stages(summary)))], notes=summary.notes)
 
 
-def _stages(summary: "PrepareSummary") -> Iterator[tuple[str, str]]:
+def _stages(summary: PrepareSummary) -> Iterator[tuple[str, str]]:
     for stage in summary.stages:
         state = "already complete" if stage.kept else f"{stage.seconds:.1f} s"
         yield stage.stage, f"{state}, {stage.files:,} file(s): {stage.folder}"

@@ -76,8 +76,6 @@ def run(argv: list[str]) -> int:
         if error.errno == errno.EPIPE:  # the reader of our output (head, less) has gone
             return 0
         problem = f"cannot write the output: {error.strerror} [write-failed]"
-    except MemoryError:
-        problem = "out of memory: use fewer --workers or --devices, or smaller batches [out-of-memory]"
     print(f"bertbench: {problem}", file=sys.stderr)
     return 2
 

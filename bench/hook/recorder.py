@@ -189,10 +189,12 @@ class Recorder:
         self._seen |= {phase for phase, *_ in self._phases}
         self._phases, self._passes = [], 0
         self._steps += 1
-        if self.profile is not None and self.profile.next_step(self._steps, self._rank, self._device, self._world):
+        drained, at = self._drain(now), (self._steps, self._rank, self._device, self._world)
+        if (self.profile is not None and self.profile.next_step(*at)) or self._steps == 1:  # it made the files
             now, unix, event = time.perf_counter_ns(), time.time_ns(), self._event()
+            self._mark = now, event
         self._began = (unix, now, event)
-        if self._drain(now) and os.path.exists(self._stop):  # noqa: PTH110
+        if drained and os.path.exists(self._stop):  # noqa: PTH110
             self.finish()
             raise SystemExit(0)
 

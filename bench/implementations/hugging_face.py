@@ -209,11 +209,14 @@ class GivenModel(HuggingFaceModel):
     @cached_property
     def traced(self) -> TrainingFlops | str:
         """What returns the FLOPs of a step, or why they are unknown."""
-        model = self._make("meta", attn_implementation="eager")
-        try:
-            return training_flops(model, self.spec.seq_len, self.predicts_words)
-        except NotTracedError as error:
-            return f"FLOPs unknown: {error}"
+        problem = ""
+        for device in ("meta", "cpu"):  # some models read values, which a meta tensor does not have
+            try:
+                model = self._make(device, attn_implementation="eager")
+                return training_flops(model, self.spec.seq_len, self.predicts_words)
+            except NotTracedError as error:
+                problem = str(error)
+        return f"FLOPs unknown: {problem}"
 
     def model_flops(self, counts: BatchCounts) -> float | None:
         """Return the FLOPs of the micro-batches of a step, None where they are unknown."""

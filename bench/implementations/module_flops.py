@@ -31,7 +31,7 @@ def training_flops(model: Any, longest: int, predicts_words: bool = True) -> Tra
     """Count the FLOPs of a Hugging Face encoder with its head.
 
     Args:
-        model: on the meta device, with attention written out (attn_implementation="eager").
+        model: on the meta device, or on the CPU where it reads values, with attn_implementation="eager".
         longest: tokens of the longest sequence.
         predicts_words: whether the head works on predicted positions; False where it works on whole sequences.
     """
@@ -62,7 +62,7 @@ def training_flops(model: Any, longest: int, predicts_words: bool = True) -> Tra
 
 def _count(module: Any, sequences: int, length: int) -> int:
     """FLOPs of one forward pass; models that read the ids where there is no mask are given one."""
-    ids = torch.zeros(sequences, length, dtype=torch.long, device="meta")
+    ids = torch.zeros(sequences, length, dtype=torch.long, device=next(module.parameters()).device)
     problem = ""
     for inputs in ({"input_ids": ids}, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}):
         counter = FlopCounterMode(display=False)
@@ -72,4 +72,4 @@ def _count(module: Any, sequences: int, length: int) -> int:
             return int(counter.get_total_flops())
         except Exception as error:  # whatever a model does with missing values
             problem = first_line(error)
-    raise NotTracedError(f"its forward pass cannot be traced on meta tensors ({problem})")
+    raise NotTracedError(f"its forward pass cannot be traced ({problem})")

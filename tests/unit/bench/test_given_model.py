@@ -71,6 +71,20 @@ COUNTS = BatchCounts(
 )
 
 
+def test_a_model_that_reads_values_is_counted_with_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    trial = trial_of(write_config(tmp_path))
+    expected, forward = given_model(trial).model_flops(COUNTS), transformers.BertModel.forward
+
+    def reads(self: Any, *inputs: Any, **named: Any) -> Any:
+        (inputs[0] if inputs else named["input_ids"]).max().item()
+        return forward(self, *inputs, **named)
+
+    monkeypatch.setattr(transformers.BertModel, "forward", reads)
+    assert expected is not None and given_model(trial).model_flops(COUNTS) == expected
+
+
 def given_model(trial: Trial) -> GivenModel:
     return GivenModel(trial, make_task(trial.task, trial.task_options))
 
