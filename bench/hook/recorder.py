@@ -277,7 +277,8 @@ class Recorder:
                     break
                 row["step_time_ms"] = row["step_time_ms"] if began is None else began.elapsed_time(end)
             for phase, begin, last in phases:
-                time_ms = _milliseconds(begin[0], last[0]) if begin[1] is None else begin[1].elapsed_time(last[1])
+                passed = [mark[1] for mark in (begin, last) if mark[1] is not None and mark[1].query()]
+                time_ms = passed[0].elapsed_time(passed[1]) if passed[1:] else _milliseconds(begin[0], last[0])
                 row[f"{phase}_ms"] = row.get(f"{phase}_ms", 0.0) + (time_ms or 0.0)
             self._pending.popleft()
             lines.append(",".join([_text(row.get(name)) for name in self.columns]))

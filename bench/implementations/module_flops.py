@@ -62,7 +62,7 @@ def training_flops(model: Any, longest: int, predicts_words: bool = True) -> Tra
 
 def _count(module: Any, sequences: int, length: int) -> int:
     """FLOPs of one forward pass; models that read the ids where there is no mask are given one."""
-    ids = torch.zeros(sequences, length, dtype=torch.long, device=next(module.parameters()).device)
+    ids = torch.zeros(sequences, length, dtype=torch.long, device=getattr(module, "device", "meta"))
     problem = ""
     for inputs in ({"input_ids": ids}, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}):
         counter = FlopCounterMode(display=False)

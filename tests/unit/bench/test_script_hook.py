@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +17,9 @@ import script_loads
 import torch
 
 from bench.hook import on_path
-from bench.hook.loads import count_batch
+from bench.hook.loads import Loads, count_batch
 from bench.hook.on_path.sitecustomize import NOTES, VARIABLE
-from bench.hook.recorder import BY_PASSES
+from bench.hook.recorder import BY_PASSES, Recorder
 from records.files import SCHEMA_VERSION
 from records.run import TrialDirectory
 from records.schema import STEP_COLUMNS
@@ -210,6 +211,55 @@ def test_the_phases_of_a_step_are_those_of_the_scripts_clocks(tmp_path: Path) ->
     assert record["unknown"].keys().isdisjoint({"forward_ms", "backward_ms", "optimizer_ms"})
     assert record["aside"]["checkpoints"]["count"] == 10
     assert record["libraries"]["torch"] == torch.__version__ and record["script"] == str(tmp_path / "phases.py")
+
+
+class Event:
+    """An event of a GPU that is 1 ms behind at each further one."""
+
+    made = 0
+
+    def __init__(self, **options: bool) -> None:
+        Event.made += 1
+        self.at = float(Event.made)
+
+    def record(self, stream: object) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: "Event") -> float:
+        return end.at - self.at
+
+
+def test_phases_on_a_gpu_are_those_between_its_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {"trace": None, "loads": SimpleNamespace(Loads=Loads)}
+    settings = {"folder": tmp_path, "columns": STEP_COLUMNS, "schema_version": SCHEMA_VERSION}
+    recorder = Recorder(settings, lambda name, text="": pytest.fail(f"{name} {text}"), modules.get)
+    for name, value in (("Event", Event), ("current_stream", lambda device: None)):
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**20)
+    monkeypatch.setattr(os, "_exit", os._exit)  # what a claim sets is undone
+    gpu = SimpleNamespace(type="cuda")
+    optimizer = type("AdamW", (SimpleNamespace,), {})(
+        param_groups=[{"params": [SimpleNamespace(device=gpu)], "lr": 0.1}]
+    )
+    recorder.has_optimizer = True
+    for _ in range(4):
+        loads = recorder.loads
+        recorder.waited(time.perf_counter_ns(), loads.waited_ns, loads.returned, Loads(), [torch.ones(3)])
+        for begins in (True, False):
+            recorder.backward(begins)
+        recorder.begin_update()
+        recorder.end_step(optimizer)
+    recorder.finish()
+    rows = TrialDirectory(tmp_path).read_steps(0)
+    assert [row["samples"] for row in rows] == [3] * 4
+    # Events: end of the wait, begin and end of the pass, begin and end of the update, end of the step.
+    assert [[row[f"{name}_ms"] for name in ("forward", "backward", "optimizer")] for row in rows[1:]] == [[1.0] * 3] * 3
+    assert [row["step_time_ms"] for row in rows[2:]] == [6.0] * 2
 
 
 HAND_WRITTEN = """
