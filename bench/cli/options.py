@@ -9,12 +9,12 @@ from common.errors import UsageError
 
 RARE = frozenset({
     "activation_checkpointing", "best_by", "bucket_mib", "deepspeed_config", "delimiter", "dropout", "encoding",
-    "eval_every", "eval_samples", "grad_accum", "grad_accum_steps", "head", "header", "implementation", "keep",
-    "log_every", "log_to", "logfile", "max_batch_limit", "max_grad_norm", "max_steps", "memory_limit_gib",
-    "micro_batch_size", "min_steps", "model", "optimizer", "padding", "phase", "precision_target", "prep_only",
-    "price_per_hour", "profile_steps", "quoting", "retry_failed", "sample_limit", "save_every", "scaling", "schedule",
-    "seed", "test", "threads", "timeout_seconds", "train_on_all", "trust_remote_code", "validation", "warmup",
-    "weight_decay", "zero_stage", "zero_stages",
+    "eval_every", "eval_samples", "fp8_fast_gradients", "grad_accum", "grad_accum_steps", "head", "header",
+    "implementation", "keep", "log_every", "log_to", "logfile", "max_batch_limit", "max_grad_norm", "max_steps",
+    "memory_limit_gib", "micro_batch_size", "min_steps", "model", "optimizer", "padding", "phase", "precision_target",
+    "prep_only", "price_per_hour", "profile_steps", "quoting", "retry_failed", "sample_limit", "save_every", "scaling",
+    "schedule", "seed", "test", "threads", "timeout_seconds", "train_on_all", "trust_remote_code", "validation",
+    "warmup", "weight_decay", "zero_stage", "zero_stages",
 })  # fmt: skip
 """Fields that --help leaves to --help-all, so that it fits one screen."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bench.run.stopwatch import Stopwatch, stopwatch
-from bert.speed.fp8 import products_dtype
+from bert.speed.fp8 import FORMATS, INPUT, scales_of
 
 # For one peak, in all.
 _SECONDS = 0.4
@@ -33,7 +33,7 @@ def peak_dtype(model: torch.nn.Module, dtype: torch.dtype, device: torch.device)
     `dtype` is that of its precision. They differ for FP8 on a CPU, which only imitates FP8, more slowly than bf16: that
     rate is no peak.
     """
-    products = products_dtype(model, dtype)
+    products = dtype if scales_of(model.parameters()) is None else FORMATS[INPUT]
     return products if device.type == "cuda" else dtype, str(products).removeprefix("torch.")
 
 

@@ -162,10 +162,9 @@ class TrainRecorder:
         scalars = {
             "loss": event.loss,
             **event.parts,
-            "learning_rate": event.learning_rate,
+            **{name: getattr(event, name) for name in ("learning_rate", "loss_scale", "fp8_saturated")},
             "percent_complete": 100 * event.applied_steps / self._settings.steps,
             "samples_per_second": samples / step_ms * 1000 if step_ms else None,
-            "loss_scale": event.loss_scale,
         }
         self._loggers.log(event.applied_steps, {f"train/{name}": value for name, value in scalars.items()})
         self.summary["steps_made"] += 1
@@ -186,12 +185,11 @@ class TrainRecorder:
         if self._began is not None:
             seconds = time.monotonic() - self._began
             left = seconds / self.summary["steps_made"] * max(0, self._settings.steps - event.applied_steps)
+        own = ("step", "applied_steps", "learning_rate", "loss_scale", "fp8_saturated")
         self._write(
             "progress",
-            **{name: getattr(event, name) for name in ("step", "applied_steps")},
+            **{name: getattr(event, name) for name in own},
             total_steps=self._settings.steps,
-            learning_rate=event.learning_rate,
-            loss_scale=event.loss_scale,
             **_finite({"loss": event.loss, "samples_per_second": rate, "seconds_left": left}),
         )
 

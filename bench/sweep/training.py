@@ -145,6 +145,8 @@ class TrainOptions:
     """Gradient bucket size in MiB; default the strategy's own."""
     precision: Annotated[str, PRECISION] = AUTO
     """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
+    fp8_fast_gradients: bool = False
+    """With --precision fp8 also GEMMs of gradients add up in fewer bits: faster on a GPU, which is not measured."""
     seed: int | None = None
     """Seed of weights, data order and dropout; default 42."""
     init: Path | None = None

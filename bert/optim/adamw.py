@@ -8,6 +8,7 @@ from torch.optim.optimizer import ParamsT
 
 from bert.private import update_by_adam
 from bert.speed.copies import LOW, copy_of, has_low_gradients
+from bert.speed.fp8 import cast_weights
 
 # Elements of a parameter that are worked on together on a CPU: with moments and scratch 4 MiB, which stay in a cache.
 _AT_ONCE = 1 << 18
@@ -63,6 +64,7 @@ class AdamW(torch.optim.AdamW):
             torch._foreach_div_(others, divisor)
         super().step()
         self._forget_copies()
+        cast_weights(self.param_groups)
         for parameter, gradient in low:
             parameter.grad = gradient
 

@@ -22,6 +22,7 @@ from torch.autograd.graph import increment_version
 from bert.optim.adamw import AdamW
 from bert.optim.lamb import Lamb
 from bert.speed.copies import LOW, copy_of
+from bert.speed.fp8 import cast_weights
 from bert.speed.kernels import optimizers as kernels
 
 # What torch.nn.utils.clip_grad_norm_ adds to the norm.
@@ -103,6 +104,7 @@ class _Fused(torch.optim.Optimizer):
         increment_version([*written, *(copy.values for _, copy in copies)])
         for parameter, copy in copies:
             copy.version = parameter._version
+        cast_weights(self.param_groups)
         self._sums = None
 
 
@@ -130,7 +132,7 @@ class FusedAdamW(_Fused, AdamW):
         if table is not None:
             scale, found = getattr(self, "grad_scale", None), self.found_inf
             prepared = kernels.prepare(table, self._sums, max_norm=max_norm, room=_ROOM, scale=scale, found=found)
-            kernels.update_adamw(table, prepared)
+            kernels.update(table, prepared)
             self._written()
 
 
@@ -152,5 +154,5 @@ class FusedLamb(_Fused, Lamb):
         sums = None if max_norm is None else self._squares(table)
         count = self._begin(table.rows.device, self.found_inf)
         prepared = kernels.prepare(table, sums, max_norm=max_norm, scale=scale, found=self.found_inf, count=count)
-        kernels.update_lamb(table, prepared)
+        kernels.update(table, prepared, trusts=True)
         self._written()

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from bert.private import update_by_adam
+from bert.speed.fp8 import cast_weights
 
 
 class Lamb(torch.optim.Optimizer):
@@ -98,6 +99,7 @@ class Lamb(torch.optim.Optimizer):
                 self._adam(parts, parameters, group, group["lr"], step, clipping)
             elif parameters:
                 self._decayed(parameters, group, step, clipping, ranks)
+        cast_weights(self.param_groups)
 
     def _begin(self, device: torch.device, left_out: Tensor | None) -> Tensor:
         """Count a step on the device, unless it is left out; return its number, from 1."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
 from bert.speed import copies
-from bert.speed.fp8 import Cast, Fp8Copy, OutputGradient, Quantized, largest
+from bert.speed.fp8 import INPUT, Cast, Fp8Copy, OutputGradient, Quantized, largest
 from bert.speed.kernels import usable
 from bert.speed.native import loops
 
@@ -135,7 +135,7 @@ def gelu(x: Tensor | Product, reader: nn.Linear | None = None) -> tuple[Tensor, 
 def _input_cast(reader: nn.Linear | None, measure: Callable[[], Tensor] | None = None) -> Cast | None:
     """Return how a kernel casts what a layer reads; None if it is not in FP8, or not measured yet."""
     copy = None if reader is None else fp8_copy(reader)
-    return None if reader is None or copy is None else copy.input_cast(reader.weight, measure)
+    return None if copy is None else copy.scales.cast(copy.layer, INPUT, torch.is_grad_enabled(), measure=measure)
 
 
 def has_loops(x: Tensor, dtype: torch.dtype | None = None) -> bool:

@@ -1,13 +1,12 @@
 """Linear layers whose GEMMs run in FP8, with one scale per tensor (Micikevicius et al. 2022, arXiv 2209.05433).
 
-Inputs and weights are cast to E4M3, gradients of outputs to E5M2. Weights are cast once per update. GEMMs return bf16,
-with the bias added in their epilogue. Those of the forward pass accumulate in the tensor cores alone ("fast
-accumulation"), which keep fewer bits of a sum than float32; those of the backward pass also accumulate in float32
-registers. Transformer Engine's default is the same.
+Inputs and weights are cast to E4M3, gradients of outputs to E5M2. GEMMs return bf16, with the bias added in their
+epilogue. Those of the forward pass accumulate in the tensor cores alone ("fast accumulation"), which keep fewer bits of
+a sum than float32; those of the backward pass also accumulate in float32 registers, unless a run asks for fast ones.
+Transformer Engine's default is the same.
 
-With Triton one kernel casts, transposes and finds the magnitude: 4 bytes per element (bert.speed.kernels.quantize). On
-an H100 FP8 is 1.15 x as fast as bf16 at batch 128 (docs/results/2026-11-26-h100.md), and slower than it with PyTorch's
-functions. The tests compare both with float32 on a CPU, where PyTorch has the same operator.
+With Triton one kernel casts, transposes and finds the magnitude: 4 bytes per element (bert.speed.kernels.quantize).
+Measured on an H100: docs/results/2026-11-26-h100.md.
 
 Scales come from the magnitudes of earlier updates: delayed scaling, as in Transformer Engine. A tensor is divided by
 its scale before the cast. The scale maps twice the largest magnitude of the last 16 updates to the largest number of
@@ -16,20 +15,22 @@ infinity and NaN become NaN. The margin of 2 costs one of 15 powers of two of E4
 update has no history: there a tensor is read twice, and gets the scale of its own magnitude. A tensor of zeros gives
 none, so in the update after it the scale is 1.
 
-Magnitudes are recorded in training only, and enter the history once per update, before the first GEMM that follows it.
-Within an update scales are constant: accumulated micro-steps share them, and a recomputed layer gets the same numbers
-again. Nothing is read back to the host. Ranks have scales of their own.
+Magnitudes are recorded in training only. The optimizers of bert.optim end an update with `cast_weights`: it enters them
+into the history, and casts all weights. Within an update scales are constant: accumulated micro-steps share them, and a
+recomputed layer gets the same numbers again. After the first update every tensor here stays where it is, so that a
+CUDA graph can be replayed; nothing is read back to the host. Ranks have scales of their own.
 
 Shapes: T rows, C columns; I input and O output features; K layers, each with an input, a weight and a gradient of its
 output. The operator wants T, I and O multiples of 16: rows are padded with zeros.
 """
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from bert.private import scaled_product
@@ -70,21 +71,32 @@ class Cast(NamedTuple):
 
 
 class Scales:
-    """The scales of the linear layers of a model, on one device."""
+    """The scales of the linear layers of a model, on one device, and the casts of their weights."""
 
-    def __init__(self) -> None:
-        self._history = self._largest = torch.empty(0)
+    def __init__(self, fast_gradients: bool = False) -> None:
+        self.fast_gradients = fast_gradients
+        """Whether GEMMs that compute gradients accumulate in the tensor cores alone."""
+        self.saturated = torch.zeros(())
+        """How many tensors had numbers that saturated, each counted once in an update; who reads it sets it to 0."""
+        self._history = self._largest = self._scale = self._limits = torch.empty(0)
         # Views of single numbers, by layer and role, made once: a cast then needs no indexing.
-        self._scale_of: list[Tensor | None] = []
+        self._scale_of: Sequence[Tensor] = ()
         self._largest_of: Sequence[Tensor] = ()
-        self._begun: set[int] = set()
+        self._known: list[bool] = []
+        self._weights: list[weakref.ref[Tensor]] = []  # each has its copy, which has these scales
+        self._cast_all: Callable[[], Sequence[Quantized]] | None = None
 
-    def add(self, device: torch.device) -> int:
+    def add(self, device: torch.device, weight: Tensor | None = None) -> int:
         """Add a linear layer on a device; return its number. All must be added before the first is used."""
         layer = len(self._scale_of) // len(FORMATS)
+        self.saturated = torch.zeros((), device=device)
         self._history = torch.zeros(HISTORY, layer + 1, len(FORMATS), device=device)
         self._largest = torch.zeros_like(self._history[0])
-        self._scale_of, self._largest_of = [None] * self._largest.numel(), self._largest.view(-1).unbind()
+        self._scale = torch.ones(*self._largest.shape, _APART, device=device)[..., 0]
+        self._limits = torch.tensor([torch.finfo(form).max for form in FORMATS], device=device)
+        self._scale_of, self._largest_of = self._scale.view(-1).unbind(), self._largest.view(-1).unbind()
+        self._known = [False] * self._largest.numel()
+        self._weights += [] if weight is None else [weakref.ref(weight)]
         return layer
 
     def quantize(self, values: Tensor, layer: int, role: int, record: bool = True) -> Quantized:
@@ -107,57 +119,57 @@ class Scales:
         """
         place = layer * len(FORMATS) + role
         scale = self._scale_of[place]
-        if scale is None and measure is not None:
+        if not self._known[place]:
+            if measure is None:
+                return None
             with torch.no_grad():
-                scale = scale_of(measure(), FORMATS[role], MARGIN)
-            if record:
-                self._scale_of[place] = scale
-        return None if scale is None else Cast(FORMATS[role], scale, self._largest_of[place] if record else None)
+                measured = scale_of(measure(), FORMATS[role], MARGIN)
+                scale = scale.copy_(measured) if record else measured
+            self._known[place] = record
+        return Cast(FORMATS[role], scale, self._largest_of[place] if record else None)
 
-    def begin(self, layer: int) -> None:
-        """Note that a layer begins with a new weight: the first to do so in an update renews all scales."""
-        if layer in self._begun:
-            self.renew()
-        self._begun.add(layer)
-
-    @torch.inference_mode(False)
     @torch.no_grad()
     def renew(self) -> None:
         """Enter the recorded magnitudes into the history, and compute new scales from it."""
         # What was not used keeps its history, and so does what overflowed: its update is lost anyway.
-        recorded = (self._largest > 0) & self._largest.isfinite()
-        self._history = torch.where(recorded, torch.cat([self._largest[None], self._history[:-1]]), self._history)
-        scales = scale_of(self._history.amax(0)[..., None], _limits(self._history.device), MARGIN)
-        self._scale_of = [
-            None if before is None else scale
-            for before, scale in zip(self._scale_of, scales[..., 0].reshape(-1).unbind(), strict=True)
-        ]
+        recorded = (self._largest > 0) & (self._largest < torch.inf)
+        self.saturated += (recorded & (self._largest > self._limits * self._scale)).sum()
+        later = torch.cat([self._largest[None], self._history[:-1]])
+        self._history.copy_(torch.where(recorded, later, self._history))
+        self._scale.copy_(scale_of(self._history.amax(0), self._limits, MARGIN))
         self._largest.zero_()
-        self._begun.clear()
+
+    # Training needs the casts too, so no inference tensor may be made where an evaluation comes first.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def cast_weights(self) -> None:
+        """Cast all weights, on a GPU in one launch, and into the same memory as the last time."""
+        copies = [(copy, copy.of(weight)) for weight, copy in self._copies()]
+        cast_all = self._cast_all
+        if cast_all is None:
+            casts = (self.cast(copy.layer, WEIGHT, measure=partial(largest, values)) for copy, values in copies)
+            pairs = [(values, into) for (_, values), into in zip(copies, casts, strict=True) if into is not None]
+            cast_all = self._cast_all = _casts_of(pairs)
+        for (copy, values), low in zip(copies, cast_all(), strict=True):
+            copy.low, copy.low_of = low, values._version
+
+    def _copies(self) -> "list[tuple[Tensor, Fp8Copy]]":
+        pairs = ((weight, copy_of(weight)) for each in self._weights if (weight := each()) is not None)
+        return [(weight, copy) for weight, copy in pairs if isinstance(copy, Fp8Copy)]
 
     def state(self) -> dict[str, Tensor]:
         """Return what a later process needs to continue with the same scales."""
-        one = torch.ones((), device=self._largest.device)
-        scales = [one if scale is None else scale for scale in self._scale_of]
-        known = torch.tensor([scale is not None for scale in self._scale_of])
-        return {
-            "history": self._history, "largest": self._largest,
-            "scale": torch.stack(scales).view_as(self._largest), "known": known.view(self._largest.shape),
-        }  # fmt: skip
+        known = torch.tensor(self._known).view(self._largest.shape)
+        return {"history": self._history, "largest": self._largest, "scale": self._scale, "known": known}
 
     def load_state(self, state: dict[str, Tensor]) -> bool:
         """Continue with a saved state; return False, with nothing changed, if it is of other layers."""
         own = self.state()
         if own.keys() != state.keys() or any(own[name].shape != value.shape for name, value in state.items()):
             return False
-        self._history, self._largest, scales = (
-            state[name].to(self._largest.device, torch.float32, copy=True) for name in ("history", "largest", "scale")
-        )
-        self._largest_of = self._largest.view(-1).unbind()
-        apart = scales.view(-1, 1).repeat(1, _APART)[:, 0].unbind()
-        known = state["known"].flatten().tolist()
-        self._scale_of = [scale if each else None for scale, each in zip(apart, known, strict=True)]
-        self._begun.clear()
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+        self._known = own["known"].flatten().tolist()
         return True
 
 
@@ -196,14 +208,13 @@ def cast_both_ways(values: Tensor, into: Cast) -> Quantized:
     return Quantized(low, low.t().contiguous(), into.scale)
 
 
-def _limits(device: torch.device) -> Tensor:
-    """Return the largest number of each role's format [3, 4], so that scales made of them are that far apart.
+def _casts_of(pairs: Sequence[tuple[Tensor, Cast]]) -> Callable[[], Sequence[Quantized]]:
+    """Return a function that casts tensors, each [T, C] with T and C multiples of 16."""
+    if not usable(pairs[0][0]):
+        return lambda: [cast_both_ways(*pair) for pair in pairs]
+    from bert.speed.kernels.quantize import casts_together
 
-    They are made on the device, without a copy from the host.
-    """
-    limits = torch.full((len(FORMATS), _APART), torch.finfo(FORMATS[INPUT]).max, device=device)
-    limits[GRADIENT].fill_(torch.finfo(FORMATS[GRADIENT]).max)
-    return limits
+    return casts_together(pairs)
 
 
 class Fp8Copy(Copy):
@@ -217,19 +228,18 @@ class Fp8Copy(Copy):
     def __init__(self, parameter: Tensor, scales: Scales | None = None) -> None:
         super().__init__(parameter)
         self.scales = Scales() if scales is None else scales
-        self.layer = self.scales.add(parameter.device)
-        self._cast: Quantized | None = None
-        self._cast_of = -1  # version of the bf16 copy
+        self.layer = self.scales.add(parameter.device, parameter)
+        self.low: Quantized | None = None
+        """The weight as it was cast the last time."""
+        self.low_of = -1
+        """Version of the bf16 copy that it was made of."""
 
     def cast(self, weight: Tensor) -> Quantized:
-        """Return the weight [O, I] in FP8. The first cast after an update renews the scales of all layers."""
-        values = self.of(weight)
-        if self._cast is None or self.is_due(weight):
-            # Training needs it too, so no inference tensor may be made where an evaluation comes first.
-            with torch.inference_mode(False), torch.no_grad():
-                self.scales.begin(self.layer)
-                self._cast, self._cast_of = self.scales.quantize(values, self.layer, WEIGHT), values._version
-        return self._cast
+        """Return the weight [O, I] in FP8. If something else than an optimizer has changed it, all are cast again."""
+        if self.low is None or self.low_of != self.of(weight)._version:
+            self.scales.cast_weights()
+        assert self.low is not None
+        return self.low
 
     def linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, low: Quantized | None = None,
@@ -247,15 +257,6 @@ class Fp8Copy(Copy):
         output = output or OutputGradient(self)
         result: Tensor = _Linear.apply(x, weight, bias, self, torch.is_grad_enabled(), low, output)  # type: ignore[no-untyped-call]
         return result
-
-    def is_due(self, weight: Tensor) -> bool:
-        """Whether the weight has changed since its last cast."""
-        return self._cast_of != self.of(weight)._version
-
-    def input_cast(self, weight: Tensor, measure: Callable[[], Tensor] | None = None) -> Cast | None:
-        """Return how a kernel casts the next input of the layer; `measure` as in `Scales.cast`."""
-        self.cast(weight)  # it may renew the scales
-        return self.scales.cast(self.layer, INPUT, torch.is_grad_enabled(), measure=measure)
 
 
 class OutputGradient:
@@ -296,51 +297,25 @@ def placeholder(low: Quantized, like: Tensor) -> Tensor:
     return low.rows.view(like.dtype).as_strided(like.shape, (0,) * like.ndim)
 
 
-def fits(weight: Tensor) -> bool:
-    """Whether the operator supports such a matrix."""
-    return all(size % MULTIPLE == 0 for size in weight.shape)
+def cast_weights(groups: Iterable[Mapping[str, Any]]) -> None:
+    """Renew the scales and cast all weights, if they are in FP8: an optimizer with these groups has updated them."""
+    scales = scales_of(parameter for group in groups for parameter in group["params"])
+    if scales is not None:
+        scales.renew()
+        scales.cast_weights()
 
 
-def products_dtype(model: nn.Module, otherwise: torch.dtype) -> torch.dtype:
-    """Return the input type of a model's fastest GEMMs: FP8 if a weight has an FP8 copy."""
-    return FORMATS[INPUT] if _copies(model) else otherwise
+def scales_of(parameters: Iterable[Tensor]) -> Scales | None:
+    """Return the scales of a model with these parameters; None for a model without FP8."""
+    copies = map(copy_of, parameters)
+    return next((copy.scales for copy in copies if isinstance(copy, Fp8Copy)), None)
 
 
-def scales_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a model's scales between two updates; empty for a model without FP8."""
-    copies = _copies(model)
-    if not copies:
-        return {}
-    if any(copy.is_due(weight) for weight, copy in copies):
-        copies[0][1].scales.renew()  # as the next cast would
-    return copies[0][1].scales.state()
-
-
-def load_scales_state(model: nn.Module, state: dict[str, Tensor]) -> bool:
-    """Continue with saved scales; return False, with nothing changed, if they do not fit the model."""
-    copies = _copies(model)
-    return bool(copies) and copies[0][1].scales.load_state(state)
-
-
-def _copies(model: nn.Module) -> list[tuple[nn.Parameter, Fp8Copy]]:
-    pairs = ((parameter, copy_of(parameter)) for parameter in model.parameters())
-    return [(parameter, copy) for parameter, copy in pairs if isinstance(copy, Fp8Copy)]
-
-
-def forward_product(x: Quantized, weight: Quantized, bias: Tensor | None) -> Tensor:
-    """Return x [T', I] times weight [O, I] transposed, plus bias [O], in bf16, with fast accumulation."""
-    bias = None if bias is None else bias.to(LOW)
-    return scaled_product(x.rows, weight.rows.t(), x.scale, weight.scale, bias, fast=True)
-
-
-def input_gradient(grad: Quantized, weight_columns: Tensor, weight_scale: Tensor) -> Tensor:
-    """Return grad [T', O] times weight [O, I] in bf16; the weight comes as columns [I, O]."""
-    return scaled_product(grad.rows, weight_columns.t(), grad.scale, weight_scale)
-
-
-def weight_gradient(grad: Quantized, x_columns: Tensor, x_scale: Tensor, out: Tensor | None = None) -> Tensor:
+def weight_gradient(
+    grad: Quantized, x_columns: Tensor, x_scale: Tensor, out: Tensor | None = None, fast: bool = False
+) -> Tensor:
     """Return grad [T', O] transposed times x [T', I] in bf16, in `out` if given; x comes as columns [I, T']."""
-    return scaled_product(grad.columns, x_columns.t(), grad.scale, x_scale, out=out)
+    return scaled_product(grad.columns, x_columns.t(), grad.scale, x_scale, out=out, fast=fast)
 
 
 class _Linear(Function):
@@ -349,23 +324,26 @@ class _Linear(Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, copy: Fp8Copy, record: bool, low: Quantized | None,
         output: OutputGradient,
     ) -> Tensor:  # fmt: skip
-        values = copy.cast(weight)  # first: it may renew the scales
+        values = copy.cast(weight)
         inputs = copy.scales.quantize(x, copy.layer, INPUT, record) if low is None else low
-        ctx.save_for_backward(inputs.columns, inputs.scale, values.columns, values.scale)
+        ctx.save_for_backward(inputs.columns, values.columns)
+        ctx.scales = inputs.scale, values.scale  # not saved: a layer measured later writes into the same memory
         ctx.weight, ctx.output, ctx.shape, ctx.dtype = weight, output, x.shape, x.dtype
-        rows = x.numel() // x.shape[-1]
-        return forward_product(inputs, values, bias)[:rows].view(*x.shape[:-1], len(values.rows))
+        ctx.fast = copy.scales.fast_gradients
+        low_bias, rows = None if bias is None else bias.to(LOW), x.numel() // x.shape[-1]
+        product = scaled_product(inputs.rows, values.rows.t(), inputs.scale, values.scale, low_bias, fast=True)
+        return product[:rows].view(*x.shape[:-1], len(values.rows))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, scale, transposed, weight_scale = ctx.saved_tensors
+        (inputs, transposed), (scale, weight_scale) = ctx.saved_tensors, ctx.scales
         flat = grad.reshape(-1, grad.shape[-1])
         given = ctx.output.take(flat)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            product = input_gradient(given, transposed, weight_scale)[: len(flat)]
-            grad_x = product.view(ctx.shape).to(ctx.dtype)
+            product = scaled_product(given.rows, transposed.t(), given.scale, weight_scale, fast=ctx.fast)
+            grad_x = product[: len(flat)].view(ctx.shape).to(ctx.dtype)
         if ctx.needs_input_grad[1]:
-            grad_weight = give_gradient(ctx.weight, partial(weight_gradient, given, inputs, scale))
+            grad_weight = give_gradient(ctx.weight, partial(weight_gradient, given, inputs, scale, fast=ctx.fast))
         return grad_x, grad_weight, flat.sum(0) if ctx.needs_input_grad[2] else None, *(None,) * 4

@@ -58,7 +58,9 @@ def apply(model: "nn.Module", step: str) -> None:
         part.__class__ = FAST_CLASSES.get(type(part), type(part))
 
 
-def copy_weights(model: "nn.Module", spec: TrainSpec, optimizer: str = "adamw") -> None:
+def copy_weights(
+    model: "nn.Module", spec: TrainSpec, optimizer: str = "adamw", fp8_fast_gradients: bool = False
+) -> None:
     """Give a wrapped model, before its first step, copies of its weights in the type of the GEMMs, where they fit.
 
     Strategies that cut parameters up or wrap the optimizer have none. In bf16 a plain step has none, and on a GPU
@@ -68,6 +70,7 @@ def copy_weights(model: "nn.Module", spec: TrainSpec, optimizer: str = "adamw") 
         model: on its device, wrapped by the strategy.
         spec: several micro-steps per update add their gradients up in float32.
         optimizer: its name; only AdamW and the kernels read gradients in bf16.
+        fp8_fast_gradients: as bert.train.settings.TrainSettings has it.
     """
     fused = fuses_optimizer(model, spec)
     device = next(model.parameters()).device.type
@@ -80,14 +83,14 @@ def copy_weights(model: "nn.Module", spec: TrainSpec, optimizer: str = "adamw") 
     from bert.model.encoder import BertEncoder, Embeddings, Layer
     from bert.model.heads import MaskedWordHead
     from bert.speed.copies import Copy, Linear, give_copies
-    from bert.speed.fp8 import Fp8Copy, Scales, fits
+    from bert.speed.fp8 import MULTIPLE, Fp8Copy, Scales
 
     inner = _inside(model, Layer, nn.Linear)
     words = [embeddings.word for embeddings in _inside(model, nn.Module, Embeddings)]
     alone = spec.strategy == "single" and spec.grad_accum_steps == 1 and (optimizer == "adamw" or fused)
-    scales = Scales()
+    scales = Scales(fp8_fast_gradients)
     for part in dict.fromkeys([*inner, *_inside(model, BertEncoder | MaskedWordHead, nn.Linear), *words]):
-        in_fp8 = low and part in inner and fits(part.weight)
+        in_fp8 = low and part in inner and not any(size % MULTIPLE for size in part.weight.shape)
         if (in_fp8 or narrow) and part.weight.requires_grad:
             give_copies([part.weight], gradients=alone, kind=partial(Fp8Copy, scales=scales) if in_fp8 else Copy)
             if type(part) is nn.Linear:

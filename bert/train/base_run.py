@@ -15,6 +15,7 @@ from bert.observer import Observer, Observers, StepResult
 from bert.optim.precision import Precision
 from bert.optim.registry import OPTIMIZERS, SELF_CLIPPING
 from bert.parallel.base import StepPlan, Strategy
+from bert.speed.fp8 import scales_of
 from bert.tasks import make_task, task_data
 from bert.tasks.base import DataIdentity, Evaluation, EvaluationSpec, Evaluator, Task, deciding
 from bert.train.checkpoint import TrainState, vocabulary_text
@@ -288,6 +289,7 @@ class LossLog(Observer):
         self._counts = counts
         self._settings = settings
         self._parts: torch.Tensor | None = None
+        self._model: torch.nn.Module | None = None
         self._steps: list[tuple[Progress, torch.Tensor]] = []
 
     def __len__(self) -> int:
@@ -297,6 +299,7 @@ class LossLog(Observer):
     def compute_loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Mean training loss of one micro-batch; its parts are noted."""
         assert self._task is not None
+        self._model = model
         loss, named = self._task.loss_parts(model, batch)
         if named:
             parts = torch.stack([named[name] for name in self._task.parts])
@@ -329,9 +332,15 @@ class LossLog(Observer):
         own = torch.stack([losses for _, losses in self._steps]).double().cpu()
         rows = (strategy.total(own.flatten()) / strategy.world_size).view(own.shape).tolist()
         scale = None if precision.scaler is None else float(precision.scaler.get_scale())
+        scales, saturated = None if self._model is None else scales_of(self._model.parameters()), None
+        if scales is not None:
+            saturated = int(strategy.total(scales.saturated.double().cpu().reshape(1)))
+            scales.saturated.zero_()
         events, self._steps = [event for event, _ in self._steps], []
         names = () if self._task is None else self._task.parts
         return [
-            replace(event, loss=loss, parts=dict(zip(names, parts, strict=True)), loss_scale=scale)
+            replace(
+                event, loss=loss, parts=dict(zip(names, parts, strict=True)), loss_scale=scale, fp8_saturated=saturated
+            )
             for event, (loss, *parts) in zip(events, rows, strict=True)
-        ]
+        ]  # fmt: skip

@@ -39,7 +39,7 @@ from bert.data.vocabulary import VOCABULARY_FILE, either_fingerprint
 from bert.model.config import ModelConfig
 from bert.optim.lamb import Lamb
 from bert.parallel.base import Moments, Strategy
-from bert.speed.fp8 import load_scales_state, scales_state
+from bert.speed.fp8 import scales_of
 from bert.tasks.base import DataIdentity, Evaluation
 from bert.train.events import Best
 from bert.train.settings import TrainSettings
@@ -186,9 +186,9 @@ def save(
                 "nodes-disagree", f"rank {strategy.rank} does not see {temporary}: use a folder shared by all nodes"
             )
         save_rng(temporary / rng_file(strategy.rank), strategy.device)
-        scales = scales_state(model)
-        if scales:
-            write_safetensors(temporary / scales_file(strategy.rank), collected(scales.items(), keep=True))
+        scales = scales_of(model.parameters())
+        if scales is not None:
+            write_safetensors(temporary / scales_file(strategy.rank), collected(scales.state().items(), keep=True))
 
     def store(action: Callable[[], T]) -> T:
         def attempt() -> T:
@@ -260,7 +260,8 @@ def scales_file(rank: int) -> str:
 
 def load_scales(path: Path, model: nn.Module) -> bool:
     """Continue with the saved scales of a model in FP8. Return False, with nothing changed, where there are none."""
-    return path.exists() and load_scales_state(model, read_tensors(path))
+    scales = scales_of(model.parameters())
+    return path.exists() and scales is not None and scales.load_state(read_tensors(path))
 
 
 def collected(tensors: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Tensor]:

@@ -59,6 +59,8 @@ class Progress:
     samples_seen: int
     loss_scale: float | None
     """fp16 loss scale when the bundle was read; None in other precisions."""
+    fp8_saturated: int | None = None
+    """Tensors, by update and rank, that had larger numbers in the bundle than fp8 could hold; None in others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

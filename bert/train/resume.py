@@ -41,7 +41,7 @@ _OTHER_SPLIT = "its losses agree up to rounding and dropout, and on a GPU up to 
 _CHANGES = {
     **dict.fromkeys(("task", "task_options", "optimizer", "seed", "seq_len"), _FIXED),
     **dict.fromkeys(("learning_rate", "schedule", "warmup", "steps", "weight_decay", "max_grad_norm"), _OTHER_RUN),
-    **dict.fromkeys(("dropout", "precision", "max_predictions", "global_batch_size"), _OTHER_RUN),
+    **dict.fromkeys(("dropout", "precision", "fp8_fast_gradients", "max_predictions", "global_batch_size"), _OTHER_RUN),
     **dict.fromkeys(("micro_batch_size", "grad_accum_steps", "world_size", "strategy"), _OTHER_SPLIT),
     **dict.fromkeys(("strategy_options", "padding", "step"), _OTHER_SPLIT),
 }

@@ -157,7 +157,7 @@ def _wrap(run: Run, model: nn.Module) -> nn.Module:
     if settings.activation_checkpointing:
         recompute_activations(model)
     wrapped = run.strategy.wrap(model, run.model_observer, step_plan(settings))
-    copy_weights(wrapped, settings, settings.optimizer)
+    copy_weights(wrapped, settings, settings.optimizer, settings.fp8_fast_gradients)
     return wrapped
 
 

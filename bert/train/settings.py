@@ -56,6 +56,8 @@ class TrainSettings(TrainSpec):
     """Decay of matrices and embeddings; biases and LayerNorm have none."""
     max_grad_norm: float = 1.0
     """The global gradient norm is clipped to this."""
+    fp8_fast_gradients: bool = False
+    """Whether FP8 GEMMs of gradients add up in fewer bits than float32, as those of the forward pass do."""
     log_every: int = 10
     """Steps after which losses are read from the device and reported, one event per step."""
     eval_every: int = 0
@@ -105,6 +107,8 @@ class TrainSettings(TrainSpec):
             raise UsageError("option-value", f"--weight-decay {self.weight_decay} must be a number of at least 0")
         if not 0 < self.max_grad_norm < math.inf:
             raise UsageError("option-value", f"--max-grad-norm {self.max_grad_norm} must be a number above 0")
+        if self.fp8_fast_gradients and self.precision != "fp8":
+            raise UsageError("option-not-applicable", "--fp8-fast-gradients needs --precision fp8")
         if self.strategy == "single" and self.world_size > 1:
             raise UsageError(
                 "unsupported-combination",

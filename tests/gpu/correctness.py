@@ -258,6 +258,30 @@ def fp8_norm(device: torch.device) -> Found:
         yield Error(f"transpose of the {name}", off(both.columns.float(), both.rows.float().t()), 1e-9)
 
 
+def fp8_gelu(device: torch.device) -> Found:
+    """GELU's kernels that write FP8, at the width of large, compared with casts of what those in float32 give."""
+    needs_kernels(device)
+    if device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        raise Skip("this GPU has no FP8")
+    from bert.speed.kernels import gelu
+    from bert.speed.kernels.quantize import cast_both_ways
+
+    torch.manual_seed(0)
+    x, grad = (torch.randn(2999, 4 * _WIDTH, device=device).to(LOW) for _ in range(2))
+    bias = torch.randn(4 * _WIDTH, device=device)
+    wide = gelu.gelu(x.float(), bias)[0], *gelu.gelu_backward(x.float(), bias, grad.float())
+    for number, (name, form) in enumerate((("result", FORMATS[INPUT]), ("gradient", FORMATS[GRADIENT]))):
+        own, other = torch.zeros(2, device=device).unbind()
+        into = Cast(form, scale_of(largest(wide[number]), form, MARGIN), own)
+        low = gelu.gelu(x, bias, into)[1] if number == 0 else gelu.gelu_backward_to_fp8(x, bias, grad, into)[0]
+        assert low is not None
+        expected = cast_both_ways(wide[number], into._replace(record=other))
+        # One step of the format where float32 is rounded otherwise.
+        yield Error(f"{name} in FP8", off(low.rows.float(), expected.rows.float()), 1e-3)
+        yield Error(f"magnitude of the {name}", off(own, other), 1e-6)
+        yield Error(f"transpose of the {name}", off(low.columns.float(), low.rows.float().t()), 1e-9)
+
+
 def fp8_layer(device: torch.device) -> Found:
     """A linear layer in FP8, values and gradients, compared with float32. E5M2 has 2 bits of mantissa."""
     if device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
@@ -384,6 +408,7 @@ CHECKS: dict[str, Check] = {
     "kernels fp32": lambda device: kernels(torch.float32, device),
     "fp8 layer": fp8_layer,
     "fp8 norm": fp8_norm,
+    "fp8 gelu": fp8_gelu,
     "lamb": lambda device: lamb(device, fused=False),
     "adamw": lambda device: adamw_formulas(device, fused=False),
     "fused lamb": lambda device: lamb(device, fused=True),

@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -158,28 +159,29 @@ def norms(inputs: Inputs) -> Iterator[Case]:
             warps=kernels.warps_of(how["columns"]), **{**how, "multiple": 1},
         )  # fmt: skip
 
-    def backward(each: int, stages: int, number: int) -> None:
-        with patch.object(kernels, "_PROGRAMS_EACH", each):
-            count = kernels.programs(of_x, groups)
+    def backward(each: int, stages: int, registers: int | None, number: int) -> None:
+        count = kernels.programs(of_x, groups, each)
         sums = torch.empty(count, 3, inputs.hidden, device=inputs.device)
         launch(
             norm.dropout_layer_norm_backward, (count,), x[number], residual[number], bias, weight, key, mean, inverse,
             grads[number], None, *(None,) * 4, of_x, of_residual, sums, inputs.tokens, groups, tile=norm._ROWS,
-            stages=stages, warps=warps, **how,
+            stages=stages, warps=warps, maxnreg=registers, **how,
         )  # fmt: skip
 
     moved = 2.0 * inputs.tokens * inputs.hidden
     yield Case("norm", "forward", {}, forward, bytes=3 * moved)
-    present = kernels._PROGRAMS_EACH, norm._STAGES
-    others = [pair for pair in itertools.product((2, 3, 4), (1, 2, 3)) if pair != present]
-    for each, stages in [present, *others]:
-        settings = {"programs": each, "stages": stages}
-        yield Case("norm", "backward", settings, lambda n, e=each, s=stages: backward(e, s, n), bytes=5 * moved)
+    present = norm._PROGRAMS, norm._STAGES, norm._REGISTERS
+    others = [one for one in itertools.product((2, 3, 4), (1, 2, 3), present[2:]) if one != present]
+    for each, stages, registers in [present, *others, (2, 2, None)]:
+        settings = {"programs": each, "stages": stages, "registers": registers}
+        run = partial(backward, each, stages, registers)
+        yield Case("norm", "backward", settings, run, bytes=5 * moved)
 
 
 def casts(inputs: Inputs) -> Iterator[Case]:
     """Casts to FP8 in both orders, and GELU with them, by tile."""
     values, e4m3 = inputs.made(inputs.tokens, inputs.hidden), torch.float8_e4m3fn
+    weights = inputs.made(inputs.inner, inputs.hidden)
     present = quantize._TILE, quantize._COLUMNS, quantize._WARPS
     elements = float(inputs.tokens * inputs.hidden)
     for tile, columns, warps in [present, (32, 64, 2), (64, 64, 4), (128, 64, 4), (64, 128, 4)]:
@@ -190,11 +192,15 @@ def casts(inputs: Inputs) -> Iterator[Case]:
                 return quantize.cast_both_ways(values[number], Cast(e4m3, inputs.scale, inputs.record))
 
         yield Case("cast", "cast", settings, cast, bytes=4 * elements)
+    together = quantize.casts_together([(one, Cast(e4m3, inputs.scale, inputs.record)) for one in weights])
+    size = float(sum(map(Tensor.numel, weights)))
+    yield Case("cast", "weights together", {}, lambda number: together(), bytes=4 * size)
     rows = inputs.tokens
     wide, grads = inputs.made(rows, inputs.inner), inputs.made(rows, inputs.inner)
     bias = torch.zeros(inputs.inner, device=inputs.device)
-    for tile in (gelu._TILE, 64, 128):
-        size = {"_TILE": tile}
+    present = gelu._TILE, gelu._FP8_COLUMNS, gelu._FP8_WARPS
+    for tile, columns, warps in [present, (64, 64, 4), (64, 64, 8), (64, 128, 8), (128, 64, 8)]:
+        size = {"_TILE": tile, "_FP8_COLUMNS": columns, "_FP8_WARPS": warps}
 
         def forward(number: int, size: dict[str, int] = size) -> object:
             with patch.multiple(gelu, **size):

@@ -56,6 +56,7 @@ second_half() {
     if [[ -d $SHARDS ]]; then # at once: losses do not depend on the time
         curve bf16 --precision bf16 &
         curve fp8 --precision fp8 &
+        curve fp8-fast --precision fp8 --fp8-fast-gradients &
         wait
     fi
     part steps 95 "$PYTHON" tests/gpu/steps.py --rows bf16:64 bf16:128 fp8:64 fp8:128 fp8:224 fp8:128:lamb --seconds 4 --json \

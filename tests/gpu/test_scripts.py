@@ -27,7 +27,7 @@ def test_every_kernel_and_setting_can_be_called_without_a_gpu() -> None:
     assert {row["part"] for row in made} == {"copy", "attention", "norm", "cast", "gelu", "gemm"}
     assert [row for row in made if "error" in row] == []
     backward = [row["settings"] for row in made if row["kernel"] == "backward"]
-    assert len(backward) == 9 == len({tuple(settings.items()) for settings in backward})
+    assert len(backward) == 10 == len({tuple(settings.items()) for settings in backward})
 
 
 def test_steps_of_several_batches_run_in_one_process(tmp_path: Path) -> None:

@@ -101,6 +101,9 @@ def updates(tensors: int, clips: bool) -> None:
     parameters = [torch.nn.Parameter(numbers(HIDDEN, 3)) for _ in range(tensors)]
     if clips:
         give_copies(parameters, gradients=False)
+        if Driver.architecture >= FP8_FROM:
+            into = Cast(torch.float8_e4m3fn, numbers().detach(), numbers().detach())
+            quantize.casts_together([(numbers(HIDDEN, 48, dtype=torch.bfloat16).detach(), into)] * tensors)()
     for parameter in parameters:
         parameter.grad = numbers(HIDDEN, 3).detach()
     for optimizer in (
@@ -121,7 +124,7 @@ def launched() -> list[dict[str, Any]]:
     def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any) -> None:
         code = kernel.warmup(*arguments, grid=grid, num_warps=warps, **constants)
         given = {name for name, one in zip(kernel.arg_names, arguments, strict=False) if one is not None}
-        name = kernel.__name__ + (" to FP8" if "low" in given else "")
+        name = kernel.__name__ + (" to FP8" if {"low", "form"} & (given | constants.keys()) else "")
         if kernel is optimizers.optimizer_update:
             name += " for moments" if "sums" in given else " by ratios" if "ratios" in given else " of AdamW"
         found.append({

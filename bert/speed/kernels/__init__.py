@@ -28,8 +28,6 @@ from bert.speed.native import triton_missing
 # Device types that use kernels. Tests add "meta", for which nothing is launched, to count bytes.
 DEVICES = {"cuda"}
 TYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-# Programs per multiprocessor that compute a sum over rows.
-_PROGRAMS_EACH = 2
 _OLDEST = 8  # major compute capability; earlier GPUs have no bf16
 _FEWEST_COLUMNS, _MOST_WARPS = 16, 8
 LEVELS = 1 << 16
@@ -90,9 +88,9 @@ def warps_of(elements: int) -> int:
     return max(1, min(_MOST_WARPS, elements // 256))
 
 
-def programs(like: Tensor, tiles: int) -> int:
-    """Return the number of programs that process these tiles of rows; each writes a partial sum."""
-    return min(tiles, _PROGRAMS_EACH * processor(like.device).multiprocessors)
+def programs(like: Tensor, tiles: int, each: int = 2) -> int:
+    """Return how many programs, `each` per multiprocessor, process tiles of rows; each writes a partial sum."""
+    return min(tiles, each * processor(like.device).multiprocessors)
 
 
 def dropped_levels(probability: float, levels: int = LEVELS) -> int:

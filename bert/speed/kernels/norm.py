@@ -19,11 +19,14 @@ from torch.autograd.function import Function, once_differentiable
 
 from bert.speed.fp8 import Cast, OutputGradient, Quantized
 from bert.speed.kernels import columns_of, dropout_constants, launch, programs, random_key, warps_of
-from bert.speed.kernels.quantize import Target, magnitude, narrowed, record_largest, target, transpose_group
+from bert.speed.kernels.quantize import Target, checked, magnitude, narrowed, record_largest, target, transpose_group
 
 _ROWS = 2  # per tile, of more than one row, in the backward pass and in FP8
 IN_THREAD = tl.constexpr(8)
-_STAGES = 2  # tiles in memory at once in the backward pass: one is computed, the next is loaded
+# In the backward pass: tiles in memory at once, one is computed, the next is loaded; and programs per multiprocessor,
+# for which registers are limited. Not measured on a GPU.
+_STAGES, _PROGRAMS, _REGISTERS = 2, 3, 80
+_WIDEST = 1024  # columns up to which they suffice
 _BLOCK = 512  # columns that are transposed at once in FP8
 
 
@@ -163,7 +166,6 @@ def dropout_layer_norm_backward(
     program, count = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, columns)
     inside = column < width
-    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     of_weight = tl.zeros((tile, columns), tl.float32)
     of_shift = tl.zeros((tile, columns), tl.float32)
     of_bias = tl.zeros((tile, columns), tl.float32)
@@ -171,8 +173,10 @@ def dropout_layer_norm_backward(
     reciprocal = None
     if low is not None:
         reciprocal = 1.0 / tl.load(fp8_scale)
+        factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     for group in tl.range(program, groups, count, num_stages=stages):
         if low is None:  # one tile, and no loop in this one: the next tile can be loaded ahead
+            factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)  # again: registers are scarce
             of_weight, of_shift, of_bias, largest = backward_tile(
                 group * multiple, of_weight, of_shift, of_bias, largest, x, residual, bias, factor, key, mean, inverse,
                 grad, other_grad, reciprocal, low, grad_x, grad_residual, rows, column, width, columns, tile, limit,
@@ -241,7 +245,8 @@ class _ResidualNorm(Function):
             dropout_layer_norm_forward, (groups,), x, residual, bias, weight, shift, key, result, mean, inverse,
             *arguments, rows, groups, eps, tile=tile, warps=warps_of(tile * columns), **how, **ctx.how,
         )  # fmt: skip
-        return result, result.view_as(result), None if made is None else made.low
+        low = None if made is None else checked(dropout_layer_norm_forward, made.low)
+        return result, result.view_as(result), low
 
     @staticmethod
     @once_differentiable
@@ -255,15 +260,15 @@ class _ResidualNorm(Function):
         made = None if into is None else target(rows, width, into)
         arguments, tile, groups, how = _written(made, _ROWS, rows, columns)
         grad_x, grad_residual = torch.empty_like(x) if made is None else None, torch.empty_like(residual)
-        count = programs(x, groups)
+        count = programs(x, groups, _PROGRAMS)
         sums = torch.empty(count, 3, width, device=x.device)
         launch(
             dropout_layer_norm_backward, (count,), x, residual, bias, weight, key, mean, inverse, grad, other,
             *arguments, grad_x, grad_residual, sums, rows, groups, tile=tile, stages=_STAGES if made is None else 1,
-            warps=warps_of(tile * columns), **how, **ctx.how,
+            warps=warps_of(tile * columns), maxnreg=_REGISTERS if columns <= _WIDEST else None, **how, **ctx.how,
         )  # fmt: skip
         if made is not None:
-            grad_x = ctx.output.leave(made.low, x)
+            grad_x = ctx.output.leave(checked(dropout_layer_norm_backward, made.low), x)
         of_weight, of_shift, of_bias = sums.sum(0)
         grad_bias = None if bias is None else of_bias.to(bias.dtype)
         return grad_x, grad_residual, of_weight.to(weight.dtype), of_shift.to(weight.dtype), grad_bias, *(None,) * 5

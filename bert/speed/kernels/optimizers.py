@@ -356,25 +356,18 @@ def lamb_trust(rows, settings, control, sums, ratios, chunk: tl.constexpr, block
     tl.store(ratios + tl.program_id(0), ratio.to(tl.float32))
 
 
-def update_adamw(table: Table, prepared: tuple[Tensor, Tensor]) -> None:
-    """Update all parameters of a table: 28 bytes per parameter with a float32 gradient, and 2 for a copy."""
-    _update(table, prepared, None, None)
+def update(table: Table, prepared: tuple[Tensor, Tensor], trusts: bool = False) -> None:
+    """Update all parameters of a table by AdamW, or by LAMB, which `trusts` ratios.
 
-
-def update_lamb(table: Table, prepared: tuple[Tensor, Tensor]) -> None:
-    """Update all parameters of a table: 40 bytes per parameter with a float32 gradient, and 2 for a copy."""
-    device, tensors = table.rows.device, len(table.rows)
-    sums, ratios = torch.empty(len(table.chunks), 2, device=device), torch.empty(tensors, device=device)
-    _update(table, prepared, sums, None)
-    launch(
-        lamb_trust, (tensors,), table.rows, table.settings, prepared[0], sums, ratios, chunk=TILING["chunk"],
-        block=_BLOCK, warps=_FEW_WARPS,
-    )  # fmt: skip
-    _update(table, prepared, None, ratios)
-
-
-def _update(table: Table, prepared: tuple[Tensor, Tensor], sums: Tensor | None, ratios: Tensor | None) -> None:
-    launch(
-        optimizer_update, (len(table.chunks),), table.rows, table.settings, table.chunks, *prepared, sums, ratios,
-        **TILING,
-    )  # fmt: skip
+    They move 28 and 40 bytes per parameter with a float32 gradient, and 2 for a copy.
+    """
+    device, tensors, chunks = table.rows.device, len(table.rows), len(table.chunks)
+    rows, settings, sums, ratios = table.rows, table.settings, None, None
+    if trusts:
+        sums, ratios = torch.empty(chunks, 2, device=device), torch.empty(tensors, device=device)
+        launch(optimizer_update, (chunks,), rows, settings, table.chunks, *prepared, sums, None, **TILING)
+        launch(
+            lamb_trust, (tensors,), rows, settings, prepared[0], sums, ratios, chunk=TILING["chunk"], block=_BLOCK,
+            warps=_FEW_WARPS,
+        )  # fmt: skip
+    launch(optimizer_update, (chunks,), rows, settings, table.chunks, *prepared, None, ratios, **TILING)

@@ -10,13 +10,14 @@ from support.layouts import assert_same, batch_of, loss_and_gradients, model
 from support.training_runs import Recorder, run, settings
 from torch import Tensor, nn
 
+from bench.run.peak import peak_dtype
 from bert.model.encoder import recompute_activations
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw
 from bert.parallel.base import SingleStrategy
 from bert.speed import fp8
 from bert.speed.copies import copy_of, give_copies, linear
-from bert.speed.fp8 import MARGIN, Fp8Copy, products_dtype, quantize, scale_of
+from bert.speed.fp8 import MARGIN, Fp8Copy, quantize, scale_of, scales_of
 from bert.speed.registry import apply, copy_weights
 from common.train_spec import TrainSpec
 
@@ -99,7 +100,7 @@ def test_products_are_in_fp8_where_a_weight_has_such_a_copy(
 ) -> None:
     made = model(True)
     copy_weights(made, TrainSpec(precision=precision, strategy=strategy, step=step))
-    assert products_dtype(made, Precision(precision, "cpu").matmul_dtype) == dtype
+    assert peak_dtype(made, Precision(precision, "cpu").matmul_dtype, torch.device("cuda"))[0] == dtype
 
 
 def test_a_model_learns_a_batch_as_in_bf16() -> None:
@@ -154,13 +155,31 @@ def test_a_step_is_near_that_in_float32(updates: int, accumulation: int) -> None
     assert _off(torch.cat([one for one, _ in pairs]), torch.cat([other for _, other in pairs])) < 0.15
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_sums_of_gradients_are_fast_where_they_are_asked_to_be(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, multiply = list[bool](), fp8.scaled_product
+
+    def noted(*given: Any, fast: bool, **more: Any) -> Tensor:
+        seen.append(fast)
+        return multiply(*given, fast=fast, **more)
+
+    monkeypatch.setattr(fp8, "scaled_product", noted)
+    made = model(True)
+    copy_weights(made, TrainSpec(precision="fp8", strategy="single"), fp8_fast_gradients=fast)
+    with Precision("fp8", "cpu").autocast():
+        loss = made(batch_of(LENGTHS, 20)).loss
+    forward = len(seen)
+    loss.backward()
+    assert seen == [True] * forward + [fast] * 2 * forward and forward > 0
+
+
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("updates", "how"), [(0, "recomputed"), (2, "recomputed"), (3, "evaluated")])
 def test_recomputed_layers_and_evaluation_between_steps_change_nothing(updates: int, how: str) -> None:
     expected, made = _trained(updates)
     found, other = _trained(updates, **{how: True})
     assert_same(found, expected, 0.0)
-    states = [fp8.scales_state(each) for each in (made, other)]
+    states = [scales.state() for each in (made, other) if (scales := scales_of(each.parameters())) is not None]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
@@ -183,12 +202,15 @@ def test_a_stopped_run_goes_on_with_identical_losses(
     assert run(wanted, tmp_path / "parts", ended).finished
     assert list(ended.losses) == [3, 4]
     assert {**begun.losses, **ended.losses} == whole.losses
+    assert all(event.fp8_saturated >= 0 for event in whole.progress)
 
 
 def test_a_checkpoint_without_scales_measures_them_anew(tmp_path: Path) -> None:
     data = training_runs.shards(tmp_path / "data")
     plain = settings(data, precision="bf16", steps=4, save_every=4)
-    saved = run(plain, tmp_path / "run").checkpoint
+    begun = Recorder()
+    saved = run(plain, tmp_path / "run", begun).checkpoint
+    assert {event.fp8_saturated for event in begun.progress} == {None}
     assert not (saved / "fp8-0.safetensors").exists()
     resumed = Recorder()
     wanted = settings(data, precision="fp8", steps=6, save_every=1)

@@ -31,6 +31,7 @@ KERNELS = {
     "dropout_layer_norm_forward to FP8": ("norm", 10, 3),
     "dropout_layer_norm_backward to FP8": ("norm", 12, 1),
     "quantize_both_ways to FP8": ("copy", 1, 0),
+    "quantize_weights to FP8": ("copy", 9, 0),
     # Rows are written with 64 bits: 8 numbers, as many as a thread reads with 128.
     "bias_gelu_fp8_forward to FP8": ("activation", 2, 4),
     "bias_gelu_fp8_backward to FP8": ("activation", 2, 5),

@@ -8,6 +8,7 @@ import torch
 from support.fake_run import ENVIRONMENT, rank_record, step_rows, write_trial
 from support.layouts import batch_of, loss_and_gradients, model
 from support.refusals import refused
+from support.training_runs import settings
 
 from analysis.load import load_run
 from analysis.render.pages import facts
@@ -17,6 +18,12 @@ from common.errors import MissingToolError
 from common.train_spec import TrainSpec
 from records.run import RunDirectory
 from records.trial import Trial
+
+
+def test_fast_sums_of_gradients_in_fp8_need_fp8() -> None:
+    with refused("option-not-applicable", "--fp8-fast-gradients", "--precision fp8"):
+        settings("synthetic", precision="bf16", fp8_fast_gradients=True)
+    assert settings("synthetic", precision="fp8", fp8_fast_gradients=True).fp8_fast_gradients
 
 
 def test_fp8_is_refused_where_it_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,10 +51,10 @@ class Budget(NamedTuple):
 # "without copies" a strategy that shards the weights.
 BUDGETS = {
     "plain bf16": Budget(59, 123, 222.7, 12.0, 83, 134, 13988, 4, 6, 32.0),
-    "plain fp8": Budget(61, 197, 278.9, 4.0, 101, 159, 13988, 36, 128, 37.1),
-    "fast bf16": Budget(27, 82, 77.5, 0.0, 70, 118, 3291, 2, 6, 0.0),
-    "fast fp8": Budget(33, 190, 97.1, 4.0, 89, 145, 3325, 2, 6, 0.0),
-    "fast bf16 without copies": Budget(34, 97, 77.5, 12.0, 76, 132, 3291, 4, 6, 32.0),
+    "plain fp8": Budget(57, 133, 278.9, 0.0, 83, 134, 13988, 57, 151, 37.1),
+    "fast bf16": Budget(27, 82, 77.9, 0.0, 70, 118, 3291, 2, 6, 0.0),
+    "fast fp8": Budget(29, 126, 97.4, 0.0, 71, 120, 3325, 23, 29, 0.0),
+    "fast bf16 without copies": Budget(34, 97, 77.9, 12.0, 76, 132, 3291, 4, 6, 32.0),
     "fast bf16 without Triton": Budget(47, 81, 198.0, 0.0, 82, 125, 14319, 48, 173, 43.9),
 }
 

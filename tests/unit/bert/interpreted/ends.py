@@ -128,6 +128,21 @@ def test_a_cast_is_pytorchs_both_ways(shape: tuple[int, int], dtype: torch.dtype
     assert torch.equal(unrecorded.rows.float(), low.float())
 
 
+def test_weights_are_cast_together_as_alone_and_into_the_same_memory() -> None:
+    torch.manual_seed(0)
+    weights, form = [torch.randn(*shape).to(LOW) for shape in ((48, 32), (16, 160), (144, 80))], FORMATS[0]
+    casts = [Cast(form, scale_of(one.abs().amax().float(), form, 0.5), torch.zeros(())) for one in weights]
+    together, places = quantize.casts_together([*zip(weights, casts, strict=True)]), set()
+    for factor in (1, -3):
+        for weight, into, low in zip([w.mul_(factor) for w in weights], casts, together(), strict=True):
+            alone = quantize.cast_both_ways(weight, into._replace(record=torch.zeros(())))
+            assert low.scale is into.scale and into.record == weight.abs().max()
+            assert torch.equal(low.rows.float(), alone.rows.float())
+            assert torch.equal(low.columns.float(), alone.columns.float())
+            places |= {low.rows.data_ptr(), low.columns.data_ptr()}
+    assert len(places) == 2 * len(weights)
+
+
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_what_is_not_finite_is_no_number_and_zeros_stay_zeros(dtype: torch.dtype) -> None:
     x, into = torch.zeros(1, 16).to(LOW), Cast(dtype, torch.ones(()), torch.zeros(()))

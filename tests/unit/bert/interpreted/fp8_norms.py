@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from support.layouts import SHAPE
+from support.refusals import refused
 from torch import Tensor, nn
 
 from bert.model.encoder import BertEncoder, recompute_activations
@@ -25,10 +28,11 @@ from bert.speed.fp8 import (
     Fp8Copy,
     OutputGradient,
     Scales,
+    cast_weights,
     scale_of,
-    scales_state,
+    scales_of,
 )
-from bert.speed.kernels import norm, quantize
+from bert.speed.kernels import gelu, norm, quantize
 from bert.speed.registry import apply, copy_weights
 from common.train_spec import TrainSpec
 
@@ -130,6 +134,51 @@ def test_an_overflow_reaches_the_record() -> None:
         assert both.rows[1].float().isnan().all() and both.rows[[0, 2]].float().isfinite().all()
 
 
+right_words, right_bytes = quantize.words_of, quantize.load_bytes
+
+
+@triton.jit
+def wrong_words(first, second, third, fourth, form: tl.constexpr):
+    """Take the first of four rows twice."""
+    return right_words(first, first, third, fourth, form)
+
+
+@triton.jit
+def wrong_bytes(low, row, column, width: tl.constexpr):
+    """Take other bytes than those stored."""
+    return right_bytes(low, row, column, width) ^ 1
+
+
+KERNELS = (
+    "quantize_both_ways", "quantize_weights", "bias_gelu_fp8_forward", "bias_gelu_fp8_backward",
+    "dropout_layer_norm_forward", "dropout_layer_norm_backward",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_first_result_of_a_kernel_that_writes_wrong_columns_is_refused(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantize, "words_of", wrong_words)
+    monkeypatch.setattr(quantize, "load_bytes", wrong_bytes)
+    others = {(name, form) for name in KERNELS for form in FORMATS if name != kernel}
+    monkeypatch.setattr(quantize, "_CHECKED", others)
+    given, into = Given(16, 32, LOW), Cast(FORMATS[INPUT], torch.ones(()), torch.zeros(()))
+    given.copy.scales.cast(given.copy.layer, GRADIENT, measure=lambda: torch.ones(()))
+    values, bias = given.x.detach(), given.vectors[0].detach()
+
+    def write() -> None:
+        quantize.cast_both_ways(values, into)
+        quantize.casts_together([(values, into)])()
+        gelu.gelu(values, bias, into)
+        gelu.gelu_backward_to_fp8(values, bias, values, into._replace(dtype=FORMATS[GRADIENT]))
+        given.run(0.0, into, OutputGradient(given.copy))
+
+    with refused("device-unsupported", kernel, "bf16"):
+        write()
+    write()  # each kernel is looked at once
+
+
 def test_an_output_that_is_used_twice_is_refused() -> None:
     layer, plain, x = Linear(32, 32), nn.LayerNorm(32), torch.randn(5, 32).to(LOW).requires_grad_()
     give_copies([layer.weight], gradients=False, kind=Fp8Copy)
@@ -160,6 +209,7 @@ def _run(*, recomputed: bool = False) -> tuple[dict[str, Tensor], dict[str, Tens
             with torch.no_grad():
                 for parameter in made.parameters():
                     parameter.add_(0)  # as an update does, a new version
+            cast_weights([{"params": made.parameters()}])
         with Precision("bf16", "cpu").autocast():
             result = made(ids, torch.ones_like(ids)).hidden
             (result * torch.randn(result.shape)).sum().backward()
@@ -169,7 +219,9 @@ def _run(*, recomputed: bool = False) -> tuple[dict[str, Tensor], dict[str, Tens
             with torch.inference_mode(), Precision("bf16", "cpu").autocast():
                 found["evaluated"] = made.eval()(ids, torch.ones_like(ids)).hidden
             made.train()
-    return found, scales_state(made)
+    scales = scales_of(made.parameters())
+    assert scales is not None
+    return found, scales.state()
 
 
 def test_dropout_follows_from_the_key_of_a_batch_alone() -> None:

@@ -68,9 +68,12 @@ class Traffic:
         self._now = [(name, one.detach(), Counter()) for name, one in named if isinstance(one, Tensor)]
         kernels.launch(kernel, grid, *arguments, **constants)
         self.found += [
-            Moved(kernel.fn.__name__, name, one.numel() * self.shared(one), counts["loaded"], counts["stored"])
-            for name, one, counts in self._now
-        ]
+            Moved(
+                kernel.fn.__name__, name, one.numel() * self.shared(one), counts["loaded"],
+                counts["stored"] * (4 if name == "transposed" else 1),
+            )
+            for name, one, counts in self._now  # transposes are stored in words of four numbers
+        ]  # fmt: skip
 
     def shared(self, tensor: Tensor) -> int:
         return sum(one.data_ptr() == tensor.data_ptr() for _, one, _ in self._now)
