@@ -187,13 +187,3 @@ class Step:
         rows = config.padded_vocab_size + config.max_positions + config.type_vocab_size
         layers = sum(gemm.times * gemm.parameters for gemm in self.layers) + config.num_layers * 2 * norm
         return rows * config.hidden_size + norm + layers + self.head_parameters
-
-
-def pooler(config: ModelConfig) -> Gemm:
-    """Return the GEMM of the projected first tokens."""
-    return Gemm(name="pooler", inner=config.hidden_size, columns=config.hidden_size, over="sequences")
-
-
-def classifier(config: ModelConfig, labels: int, name: str = "classifier") -> Gemm:
-    """Return the GEMM that gives each sequence so many logits."""
-    return Gemm(name=name, inner=config.hidden_size, columns=labels, over="sequences")

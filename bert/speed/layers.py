@@ -37,7 +37,6 @@ from bert.speed.fp8 import Quantized
 from bert.speed.kernels import usable
 
 _SITES = 3  # of dropout in a layer: attention's weights, and what both parts add to the stream
-_NO_KEYS = (None,) * _SITES
 
 
 class FastEmbeddings(Embeddings):
@@ -100,23 +99,20 @@ class FastLayer(Layer):
     attention: FastAttention
 
     def forward(  # type: ignore[override]
-        self, hidden: Tensor | Stream, where: Where, reader: nn.Linear | None = None,
-        keys: Sequence[Tensor | None] = _NO_KEYS,
+        self, hidden: Tensor | Stream, where: Where, reader: nn.Linear | None, keys: Sequence[Tensor | None]
     ) -> Stream:  # fmt: skip
         """Return hidden states [..., H] for those of tokens in a layout.
 
         `reader` is the linear layer that reads it, `keys` are those of the layer's dropouts by kernels.
         """
         wide, narrow, low = stream(hidden)
-        of_weights, *of_sums = keys
+        of_weights, first, second = keys
         with phase(self.observer, "layer", self.index, ".attention"):
-            attended = product(self.attention.output, self.attention.attended(narrow, where, low, of_weights))
-            wide, narrow, low = residual_norm(
-                attended, wide, self.attention_norm, self.dropout, self.intermediate, of_sums[0]
-            )
+            x = product(self.attention.output, self.attention.attended(narrow, where, low, of_weights))
+            wide, narrow, low = residual_norm(x, wide, self.attention_norm, self.dropout, self.intermediate, first)
         with phase(self.observer, "layer", self.index, ".mlp"):
             transformed = product(self.output, *gelu(product(self.intermediate, narrow, low), self.output))
-            return residual_norm(transformed, wide, self.output_norm, self.dropout, reader, of_sums[1])
+            return residual_norm(transformed, wide, self.output_norm, self.dropout, reader, second)
 
 
 class FastEncoder(BertEncoder):

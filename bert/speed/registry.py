@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bert.speed.native import loops_missing, triton_missing
-from common.errors import MissingToolError, UsageError
-from common.registry import lookup
+from common.errors import MissingToolError
 from common.train_spec import TrainSpec
 
 if TYPE_CHECKING:
@@ -17,25 +16,7 @@ if TYPE_CHECKING:
 
 STEPS = FAST, PLAIN = ("fast", "plain")
 # Strategies that leave every parameter whole and the same tensor, and the optimizer as it is.
-_WHOLE_PARAMETERS = ("ddp", "single")
-_FP8_CAPABILITY = (8, 9)
-
-
-def check_step(spec: TrainSpec, device_type: str) -> None:
-    """Refuse a step that does not exist, and FP8 where it does not work. Raises UsageError."""
-    lookup(dict.fromkeys(STEPS), spec.step, "step")
-    if spec.precision != "fp8":
-        return
-    if spec.strategy not in _WHOLE_PARAMETERS:
-        problem = f"precision fp8 needs strategy {' or '.join(_WHOLE_PARAMETERS)}, not {spec.strategy}: use bf16"
-        raise UsageError("unsupported-combination", problem)
-    if device_type == "cuda":
-        import torch
-
-        if torch.cuda.is_available() and (found := torch.cuda.get_device_capability()) < _FP8_CAPABILITY:
-            needed, given = (".".join(map(str, one)) for one in (_FP8_CAPABILITY, found))
-            problem = f"precision fp8 needs compute capability {needed}, not {given}: use bf16"
-            raise UsageError("device-unsupported", problem)
+WHOLE_PARAMETERS = ("ddp", "single")
 
 
 def lacking(step: str, device_type: str) -> MissingToolError | None:
@@ -76,7 +57,7 @@ def copy_weights(
     device = next(model.parameters()).device.type
     low = spec.precision == "fp8"
     narrow = spec.step == FAST and (fused or device != "cuda")
-    if spec.strategy not in _WHOLE_PARAMETERS or spec.precision not in ("bf16", "fp8") or not (low or narrow):
+    if spec.strategy not in WHOLE_PARAMETERS or spec.precision not in ("bf16", "fp8") or not (low or narrow):
         return
     from torch import nn
 
@@ -108,7 +89,7 @@ def fuses_optimizer(model: "nn.Module", spec: TrainSpec) -> bool:
 
     They need whole parameters, contiguous and in float32, on one GPU that runs the kernels.
     """
-    if spec.step != FAST or spec.strategy not in _WHOLE_PARAMETERS:
+    if spec.step != FAST or spec.strategy not in WHOLE_PARAMETERS:
         return False
     import torch
 

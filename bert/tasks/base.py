@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bert.model.config import ModelConfig
-from bert.model.step import Step
+from bert.model.step import Gemm, Step
 from common.errors import UsageError
 from common.registry import lookup
 
@@ -324,3 +324,13 @@ def deciding(task: Task, best_by: str | None) -> tuple[str, bool]:
         return task.deciding_score, task.higher_is_better
     known = [score for score in task.scores if not score.endswith("_thresh")]
     return lookup(dict.fromkeys(known, best_by), best_by, f"score of {task.name}"), not best_by.endswith("_loss")
+
+
+def pooler(config: ModelConfig) -> Gemm:
+    """Return the GEMM of the projected first tokens."""
+    return Gemm(name="pooler", inner=config.hidden_size, columns=config.hidden_size, over="sequences")
+
+
+def classifier(config: ModelConfig, labels: int, name: str = "classifier") -> Gemm:
+    """Return the GEMM that gives each sequence so many logits."""
+    return Gemm(name=name, inner=config.hidden_size, columns=labels, over="sequences")

@@ -26,7 +26,7 @@ from bert.data.synthetic import (
     synthetic_rows,
 )
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
-from bert.model.step import Pass, Step, classifier, pooler
+from bert.model.step import Pass, Step
 from bert.tasks.base import (
     FINE_TUNING,
     NO_OPTIONS,
@@ -36,6 +36,8 @@ from bert.tasks.base import (
     EvaluationSpec,
     Heads,
     Task,
+    classifier,
+    pooler,
 )
 from common.errors import InputError
 

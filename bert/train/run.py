@@ -22,7 +22,7 @@ from bert.data.batch import Batch
 from bert.model.config import model_config
 from bert.model.encoder import recompute_activations
 from bert.parallel.base import Strategy
-from bert.speed.registry import apply, check_step, copy_weights, fuses_optimizer, lacking
+from bert.speed.registry import apply, copy_weights, fuses_optimizer, lacking
 from bert.train.base_run import Run, RunRequest, make_optimizer, step_plan
 from bert.train.checkpoint import (
     Checkpoint,
@@ -43,6 +43,7 @@ from bert.train.events import Resumed, RunOutcome, Saved
 from bert.train.feed import Feed, data_spec
 from bert.train.loop import DivergenceError, Training, parameters_are_finite, train
 from bert.train.resume import changed_settings, check_resumable, load_weights
+from bert.train.settings import check_step
 from common.errors import UsageError
 from common.locks import locked
 

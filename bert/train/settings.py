@@ -14,7 +14,7 @@ from bert.model.config import model_config
 from bert.optim.registry import DEFAULT_WEIGHT_DECAY, OPTIMIZERS
 from bert.optim.schedule import PHASES, SCHEDULES, Schedule
 from bert.parallel import STRATEGIES, options_text, read_options
-from bert.speed.registry import FAST, STEPS
+from bert.speed.registry import FAST, STEPS, WHOLE_PARAMETERS
 from bert.tasks import make_task, task_data
 from common.errors import InputError, UsageError
 from common.flags import flag
@@ -22,6 +22,7 @@ from common.registry import lookup
 from common.train_spec import TrainSpec
 
 DEFAULT_SEED = 42
+_FP8_CAPABILITY = (8, 9)
 LARGEST_SEED = 2**32 - 1
 """Largest seed that NumPy's legacy generator accepts, which Hugging Face also seeds."""
 DEFAULT_MICRO_BATCH_SIZE = {1: 32, 2: 8}
@@ -261,6 +262,23 @@ def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int |
     elif evaluates:
         values["eval_every"] = values["steps"]
     return make_settings(values)
+
+
+def check_step(spec: TrainSpec, device_type: str) -> None:
+    """Refuse a step that does not exist, and FP8 where it does not work. Raises UsageError."""
+    lookup(dict.fromkeys(STEPS), spec.step, "step")
+    if spec.precision != "fp8":
+        return
+    if spec.strategy not in WHOLE_PARAMETERS:
+        problem = f"precision fp8 needs strategy {' or '.join(WHOLE_PARAMETERS)}, not {spec.strategy}: use bf16"
+        raise UsageError("unsupported-combination", problem)
+    if device_type == "cuda":
+        import torch
+
+        if torch.cuda.is_available() and (found := torch.cuda.get_device_capability()) < _FP8_CAPABILITY:
+            needed, given = (".".join(map(str, one)) for one in (_FP8_CAPABILITY, found))
+            problem = f"precision fp8 needs compute capability {needed}, not {given}: use bf16"
+            raise UsageError("device-unsupported", problem)
 
 
 def _largest_divisor(number: int, most: int) -> int:

@@ -18,8 +18,8 @@ from bert.data.finished import fingerprint_of
 from bert.data.rows import Labels, Ragged, TokenRows
 from bert.data.synthetic import Lengths, is_synthetic
 from bert.model.config import ModelConfig
-from bert.model.step import Gemm, Step, classifier, pooler
-from bert.tasks.base import FINE_TUNING, TaskOption, Trained
+from bert.model.step import Gemm, Step
+from bert.tasks.base import FINE_TUNING, TaskOption, Trained, classifier, pooler
 from bert.tasks.classification import EVALUATION, ClassificationTask
 from bert.tasks.gap.features import DEFAULT_LENGTH, MENTION_ENDS, MENTION_STARTS, MENTIONS, open_features
 from bert.tasks.gap.reading import DECISIONS, LABELS

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from bert.data.batches import Batches, DataSpec, lengths_fingerprint
 from bert.data.synthetic import SYNTHETIC, check_distribution, default_max_predictions, is_synthetic, lengths_folder
 from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
-from bert.model.step import Gemm, Over, Pass, Step, classifier, pooler
-from bert.tasks.base import NO_OPTIONS, DataIdentity, DataSource, EvaluationSpec, Heads, Task
+from bert.model.step import Gemm, Over, Pass, Step
+from bert.tasks.base import NO_OPTIONS, DataIdentity, DataSource, EvaluationSpec, Heads, Task, classifier, pooler
 from bert.tasks.pretrain.shards import folder_info, folder_lengths, open_shards
 from common.errors import InputError, UsageError
 

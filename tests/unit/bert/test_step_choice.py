@@ -13,7 +13,8 @@ from support.training_runs import settings
 from analysis.load import load_run
 from analysis.render.pages import facts
 from bench.implementations.base import Implementation
-from bert.speed.registry import STEPS, apply, check_step, lacking
+from bert.speed.registry import STEPS, apply, lacking
+from bert.train.settings import check_step
 from common.errors import MissingToolError
 from common.train_spec import TrainSpec
 from records.run import RunDirectory
