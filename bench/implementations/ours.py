@@ -37,6 +37,5 @@ class BertbenchImplementation(Implementation):
         apply(model, trial.step)
         if trial.activation_checkpointing:
             recompute_activations(model)
-        missing = lacking(trial.step, trial.device)
-        lacks = None if missing is None else str(missing)
+        lacks = None if (missing := lacking(trial.step, trial.device)) is None else str(missing)
         return Built(model=model, make_optimizer=make_optimizer, compute_loss=task.loss, lacks=lacks)
