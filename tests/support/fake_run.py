@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -174,28 +175,15 @@ def write_sweep(
     run = RunDirectory(folder)
     write_record(run.path / "sweep.json", {"request": {"command": "throughput"}, "trials": []})
     base = Trial(**{"preset": "mini", "precision": "bf16", **fields})
-    seed = 0
-    for name in implementations:
-        for batch in batches:
-            for world in worlds:
-                for number in range(rounds):
-                    seed += 1
-                    trial = dataclasses.replace(
-                        base, implementation=name, micro_batch_size=batch, world_size=world, round=number
-                    )
-                    median = scale * (STEP_MS.get(name, 150.0) * batch / 16 + 8) * (1.05 * world if world > 1 else 1)
-                    write_trial(
-                        run,
-                        trial,
-                        {
-                            rank: step_rows(
-                                noisy_times(median, count, seed * 100 + rank, noise=noise),
-                                batch,
-                                communication=4.0 if world > 1 else None,
-                            )
-                            for rank in range(world)
-                        },
-                    )
+    axes = itertools.product(implementations, batches, worlds, range(rounds))
+    for seed, (name, batch, world, number) in enumerate(axes, start=1):
+        trial = dataclasses.replace(base, implementation=name, micro_batch_size=batch, world_size=world, round=number)
+        median = scale * (STEP_MS.get(name, 150.0) * batch / 16 + 8) * (1.05 * world if world > 1 else 1)
+        steps = {}
+        for rank in range(world):
+            times = noisy_times(median, count, seed * 100 + rank, noise=noise)
+            steps[rank] = step_rows(times, batch, communication=4.0 if world > 1 else None)
+        write_trial(run, trial, steps)
     return run
 
 
