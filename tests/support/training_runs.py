@@ -116,8 +116,8 @@ def be_rank(job: dict[str, Any]) -> int:
     with Path(job["log"]).open("a") as log:
 
         def report(event: Any) -> None:
-            content = {key: str(value) if isinstance(value, Path) else value for key, value in fields(event).items()}
-            log.write(json.dumps({"event": type(event).__name__, **content}) + "\n")
+            content = {"event": type(event).__name__, **dataclasses.asdict(event)}
+            log.write(json.dumps(content, default=str) + "\n")
             log.flush()
 
         try:
@@ -127,8 +127,3 @@ def be_rank(job: dict[str, Any]) -> int:
             code = 3
     strategy.teardown()
     return code
-
-
-def fields(event: Any) -> dict[str, Any]:
-    return {part.name: (dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value)  # type: ignore[arg-type]
-            for part in dataclasses.fields(event) for value in [getattr(event, part.name)]}  # fmt: skip
