@@ -6,7 +6,7 @@ from typing import Literal
 _Options = Literal["option-unknown", "option-choice", "option-value", "option-missing", "option-conflict"]
 _Setup = Literal["option-not-applicable", "batch-size-mismatch", "settings-changed", "unsupported-combination"]
 _Paths = Literal["path-missing", "path-kind", "path-unreadable", "file-empty", "file-limit"]
-_Files = Literal["file-truncated", "file-damaged", "file-format", "file-encoding", "file-unsafe", "file-changed"]
+_Files = Literal["file-truncated", "file-damaged", "file-format", "file-encoding", "file-unsafe"]
 _Records = Literal["record-version", "record-foreign", "run-incomplete", "run-mismatch", "checkpoint-missing"]
 _Rows = Literal["columns-missing", "rows-invalid", "labels-invalid", "answers-invalid"]
 _Data = Literal["data-missing", "data-unprepared", "data-mismatch", "data-ambiguous", "data-too-small"]

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
 
@@ -136,15 +136,15 @@ def run_check(options: CheckOptions) -> Result:
         facts = [Facts([(name, str(value)) for name, value in header.items()]) for header in headers]
         return Result(document={"features": headers}, blocks=facts)
     checked = check_shards(options.dir, options.vocab, show_stages())
-    sizes = f"{checked.seq_len} tokens, up to {checked.max_predictions} predictions"
-    header = [("folder", checked.folder), ("instances", sizes), *checked.datasets.items()]
+    sizes = f"{checked['seq_len']} tokens, up to {checked['max_predictions']} predictions"
+    header = [("folder", checked["folder"]), ("instances", sizes), *checked["datasets"].items()]
     headings = ("split", "shards", "instances", "real tokens", "masked tokens", "random pairs")
-    counts = [(one.split, *(f"{value:,}" for value in astuple(one)[1:])) for one in checked.splits]
+    counts = [(one.pop("split"), *(f"{value:,}" for value in one.values())) for one in map(dict, checked["splits"])]
     blocks: list[Block] = [Facts(header), texts("counts", headings, counts)]
-    for one in checked.rows:
-        label = "B is random" if one.is_random else "B follows A"
-        blocks.append(Plain(f"{one.shard} row {one.row}, {label}: {shorten(' '.join(one.tokens), 400)}"))
-    return Result(document=asdict(checked), blocks=blocks)
+    for one in checked["rows"]:
+        label = "B is random" if one["is_random"] else "B follows A"
+        blocks.append(Plain(f"{one['shard']} row {one['row']}, {label}: {shorten(' '.join(one['tokens']), 400)}"))
+    return Result(document=checked, blocks=blocks)
 
 
 OPTIONS = {"data pretrain": DataPretrainOptions, "data download": DownloadOptions, "data check DIR": CheckOptions}

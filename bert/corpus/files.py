@@ -31,16 +31,9 @@ class Source:
     """Hash of its bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """MediaWiki dumps and text files of a folder, each sorted by relative name."""
-
-    dumps: tuple[Path, ...]
-    texts: tuple[Path, ...]
-
-
-def find_inputs(folder: Path) -> Inputs:
-    """Return the dumps and `.txt` files at any depth below `folder`, links to folders followed.
+def find_inputs(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the dumps and the `.txt` files at any depth below `folder`, links to folders followed, each sorted by
+    relative name.
 
     Folders that `data pretrain` wrote are left out.
     """
@@ -64,7 +57,7 @@ def find_inputs(folder: Path) -> Inputs:
             "data-missing",
             f"{folder} holds neither .txt files nor dumps (.xml.bz2, .xml.gz, .xml): give a folder with some",
         )
-    return Inputs(tuple(dumps), tuple(texts))
+    return dumps, texts
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from bert.data.finished import Counts, fingerprint_of
-from bert.data.rows import Ragged
+from bert.data.rows import Int64, Labels, Ragged, TokenRows
 from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, load_vocabulary, vocabulary_notes
 from common.atomic import remove_left_overs, write_bytes
 from common.errors import InputError, SchemaError, UsageError, read_code
@@ -193,6 +194,24 @@ class FeatureFile:
     def ragged(self, name: str) -> Ragged:
         """Return a column of rows of different lengths."""
         return Ragged(self.columns[f"{name}.values"], self.columns[f"{name}.offsets"])
+
+    def token_rows(self, ids: str, second: Int64 | None = None, columns: Columns = MappingProxyType({})) -> TokenRows:
+        """Return its rows, whose labels are a column as `ids` is; without `second`, they are one text each."""
+        pieces = self.ragged(ids)
+        labels: Labels = self.columns["labels"]
+        about = {name: self.settings[name] for name in ("vocab_size", "vocabulary", "pad_id", "max_seq_length")}
+        begins = pieces.lengths if second is None else second
+        return TokenRows(
+            ids=pieces, second=begins, labels=labels, columns=columns, fingerprint=self.fingerprint, **about
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowFeatures:
+    """A file of features, and its rows."""
+
+    file: FeatureFile
+    rows: TokenRows
 
 
 def features_in(folder: Path, kind: str) -> list[Path]:

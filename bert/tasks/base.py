@@ -206,10 +206,8 @@ class Evaluator(Protocol):
         """Hash of the samples: only scores on the same samples are compared."""
 
     def measure(self, model: "torch.nn.Module", device: "torch.device", precision: "Precision") -> "torch.Tensor":
-        """Return this rank's part of a sum over ranks, a float64 vector on the CPU, of a model in evaluation mode.
-
-        Raises UsageError: the model has not the heads of the task.
-        """
+        """Return this rank's part of a sum over ranks, a float64 vector on the CPU, of the task's model in evaluation
+        mode."""
 
     def score(self, total: "torch.Tensor") -> Evaluation:
         """Return the scores from the sum of all ranks' parts."""

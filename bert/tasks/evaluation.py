@@ -12,7 +12,7 @@ from bert.data.batches import DataSpec, evaluation_rows
 from bert.data.rows import Int64, Labels, TokenRows
 from bert.optim.precision import Precision
 from bert.tasks.base import Evaluation, Ready
-from common.errors import InputError, UsageError
+from common.errors import InputError
 
 Float32 = npt.NDArray[np.float32]
 
@@ -60,13 +60,8 @@ class LabelledRows:
 def row_logits(ready: Ready, rows: TokenRows, classes: int, show: Callable[[int], None] | None = None) -> Float32:
     """Return the logits [N, K] of the rows that `ready` computes, 0 for the others.
 
-    The output of its model has `logits` [B, K], and its `labels` are K, as those of BertForLabels. Raises UsageError:
-    it has no head of so many classes.
+    The output of its model has `logits` [B, K], as that of BertForLabels.
     """
-    labels = getattr(ready.model, "labels", None)
-    if labels != classes:
-        wrong = f"the task needs {classes} logits per row, {type(ready.model).__name__} has {labels or 0}"
-        raise UsageError("weights-mismatch", f"{wrong}: use its model")
     logits = np.zeros((len(rows), classes), dtype=np.float32)
     for numbers, output in outputs(ready, rows, show):
         logits[numbers] = output.logits.float().cpu().numpy()
@@ -74,11 +69,11 @@ def row_logits(ready: Ready, rows: TokenRows, classes: int, show: Callable[[int]
 
 
 def check_logits(logits: Float32) -> None:
-    """Refuse logits [N, K] that are not numbers. Raises InputError."""
-    wrong = int((~np.isfinite(logits)).any(axis=1).sum())
+    """Refuse logits of any shape that are not numbers. Raises InputError."""
+    wrong = np.count_nonzero(~np.isfinite(logits))
     if wrong:
-        rows = f"{wrong:,} of {len(logits):,} rows"
-        raise InputError("logits-not-finite", f"non-finite logits for {rows}: use other weights or --precision fp32")
+        some = f"{wrong:,} of {logits.size:,} logits are not finite"
+        raise InputError("logits-not-finite", f"{some}: use other weights or --precision fp32")
 
 
 def mean_log_loss(logits: Float32, labels: Labels) -> float:

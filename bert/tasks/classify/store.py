@@ -175,11 +175,6 @@ def token_type(vocab_size: int) -> "np.dtype[Any]":
     return np.dtype("<u2" if vocab_size <= 2**16 else "<i4")
 
 
-def rows_fingerprint(source: TextSource, split: str) -> str:
-    """Return TokenRows.fingerprint of a split."""
-    return f"{source.fingerprint}/{split}"
-
-
 def read_split(source: TextSource, split: str) -> tuple[TokenRows, Int64]:
     """Return the rows of a split, one of SPLITS, in the order of the CSV, and the number of each row's text [N]."""
     query = (
@@ -198,7 +193,7 @@ def read_split(source: TextSource, split: str) -> tuple[TokenRows, Int64]:
         ids=Ragged(values, offsets),
         second=lengths,
         labels=np.ascontiguousarray(labels),
-        fingerprint=rows_fingerprint(source, split),
+        fingerprint=f"{source.fingerprint}/{split}",
         vocab_size=len(source.vocabulary.pieces),
         vocabulary=source.vocabulary.fingerprint,
         pad_id=source.vocabulary.pad_id,

@@ -83,7 +83,8 @@ class Predict(TaskCommand):
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write decisions as the official scorer takes them."""
         features = open_features(options.features, "test")
-        rows, ids, left_out = features.rows, features.example_ids.texts(), features.left_out.texts()
+        rows = features.rows
+        ids, left_out = (features.file.ragged(name).texts() for name in ("example_ids", "left_out"))
         checkpoint = host.checkpoint(options.checkpoint)
         task = trained_task(self.task, checkpoint)
         opened, ready = open_trained(checkpoint, task, rows, options.features, options.out, host)
@@ -96,7 +97,7 @@ class Predict(TaskCommand):
         if options.kaggle_csv:
             written.append(write_kaggle(options.out / KAGGLE_FILE, probabilities_of(ids, logits, left_out)))
         # There is nothing to score without answers.
-        dataset = made_of(features.path, "gap") if rows.has_labels else None
+        dataset = made_of(features.file.path, "gap") if rows.has_labels else None
         answers = {name: classes.count(number) for number, name in enumerate(LABELS)}
         document = {
             "checkpoint": str(opened.source),

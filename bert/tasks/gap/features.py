@@ -15,6 +15,7 @@ import numpy.typing as npt
 from bert.data.features import (
     Columns,
     FeatureSettings,
+    RowFeatures,
     Summary,
     check_inputs,
     prepare_features,
@@ -24,7 +25,7 @@ from bert.data.features import (
 )
 from bert.data.finished import Counts
 from bert.data.pool import Progress
-from bert.data.rows import Int64, Ragged, TokenRows
+from bert.data.rows import Int64, Ragged
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.gap.reading import (
     FEMININE,
@@ -45,7 +46,7 @@ MENTIONS = 3
 """The pronoun and two names."""
 DEFAULT_LENGTH = 512
 GENDER_NAMES = (None, MASCULINE, FEMININE)
-"""What the numbers in GapFeatures.genders stand for."""
+"""What the numbers in the column `genders` stand for."""
 MENTION_STARTS, MENTION_ENDS = "mention_starts", "mention_ends"
 """Columns of the rows [N, 3]: the first token of pronoun, A and B in the row, and one past the last token of each."""
 _READABLE_COLUMNS = ["ID", "label", "gender", "tokens", "P-first", "P-last", "A-first", "A-last", "B-first", "B-last"]
@@ -64,48 +65,27 @@ class Settings(FeatureSettings):
         return f"gap-{self.split}"
 
 
-@dataclass(frozen=True, slots=True)
-class GapFeatures:
-    """The rows of a file."""
+def open_features(path: Path, split: str) -> RowFeatures:
+    """Read features: a file of any split, or the only one of this split in a folder.
 
-    path: Path
-    rows: TokenRows
-    """[CLS] text [SEP] and the class of each [N], with the columns MENTION_STARTS and MENTION_ENDS."""
-    example_ids: Ragged
-    """Ids, UTF-8 bytes [N], in the order of the TSV."""
-    genders: npt.NDArray[np.uint8]
-    """Of the pronouns, indices of GENDER_NAMES [N]."""
-    left_out: Ragged
-    """Ids of rows of the TSV that could not be used, UTF-8 bytes."""
-
-
-def open_features(path: Path, split: str) -> GapFeatures:
-    """Read features: a file of any split, or the only one of this split in a folder. Raises InputError, SchemaError."""
+    The rows are [CLS] text [SEP], with the columns MENTION_STARTS and MENTION_ENDS. `example_ids` of the file are their
+    ids, `genders` indices of GENDER_NAMES [N], `left_out` the ids of rows of the TSV that could not be used. Raises
+    InputError, SchemaError.
+    """
     file = read_features(path, f"gap-{split}" if path.is_dir() else "gap")
-    columns, ids = file.columns, file.ragged("input_ids")
-    settings = Settings(**file.settings)
-    rows = TokenRows(
-        ids=ids,
-        second=ids.lengths,
-        labels=columns["labels"],
-        columns={name: columns[name].reshape(-1, MENTIONS).astype(np.int64) for name in (MENTION_STARTS, MENTION_ENDS)},
-        fingerprint=file.fingerprint,
-        vocab_size=settings.vocab_size,
-        vocabulary=settings.vocabulary,
-        pad_id=settings.pad_id,
-        max_seq_length=settings.max_seq_length,
-    )
-    return GapFeatures(file.path, rows, file.ragged("example_ids"), columns["genders"], file.ragged("left_out"))
+    places = {name: file.columns[name].reshape(-1, MENTIONS) for name in (MENTION_STARTS, MENTION_ENDS)}
+    columns = {name: column.astype(np.int64) for name, column in places.items()}
+    return RowFeatures(file, file.token_rows("input_ids", columns=columns))
 
 
-def write_readable(path: Path, features: GapFeatures, vocabulary: Vocabulary) -> None:
+def write_readable(path: Path, features: RowFeatures, vocabulary: Vocabulary) -> None:
     """Write the rows as a TSV: P is the pronoun, positions count from 0 = [CLS]. Raises StorageError."""
-    rows = features.rows
+    rows, genders = features.rows, features.file.columns["genders"].tolist()
     places = np.stack([rows.columns[MENTION_STARTS], rows.columns[MENTION_ENDS] - 1], axis=2).reshape(len(rows), -1)
     lines = ["\t".join(_READABLE_COLUMNS)]
-    for number, name in enumerate(features.example_ids.texts()):
+    for number, name in enumerate(features.file.ragged("example_ids").texts()):
         label = LABELS[int(rows.labels[number])] if rows.has_labels else ""
-        gender = GENDER_NAMES[int(features.genders[number])] or ""
+        gender = GENDER_NAMES[genders[number]] or ""
         tokens = " ".join(vocabulary.pieces[token] for token in rows.ids[number].tolist())
         lines.append("\t".join([name, label, gender, tokens, *map(str, places[number].tolist())]))
     write_text(path, "\n".join(lines) + "\n")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bert.data.features import Summary, made_of
+from bert.data.features import RowFeatures, Summary, made_of
 from bert.tasks.base import Ready, read_options
 from bert.tasks.commands import (
     Grid,
@@ -19,8 +19,8 @@ from bert.tasks.commands import (
     timed_logits,
     timing,
 )
-from bert.tasks.glue.features import CUT, GlueConfig, GlueFeatures, open_features, prepare, to_predict, write_texts
-from bert.tasks.glue.tables import LEFT_OUT, TASKS, TRAIN, read_table, task_of
+from bert.tasks.glue.features import CUT, GlueConfig, open_features, prepare, to_predict, write_texts
+from bert.tasks.glue.tables import LEFT_OUT, TASKS, TRAIN, GlueSpec, read_table, task_of
 from bert.tasks.glue.task import GlueTask, check_packages, decided, pair, read_answers, scores, write_answers
 from common.errors import InputError
 from common.scores import in_words, score
@@ -97,22 +97,22 @@ class Predict(TaskCommand):
         trained = None if settings is None else read_options(settings.task_options).get("task", settings.task)
         files = to_predict(options.features, trained if trained in TASKS else None)
         features = [open_features(file) for file in files]
-        spec = features[0].settings.spec
+        spec = TASKS[features[0].file.settings["task"]]
         if trained not in (None, spec.name):
             raise InputError("weights-mismatch", f"{checkpoint} was trained on {trained}, not on {spec.name}")
         if any(one.rows.has_labels for one in features):
             check_packages(spec)
-        longest = max(features, key=lambda one: one.settings.max_seq_length)
+        longest = max(features, key=lambda one: one.rows.max_seq_length)
         task = GlueTask(task=spec.name)
-        opened, ready = open_trained(checkpoint, task, longest.rows, longest.path, options.out, host)
+        opened, ready = open_trained(checkpoint, task, longest.rows, longest.file.path, options.out, host)
         tables, facts, following = list[dict[str, Any]](), list[tuple[str, object]](), None
         for one in features:
-            table = _answer(ready, one, options.out, host)
+            table = _answer(ready, spec, one, options.out, host)
             tables.append(table)
             facts.append((table["split"], f"{rate(table['rows'], table['seconds'])}: {table['written']}"))
             if table["scores"] is not None:
                 facts.append(("", ", ".join(in_words(name, value) for name, value in table["scores"].items())))
-                labels = made_of(one.path, "glue")
+                labels = made_of(one.file.path, "glue")
                 if labels is not None and following is None:
                     words = ["eval", "glue", "--task", spec.name, "--labels", str(labels), "--predictions"]
                     following = [*words, table["written"]]
@@ -120,13 +120,13 @@ class Predict(TaskCommand):
         return Outcome(document=document, shown=[[("checkpoint", opened.source), *facts]], following=following)
 
 
-def _answer(ready: Ready, features: GlueFeatures, out: Path, host: Host) -> dict[str, Any]:
+def _answer(ready: Ready, spec: GlueSpec, features: RowFeatures, out: Path, host: Host) -> dict[str, Any]:
     """Write the answers to one table; return the facts about them."""
-    rows, split, spec = features.rows, features.settings.split, features.settings.spec
+    rows, split = features.rows, features.file.settings["split"]
     logits, seconds = timed_logits(ready, rows, spec.labels, host, f"rows of {split}")
     answers = decided(spec, logits)
     path = out / spec.answer_file(split)
-    write_answers(path, spec, split, features.index, answers)
+    write_answers(path, spec, split, features.file.columns["index"], answers)
     return {
         "split": split,
         **timing("rows", len(rows), seconds),

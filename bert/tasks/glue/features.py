@@ -15,6 +15,7 @@ import numpy.typing as npt
 from bert.data.features import (
     Columns,
     FeatureSettings,
+    RowFeatures,
     Summary,
     features_in,
     find_features,
@@ -24,7 +25,7 @@ from bert.data.features import (
 )
 from bert.data.finished import Counts
 from bert.data.pool import Progress
-from bert.data.rows import Int64, TokenRows, offsets_of
+from bert.data.rows import offsets_of
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.glue.tables import TASKS, TRAIN, GlueSpec, GlueTable, find_table, read_hub, read_table, task_of
 from common.atomic import write_text
@@ -88,17 +89,6 @@ class Settings(FeatureSettings):
     def spec(self) -> GlueSpec:
         """The task."""
         return TASKS[self.task]
-
-
-@dataclass(frozen=True, slots=True)
-class GlueFeatures:
-    """The rows of one table."""
-
-    path: Path
-    settings: Settings
-    rows: TokenRows
-    index: Int64
-    """Number of each row in its table [N]."""
 
 
 def prepare(config: GlueConfig, progress: Progress) -> list[Summary]:
@@ -194,21 +184,13 @@ def fitted(first: int, second: int, room: int) -> tuple[int, int]:
     return first, second
 
 
-def open_features(path: Path, *splits: str, task: object = None) -> GlueFeatures:
-    """Return the features of a file, or of the one file that a folder has of the first split that it has any of."""
+def open_features(path: Path, *splits: str, task: object = None) -> RowFeatures:
+    """Return the features of a file, or of the one file that a folder has of the first split that it has any of.
+
+    The file's column `index` is the number of each row in its table [N].
+    """
     file = read_features(path, *(f"glue-{task or '*'}-{split}" for split in splits or ("*",)))
-    settings = Settings(**file.settings)
-    rows = TokenRows(
-        ids=file.ragged("ids"),
-        second=file.columns["second"],
-        labels=file.columns["labels"],
-        fingerprint=file.fingerprint,
-        vocab_size=settings.vocab_size,
-        vocabulary=settings.vocabulary,
-        pad_id=settings.pad_id,
-        max_seq_length=settings.max_seq_length,
-    )
-    return GlueFeatures(file.path, settings, rows, file.columns["index"])
+    return RowFeatures(file, file.token_rows("ids", file.columns["second"]))
 
 
 def to_predict(path: Path, task: str | None) -> list[Path]:

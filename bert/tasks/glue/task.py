@@ -89,7 +89,7 @@ class GlueTask(ClassificationTask):
             return self.values
         if is_synthetic(source.source):
             return {"task": "cola"}
-        return {"task": open_features(Path(source.source), TRAIN).settings.task}
+        return {"task": open_features(Path(source.source), TRAIN).file.settings["task"]}
 
     def evaluation_rows(self, source: str, seq_len: int, wanted: str | None, training: TokenRows) -> TokenRows:
         """As the other tasks do; by default, the dev rows beside the training rows."""

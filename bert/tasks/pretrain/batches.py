@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,8 @@ from bert.data.synthetic import draw_lengths, lengths_folder, quantiles, random_
 from bert.tasks.base import Evaluation
 from bert.tasks.pretrain.instances import Instances, random_instances
 from bert.tasks.pretrain.masking import InstanceConfig
-from bert.tasks.pretrain.shards import (
-    ShardFolder,
-    folder_lengths,
-    open_shards,
-    read_shard,
-)
-from common.errors import InputError, UsageError
+from bert.tasks.pretrain.shards import ShardFolder, folder_lengths, open_shards, read_shard
+from common.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -118,11 +113,9 @@ class ShardReader:
 
 
 def read_samples(folder: ShardFolder, vocab_size: int, shard: int) -> Instances:
-    """Return the samples of a shard. Raises InputError: it is damaged, changed, or has word pieces the model lacks."""
+    """Return the samples of a shard. Raises InputError: it is damaged, or has word pieces the model lacks."""
     path = folder.paths[shard]
     instances = read_shard(path)
-    if len(instances) != folder.counts[shard]:
-        raise InputError("file-changed", f"{path} changed while in use: start again")
     largest = max(int(instances.input_ids.max()), int(instances.masked_lm_ids.max()))
     if largest >= vocab_size:
         raise InputError(
@@ -205,13 +198,11 @@ class TestShards:
         label, samples.
 
         The model's `predictions` returns the logits of the predicted positions [M, V] and those of the next sentences
-        [B, 2], None without that head. Raises UsageError: it has no masked-LM head; InputError: a shard is damaged.
+        [B, 2], None without that head. Raises InputError: a shard is damaged.
         """
         import torch
 
-        predictions = getattr(model, "predictions", None)
-        if predictions is None:
-            raise UsageError("weights-mismatch", f"{type(model).__name__} has no masked-LM head to evaluate")
+        predictions: Any = model.predictions
         total = torch.zeros(7, dtype=torch.float64, device=device)
         for batch in self.batches():
             moved = batch.laid_out().to(device)

@@ -243,13 +243,13 @@ def _rows(plan: Plan, pairs: Pairs, rng: np.random.Generator) -> Instances:
     rows = np.arange(len(pairs))
     ids[rows, middle] = pieces.sep_id
     ids[rows, lengths - 1] = pieces.sep_id
-    masked = mask(ids, lengths, pairs.first_length, plan.config, pieces, rng)
+    positions, labels = mask(ids, lengths, pairs.first_length, plan.config, pieces, rng)
     return Instances(
         input_ids=ids,
         input_mask=is_real.view(np.int8),
         segment_ids=is_second.view(np.int8),
-        masked_lm_positions=masked.positions,
-        masked_lm_ids=masked.labels,
+        masked_lm_positions=positions,
+        masked_lm_ids=labels,
         next_sentence_labels=pairs.is_random.astype(np.int8),
     )
 

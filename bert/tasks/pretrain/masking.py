@@ -54,16 +54,6 @@ def pieces_of(vocabulary: Vocabulary) -> Pieces:
     return Pieces(len(continues), vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id, continues)
 
 
-@dataclass(frozen=True, slots=True)
-class Masked:
-    """The predictions of k rows."""
-
-    positions: Int32
-    """[k, P] their columns, ascending; 0 ends the list."""
-    labels: Int32
-    """[k, P] ids before masking; 0 ends the list."""
-
-
 def prediction_counts(config: InstanceConfig) -> Int64:
     """Return how many positions to mask by the length of the instance, [seq_len + 1]: min(P, max(1, round(p n)))."""
     counts = [
@@ -80,11 +70,12 @@ def mask(
     config: InstanceConfig,
     pieces: Pieces,
     rng: np.random.Generator,
-) -> Masked:
+) -> tuple[Int32, Int32]:
     """Choose the positions to predict and change `ids` there: 80 % [MASK], 10 % as they are, 10 % any piece.
 
     `ids` [k, L] are rows of [CLS] a [SEP] b [SEP], `lengths` [k] their tokens with the special ones, `first_lengths`
-    [k] the tokens of a.
+    [k] the tokens of a. Returns the columns of the predictions [k, P], ascending, and the ids before masking [k, P];
+    0 ends the lists.
     """
     wanted = prediction_counts(config)[lengths]
     candidates = lengths - np.int32(SPECIAL_TOKENS)
@@ -106,7 +97,7 @@ def mask(
     replaced = np.flatnonzero(draws >= KEPT_OR_MASKED_SHARE)
     new[replaced] = rng.integers(pieces.size, size=len(replaced))
     ids.ravel()[places] = new
-    return Masked(positions, labels)
+    return positions, labels
 
 
 def _choose_tokens(

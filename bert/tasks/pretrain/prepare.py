@@ -276,8 +276,7 @@ class _Preparation:
         folder = config.input or config.output / "text"
         if config.generate is not None:
             generate_corpus(folder, config.seed, config.generate)
-        found = find_inputs(folder)
-        dumps, texts = (identify(paths, folder, config.output / ".inputs.json") for paths in (found.dumps, found.texts))
+        dumps, texts = (identify(paths, folder, config.output / ".inputs.json") for paths in find_inputs(folder))
         content = fingerprint_of([[source.name, source.digest] for source in (*dumps, *texts)])
         path = config.output / "sentences" / config.dataset_name
         stage = Stage(path, "sentences", 1, stage_settings(), content)

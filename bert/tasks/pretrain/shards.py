@@ -256,46 +256,12 @@ def folder_lengths(info: ShardFolder) -> Int64:
 _DECODED = 10
 
 
-@dataclass(frozen=True, slots=True)
-class SplitCounts:
-    """Counts of one split."""
+def check_shards(folder: Path, vocab: Path | None = None, progress: Progress = lambda *_: None) -> dict[str, Any]:
+    """Read every shard at or below a folder as training does; return what it holds as plain JSON values.
 
-    split: str
-    shards: int
-    instances: int
-    real_tokens: int
-    masked_tokens: int
-    random_pairs: int
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedRow:
-    """One instance as text."""
-
-    shard: str
-    row: int
-    tokens: list[str]
-    """Real tokens; a masked one is [shown:hidden]. Ids where there is no vocabulary."""
-    is_random: bool
-    """NSP label: segment B is random."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardCheck:
-    """What a folder of shards holds."""
-
-    folder: str
-    seq_len: int
-    max_predictions: int
-    vocab_size: int | None
-    datasets: dict[str, str]
-    """Type, shape and compression of each dataset in the first shard."""
-    splits: list[SplitCounts]
-    rows: list[DecodedRow]
-
-
-def check_shards(folder: Path, vocab: Path | None = None, progress: Progress = lambda *_: None) -> ShardCheck:
-    """Read every shard at or below a folder as training does. Raises InputError where training refuses it."""
+    Beside the folder's header these are `datasets`, the type, shape and compression of each dataset in the first shard;
+    `splits`, the counts of each; and `rows`, ten instances as text. Raises InputError where training refuses a shard.
+    """
     splits = [split for split in SPLITS if any(folder.rglob(f"*_{split}_*.h*5"))] or ["training"]
     infos = {split: folder_info(folder, split) for split in splits}
     first = next(iter(infos.values()))
@@ -305,28 +271,31 @@ def check_shards(folder: Path, vocab: Path | None = None, progress: Progress = l
             name: f"{column.dtype} {list(column.shape)} {column.compression or 'uncompressed'}"
             for name, column in columns.items()
         }
-    return ShardCheck(
-        folder=str(first.path),
-        seq_len=first.seq_len,
-        max_predictions=first.max_predictions,
-        vocab_size=first.vocab_size,
-        datasets=datasets,
-        splits=[_count(split, info, progress) for split, info in infos.items()],
-        rows=list(_decode(first, vocab)),
-    )
+    return {
+        "folder": str(first.path),
+        "seq_len": first.seq_len,
+        "max_predictions": first.max_predictions,
+        "vocab_size": first.vocab_size,
+        "datasets": datasets,
+        "splits": [_count(split, info, progress) for split, info in infos.items()],
+        "rows": list(_decode(first, vocab)),
+    }
 
 
-def _count(split: str, info: ShardFolder, progress: Progress) -> SplitCounts:
+def _count(split: str, info: ShardFolder, progress: Progress) -> dict[str, Any]:
+    counted = ("input_mask", "masked_lm_positions", "next_sentence_labels")
     totals = np.zeros(3, np.int64)
     for number, path in enumerate(info.paths, start=1):
         shard = read_shard(path)
-        counted = (shard.input_mask, shard.masked_lm_positions, shard.next_sentence_labels)
-        totals += [np.count_nonzero(values) for values in counted]
+        totals += [np.count_nonzero(getattr(shard, column)) for column in counted]
         progress(f"check {split}", number, len(info.paths))
-    return SplitCounts(split, len(info.paths), info.samples, *totals.tolist())
+    names = ("real_tokens", "masked_tokens", "random_pairs")
+    totalled = dict(zip(names, totals.tolist(), strict=True))
+    return {"split": split, "shards": len(info.paths), "instances": info.samples, **totalled}
 
 
-def _decode(info: ShardFolder, vocab: Path | None) -> Iterator[DecodedRow]:
+def _decode(info: ShardFolder, vocab: Path | None) -> Iterator[dict[str, Any]]:
+    """Yield instances: their real tokens, a masked one as [shown:hidden], and whether segment B is random."""
     beside = info.paths[0].with_name(VOCABULARY_FILE)
     path = vocab or (beside if beside.is_file() else None)
     pieces = dict(enumerate(load_vocabulary(path, lower_case=True).pieces)) if path else {}
@@ -341,4 +310,5 @@ def _decode(info: ShardFolder, vocab: Path | None) -> Iterator[DecodedRow]:
         for column, piece in zip(one.masked_lm_positions[0].tolist(), hidden, strict=True):
             shown[column] = f"[{shown[column]}:{piece}]" if column else shown[column]
         tokens = shown[: one.input_mask.sum()]
-        yield DecodedRow(info.paths[shard].name, row, tokens, bool(one.next_sentence_labels[0]))
+        is_random = bool(one.next_sentence_labels[0])
+        yield {"shard": info.paths[shard].name, "row": row, "tokens": tokens, "is_random": is_random}

@@ -63,6 +63,7 @@ class Predict(TaskCommand):
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write the files of the official scripts."""
+        from bert.tasks.evaluation import check_logits
         from bert.tasks.squad.task import SquadTask, window_logits
 
         features = open_features(options.features, "evaluation")
@@ -70,6 +71,7 @@ class Predict(TaskCommand):
         checkpoint = host.checkpoint(options.checkpoint)
         opened, ready = open_trained(checkpoint, SquadTask(), features.rows, options.features, options.out, host)
         logits, seconds = timed(host, "windows", len(features), lambda told: window_logits(ready, features, told))
+        check_logits(logits)
         answers = decode(features, logits, vocabulary, options)
         written = [str(path) for path in answers.write(options.out)]
         dataset = made_of(options.features, "squad-evaluation")

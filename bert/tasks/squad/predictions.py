@@ -23,7 +23,7 @@ from bert.data.rows import Int64
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.squad.features import SquadFeatures
 from common.atomic import atomic_path
-from common.errors import InputError, UsageError
+from common.errors import UsageError
 from common.flags import flag
 
 Float32 = npt.NDArray[np.float32]
@@ -106,9 +106,8 @@ def decode(
     """Return the answers of all questions, from the logits of all windows [2, sum of lengths].
 
     The version of the features decides whether "" can be an answer. Without the n-best lists it takes a fraction of the
-    time. Raises InputError: a logit is NaN or infinite.
+    time. Logits are finite.
     """
-    _check_finite(features, logits)
     normal_words = NormalWords(features.settings.lower_case)
     # Questions of one context follow one another.
     context_of = lru_cache(maxsize=1)(lambda number: Context(features, number, vocabulary.pieces, normal_words))
@@ -136,19 +135,6 @@ def decode(
         if n_best:
             answers.n_best[name] = _with_probabilities(entries)
     return answers
-
-
-def _check_finite(features: SquadFeatures, logits: Float32) -> None:
-    wrong = np.argwhere(~np.isfinite(logits))
-    if len(wrong):
-        side, place = wrong[0].tolist()
-        window = int(np.searchsorted(features.input_ids.offsets, place, side="right")) - 1
-        question = features.question_ids.text(int(features.window_question[window]))
-        raise InputError(
-            "logits-not-finite",
-            f"the model outputs the {('start', 'end')[side]} logit {logits[side, place]} for question {question!r}: "
-            "use other weights, or --precision fp32",
-        )
 
 
 def find_spans(

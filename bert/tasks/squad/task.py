@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from bert.data.batches import DataSpec, spread
 from bert.data.features import find_features, vocabulary_of
-from bert.data.rows import Int64, TokenRows
+from bert.data.rows import TokenRows
 from bert.data.synthetic import is_synthetic, random_of, synthetic_rows
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Pass, Step
@@ -135,11 +135,7 @@ class Questions:
         self.fingerprint = f"{self.features.fingerprint}/{len(self._questions)}"
 
     def measure(self, model: "torch.nn.Module", device: "torch.device", precision: "Precision") -> "torch.Tensor":
-        """Return start and end logits [2 x sum of lengths] of this rank's windows, 0 for the others.
-
-        Raises:
-            UsageError: the model has no head for answers.
-        """
+        """Return start and end logits [2 x sum of lengths] of this rank's windows, 0 for the others."""
         import torch
 
         spec = self._spec
@@ -149,10 +145,12 @@ class Questions:
 
     def score(self, total: "torch.Tensor") -> Evaluation:
         """Decode and score the logits of all windows. Raises InputError if one is not a finite number."""
+        from bert.tasks.evaluation import check_logits
         from bert.tasks.squad.predictions import decode
         from bert.tasks.squad.scores import score
 
         logits = total.numpy().astype(np.float32).reshape(2, -1)
+        check_logits(logits)
         answers = decode(self.features, logits, self._vocabulary, n_best=False)
         predictions = {name: answers.predictions[name] for name in self._golds.ids}
         odds = {name: answers.null_odds[name] for name in self._golds.ids if name in answers.null_odds}
@@ -171,27 +169,13 @@ def window_logits(
 ) -> npt.NDArray[np.float32]:
     """Return the logits [2, sum of lengths] of the windows that `ready` computes, starts and ends, 0 for the others;
     `told` gets the number of windows done so far."""
-    from bert.model.heads import BertForQuestionAnswering
     from bert.tasks.evaluation import outputs
 
-    if not isinstance(ready.model, BertForQuestionAnswering):
-        raise UsageError(
-            "weights-mismatch",
-            f"{type(ready.model).__name__} has no question-answering head: give a model trained on squad",
-        )
     flat = np.zeros((2, int(features.lengths.sum())), dtype=np.float32)
     for numbers, output in outputs(ready, features.rows, told):
+        column = np.arange(output.start_logits.shape[1])
+        real = column < features.lengths[numbers, None]
+        places = (features.input_ids.offsets[numbers, None] + column)[real]
         for row, logits in enumerate((output.start_logits, output.end_logits)):
-            put_values(features, numbers, logits.float().cpu().numpy(), flat[row])
+            flat[row, places] = logits.float().cpu().numpy()[real]
     return flat
-
-
-def put_values(features: SquadFeatures, numbers: Int64, values: npt.NDArray[Any], flat: npt.NDArray[Any]) -> None:
-    """Write values [B, S] of the tokens of windows `numbers` [B] to where these are in the features.
-
-    Padding is left out; `flat` has the real tokens of all windows, one after another [sum of lengths].
-    """
-    begins, lengths = features.input_ids.offsets[numbers, None], features.lengths[numbers, None]
-    column = np.arange(values.shape[1])
-    real = column < lengths
-    flat[(begins + column)[real]] = values[real]

@@ -11,7 +11,6 @@ from support.row_task import NAME, VOCAB, made_rows, write_rows
 from bert.data.batches import DataSpec
 from bert.data.rows import TokenRows
 from bert.model.config import preset
-from bert.model.heads import BertForQuestionAnswering, BertForSequenceClassification
 from bert.optim.precision import Precision
 from bert.tasks import TASKS, given_options, make_task, resolve_options
 from bert.tasks.base import DataSource, EvaluationSpec
@@ -81,14 +80,11 @@ def test_scores_are_those_of_the_rows_one_by_one(folder):
     assert values["log_loss"] == pytest.approx(loss / len(rows), abs=1e-6)
 
 
-def test_logits_that_are_no_numbers_and_models_without_the_head_are_refused(folder):
+def test_logits_that_are_no_numbers_are_refused(folder):
     found = task()
     evaluator = found.evaluator(spec(folder), EvaluationSpec())
-    with refused("logits-not-finite", "1 of 11"):
+    with refused("logits-not-finite", "3 of 33"):
         evaluator.score(torch.tensor([[float("nan")] * 3] + [[0.0] * 3] * 10).flatten())
-    for model in (BertForQuestionAnswering(SHAPE), BertForSequenceClassification(SHAPE, 4)):
-        with refused("weights-mismatch", 3, type(model).__name__):
-            evaluator.measure(model, torch.device("cpu"), Precision("fp32", "cpu"))
 
 
 def test_labels_that_the_task_has_not_are_refused_before_anything_is_trained(tmp_path):

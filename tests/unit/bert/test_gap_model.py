@@ -138,7 +138,8 @@ def test_rows_that_cannot_be_used_are_left_out_and_named(tmp_path: Path) -> None
     summary = made(tmp_path, rows)
     assert [name[:7] for name in summary.counts.names["left out"]] == ["line 3 ", "line 5 ", "line 8 "]
     features = open_features(summary.features, "training")
-    assert (len(features.rows), features.left_out.texts()) == (4, ["development-2", "development-4", "x-1"])
+    assert len(features.rows) == 4
+    assert features.file.ragged("left_out").texts() == ["development-2", "development-4", "x-1"]
 
 
 def test_rows_to_predict_have_no_labels_and_of_a_mixture_those_with_labels_stay(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_all_nine_tasks_are_prepared_with_every_split(tmp_path: Path) -> None:
         features = open_features(path)
         assert len(features.rows) == 12 and features.rows.has_labels == (not split.startswith("test"))
         assert features.rows.labels.dtype == (np.float32 if TASKS[task].is_regression else np.int64)
-        assert features.index.tolist() == list(range(12))
+        assert features.file.columns["index"].tolist() == list(range(12))
 
 
 def test_rows_are_cls_first_sep_second_sep(tmp_path: Path, vocab: Path) -> None:

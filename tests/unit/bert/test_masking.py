@@ -16,7 +16,7 @@ from support.examples import examples
 
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.pretrain.instances import Instances, Pairs, Plan, TokenShard, cut, plan_instances, truncated
-from bert.tasks.pretrain.masking import InstanceConfig, Masked, Pieces, mask, pieces_of, prediction_counts
+from bert.tasks.pretrain.masking import InstanceConfig, Pieces, mask, pieces_of, prediction_counts
 
 CLS, SEP, MASK, SIZE = 1, 2, 3, 60
 LEAST_P = 1e-4
@@ -47,19 +47,19 @@ def shard_of(documents: TokenDocuments) -> TokenShard:
 
 def masked(
     pairs: list[tuple[list[int], list[int]]], settings_: InstanceConfig, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray, Masked]:
-    """Return the ids before and after, and the predictions."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the ids before and after, and the positions and labels of the predictions."""
     ids = np.zeros((len(pairs), settings_.seq_len), np.int32)
     for row, (first, second) in enumerate(pairs):
         whole = [CLS, *first, SEP, *second, SEP]
         ids[row, : len(whole)] = whole
     first_lengths, lengths = np.array([(len(a), len(a) + len(b) + 3) for a, b in pairs], np.int32).T
     before = ids.copy()
-    return before, ids, mask(ids, lengths, first_lengths, settings_, PIECES, np.random.default_rng(seed))
+    return before, ids, *mask(ids, lengths, first_lengths, settings_, PIECES, np.random.default_rng(seed))
 
 
-def chosen_sets(found: Masked) -> list[tuple[int, ...]]:
-    return [tuple(row[row > 0].tolist()) for row in found.positions]
+def chosen_sets(positions: np.ndarray) -> list[tuple[int, ...]]:
+    return [tuple(row[row > 0].tolist()) for row in positions]
 
 
 @pytest.mark.parametrize(("seq_len", "most", "share"), [(128, 20, 0.15), (512, 80, 0.15), (64, 3, 0.3), (9, 9, 1.0)])
@@ -86,25 +86,25 @@ def test_any_rows_are_masked_soundly(
     pairs: list[tuple[list[int], list[int]]], most: int, share: float, whole_words: bool, seed: int
 ) -> None:
     settings_ = config(32, most, masked_lm_prob=share, whole_word_mask=whole_words)
-    before, after, found = masked(pairs, settings_, seed)
-    assert found.positions.shape == found.labels.shape == (len(pairs), most)
+    before, after, columns, labels = masked(pairs, settings_, seed)
+    assert columns.shape == labels.shape == (len(pairs), most)
     for row, (first, second) in enumerate(pairs):
-        count = np.count_nonzero(found.positions[row])
+        count = np.count_nonzero(columns[row])
         wanted = prediction_counts(settings_)[len(first) + len(second) + 3]
         assert count <= wanted if whole_words else count == wanted
-        positions = found.positions[row, :count].tolist()
-        assert not found.positions[row, count:].any() and not found.labels[row, count:].any()
+        positions = columns[row, :count].tolist()
+        assert not columns[row, count:].any() and not labels[row, count:].any()
         assert positions == sorted(set(positions))
         assert not {0, len(first) + 1} & set(positions) and max(positions, default=1) < len(first) + len(second) + 2
-        assert found.labels[row, :count].tolist() == before[row, positions].tolist()
+        assert labels[row, :count].tolist() == before[row, positions].tolist()
         untouched = np.setdiff1d(np.arange(32), positions)
         assert (after[row, untouched] == before[row, untouched]).all()
 
 
 def test_of_ten_tokens_eight_are_hidden_one_stays_and_one_becomes_any_piece() -> None:
-    before, after, found = masked([([10, 11], [12, 13, 14])] * 30_000, config(8, 2, masked_lm_prob=0.3))
+    before, after, positions, _ = masked([([10, 11], [12, 13, 14])] * 30_000, config(8, 2, masked_lm_prob=0.3))
     rows = np.arange(len(before))[:, None]
-    shown, hidden = (ids[rows, found.positions].ravel() for ids in (after, before))
+    shown, hidden = (ids[rows, positions].ravel() for ids in (after, before))
     counts = np.bincount(shown[shown != hidden], minlength=SIZE)
     for number, share in ((counts[MASK], 0.8), (np.count_nonzero(shown == hidden), 0.1)):
         assert stats.binomtest(int(number), len(shown), share + 0.1 / SIZE).pvalue > LEAST_P
@@ -115,8 +115,8 @@ def test_of_ten_tokens_eight_are_hidden_one_stays_and_one_becomes_any_piece() ->
 def test_every_set_of_positions_is_as_likely() -> None:
     # Five candidates, in columns 1, 2, 4, 5, 6; two of them are predicted.
     pairs = [([10, 11], [12, 13, 14])] * 30_000
-    _, _, found = masked(pairs, config(8, 2, masked_lm_prob=0.3))
-    counts = Counter(chosen_sets(found))
+    _, _, positions, _ = masked(pairs, config(8, 2, masked_lm_prob=0.3))
+    counts = Counter(chosen_sets(positions))
     assert set(counts) == set(combinations([1, 2, 4, 5, 6], 2))
     assert stats.chisquare(list(counts.values())).pvalue > LEAST_P
 
@@ -148,7 +148,7 @@ def test_whole_words_are_chosen_as_the_plain_algorithm_does(first: list[int], se
     expected = Counter(
         tuple(plain.assemble(list(first), list(second), False, settings_, rng).positions) for _ in range(repeats)
     )
-    _, _, found = masked([(first, second)] * repeats, config(16, most, masked_lm_prob=share, whole_word_mask=True))
+    _, _, found, _ = masked([(first, second)] * repeats, config(16, most, masked_lm_prob=share, whole_word_mask=True))
     made = Counter(chosen_sets(found))
     assert set(made) == set(expected)
     if len(expected) > 1:

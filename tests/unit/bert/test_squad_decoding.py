@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import plain_squad_decoding as plain
 from support.examples import examples
-from support.refusals import refused
 from support.shared_files import samples, vocabulary_beside
 
 from bert.data.features import vocabulary_settings
@@ -132,16 +131,6 @@ def test_questions_without_spans_are_answered_with_nothing(version: str) -> None
     if version == "2.0":
         assert found.null_odds["2-0"] == float(logits[0, low]) + float(logits[1, low])
         assert score(golds_of(features), found.predictions, found.null_odds).missing == ()
-
-
-@pytest.mark.parametrize(("side", "value"), [(0, np.nan), (1, -np.inf)])
-def test_a_logit_that_is_no_number_names_the_question(side: int, value: float) -> None:
-    features = small_case()
-    logits = random_logits(features, 0)
-    window = int(features.question_windows[4])
-    logits[side, features.input_ids.offsets[window + 1] - 1] = value
-    with refused("logits-not-finite", features.question_ids.text(int(features.window_question[window])), value):
-        decode(features, logits, UNCASED)
 
 
 @pytest.mark.parametrize("version", ["1.1", "2.0"])

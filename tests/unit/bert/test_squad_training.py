@@ -20,7 +20,7 @@ from bert.optim.precision import Precision
 from bert.parallel.base import SingleStrategy
 from bert.tasks.base import EvaluationSpec
 from bert.tasks.squad.features import open_features
-from bert.tasks.squad.task import Questions, SquadTask, put_values
+from bert.tasks.squad.task import Questions, SquadTask
 from bert.train.base_run import evaluate
 
 CPU = torch.device("cpu")
@@ -103,18 +103,16 @@ def test_fine_tuning_begins_from_a_pretraining_checkpoint_and_says_what_it_took(
     assert not begun.missing and not begun.unused and not begun.moments, "the head goes along, the moments do not"
 
 
-def test_batches_hold_windows_with_the_places_of_their_answers_and_values_go_back_to_them(
-    files: dict[str, dict[str, Path]],
-) -> None:
+def test_batches_hold_windows_with_the_places_of_their_answers(files: dict[str, dict[str, Path]]) -> None:
     features = open_features(files["1.1"]["training"], "training")
-    found = np.full(int(features.lengths.sum()), -1)
     for chosen, batch in evaluation_rows(features.rows, 3):
         tensors = batch.tensors
         assert tensors["token_type_ids"].argmax(1).tolist() == features.document_starts[chosen].tolist()
         for name in ("start_positions", "end_positions"):
             assert tensors[name].tolist() == getattr(features, name)[chosen].tolist()
-        put_values(features, chosen, tensors["input_ids"].numpy(), found)
-    assert found.tolist() == features.input_ids.values.tolist() and "labels" not in tensors
+        for row, number in zip(tensors["input_ids"].tolist(), chosen.tolist(), strict=True):
+            assert row[: features.lengths[number]] == features.input_ids[number].tolist()
+        assert "labels" not in tensors
 
 
 def test_ranks_share_the_windows_and_their_sum_is_what_one_rank_finds(files: dict[str, dict[str, Path]]) -> None:
@@ -146,14 +144,10 @@ def test_some_questions_are_spread_evenly_and_the_others_are_not_looked_at(files
     assert some.fingerprint != questions(files["1.1"]).fingerprint
 
 
-def test_a_model_without_the_head_and_logits_that_are_no_numbers_are_refused(
-    files: dict[str, dict[str, Path]],
-) -> None:
+def test_logits_that_are_no_numbers_are_refused(files: dict[str, dict[str, Path]]) -> None:
     asked = questions(files["1.1"])
-    with refused("weights-mismatch", "Linear", "squad"):
-        asked.measure(torch.nn.Linear(1, 1), CPU, Precision("fp32", "cpu"))
     tokens = int(asked.features.lengths.sum())
-    with refused("logits-not-finite", "nan", "start", "'0-0-0'"):
+    with refused("logits-not-finite", "--precision fp32"):
         asked.score(torch.full((2 * tokens,), math.nan, dtype=torch.float64))
 
 

@@ -23,7 +23,7 @@ from common.errors import Code
 
 def read(folder: Path) -> tuple[list[list[str]], Counts]:
     counts = Counts()
-    sources = [Source(path, path.name, "") for path in find_inputs(folder).texts]
+    sources = [Source(path, path.name, "") for path in find_inputs(folder)[1]]
     return [found for unit in text_units(sources) for found in unit.documents(counts)], counts
 
 
@@ -111,7 +111,7 @@ def test_a_large_file_is_cut_at_line_ends_and_small_files_go_together(
     (tmp_path / "b.txt").write_text("".join(f"Paragraph {number} is here.\n\n" for number in range(240)))
     for name in "acd":
         (tmp_path / f"{name}.txt").write_text(f"File {name}.")
-    sources = [Source(path, path.name, "") for path in find_inputs(tmp_path).texts]
+    sources = [Source(path, path.name, "") for path in find_inputs(tmp_path)[1]]
     units = list(text_units(sources))
     assert [unit.name for unit in units] == [f"text-{number:06d}.txt" for number in range(len(units))]
     assert [len(unit.sources) for unit in units] == [1] * (len(units) - 1) + [2] and len(units) == 8
@@ -138,9 +138,9 @@ def test_dumps_and_texts_are_found_at_any_depth_and_own_folders_left_out(tmp_pat
     for own in ("sentences", "hdf5_lower_case_1_seq_len_128", "sharded_x"):
         (tmp_path / own).mkdir()
         (tmp_path / own / "mine.txt").write_text("x")
-    found = find_inputs(tmp_path)
-    assert [path.name for path in found.texts] == ["A.TXT", "b.txt"]
-    assert [path.name for path in found.dumps] == ["p.xml-p1p41242.bz2", "x.xml.bz2", "y.xml", "z.xml.gz"]
+    dumps, texts = find_inputs(tmp_path)
+    assert [path.name for path in texts] == ["A.TXT", "b.txt"]
+    assert [path.name for path in dumps] == ["p.xml-p1p41242.bz2", "x.xml.bz2", "y.xml", "z.xml.gz"]
     assert not is_dump(Path("sitemap.xml.html"))
 
 
@@ -206,8 +206,7 @@ def squeezed(text: str) -> str:
 
 
 def segmented(source: Path, target: Path, workers: Workers | None = None) -> Finished:
-    found = find_inputs(source)
-    sources = [identify(paths, source, target / "digests.json") for paths in (found.dumps, found.texts)]
+    sources = [identify(paths, source, target / "digests.json") for paths in find_inputs(source)]
     stage = Stage(target / "s", "sentences", 1, {}, "")
     return segment(*sources, stage, workers or Workers(1), lambda *_: None)
 
