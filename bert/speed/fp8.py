@@ -145,12 +145,11 @@ class Scales:
     def cast_weights(self) -> None:
         """Cast all weights, on a GPU in one launch, and into the same memory as the last time."""
         copies = [(copy, copy.of(weight)) for weight, copy in self._copies()]
-        cast_all = self._cast_all
-        if cast_all is None:
+        if self._cast_all is None:
             casts = (self.cast(copy.layer, WEIGHT, measure=partial(largest, values)) for copy, values in copies)
             pairs = [(values, into) for (_, values), into in zip(copies, casts, strict=True) if into is not None]
-            cast_all = self._cast_all = _casts_of(pairs)
-        for (copy, values), low in zip(copies, cast_all(), strict=True):
+            self._cast_all = _casts_of(pairs)
+        for (copy, values), low in zip(copies, self._cast_all(), strict=True):
             copy.low, copy.low_of = low, values._version
 
     def _copies(self) -> "list[tuple[Tensor, Fp8Copy]]":
@@ -311,13 +310,6 @@ def scales_of(parameters: Iterable[Tensor]) -> Scales | None:
     return next((copy.scales for copy in copies if isinstance(copy, Fp8Copy)), None)
 
 
-def weight_gradient(
-    grad: Quantized, x_columns: Tensor, x_scale: Tensor, out: Tensor | None = None, fast: bool = False
-) -> Tensor:
-    """Return grad [T', O] transposed times x [T', I] in bf16, in `out` if given; x comes as columns [I, T']."""
-    return scaled_product(grad.columns, x_columns.t(), grad.scale, x_scale, out=out, fast=fast)
-
-
 class _Linear(Function):
     @staticmethod
     def forward(
@@ -345,5 +337,6 @@ class _Linear(Function):
             product = scaled_product(given.rows, transposed.t(), given.scale, weight_scale, fast=ctx.fast)
             grad_x = product[: len(flat)].view(ctx.shape).to(ctx.dtype)
         if ctx.needs_input_grad[1]:
-            grad_weight = give_gradient(ctx.weight, partial(weight_gradient, given, inputs, scale, fast=ctx.fast))
+            make = partial(scaled_product, given.columns, inputs.t(), given.scale, scale, fast=ctx.fast)
+            grad_weight = give_gradient(ctx.weight, make)
         return grad_x, grad_weight, flat.sum(0) if ctx.needs_input_grad[2] else None, *(None,) * 4

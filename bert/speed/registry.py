@@ -54,9 +54,8 @@ def copy_weights(
         fp8_fast_gradients: as bert.train.settings.TrainSettings has it.
     """
     fused = fuses_optimizer(model, spec)
-    device = next(model.parameters()).device.type
     low = spec.precision == "fp8"
-    narrow = spec.step == FAST and (fused or device != "cuda")
+    narrow = spec.step == FAST and (fused or next(model.parameters()).device.type != "cuda")
     if spec.strategy not in WHOLE_PARAMETERS or spec.precision not in ("bf16", "fp8") or not (low or narrow):
         return
     from torch import nn
