@@ -401,7 +401,7 @@ def _script_details(row: Row) -> Iterator[str]:
             f"{wording.counted(whole['long_steps'], 'long step')} ({every}longest {whole['longest_ms'] / 1000:.3g} s)"
         )
         said.append(f"{wording.percent(whole['long_share'])} of its time in {steps}")
-    said += [f"{name} {wording.percent(seconds / whole['seconds'])}" for name, seconds in whole["aside"].items()]
+    said += [f"{name} {wording.number(seconds)} s" for name, seconds in whole["aside"].items()]
     yield f"Whole run: {', '.join(said)}."
     if figures := {name: value for name, value in whole["framework"].items() if name in _OF_TRAINER}:
         yield f"Trainer's own figures: {', '.join(f'{name} {wording.number(one)}' for name, one in figures.items())}."

@@ -117,7 +117,10 @@ def _window(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> tuple[Rows, int
     if start is not None and stop is not None:
         inside = [row for row in rows if start <= row["step"] < stop]
         return inside, sum(row["step"] < start for row in rows), "given"
-    warmup = statistics.warmup_steps([row["step_time_ms"] for row in rows])
+    times = np.array([row["step_time_ms"] for row in rows])
+    warmup = statistics.warmup_steps(times)
+    if trial.kind == "measure" and warmup and np.median(times[:warmup]) < np.median(times[warmup:]):
+        warmup = int(np.argmin(times > _LONG * np.median(times)))  # it slows down: only what is far above is warm-up
     return rows[warmup:], warmup, "detected"
 
 

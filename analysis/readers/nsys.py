@@ -79,7 +79,9 @@ def read(path: Path) -> list[Timeline]:
             notes: list[str] = []
             ranges = _ranges(database, durations, notes)
             problems += [*_about(database, work, calls), *notes]
-            source, gpus = _source(database), _gpus(database)
+            gpus, tables = _gpus(database), ("META_DATA_EXPORT", "EXPORT_META_DATA")
+            facts = dict(row for table in tables for row in database.rows(table, "name", "value"))
+    source = f"nsys {facts.get('EXPORT_PRODUCT_VERSION', 'of an unknown version')}"
     timelines = by_process(work, calls, host, ranges, source=source, problems=problems, gpus=gpus)
     if not timelines:
         why = "; ".join(problems[:3]) or "no kernel or copy"
@@ -88,11 +90,6 @@ def read(path: Path) -> list[Timeline]:
             f"{path} has no NVTX ranges, and {why}; record again with `nsys profile --trace=cuda,nvtx`",
         )
     return timelines
-
-
-def _source(database: Database) -> str:
-    facts = [row for table in ("META_DATA_EXPORT", "EXPORT_META_DATA") for row in database.rows(table, "name", "value")]
-    return f"nsys {dict(facts).get('EXPORT_PRODUCT_VERSION', 'of an unknown version')}"
 
 
 def _about(database: Database, work: "pd.DataFrame", calls: "pd.DataFrame") -> list[str]:

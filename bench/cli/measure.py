@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import json
 import os
 import shlex
 import signal
@@ -15,6 +16,7 @@ from analysis.metrics.statistics import warmup_steps
 from bench.cli.options import Printed, run_folder
 from bench.cli.progress import LINE_SECONDS, draw, new_lines, say
 from bench.cli.result import Result, of_view
+from bench.hook.recorder import PER_STEP
 from bench.machine.devices import find_devices
 from bench.run.processes import StopRequest
 from bench.run.supervise import LaunchOptions
@@ -58,6 +60,10 @@ class MeasureOptions(Printed):
     """End COMMAND once so many steps were measured; default when it ends by itself."""
     profile: bool = False
     """Profile steps [--start, --stop) with PyTorch's profiler; step times are then those of the other steps."""
+    samples_per_step: Annotated[int | None, COUNT] = None
+    """Samples of a step on each rank, of a script without a DataLoader; default what its DataLoader shows."""
+    tokens_per_step: Annotated[int | None, COUNT] = None
+    """Tokens of a step on each rank; default what its DataLoader shows."""
     timeout_seconds: Annotated[float | None, POSITIVE] = None
     """End COMMAND after this time in s; default no limit."""
     price_per_hour: Annotated[float | None, POSITIVE] = None
@@ -119,6 +125,7 @@ def run(options: MeasureOptions) -> Result:
         launch = LaunchOptions(
             timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour, program=options.command,
             look=progress.look, stopped_by=progress.stopped_by,
+            variables={PER_STEP: json.dumps([options.samples_per_step, *[options.tokens_per_step] * 2])},
         )  # fmt: skip
         try:
             measured = measure_script(run, trial, request, devices, launch)

@@ -27,6 +27,8 @@ _RECORD_NS = 5_000_000_000
 _UNSEEN = "no backward pass or optimizer step was seen"
 BY_PASSES = "backward passes between two batches"
 """In place of an optimizer's name, where a step is these."""
+PER_STEP = "BERTBENCH_PER_STEP"
+"""Environment variable: samples, real and padded tokens of a step as JSON, null for what the DataLoader shows."""
 _PHASES = ("forward", "backward", "optimizer")
 _UNKNOWN = {
     "communication_ms": "not visible from outside of a script: backward_ms contains what is exposed",
@@ -93,6 +95,7 @@ class Recorder:
         self._pending: deque[tuple[dict[str, Any], Any, Any, Any]] = deque()
         self._file = -1
         self._stop = str(settings.get("stop", ""))
+        self._given = json.loads(os.environ.get(PER_STEP, "[null, null, null]"))
         self._flushed_ns = self._recorded_ns = 0
 
     def forked(self) -> None:
@@ -172,7 +175,8 @@ class Recorder:
         if not self.claimed:
             return
         event = self._event()
-        wait_ns, samples, real_tokens, padded_tokens = self.loads.end_step()
+        wait_ns, *seen = self.loads.end_step()
+        samples, *tokens = map(lambda one, given: one if given is None else given, seen, self._given)
         rate = None if optimizer is None else optimizer.param_groups[0].get("lr")
         began_unix, began, began_event = self._began
         row = {
@@ -181,8 +185,8 @@ class Recorder:
             "step_time_ms": _milliseconds(began, now),
             "data_wait_ms": _milliseconds(0, wait_ns),
             "samples": samples,
-            "real_tokens": real_tokens,
-            "padded_tokens": padded_tokens,
+            "real_tokens": tokens[0],
+            "padded_tokens": tokens[1],
             "learning_rate": rate if isinstance(rate, float) else None,
         }
         self._pending.append((row, began_event, event, self._phases))
@@ -317,11 +321,13 @@ class Recorder:
 
 
 def _versions() -> dict[str, str]:
-    """Versions of the packages that the script has imported, by name."""
-    packages = [(name, vars(one)) for name, one in list(sys.modules.items()) if "." not in name and one is not None]
-    return {
-        name: str(own["__version__"]) for name, own in sorted(packages) if {"__version__", "__path__"} <= own.keys()
-    }
+    """Versions of the packages that the script has imported, by name; that of transformers is in its `_objects`."""
+    known = {}
+    for name, module in list(sys.modules.items()):
+        own = vars(module) if module is not None and "." not in name else {}
+        if "__path__" in own and name not in getattr(sys, "stdlib_module_names", ()):
+            known[name] = own.get("__version__") or own.get("_objects", {}).get("__version__")
+    return {name: str(version) for name, version in sorted(known.items()) if version}
 
 
 def _milliseconds(begin: int | None, end: int | None) -> float | None:

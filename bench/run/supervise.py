@@ -143,7 +143,7 @@ def _command(
 ) -> tuple[Sequence[str], dict[str, str], Path | None]:
     """Return what runs the ranks of this node, perhaps under a profiler, its environment, and its folder if another."""
     if options.program:
-        return options.program, {**os.environ, **program_variables(trial, directory)}, None
+        return options.program, {**os.environ, **program_variables(trial, directory), **options.variables}, None
     leader = options.leader
     threads = trial.threads_per_rank or (
         leader.world.threads(devices.cpu_cores) if leader else max(1, devices.cpu_cores // trial.ranks)

@@ -223,9 +223,8 @@ def _launchers(timeline: Timeline) -> set[str]:
 
 
 def _waits_for_others(name: str) -> bool:
-    if phase_of(name) == "communication" or _WAITS.match(name):
-        return True
-    return bool(_OF_CPU.search(name)) and collective(name) is not None
+    of_cpu = _OF_CPU.search(name) and collective(name) is not None
+    return bool(phase_of(name) == "communication" or _WAITS.match(name) or of_cpu)
 
 
 def launch_queue(timelines: Iterable[Timeline]) -> pd.DataFrame:

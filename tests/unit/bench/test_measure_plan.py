@@ -169,7 +169,14 @@ def test_the_whole_run_stands_beside_the_window(tmp_path: Path) -> None:
     assert padding.startswith("60.0 % of all positions are padding")
     assert "data wait 10.0 %, forward 25.0 %, backward 50.0 %, optimizer 5.0 %, rest 10.0 %" in step
     assert "690 samples/s" in run and "69.0 % of its time in 4 long steps (every 10th" in run
-    assert "evaluation 34.5 %" in run and "train_samples_per_second 650" in trainer
+    assert "evaluation 0.0800 s" in run and "train_samples_per_second 650" in trainer
+
+
+def test_a_machine_that_slows_down_is_no_warm_up() -> None:
+    times = [50.0, *[2.0] * 20, *[3.0] * 60]
+    steps = {0: [{"step": number, "step_time_ms": time, "start_ns": None} for number, time in enumerate(times)]}
+    assert summarize(script(), steps, {}, {})["steps_warmup"] == 1
+    assert summarize(Trial(), steps, {}, {})["steps_warmup"] == 21, "in a trial of our own it is: clocks settle"
 
 
 def test_rounds_of_an_edited_script_are_one_measurement_that_says_so(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from bench.hook import on_path
 from bench.hook.loads import Loads, count_batch
 from bench.hook.on_path.sitecustomize import NOTES, VARIABLE
-from bench.hook.recorder import BY_PASSES, Recorder
+from bench.hook.recorder import BY_PASSES, PER_STEP, Recorder
 from records.files import SCHEMA_VERSION
 from records.run import TrialDirectory
 from records.schema import STEP_COLUMNS
@@ -141,9 +141,12 @@ finally:
 """
 
 
-def test_a_script_that_is_asked_to_stop_ends_after_its_step(tmp_path: Path) -> None:
+def test_a_script_that_is_asked_to_stop_ends_after_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stop").touch()
+    monkeypatch.setenv(PER_STEP, "[8, 100, 100]")
     assert hooked(tmp_path, "-c", ENDLESS, stop=str(tmp_path / "stop")) == "cleaned up\n"
+    counts = [[row[name] for name in ("samples", "real_tokens")] for row in TrialDirectory(tmp_path).read_steps(0)]
+    assert counts[0] == [8, 100], "what its user gives, without a loader"
     assert TrialDirectory(tmp_path).read_ranks()[0]["steps"] == len(TrialDirectory(tmp_path).read_steps(0)) > 0
 
 

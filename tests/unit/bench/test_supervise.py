@@ -92,6 +92,28 @@ def test_a_trial_out_of_time_says_how_far_it_came(directory: TrialDirectory) -> 
     assert (status, code) == ("timeout", "rank-failed") and "5 s" in reason and "log.txt" in reason
 
 
+TORCHRUN = """
+epoch 1: loss 0.5
+ValueError: handled by the script
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 7, in <module>
+[rank1]: MyError: shapes 3 and 4 do not fit
+[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection closed by peer
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+exitcode  : 1 (pid: 5)
+"""
+
+
+def test_a_crash_under_torchrun_names_the_exception_of_the_rank(directory: TrialDirectory) -> None:
+    directory.log.write_text(TORCHRUN)
+    script = Trial(kind="measure", command=("torchrun", "train.py"), precision="")
+    status, reason, _ = outcome(script, directory, LaunchOptions(program=("torchrun",)), 1, False, False)
+    assert status == "crashed" and reason.endswith("log.txt has: MyError: shapes 3 and 4 do not fit")
+
+
 @pytest.mark.parametrize(("timed_out", "by"), [(False, "SIGTERM"), (True, "the time limit")])
 def test_a_script_that_is_stopped_keeps_its_steps(timed_out: bool, by: str, directory: TrialDirectory) -> None:
     options = LaunchOptions(program=("train",), timeout_seconds=5, stopped_by=lambda: "" if timed_out else by)
