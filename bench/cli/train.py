@@ -16,7 +16,7 @@ from bench.cli.parser import words_of
 from bench.cli.progress import TrainProgress, append_log, duration, note, show_stages
 from bench.cli.result import Result
 from bench.implementations.model_folder import RANDOM
-from bench.launch.world import World, joined_world
+from bench.launch.world import joined_world
 from bench.machine.devices import find_devices
 from bench.run.inside import Leader, follow
 from bench.run.processes import StopRequest
@@ -121,7 +121,10 @@ def run(options: TrainOptions) -> Result:
         return train_variants.run(options.prepared() if isinstance(options, TrainClassifyOptions) else options)
     words, world = words_of(options), joined_world()
     if world is not None and world.rank:
-        return _follow(options, world)
+        try:  # rank 0 reports the errors of all ranks
+            return Result(code=follow(world, find_devices(options.device)), at_once=True)
+        except BertbenchError as error:
+            return Result(problems=[str(error)], code=3, at_once=True)
     # Signals count from here on, also while data are checked.
     with StopRequest() as stop, Leader(world) if world else nullcontext() as leader:
         if isinstance(options, TrainClassifyOptions):
@@ -144,14 +147,6 @@ def run(options: TrainOptions) -> Result:
             finally:
                 progress.end()
         return _result(words, options, place, plan, directory, result, stop)
-
-
-def _follow(options: TrainOptions, world: World) -> Result:
-    """Run as a rank other than 0; rank 0 reports the errors of all ranks."""
-    try:
-        return Result(code=follow(world, find_devices(options.device)), at_once=True)
-    except BertbenchError as error:
-        return Result(problems=[str(error)], code=3, at_once=True)
 
 
 def next_command(words: list[str], run: TrainRun, plan: Plan, finished: bool) -> str:

@@ -82,8 +82,10 @@ def make_parts(subject: Subject) -> list[Part]:
 
 def _gemm_parts(subject: Subject, gemm: Gemm, extent: Extent, group: str) -> Iterator[Part]:
     m, k, n = gemm.rows(extent), gemm.inner, gemm.columns
+    x, weight, bias, grad = (subject.tensor(*shape) for shape in ((m, k), (n, k), (n,), (m, n)))
+    products = (lambda: F.linear(x, weight, bias), lambda: grad.mm(weight), lambda: grad.t().mm(x))
     sizes = ((m, k, n), (m, n, k), (n, m, k))
-    for direction, (rows, inner, columns), run in zip(_DIRECTIONS, sizes, _products(subject, m, k, n), strict=True):
+    for direction, (rows, inner, columns), run in zip(_DIRECTIONS, sizes, products, strict=True):
         yield make_part(
             torch.no_grad()(run),
             f"{gemm.name}, {direction}",
@@ -94,13 +96,6 @@ def _gemm_parts(subject: Subject, gemm: Gemm, extent: Extent, group: str) -> Ite
             computed_flops=2.0 * m * k * n,
             bytes=float(subject.dtype.itemsize * (rows * inner + inner * columns + rows * columns)),
         )
-
-
-def _products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable[[], Tensor]]:
-    """Return forward product, input gradient and weight gradient of x [m, k] and a weight [n, k]."""
-    x, weight = subject.tensor(m, k), subject.tensor(n, k)
-    bias, grad = subject.tensor(n), subject.tensor(m, n)
-    return lambda: F.linear(x, weight, bias), lambda: grad.mm(weight), lambda: grad.t().mm(x)
 
 
 def _both_ways(subject: Subject, forward: Forward, inputs: Sequence[Tensor]) -> Callable[[], object]:

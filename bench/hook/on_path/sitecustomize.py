@@ -92,16 +92,12 @@ class Hook:
             self.note(kind, f"{module.__name__} cannot be observed ({type(error).__name__}: {error})\n")
 
 
-def _run_next() -> None:
-    others = [path for path in sys.path if os.path.abspath(path) != _HERE]  # noqa: PTH100
-    spec = PathFinder.find_spec("sitecustomize", others)
-    if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
 if __name__ == "sitecustomize":
     if VARIABLE in os.environ:
         import json
 
         sys.meta_path.insert(0, Hook(json.loads(os.environ[VARIABLE])))
-    _run_next()
+    others = [path for path in sys.path if os.path.abspath(path) != _HERE]  # noqa: PTH100
+    following = PathFinder.find_spec("sitecustomize", others)
+    if following is not None and following.loader is not None:
+        following.loader.exec_module(importlib.util.module_from_spec(following))
