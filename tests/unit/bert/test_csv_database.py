@@ -27,24 +27,11 @@ from bert.model.config import preset
 from bert.optim.precision import Precision
 from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import EvaluationSpec
-from bert.tasks.classify import commands
+from bert.tasks.classify import commands, store
 from bert.tasks.classify import prepare as preparing
 from bert.tasks.classify.commands import TextClassifier, open_classifier
 from bert.tasks.classify.prepare import fold
 from bert.tasks.classify.reading import NO_PIECES
-from bert.tasks.classify.store import (
-    SCHEMA_VERSION,
-    SPLITS,
-    TABLES,
-    add_run,
-    divide,
-    left_out,
-    open_source,
-    opened,
-    read_runs,
-    read_split,
-    text_key,
-)
 from bert.tasks.classify.task import ClassifyTask, class_scores, probabilities, text_probabilities
 from common.errors import Code, SchemaError
 from records import classification
@@ -68,10 +55,12 @@ def test_equal_texts_are_in_one_split_and_labels_keep_their_share(
     texts: list[tuple[int, int]], shares: tuple[float, float], seed: int
 ) -> None:
     connection = sqlite3.connect(":memory:")
-    connection.executescript(TABLES)
-    rows = [(number, number, label, text_key([text], seed), "train") for number, (text, label) in enumerate(texts)]
+    connection.executescript(store.TABLES)
+    rows = [
+        (number, number, label, store.text_key([text], seed), "train") for number, (text, label) in enumerate(texts)
+    ]
     connection.executemany("INSERT INTO texts VALUES (?, ?, ?, ?, ?)", rows)
-    divide(connection, *shares)
+    store.divide(connection, *shares)
     found = connection.execute("SELECT key, label, split FROM texts").fetchall()
     splits: dict[int, set[str]] = {}
     for key, _, split in found:
@@ -98,10 +87,10 @@ def test_a_second_call_keeps_it_and_other_options_or_another_csv_are_refused(tmp
     assert samples_of(first.source.path) == samples_of(other.source.path)
     with refused("folder-occupied", "a.sqlite", "max_seq_length 128, not 8", "--output"):
         csv_database(path, max_seq_length=8)
-    add_run(first.source.path, first.source.fingerprint, {"accuracy": 0.5})
+    store.add_run(first.source.path, first.source.fingerprint, {"accuracy": 0.5})
     with refused("folder-occupied", "a.sqlite", "a.csv", "digest"):
         csv_database(write_csv(path, colours_and_animals(63)))
-    assert read_runs(first.source.path) == [{"accuracy": 0.5}]
+    assert store.read_runs(first.source.path) == [{"accuracy": 0.5}]
 
 
 def test_texts_that_are_equal_to_the_model_are_in_one_split(tmp_path: Path) -> None:
@@ -111,7 +100,7 @@ def test_texts_that_are_equal_to_the_model_are_in_one_split(tmp_path: Path) -> N
     connection = sqlite3.connect(source.path)
     splits = dict(connection.execute("SELECT number, split FROM texts").fetchall())
     connection.close()
-    assert set(splits.values()) == set(SPLITS)
+    assert set(splits.values()) == set(store.SPLITS)
     assert all(len({splits[number + form] for form in range(4)}) == 1 for number in range(0, 160, 4))
 
 
@@ -141,7 +130,7 @@ def test_processes_that_start_together_make_it_once(tmp_path: Path, monkeypatch:
 def test_texts_without_a_word_piece_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\n\x01,b\none,a\ntwo,b\n\x01,b\n")
     source = csv_database(tmp_path / "a.csv").source
-    assert left_out(source.path) == [(2, NO_PIECES), (5, NO_PIECES)]
+    assert store.left_out(source.path) == [(2, NO_PIECES), (5, NO_PIECES)]
     assert source.counts.names == {f"left out: {NO_PIECES}": ["line 2", "line 5"]}
 
 
@@ -168,8 +157,8 @@ def test_labels_of_any_kind_and_number_are_kept_as_they_are(tmp_path: Path) -> N
 
 
 def samples_of(path: Path) -> list[object]:
-    source = open_source(path)
-    found = [read_split(source, split) for split in SPLITS]
+    source = store.open_source(path)
+    found = [store.read_split(source, split) for split in store.SPLITS]
     return [(rows.labels.tolist(), rows.ids.values.tolist(), texts.tolist()) for rows, texts in found]
 
 
@@ -188,23 +177,23 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, kept: int, code: Code) -> N
     path = damaged_copy(tmp_path)
     path.write_bytes(path.read_bytes()[:kept])
     with refused(code, path):
-        source = open_source(path)
-        for split in SPLITS:
-            read_split(source, split)
+        source = store.open_source(path)
+        for split in store.SPLITS:
+            store.read_split(source, split)
 
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
     path = damaged_copy(tmp_path)
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    for use in (open_source, lambda _: csv_database(tmp_path / "a.csv")):
-        with refused("record-version", path, SCHEMA_VERSION + 1, SCHEMA_VERSION, kind=SchemaError):
+        connection.execute(f"PRAGMA user_version = {store.SCHEMA_VERSION + 1}")
+    for use in (store.open_source, lambda _: csv_database(tmp_path / "a.csv")):
+        with refused("record-version", path, store.SCHEMA_VERSION + 1, store.SCHEMA_VERSION, kind=SchemaError):
             use(path)
 
 
 def test_what_a_killed_writer_left_half_done_is_put_right(tmp_path: Path) -> None:
     path = damaged_copy(tmp_path)
-    before = open_source(path).fingerprint, read_runs(path), samples_of(path)
+    before = store.open_source(path).fingerprint, store.read_runs(path), samples_of(path)
     program = f"""
 import os, sqlite3
 connection = sqlite3.connect({str(path)!r})
@@ -215,8 +204,8 @@ os._exit(1)
 """
     subprocess.run([sys.executable, "-c", program], check=False)
     assert path.with_name("a.sqlite-journal").is_file()
-    source = open_source(path)
-    assert before == (source.fingerprint, read_runs(path), samples_of(path))
+    source = store.open_source(path)
+    assert before == (source.fingerprint, store.read_runs(path), samples_of(path))
     assert csv_database(tmp_path / "a.csv").kept and not path.with_name("a.sqlite-journal").exists()
 
 
@@ -225,10 +214,10 @@ def test_views_of_a_foreign_database_may_call_no_function_that_touches_the_machi
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("ALTER TABLE left_out RENAME TO kept")
         connection.execute("CREATE VIEW left_out AS SELECT 1 AS line, load_extension('/tmp/evil') AS reason")
-    with opened(path) as database:
+    with store.opened(path) as database:
         assert database.execute("PRAGMA trusted_schema").fetchone() == (0,)
     with refused("file-damaged", path):
-        left_out(path)
+        store.left_out(path)
 
 
 @settings(deadline=None, max_examples=examples(50))
@@ -313,8 +302,8 @@ class Knowing(TextClassifier):
 
 
 def test_labels_that_the_model_does_not_know_count_as_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = SimpleNamespace(ready=lambda *_: None)
-    classifier = Knowing(opened, ("ham", "spam"), Vocabulary((), True), 8)  # type: ignore[arg-type]
+    store.opened = SimpleNamespace(ready=lambda *_: None)
+    classifier = Knowing(store.opened, ("ham", "spam"), Vocabulary((), True), 8)  # type: ignore[arg-type]
     monkeypatch.setattr("bert.tasks.classify.commands.open_classifier", lambda *_: classifier)
     labels = ["spam", "ham", "", "Spam", "junk", "junk"]
     (tmp_path / "new.csv").write_text("text,label\n" + "".join(f"a b,{label}\n" for label in labels))

@@ -17,21 +17,7 @@ from support.examples import examples
 from support.refusals import refused
 from support.shared_files import DATA, OWN
 
-from bert.tasks.classify.reading import (
-    BLANK,
-    BROKEN,
-    EMPTY_LABEL,
-    EMPTY_TEXT,
-    FEWER,
-    INVALID,
-    MORE,
-    NAMELESS,
-    CsvForm,
-    FoundForm,
-    Row,
-    find_form,
-    read_rows,
-)
+from bert.tasks.classify import reading
 from bert.tasks.classify.store import left_out
 from common.errors import Code
 
@@ -47,14 +33,14 @@ SENTENCES = {
 }
 
 
-def read(path: Path, **given: object) -> tuple[FoundForm, list[Row], list[Row]]:
+def read(path: Path, **given: object) -> tuple[reading.FoundForm, list[reading.Row], list[reading.Row]]:
     """A CSV as it is read with what is given of its form: the form, the rows, and what was left out."""
-    form = find_form(path, CsvForm(**given))  # type: ignore[arg-type]
-    rows = list(read_rows(path, form))
+    form = reading.find_form(path, reading.CsvForm(**given))  # type: ignore[arg-type]
+    rows = list(reading.read_rows(path, form))
     return form, [row for row in rows if not row.left_out], [row for row in rows if row.left_out]
 
 
-def pairs(rows: list[Row]) -> list[tuple[str, str | None]]:
+def pairs(rows: list[reading.Row]) -> list[tuple[str, str | None]]:
     """Text and label of each row."""
     return [(row.text, row.label) for row in rows]
 
@@ -88,7 +74,7 @@ def test_a_few_invalid_bytes_are_replaced_and_counted_with_their_rows(tmp_path: 
     content = "\n".join(rows).encode().replace("Grüße 7,".encode(), b"Gr\xff\xfee 7,")
     (tmp_path / "a.csv").write_bytes(content)
     _, found, _ = read(tmp_path / "a.csv")
-    assert [(row.line, row.odd) for row in found if row.odd] == [(9, (INVALID,))]
+    assert [(row.line, row.odd) for row in found if row.odd] == [(9, (reading.INVALID,))]
     assert "\ufffd" in found[7].text and len(found) == 50
 
 
@@ -114,8 +100,8 @@ def test_rows_that_cannot_be_used_are_named_by_line_and_reason(tmp_path: Path) -
     assert [(row.line, row.text) for row in rows] == [(3, "good"), (9, "fine"), (10, "two\nlines"), (14, "last")]
     summary = csv_database(path)
     assert left_out(summary.source.path) == [
-        (1, BLANK), (4, EMPTY_TEXT), (5, EMPTY_LABEL), (6, FEWER), (7, MORE), (8, BLANK), (12, EMPTY_TEXT),
-        (13, BROKEN),
+        (1, reading.BLANK), (4, reading.EMPTY_TEXT), (5, reading.EMPTY_LABEL), (6, reading.FEWER), (7, reading.MORE),
+        (8, reading.BLANK), (12, reading.EMPTY_TEXT), (13, reading.BROKEN),
     ]  # fmt: skip
     assert any("--no-quoting" in note for note in summary.notes())
 
@@ -124,7 +110,7 @@ def test_columns_are_taken_by_their_names(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "v1,V2,,,\nham,hello there,,,\nspam,buy,now,,\nham,short\n")
     _, rows, out = read(path, text="V2", label="v1")
     assert (pairs(rows), out) == ([("hello there", "ham"), ("buy", "spam"), ("short", "ham")], [])
-    assert [row.odd for row in rows] == [(), (NAMELESS,), ()]
+    assert [row.odd for row in rows] == [(), (reading.NAMELESS,), ()]
     with refused("columns-missing", "'text'", "--text", "'v1', 'V2'"):
         read(path)
     with refused("columns-missing", "'6'", "--label"):
@@ -139,13 +125,13 @@ def test_rows_without_a_label_are_read_where_none_is_needed(tmp_path: Path) -> N
         ("text\n" + "red, green, blue\n" * 30, [("red, green, blue", None)] * 30),
     ):
         path = write(tmp_path / "a.csv", content)
-        form = find_form(path, CsvForm(), needs_label=False)
-        assert pairs(list(read_rows(path, form, needs_label=False))) == expected
+        form = reading.find_form(path, reading.CsvForm(), needs_label=False)
+        assert pairs(list(reading.read_rows(path, form, needs_label=False))) == expected
 
 
 def test_quotes_are_text_where_that_is_given(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 'text\tlabel\nfine\ta\n"Never closed\tb\nthird\ta\n')
-    assert [(row.line, row.left_out) for row in read(path)[2]] == [(3, BROKEN)]
+    assert [(row.line, row.left_out) for row in read(path)[2]] == [(3, reading.BROKEN)]
     assert pairs(read(path, quoting=False)[1])[1] == ('"Never closed', "b")
     write(path, 'text,label\nfine,a\n"' + "word, word\n" * 60)
     with refused("file-damaged", "lines 3 to 62", "--no-quoting"):
@@ -179,7 +165,7 @@ def test_what_csv_writes_is_read_back(rows: list[tuple[str, str]], tmp_path_fact
     path = tmp_path_factory.getbasetemp() / "written.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("text", "label"), *rows])
-    found = list(read_rows(path, find_form(path, CsvForm(encoding="utf-8", delimiter=","))))
+    found = list(reading.read_rows(path, reading.find_form(path, reading.CsvForm(encoding="utf-8", delimiter=","))))
     assert len(found) == len(rows)
     for row, (text, label) in zip(found, rows, strict=True):
         assert row.left_out if not text.strip() or not label.strip() else (row.text, row.label) == (text, label.strip())
@@ -209,7 +195,7 @@ def test_files_are_read_as_pandas_reads_them(path: Path, text: str, label: str, 
     frame = pd.read_csv(path, encoding=encoding, dtype=str, keep_default_na=False)
     assert (form.encoding, form.delimiter, out) == (encoding, ",", [])
     assert pairs(rows) == list(zip(frame[text], frame[label], strict=True))
-    assert Counter(what for row in rows for what in row.odd)[NAMELESS] == spilled
+    assert Counter(what for row in rows for what in row.odd)[reading.NAMELESS] == spilled
 
 
 def test_another_file_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
@@ -230,4 +216,4 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         with refused(code, path):  # type: ignore[arg-type]
             csv_database(path)
     with refused("option-value", "--encoding", "hex"):
-        CsvForm(encoding="hex")
+        reading.CsvForm(encoding="hex")
