@@ -51,7 +51,8 @@ def passes(recorder: Any, module: Any) -> None:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if recorder.compiling():
             return original(tensors, *args, **kwargs)
-        recorder.device = getattr(tensors[0] if isinstance(tensors, (list, tuple)) else tensors, "device", None)
+        first = next(iter(tensors), None) if isinstance(tensors, (list, tuple)) else tensors
+        recorder.device = getattr(first, "device", None)
         recorder.backward(begins=True)
         try:
             return original(tensors, *args, **kwargs)
