@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 from analysis.render.tables import Block, Facts, Plain, texts
 from analysis.wording import traffic
@@ -12,7 +13,7 @@ from bench.cli.options import Printed
 from bench.cli.progress import show_stages
 from bench.cli.result import Result
 from bert.data.sources import SOURCES, RemoteOptions, named, obtain
-from bert.tasks.pretrain.prepare import PrepareConfig, PrepareSummary
+from bert.tasks.pretrain.prepare import PrepareConfig
 from common.errors import UsageError
 from common.flags import Positional
 
@@ -35,24 +36,24 @@ def run_pretrain(options: DataPretrainOptions) -> Result:
     from bert.tasks.pretrain.prepare import prepare
 
     summary = prepare(options.prepare, show_stages())
-    return Result(document=summary.to_json(), blocks=[Facts(list(_stages(summary)))], notes=summary.notes)
+    return Result(document=summary, blocks=[Facts(list(_stages(summary)))], notes=summary["notes"])
 
 
-def _stages(summary: PrepareSummary) -> Iterator[tuple[str, str]]:
-    for stage in summary.stages:
-        state = "already complete" if stage.kept else f"{stage.seconds:.1f} s"
-        yield stage.stage, f"{state}, {stage.files:,} file(s): {stage.folder}"
-    yield "documents", f"{summary.documents:,}"
-    yield "sentences", f"{summary.sentences:,}"
-    trained = "trained on this text" if summary.vocab_trained else "given"
-    yield "vocabulary", f"{summary.vocab_size:,} word pieces, {trained}: {summary.vocab_path}"
-    for length in summary.lengths:
-        counts = f"{length.training_instances:,} training + {length.test_instances:,} test"
-        yield "instances", f"{counts}, {length.seq_len} tokens, up to {length.max_predictions} predictions"
-        yield "real tokens", f"{100 * length.padding_efficiency:.1f} %, the rest is padding"
-        kept = f", {length.shards_kept} already complete" if length.shards_kept else ""
-        yield "shards", f"{length.shards}{kept}"
-        yield "folder", str(length.folder)
+def _stages(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for stage in summary["stages"]:
+        state = "already complete" if stage["kept"] else f"{stage['seconds']:.1f} s"
+        yield stage["stage"], f"{state}, {stage['files']:,} file(s): {stage['folder']}"
+    yield "documents", f"{summary['documents']:,}"
+    yield "sentences", f"{summary['sentences']:,}"
+    trained = "trained on this text" if summary["vocab_trained"] else "given"
+    yield "vocabulary", f"{summary['vocab_size']:,} word pieces, {trained}: {summary['vocab_path']}"
+    for length in summary["lengths"]:
+        counts = f"{length['training_instances']:,} training + {length['test_instances']:,} test"
+        yield "instances", f"{counts}, {length['seq_len']} tokens, up to {length['max_predictions']} predictions"
+        yield "real tokens", f"{100 * length['padding_efficiency']:.1f} %, the rest is padding"
+        kept = f", {length['shards_kept']} already complete" if length["shards_kept"] else ""
+        yield "shards", f"{length['shards']}{kept}"
+        yield "folder", length["folder"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,6 @@
 """The pipeline of pretraining data, stage after stage: sentences, shard, hdf5; what is finished is kept."""
 
 import dataclasses
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -161,59 +160,11 @@ class PrepareConfig:
         return self.output / f"{name}_fraction_{self.test_fraction:g}" / self.dataset_name
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageSummary:
-    """One stage of this call."""
-
-    stage: str
-    folder: Path
-    files: int
-    kept: bool
-    seconds: float
-    counts: dict[str, int]
-    examples: dict[str, list[str]]
-    """The first few files, pages or documents it met something in, by the name of the count."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LengthSummary:
-    """The shards of one sequence length."""
-
-    seq_len: int
-    max_predictions: int
-    folder: Path
-    training_instances: int
-    test_instances: int
-    padding_efficiency: float
-    """Real tokens / all tokens, over all shards."""
-    shards: int
-    shards_kept: int
-    """Those of them that were finished before."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PrepareSummary:
-    """What a preparation ended with."""
-
-    dataset: str
-    stages: tuple[StageSummary, ...]
-    lengths: tuple[LengthSummary, ...]
-    documents: int
-    sentences: int
-    vocab_size: int
-    vocab_path: Path
-    vocab_trained: bool
-    notes: tuple[str, ...]
-    """What a user should know about the input."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), default=str))
-        return plain
-
-
-def prepare(config: PrepareConfig, progress: Progress = lambda stage, done, total: None) -> PrepareSummary:
+def prepare(config: PrepareConfig, progress: Progress = lambda stage, done, total: None) -> dict[str, Any]:
     """Run the stages of `config`; what is finished with equal settings and input is kept, the rest made.
+
+    Returns what it ended with as plain JSON values: its `stages`, the shards of its `lengths` (their
+    `padding_efficiency` is real tokens / all tokens), and `notes`, what a user should know about the input.
 
     Raises InputError: no text, a file that is none (named), a vocabulary that is none, or the output holds data of
     other settings or input; UsageError: fewer documents than shards; StorageError: the output cannot be written;
@@ -233,23 +184,23 @@ class _Preparation:
     def __init__(self, config: PrepareConfig, progress: Progress) -> None:
         self.config = config
         self.progress = progress
-        self.stages: list[StageSummary] = []
+        self.stages: list[dict[str, Any]] = []
 
-    def run(self, workers: Workers) -> PrepareSummary:
+    def run(self, workers: Workers) -> dict[str, Any]:
         sharded = self._shards(self._sentences(workers))
         vocabulary, path = self._vocabulary(sharded)
         lengths = self._hdf5(sharded, vocabulary, workers)
-        return PrepareSummary(
-            dataset=self.config.dataset_name,
-            stages=tuple(self.stages),
-            lengths=lengths,
-            documents=sharded.counts.get("documents"),
-            sentences=sharded.counts.get("sentences"),
-            vocab_size=len(vocabulary.pieces),
-            vocab_path=path,
-            vocab_trained=self.config.vocab is None,
-            notes=tuple(_notes(self.stages, vocabulary)),
-        )
+        return {
+            "dataset": self.config.dataset_name,
+            "stages": self.stages,
+            "lengths": lengths,
+            "documents": sharded.counts.get("documents"),
+            "sentences": sharded.counts.get("sentences"),
+            "vocab_size": len(vocabulary.pieces),
+            "vocab_path": str(path),
+            "vocab_trained": self.config.vocab is None,
+            "notes": list(_notes(self.stages, vocabulary)),
+        }
 
     def _run(self, stage: Stage, make: Callable[[], Finished]) -> Finished:
         """Run a stage, or keep what it made before."""
@@ -260,15 +211,15 @@ class _Preparation:
 
     def _add(self, stage: Stage, finished: Finished, began: float, *, kept: bool) -> None:
         self.stages.append(
-            StageSummary(
-                stage=stage.name,
-                folder=finished.folder,
-                files=len(finished.files),
-                kept=kept,
-                seconds=time.perf_counter() - began,
-                counts=finished.counts.numbers,
-                examples=finished.counts.names,
-            )
+            {
+                "stage": stage.name,
+                "folder": str(finished.folder),
+                "files": len(finished.files),
+                "kept": kept,
+                "seconds": time.perf_counter() - began,
+                "counts": finished.counts.numbers,
+                "examples": finished.counts.names,
+            }
         )
 
     def _sentences(self, workers: Workers) -> Finished:
@@ -304,7 +255,7 @@ class _Preparation:
             train_vocabulary(lines, config.vocab_size, config.lower_case).save(path)
         return load_vocabulary(path, config.lower_case), path
 
-    def _hdf5(self, sharded: Finished, vocabulary: Vocabulary, workers: Workers) -> tuple[LengthSummary, ...]:
+    def _hdf5(self, sharded: Finished, vocabulary: Vocabulary, workers: Workers) -> list[dict[str, Any]]:
         """Make the shards of all sequence lengths, with vocabulary and metadata beside them."""
         config, began = self.config, time.perf_counter()
         names = [hdf5.shard_name(text) for text in sharded.files]
@@ -333,29 +284,29 @@ class _Preparation:
         for length, done, kept_here in zip(lengths, finished, kept, strict=True):
             self._add(length.stage, done, began, kept=kept_here == len(names))
             summaries.append(_summary(length, done, kept_here))
-        return tuple(summaries)
+        return summaries
 
 
-def _summary(length: hdf5.Length, finished: Finished, kept: int) -> LengthSummary:
+def _summary(length: hdf5.Length, finished: Finished, kept: int) -> dict[str, Any]:
     counts, seq_len = finished.counts, length.config.seq_len
     training, test = counts.get("training instances"), counts.get("test instances")
-    return LengthSummary(
-        seq_len=seq_len,
-        max_predictions=length.config.max_predictions,
-        folder=finished.folder,
-        training_instances=training,
-        test_instances=test,
-        padding_efficiency=counts.get(hdf5.REAL_TOKENS) / ((training + test) * seq_len),
-        shards=len(finished.files),
-        shards_kept=kept,
-    )
+    return {
+        "seq_len": seq_len,
+        "max_predictions": length.config.max_predictions,
+        "folder": str(finished.folder),
+        "training_instances": training,
+        "test_instances": test,
+        "padding_efficiency": counts.get(hdf5.REAL_TOKENS) / ((training + test) * seq_len),
+        "shards": len(finished.files),
+        "shards_kept": kept,
+    }
 
 
-def _notes(stages: Sequence[StageSummary], vocabulary: Vocabulary) -> Iterator[str]:
-    yield from vocabulary_notes(vocabulary, stages[-1].counts)
+def _notes(stages: Sequence[dict[str, Any]], vocabulary: Vocabulary) -> Iterator[str]:
+    yield from vocabulary_notes(vocabulary, stages[-1]["counts"])
     for stage in stages:
         for name, sentence in _SENTENCES.items():
-            count, examples = stage.counts.get(name, 0), stage.examples.get(name, ())
+            count, examples = stage["counts"].get(name, 0), stage["examples"].get(name, ())
             if count:
                 names = ", ".join(examples) + (", ..." if len(examples) < count else "")
                 yield sentence.format(count=f"{count:,}", names=names)

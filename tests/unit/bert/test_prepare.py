@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +20,7 @@ from bert.data.pool import Workers
 from bert.data.vocabulary import load_vocabulary
 from bert.tasks.pretrain.hdf5 import tokenize
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.prepare import LengthSummary, PrepareConfig, PrepareSummary, prepare
+from bert.tasks.pretrain.prepare import PrepareConfig, prepare
 from bert.tasks.pretrain.shards import folder_info, read_shard
 from common.errors import Code, UsageError
 
@@ -119,14 +120,21 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+Summary = dict[str, Any]
+
+
 def config(text: Path, output: Path, **changes: object) -> PrepareConfig:
     values = {"input": text, "output": output, "seq_lens": (32,), "dupe_factor": 1, "shards": 3, "vocab_size": 800}
     return PrepareConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def only(summary: PrepareSummary) -> LengthSummary:
-    (length,) = summary.lengths
+def only(summary: Summary) -> Summary:
+    (length,) = summary["lengths"]
     return length
+
+
+def folder_of(summary: Summary) -> Path:
+    return Path(only(summary)["folder"])
 
 
 def everything(output: Path) -> dict[str, str]:
@@ -139,12 +147,12 @@ def everything(output: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def done(text: Path, tmp_path_factory: pytest.TempPathFactory) -> PrepareSummary:
+def done(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Summary:
     return prepare(config(text, tmp_path_factory.mktemp("done")))
 
 
-def test_shards_lie_where_users_and_scripts_expect_them(done: PrepareSummary) -> None:
-    folder = only(done).folder
+def test_shards_lie_where_users_and_scripts_expect_them(done: Summary) -> None:
+    folder = folder_of(done)
     assert folder.name == "novels"
     assert folder.parent.name == (
         "hdf5_lower_case_1_seq_len_32_max_pred_5_masked_lm_prob_0.15_random_seed_12345_dupe_factor_1"
@@ -160,41 +168,39 @@ def real_tokens(shard: Instances) -> int:
     return int(shard.input_mask.sum())
 
 
-def test_the_summary_tells_what_is_in_the_folder(text: Path, done: PrepareSummary) -> None:
+def test_the_summary_tells_what_is_in_the_folder(text: Path, done: Summary) -> None:
     length = only(done)
-    info, test = folder_info(length.folder), folder_info(length.folder, "test")
-    assert (info.samples, test.samples) == (length.training_instances, length.test_instances)
-    assert (info.seq_len, info.max_predictions, info.vocab_size) == (32, 5, done.vocab_size)
+    info, test = (folder_info(Path(length["folder"]), split) for split in ("training", "test"))
+    assert (info.samples, test.samples) == (length["training_instances"], length["test_instances"])
+    assert (info.seq_len, info.max_predictions, info.vocab_size) == (32, 5, done["vocab_size"])
     assert max(info.counts) < 1.15 * min(info.counts)
     assert 0.05 < test.samples / (test.samples + info.samples) < 0.16
     shards = [read_shard(path) for path in (*info.paths, *test.paths)]
     assert len({shard.input_ids.tobytes() for shard in shards}) == 4
-    assert length.padding_efficiency == pytest.approx(sum(map(real_tokens, shards)) / sum(map(len, shards)) / 32)
-    vocabulary = load_vocabulary(done.vocab_path, True)
-    tokens = [tokenize(path, vocabulary).ids for path in done.stages[1].folder.glob("*.txt")]
-    found, unknown = done.stages[-1].counts, vocabulary.ids["[UNK]"]
+    assert length["padding_efficiency"] == pytest.approx(sum(map(real_tokens, shards)) / sum(map(len, shards)) / 32)
+    vocabulary = load_vocabulary(Path(done["vocab_path"]), True)
+    tokens = [tokenize(path, vocabulary).ids for path in Path(done["stages"][1]["folder"]).glob("*.txt")]
+    found, unknown = done["stages"][-1]["counts"], vocabulary.ids["[UNK]"]
     assert found["tokens"] == sum(map(len, tokens)) and found["tokens in instances"] == sum(map(real_tokens, shards))
     assert found["unknown tokens"] == sum(int((ids == unknown).sum()) for ids in tokens)
-    assert done.documents == len(list(text.iterdir())) and done.vocab_trained
-    assert (length.shards, length.shards_kept) == (4, 0)
-    assert len(vocabulary.pieces) == done.vocab_size == 800
+    assert done["documents"] == len(list(text.iterdir())) and done["vocab_trained"]
+    assert (length["shards"], length["shards_kept"]) == (4, 0)
+    assert len(vocabulary.pieces) == done["vocab_size"] == 800
 
 
-def test_another_length_keeps_what_is_made(text: Path, done: PrepareSummary, tmp_path: Path) -> None:
-    output = shutil.copytree(only(done).folder.parent.parent, tmp_path / "out")
+def test_another_length_keeps_what_is_made(text: Path, done: Summary, tmp_path: Path) -> None:
+    output = shutil.copytree(folder_of(done).parent.parent, tmp_path / "out")
     before = everything(output)
     later = prepare(config(text, output, seq_lens=(32, 48)))
-    lengths = [(length.seq_len, length.max_predictions, length.shards_kept) for length in later.lengths]
+    lengths = [(length["seq_len"], length["max_predictions"], length["shards_kept"]) for length in later["lengths"]]
     assert lengths == [(32, 5, 4), (48, 7, 0)]
-    assert [stage.kept for stage in later.stages] == [True, True, True, False]
+    assert [stage["kept"] for stage in later["stages"]] == [True, True, True, False]
     assert everything(output).items() >= before.items()
 
 
-def test_other_settings_or_text_are_refused_and_everything_stays(
-    text: Path, done: PrepareSummary, tmp_path: Path
-) -> None:
+def test_other_settings_or_text_are_refused_and_everything_stays(text: Path, done: Summary, tmp_path: Path) -> None:
     mine = shutil.copytree(text, tmp_path / "novels")
-    output = shutil.copytree(only(done).folder.parent.parent, tmp_path / "out")
+    output = shutil.copytree(folder_of(done).parent.parent, tmp_path / "out")
     before = everything(output)
     with refused("folder-occupied", output, "seed 12345, now 1"):
         prepare(config(mine, output, seed=1))
@@ -202,20 +208,21 @@ def test_other_settings_or_text_are_refused_and_everything_stays(
     with refused("folder-occupied", output / "sentences/novels", "input"):
         prepare(config(mine, output))
     shutil.copy(text / "generated-000000.txt", mine)
-    assert prepare(config(mine, output)).stages[-1].kept and everything(output) == before
+    assert prepare(config(mine, output))["stages"][-1]["kept"] and everything(output) == before
 
 
 def test_a_given_vocabulary_is_used_and_copied_and_its_capitals_are_a_note(
-    text: Path, done: PrepareSummary, tmp_path: Path
+    text: Path, done: Summary, tmp_path: Path
 ) -> None:
-    pieces = [*reversed(load_vocabulary(done.vocab_path, True).pieces), *(f"Name{number}" for number in range(200))]
+    before = load_vocabulary(Path(done["vocab_path"]), True).pieces
+    pieces = [*reversed(before), *(f"Name{number}" for number in range(200))]
     (tmp_path / "mine.txt").write_text("".join(f"{piece}\n" for piece in pieces))
     summary = prepare(config(text, tmp_path / "out", vocab=tmp_path / "mine.txt"))
-    copied = only(summary).folder / "vocab.txt"
-    assert not summary.vocab_trained and copied.read_bytes() == (tmp_path / "mine.txt").read_bytes()
+    copied = folder_of(summary) / "vocab.txt"
+    assert not summary["vocab_trained"] and copied.read_bytes() == (tmp_path / "mine.txt").read_bytes()
     first = read_shard(folder_info(copied.parent).paths[0])
     assert (first.input_ids[:, 0] == 800 - 1 - 2).all(), "[CLS] is looked up"
-    assert any("200 pieces" in note for note in summary.notes) and not done.notes
+    assert any("200 pieces" in note for note in summary["notes"]) and not done["notes"]
 
 
 INVALID: list[tuple[dict[str, object], Code, tuple[object, ...]]] = [
