@@ -11,6 +11,8 @@ from typing import Any
 
 from common.errors import InputError, read_code
 
+MOST_BYTES = 2 * 2**30
+"""Decompressed size beyond which a file is taken for something else (the largest that is read whole has 71 MB)."""
 _DAMAGE = (OSError, EOFError, zlib.error, ValueError, RecursionError, csv.Error)
 
 
@@ -24,18 +26,18 @@ def read_errors(place: object, remedy: str, kind: type[InputError] = InputError)
         raise kind(read_code(error), f"cannot read {place}: {reason}; {remedy}") from error
 
 
-def read_content(path: Path, what: str, remedy: str, most_bytes: int, packed: bool = False) -> bytes:
+def read_content(path: Path, what: str, remedy: str, packed: bool = False) -> bytes:
     """Return the content of a file that a user names, decompressed where it is gzip and may be (`packed`).
 
     Raises:
-        InputError: it cannot be read, is truncated or damaged, or has more than `most_bytes`; `what` it must be and the
+        InputError: it cannot be read, is truncated or damaged, or has more than MOST_BYTES; `what` it must be and the
             `remedy` are for the message.
     """
     with read_errors(path, f"{remedy}, or download it again"), path.open("rb") as file:
         is_gzip = packed and file.peek(2)[:2] == b"\x1f\x8b"
-        content = (gzip.GzipFile(fileobj=file) if is_gzip else file).read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise InputError("file-limit", f"{path} has more than {most_bytes >> 20} MiB, too large for a {what}: {remedy}")
+        content = (gzip.GzipFile(fileobj=file) if is_gzip else file).read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise InputError("file-limit", f"{path} has more than {MOST_BYTES >> 20} MiB, too large for a {what}: {remedy}")
     return content
 
 

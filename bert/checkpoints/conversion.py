@@ -69,12 +69,8 @@ def convert(
 ) -> Conversion:
     """Write the weights of a checkpoint, all that `find_checkpoint` finds, into a new folder, whole or not at all.
 
-    Args:
-        source: what to read.
-        destination: the folder to make.
-        target: its form.
-        config_file: shape of the model, where it is not in a config.json or bert_config.json beside the source.
-        vocab_file: vocabulary to copy, where it is not in a vocab.txt beside the source.
+    `config_file` is the shape of the model, where it is not in a config.json or bert_config.json beside the source, and
+    `vocab_file` the vocabulary to copy, where it is not in a vocab.txt there.
     """
     check_new_folder(destination)
     notes: list[str] = []

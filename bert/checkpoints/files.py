@@ -138,9 +138,7 @@ def check_new_folder(path: Path) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; rename it to `path` on success, remove it on failure.
 
-    Raises:
-        UsageError: `path` is a file, a folder with something in it, or the current folder.
-        StorageError: it cannot be written or the disk is full; nothing is left behind.
+    Raises UsageError (as `check_new_folder`), StorageError; nothing is left behind.
     """
     check_new_folder(path)
     final = path.resolve()

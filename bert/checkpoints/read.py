@@ -63,9 +63,7 @@ def saved_steps(folder: Path) -> list[int]:
 def read_state(path: Path) -> dict[str, Any]:
     """Return the state.json of a training's checkpoint, whose files have their sizes.
 
-    Raises:
-        InputError: it is not a checkpoint, or damaged.
-        SchemaError: another version wrote it.
+    Raises InputError (it is not a checkpoint, or damaged), SchemaError (another version wrote it).
     """
     content = read_json(path / STATE_FILE)
     version = content.get("schema_version")
@@ -86,9 +84,7 @@ def read_state(path: Path) -> dict[str, Any]:
 def newest_whole(folder: Path, warn: Callable[[str], None]) -> Path | None:
     """Return the newest undamaged checkpoint in `folder`; damaged newer ones are named to `warn`. None: there is none.
 
-    Raises:
-        InputError: all are damaged.
-        SchemaError: another version wrote it.
+    Raises InputError (all are damaged), SchemaError (another version wrote it).
     """
     steps = saved_steps(folder)
     for step in reversed(steps):
@@ -109,9 +105,7 @@ def find_checkpoint(source: Path, warn: Callable[[str], None] = lambda message: 
     """Detect what `source` is: a folder, a file, or the prefix of a TensorFlow checkpoint.
 
     A training's folder, or that of its checkpoints, stands for its newest whole one; `warn` hears of damaged ones.
-
-    Raises:
-        InputError: there is nothing there, nothing that is a checkpoint, or more than one.
+    Raises InputError: there is nothing there, nothing that is a checkpoint, or more than one.
     """
     with read_errors(source, "give a checkpoint that can be read"):
         if source.is_dir():

@@ -158,9 +158,7 @@ _OTHER_FILES = (
 def blocks(path: Path) -> Iterator[tuple[bytes, int]]:
     """Yield the decompressed bytes of a file (plain, gzip or bz2, by its first bytes), and how far the file was read.
 
-    Raises:
-        EOFError: the compressed data end too early.
-        OSError, zlib.error: they are damaged, or the file cannot be read.
+    Raises EOFError (the compressed data end too early), OSError, zlib.error.
     """
     with path.open("rb") as raw:
         start = raw.read(4)

@@ -57,11 +57,7 @@ def automatic_shards(bytes_of_text: int) -> int:
 def shard(parts: Sequence[Path], stage: Stage, dataset: str, plan: ShardPlan, progress: Progress) -> Finished:
     """Write `<dataset>_{training|test}_<i>.txt` of parts of sentence text; documents keep their order inside a shard.
 
-    Each part is read twice; a run that was killed begins again.
-
-    Raises:
-        InputError: a part cannot be read.
-        StorageError: the folder cannot be written.
+    Each part is read twice; a run that was killed begins again. Raises InputError, StorageError.
     """
     sentences = []
     for number, path in enumerate(parts):
@@ -124,11 +120,8 @@ def assign(sentences: npt.NDArray[np.int32], plan: ShardPlan) -> npt.NDArray[np.
 
     Documents are split at random into training and test, then each goes to the shard with the fewest sentences so far,
     the longest first: the fullest shard has at most its own shortest document more than any other, and at most 4/3 of
-    what the fullest has in the best split (Graham 1969, Bounds on Multiprocessing Timing Anomalies).
-
-    Args:
-        sentences: [D] sentences of each document, of which there are enough (check_documents).
-        plan: numbers of shards, test fraction, seed.
+    what the fullest has in the best split (Graham 1969, Bounds on Multiprocessing Timing Anomalies). `sentences` are
+    those of each document [D], of which there are enough (check_documents).
     """
     order = np.random.default_rng([plan.seed, 0x5917]).permutation(len(sentences))[::-1]
     test_count = _test_documents(sentences[order], plan)

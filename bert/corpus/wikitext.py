@@ -141,12 +141,8 @@ def is_disambiguation(text: str) -> bool:
 
 
 def paragraphs(text: str, namespaces: tuple[str, ...] = ()) -> list[str]:
-    """Return the running text of a page, whitespace normalized.
-
-    Args:
-        text: its wikitext.
-        namespaces: names of the namespaces whose links are no text (files, categories), in the language of the dump.
-    """
+    """Return the running text of a page, whitespace normalized; links to these `namespaces` (files, categories; their
+    names in the language of the dump) are no text."""
     if "<" in text:
         text = _without_tags(text)
     if "{{" in text:

@@ -80,9 +80,7 @@ class Server:
 
         `path` gets its name when it is whole and its checksum right; `tell` is called with the bytes of each block.
 
-        Raises:
-            DownloadError: the server refuses, stays away, or sends something else.
-            StorageError: the file cannot be written; the part is kept.
+        Raises DownloadError (the server refuses, stays away, or sends something else), StorageError; the part is kept.
         """
         part = path.with_name(path.name + PART)
         while True:

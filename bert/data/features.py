@@ -105,18 +105,8 @@ def prepare_features(
 ) -> Summary:
     """Make a file of features, unless it is finished, and sum up.
 
-    Args:
-        folder: where it lies; one preparation at a time is at work there, others wait.
-        settings: what to make.
-        source: what it is made of.
-        content: hash of that.
-        vocab: the file of the vocabulary, which is copied into the folder.
-        vocabulary: what it holds.
-        make: returns the columns and what was counted.
-
-    Raises:
-        InputError: the folder holds features of another vocabulary.
-        StorageError: it cannot be written.
+    One preparation at a time is at work in a folder, others wait. `content` is the hash of the `source`. The file
+    `vocab` is copied into the folder. Raises InputError (it holds features of another vocabulary), StorageError.
     """
     began = time.monotonic()
     values = dataclasses.asdict(settings)
@@ -222,12 +212,7 @@ def features_in(folder: Path, kind: str) -> list[Path]:
 def find_features(path: Path, *kinds: str) -> Path:
     """Return a file, or the one file that a folder holds of the first of these kinds that it has any of.
 
-    Args:
-        path: the file or folder.
-        kinds: what its name begins with; patterns such as glue-*-train.
-
-    Raises:
-        InputError: there is none, or several.
+    Kinds are what its name begins with, patterns such as glue-*-train. Raises InputError: there is none, or several.
     """
     files = [path] if path.is_file() else next(filter(None, (features_in(path, kind) for kind in kinds)), [])
     if not files:
@@ -241,9 +226,7 @@ def find_features(path: Path, *kinds: str) -> Path:
 def read_features(path: Path, *kinds: str) -> FeatureFile:
     """Read a file as `find_features` finds it.
 
-    Raises:
-        InputError: there is none, it is damaged, or of another kind; any will do where none is given.
-        SchemaError: another version wrote it.
+    Raises InputError (there is none, it is damaged, or of another kind; any will do where none is given), SchemaError.
     """
     place = find_features(path, *kinds)
     try:

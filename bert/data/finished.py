@@ -95,15 +95,9 @@ class Stage:
     def __init__(self, path: Path, name: str, version: int, settings: Mapping[str, Any], source: str) -> None:
         """Make the folder ready.
 
-        Args:
-            path: the folder.
-            name: of the stage.
-            version: raised when the code writes other bytes.
-            settings: everything else its bytes depend on, as JSON values (never the number of workers).
-            source: fingerprint of its input.
-
-        Raises:
-            InputError: the folder holds files of other settings or input, or of others.
+        `version` is raised when the code writes other bytes, `settings` are everything else that these depend on, as
+        JSON values (never the number of workers), and `source` is the fingerprint of the input. Raises InputError: the
+        folder holds files of other settings or input, or of others.
         """
         self.path, self.name = path, name
         self.fingerprint = fingerprint_of(name, version, settings, source)
@@ -140,15 +134,10 @@ class Stage:
     def make(
         self, write: Write, units: Iterable[Unit], workers: Workers, progress: Progress, total: int, extra: Counts
     ) -> Finished:
-        """Make the files that are missing; return the stage.
+        """Make the files that are missing, each unit the work of one process; return the stage.
 
-        Args:
-            write: makes the file of a unit and returns its counts.
-            units: what the files are made from, in order.
-            workers: processes; a unit is the work of one of them.
-            progress: called with the name of the stage and the sizes of the units done so far.
-            total: of all sizes.
-            extra: counts of no single file.
+        `progress` is called with the name of the stage and the sizes of the units done so far, of the `total` of all;
+        `extra` are counts of no single file.
         """
         names: list[str] = []
         done = 0

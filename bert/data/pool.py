@@ -49,9 +49,7 @@ class Workers:
     def map(self, function: Callable[[Work], Result], work: Iterable[Work]) -> Iterator[Result]:
         """Yield the result of each unit of work, in order; units are taken from `work` as workers become free.
 
-        Raises:
-            UsageError: a worker died or ran out of memory.
-            Whatever `function` raises.
+        Raises UsageError (a worker died or ran out of memory), and what `function` raises.
         """
         if self.count == 1:
             yield from map(function, work)

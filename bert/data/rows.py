@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from common.errors import InputError
-
 Int64 = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
@@ -72,11 +70,7 @@ def join_offsets(parts: Sequence[Int64]) -> Int64:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRows:
-    """N rows: [CLS] text [SEP], or [CLS] text [SEP] second text [SEP].
-
-    Raises:
-        InputError: a row is empty or longer than max_seq_length.
-    """
+    """N rows: [CLS] text [SEP], or [CLS] text [SEP] second text [SEP], of at least one token each."""
 
     ids: Ragged
     """Word pieces of each row, special ones included, without padding [N]."""
@@ -97,15 +91,9 @@ class TokenRows:
     """Maximum tokens of a row."""
 
     def __post_init__(self) -> None:
-        """Refuse rows without tokens or with too many."""
         columns = (self.second, *self.columns.values(), *((self.labels,) if self.has_labels else ()))
         assert all(len(column) == len(self) for column in columns), "columns of other lengths"
-        lengths = self.lengths
-        if len(self) and not 1 <= lengths.min() <= lengths.max() <= self.max_seq_length:
-            raise InputError(
-                "rows-invalid",
-                f"rows have {lengths.min()} to {lengths.max()} tokens, not 1 to {self.max_seq_length}: remake them",
-            )
+        assert ((self.lengths >= 1) & (self.lengths <= self.max_seq_length)).all(), "rows without tokens, or too long"
 
     def __len__(self) -> int:
         """Return the number of rows."""

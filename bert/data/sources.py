@@ -90,10 +90,8 @@ def obtain(name: str, folder: Path, options: RemoteOptions, progress: Progress) 
     The list of files is kept there, so that a second call continues with the same files although a newer dump has come
     out. `progress` is called with "download NAME", the bytes there, and the bytes in all (None = not published).
 
-    Raises:
-        UsageError: an unknown name, or one that this program does not fetch; the message says how to get it.
-        InputError: the folder was made with other options, or the server refuses or stays away.
-        StorageError, LockedError: the folder cannot be written, or another download uses it.
+    Raises UsageError (an unknown name, or one that this program does not fetch; the message says how to get it),
+    InputError (the folder was made with other options, or the server refuses or stays away), StorageError, LockedError.
     """
     source = named(name)
     base = options.mirror or os.environ.get(f"BERTBENCH_{name.upper().replace('-', '_')}_URL") or source.base

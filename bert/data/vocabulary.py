@@ -9,7 +9,7 @@ import importlib.util
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,6 @@ VOCABULARY_FILE = "vocab.txt"
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MOST_CHARACTERS = 1000
 """Different characters a trained vocabulary keeps, the most frequent first (the limit of BERT's own trainer)."""
-MOST_BYTES = 64 * 2**20
-"""Largest accepted file (BERT's vocabularies have 0.2 MB)."""
 _REMEDY = "give a BERT vocab.txt, one piece per line"
 MOST_CASED = 0.05
 """Share of pieces with capitals from which on a vocabulary is taken for a cased one; BERT's have 0 and 40 %."""
@@ -86,9 +84,9 @@ class Vocabulary:
     lower_case: bool
     """Text is lowercased and accents are stripped before it is cut into pieces."""
 
-    def __reduce__(self) -> tuple[type["Vocabulary"], tuple[tuple[str, ...], bool]]:
-        """Go to other processes without its tokenizers, which are slow to send and fast to make."""
-        return Vocabulary, (self.pieces, self.lower_case)
+    def __reduce__(self) -> tuple[Any, tuple[tuple[str, ...], bool]]:
+        """Go to other processes without its tokenizers; each has one, which knows the words that it has met."""
+        return _shared, (self.pieces, self.lower_case)
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -134,13 +132,8 @@ class Vocabulary:
     def tokens(self, texts: Texts) -> Ragged:
         """Return the ids of each text, without special pieces (a literal "[MASK]" in a text is plain text).
 
-        They are uint16 where the vocabulary fits, else int32. Not for several threads at once.
-
-        Args:
-            texts: all str, or all bytes in valid UTF-8.
-
-        Raises:
-            UnicodeEncodeError, TypeError: a str holds half of a surrogate pair.
+        They are uint16 where the vocabulary fits, else int32. Texts are all str, without halves of surrogate pairs, or
+        all bytes in valid UTF-8. Not for several threads at once.
         """
         ids, offsets = self._encode(texts)
         return Ragged(ids.astype("<u2" if len(self.pieces) <= MOST_SHORT_IDS else "<i4"), offsets)
@@ -156,13 +149,17 @@ class Vocabulary:
         write_text(path, "".join(f"{piece}\n" for piece in self.pieces))
 
 
+@lru_cache(maxsize=1)
+def _shared(pieces: tuple[str, ...], lower_case: bool) -> Vocabulary:
+    return Vocabulary(pieces, lower_case)
+
+
 def load_vocabulary(path: Path, lower_case: bool) -> Vocabulary:
     """Read a `vocab.txt`: one piece per line, the line number (from 0) is its id.
 
-    Raises:
-        InputError: the file cannot be read, is not UTF-8 or not a vocabulary, repeats a piece, or lacks a special one.
+    Raises InputError: the file cannot be read, is not UTF-8, repeats a piece, or lacks a special one.
     """
-    text = decoded(path, read_content(path, "vocabulary", _REMEDY, MOST_BYTES), "vocabulary", _REMEDY)
+    text = decoded(path, read_content(path, "vocabulary", _REMEDY), "vocabulary", _REMEDY)
     # Only "\n" ends a line: pieces such as U+2028 are line breaks to str.splitlines.
     pieces = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
     missing = [piece for piece in SPECIAL_PIECES if piece not in pieces]

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from bert.observer import Observer
     from bert.tasks.evaluation import Float32, LabelledRows
 
+Float64 = npt.NDArray[np.float64]
 TRAINING, EVALUATION = "training", "evaluation"
 
 
@@ -209,3 +210,10 @@ class ClassificationTask(RowData):
             wanted = "finite values (float32)" if self.regression else f"classes 0 to {high} (int64)"
             given = f"the labels in {source} are {labels.dtype} from {labels.min()} to {labels.max()}"
             raise InputError("labels-invalid", f"{given}, {self.name} needs {wanted}: prepare the data again")
+
+
+def probabilities(logits: "Float32") -> Float64:
+    """Return the softmax [N, K] of logits [N, K]."""
+    powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    shares: Float64 = powers / powers.sum(axis=1, keepdims=True)
+    return shares

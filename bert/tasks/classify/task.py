@@ -6,20 +6,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bert.data.batches import DataSpec, spread
 from bert.data.rows import Int64, Labels, TokenRows
 from bert.data.synthetic import is_synthetic
 from bert.tasks.base import DataSource, Evaluation, EvaluationSpec, TaskOption, Trained
-from bert.tasks.classification import EVALUATION, TRAINING, ClassificationTask
+from bert.tasks.classification import EVALUATION, TRAINING, ClassificationTask, Float64, probabilities
 from bert.tasks.classify.store import TextSource, open_source, read_split
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from bert.tasks.evaluation import Float32, LabelledRows
 
-Float64 = npt.NDArray[np.float64]
 TEST = "test"
 """The split that a trained model is judged by."""
 _SPLITS = {TRAINING: "train", EVALUATION: "validate", TEST: "test"}
@@ -100,13 +98,6 @@ class ClassifyTask(ClassificationTask):
             return Evaluation(values=values, samples=len(shares), counts={"rows": len(logits)})
 
         return LabelledRows(rows, chosen, self.labels, score, spec, f"{rows.fingerprint}/{len(numbers)} texts")
-
-
-def probabilities(logits: "Float32") -> Float64:
-    """Return the softmax [N, K] of logits [N, K]."""
-    powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    shares: Float64 = powers / powers.sum(axis=1, keepdims=True)
-    return shares
 
 
 def text_probabilities(logits: "Float32", texts: Int64) -> tuple[Int64, Float64]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.features import made_of
+from bert.tasks.classification import probabilities
 from bert.tasks.commands import (
     PREDICTIONS_FILE,
     Grid,
@@ -125,8 +126,7 @@ def probabilities_of(
 ) -> dict[str, Sequence[float]]:
     """Return the probabilities of neither, A and B, by id: of rows with logits [N, 3], and of those left out, of which
     nothing is known, so that all three are alike."""
-    powers = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-    shares = (powers / powers.sum(1, keepdims=True)).tolist()
+    shares = probabilities(logits).tolist()
     return {**dict(zip(ids, shares, strict=True)), **dict.fromkeys(left_out, (1 / 3, 1 / 3, 1 / 3))}
 
 

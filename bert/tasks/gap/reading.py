@@ -28,8 +28,6 @@ MASCULINE, FEMININE = "masculine", "feminine"
 GENDERS = {**dict.fromkeys(("he", "his", "him"), MASCULINE), **dict.fromkeys(("she", "her", "hers"), FEMININE)}
 """Gender of each pronoun, in lower case, as the official scorer has them."""
 KAGGLE_COLUMNS = ("ID", "A", "B", "NEITHER")
-MOST_BYTES = 2**30
-"""Size beyond which a file is taken for something else (GAP's largest has 1 MB)."""
 _MOST_NAMED = 5
 _TRUTHS = {"TRUE": True, "FALSE": False}
 
@@ -99,7 +97,7 @@ class GapFile:
 def read_gap(path: Path) -> GapFile:
     """Read a TSV of GAP, with or without answers; rows that cannot be used are named."""
     remedy = "give a TSV of GAP"
-    content = read_content(path, "TSV of GAP", remedy, MOST_BYTES)
+    content = read_content(path, "TSV of GAP", remedy)
     header, *lines = decoded(path, content, "TSV of GAP", remedy).replace("\r\n", "\n").split("\n")
     names = header.split("\t")
     labelled = any(name in names for name in LABEL_COLUMNS)
@@ -158,7 +156,7 @@ def read_predictions(path: Path) -> tuple[dict[str, Decision], dict[str, Probabi
     TRUE and FALSE is no decision. Probabilities are Kaggle's CSV, with the header ID,A,B,NEITHER.
     """
     remedy = "give lines of ID<tab>TRUE or FALSE<tab>TRUE or FALSE, or a CSV with the header ID,A,B,NEITHER"
-    text = decoded(path, read_content(path, "file of predictions", remedy, MOST_BYTES), "file of predictions", remedy)
+    text = decoded(path, read_content(path, "file of predictions", remedy), "file of predictions", remedy)
     kaggle = text.startswith(",".join(KAGGLE_COLUMNS))
     decisions: dict[str, Decision] = {}
     probabilities: dict[str, Probabilities] = {}

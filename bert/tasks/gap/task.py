@@ -72,11 +72,7 @@ class GapTask(ClassificationTask):
     labels = len(LABELS)
 
     def rows(self, source: Path, split: str) -> TokenRows:
-        """Read features to train on, with what `train_on_all` and `sample_limit` say; or to evaluate on.
-
-        Raises:
-            InputError: there are none, several, damaged ones, or rows without labels are to be trained on.
-        """
+        """Read features to train on, with what `train_on_all` and `sample_limit` say; or to evaluate on."""
         if split == EVALUATION:
             return open_features(source, "validation").rows
         return _joined(self._trained_on(source), int(self.values.get("sample_limit") or 0))
@@ -88,10 +84,7 @@ class GapTask(ClassificationTask):
     def evaluation_rows(self, source: str, seq_len: int, wanted: str | None, training: TokenRows) -> TokenRows:
         """Return the rows to evaluate on: those that are wanted, else those for validation beside the training data.
 
-        Raises:
-            InputError: there are none with labels, they are longer than those that are trained on, or of another
-                vocabulary.
-            UsageError: they are trained on.
+        Raises InputError as the other tasks do, and UsageError: they are trained on.
         """
         rows = _validation(Path(source)) if wanted is None else open_features(Path(wanted), "validation").rows
         place = wanted or f"{source}, for validation,"

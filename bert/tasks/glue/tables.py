@@ -24,8 +24,6 @@ DIAGNOSTIC = "test_diagnostic"
 """Answered by a model of MNLI."""
 LEFT_OUT = "left out: "
 """Begin of the names of counts of unusable rows."""
-MOST_BYTES = 2**30
-"""Size, unpacked, beyond which a file is taken for something else (GLUE's largest has 71 MB)."""
 _BINARY = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
 _SERVER_FILES = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", DIAGNOSTIC: "AX"}
@@ -167,7 +165,7 @@ def find_table(folder: Path, spec: GlueSpec, split: str) -> Path | None:
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a UTF-8 file, plain or gzip, which only a line feed ends; at least one. Raises InputError."""
     remedy = "give a table of GLUE"
-    text = decoded(path, read_content(path, "GLUE table", remedy, MOST_BYTES, packed=True), "table", remedy)
+    text = decoded(path, read_content(path, "GLUE table", remedy, packed=True), "table", remedy)
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 

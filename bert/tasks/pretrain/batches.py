@@ -54,9 +54,7 @@ class InstanceBatches(Batches):
 class SyntheticBatches(InstanceBatches):
     """Endless batches of random instances, whose lengths follow a distribution or the samples of a folder of shards.
 
-    Raises:
-        UsageError: an unknown distribution, or one that is none for this sequence length.
-        InputError: the folder holds no samples, damaged ones, or samples of another sequence length.
+    Raises UsageError (an unknown distribution, or none for this sequence length), InputError as open_shards.
     """
 
     def __init__(self, spec: DataSpec) -> None:
@@ -131,10 +129,7 @@ class Hdf5Batches(InstanceBatches):
     The number of predictions is the shards', not `spec.max_predictions`.
 
     A background thread reads the next shard while the present one is in use: see ShardReader for the memory this takes.
-    Iterate over one iterator at a time.
-
-    Raises:
-        InputError: as open_shards, or the shards have a larger vocabulary than `spec`.
+    Iterate over one iterator at a time. Raises InputError as open_shards.
     """
 
     def __init__(self, spec: DataSpec, split: str = "training") -> None:

@@ -6,7 +6,7 @@ They are gzip-compressed, as everybody's code reads them.
 import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,23 +99,16 @@ def _counted(blocks: Iterator[Instances], split: str, counts: Counts) -> Iterato
         yield block
 
 
-@lru_cache(maxsize=1)
-def tokenizer_of(vocabulary: Vocabulary) -> Vocabulary:
-    """Return the vocabulary that the shards of a process share, so that each need not learn the same words again."""
-    return vocabulary
-
-
 def tokenize(path: Path, vocabulary: Vocabulary) -> TokenShard:
     """Return the word pieces of sentence text: "\\n" ends each sentence, an empty line each document.
 
     Sentences without word pieces are left out. Raises InputError if the file cannot be read or is not UTF-8.
     """
-    tokenizer = tokenizer_of(vocabulary)
-    ids, lengths, document_ends = [tokenizer.tokens([]).values], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    ids, lengths, document_ends = [vocabulary.tokens([]).values], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     sentences = 0
     for block in _blocks(path):
         lines = block.removesuffix(b"\n").split(b"\n")
-        found = tokenizer.tokens(lines)
+        found = vocabulary.tokens(lines)
         has_pieces = found.lengths > 0
         is_empty = np.fromiter(map(len, lines), np.int64, len(lines)) == 0
         ids.append(found.values)

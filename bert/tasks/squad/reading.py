@@ -11,8 +11,6 @@ import msgspec
 from common.errors import Code, InputError
 from common.reading import read_content
 
-MOST_BYTES = 2 * 2**30
-"""Decompressed size beyond which a file is taken for something else (SQuAD 2.0's training set has 42 MB)."""
 _REMEDY = "give the JSON of SQuAD 1.1 or 2.0, plain or .gz"
 Value = TypeVar("Value", str, float)
 
@@ -118,7 +116,7 @@ def read_answers(path: Path, kind: type[Value]) -> dict[str, Value]:
 
 
 def _read(path: Path, kind: Any, remedy: str) -> tuple[bytes, Any]:
-    content = read_content(path, "file of SQuAD", remedy, MOST_BYTES, packed=True).removeprefix(b"\xef\xbb\xbf")
+    content = read_content(path, "file of SQuAD", remedy, packed=True).removeprefix(b"\xef\xbb\xbf")
     try:
         return content, msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -68,15 +68,10 @@ def score(
 ) -> Scores:
     """Score predictions by the rules of the dataset's version.
 
-    Args:
-        golds: the dataset.
-        predictions: answer by question id.
-        null_odds: no-answer score by question id, in the file's order, which decides between equal ones; 2.0 only.
-        threshold: a no-answer score above it counts as the answer ""; None = 1.0.
-
-    Raises:
-        InputError: there are predictions, and none belongs to the dataset; a predicted question has no no-answer score.
-        UsageError: `null_odds` with a dataset of version 1.1, or `threshold` without `null_odds`.
+    Predictions and `null_odds`, the no-answer scores (2.0 only), are by question id, the latter in the file's order,
+    which decides between equal ones; one above the `threshold` (None is 1.0) counts as the answer "". Raises InputError
+    (no prediction belongs to the dataset, or one has no no-answer score), UsageError (`null_odds` with a dataset of
+    version 1.1, or `threshold` without them).
     """
     if null_odds is None and threshold is not None:
         raise UsageError("option-missing", "--threshold needs no-answer scores: also give --na-prob null_odds.json")

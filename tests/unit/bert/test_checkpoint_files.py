@@ -16,9 +16,7 @@ from support.refusals import refused
 
 from bert.checkpoints.conversion import convert
 from bert.checkpoints.files import new_folder, read_tensors
-from bert.checkpoints.model_config import from_our_json, to_our_json
 from bert.checkpoints.tensorflow import hugging_face_name, is_weight, read_variables
-from bert.model.config import PRESETS
 from common.errors import Code
 
 KERAS = shared_files.DATA / "checkpoints/keras-bert-tiny"
@@ -206,10 +204,6 @@ def test_foreign_and_empty_files_are_named(tmp_path: Path, content: bytes, code:
         ({"num_attention_heads": 3}, "file-damaged", ["hidden_size=16", "num_heads=3"]),
         ({"hidden_size": "16"}, "file-damaged", ["hidden_size"]),
         ({"hidden_dropout_prob": 1.5}, "file-damaged", ["hidden_dropout=1.5"]),
-        ({"num_hidden_layers": 10**9}, "file-damaged", ["num_layers=1000000000"]),
-        ({"max_position_embeddings": -5}, "file-damaged", ["max_positions=-5"]),
-        ({"layer_norm_eps": -1.0}, "file-damaged", ["layer_norm_eps=-1.0"]),
-        ({"initializer_range": float("nan")}, "file-damaged", ["initializer_range=nan"]),
         ({"model_type": "roberta"}, "model-unsupported", ["'roberta'", "'bert'"]),
         ({"hidden_act": "relu"}, "model-unsupported", ["'relu'", "gelu"]),
         ({"position_embedding_type": "relative_key"}, "model-unsupported", ["'relative_key'", "absolute"]),
@@ -299,10 +293,3 @@ def test_a_conversion_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
         assert not (tmp_path / "dst").exists()
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
-
-
-def test_a_configuration_of_ours_that_lacks_a_field_is_refused(tmp_path: Path) -> None:
-    whole = to_our_json(PRESETS["tiny"])
-    assert from_our_json(whole, tmp_path) == PRESETS["tiny"]
-    with refused("file-damaged", "max_positions"):
-        from_our_json({name: value for name, value in whole.items() if name != "max_positions"}, tmp_path)

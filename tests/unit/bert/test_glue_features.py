@@ -16,9 +16,9 @@ from support.refusals import refused
 
 from bert.data.features import read_features
 from bert.data.vocabulary import load_vocabulary
-from bert.tasks.glue import tables
 from bert.tasks.glue.features import GlueConfig, fitted, open_features
 from bert.tasks.glue.tables import DIAGNOSTIC, TASKS, find_table, hub_split, read_table
+from common import reading
 from common.errors import Code, MissingToolError
 
 
@@ -103,7 +103,7 @@ def test_the_diagnostic_set_is_a_table_that_mnli_answers(tmp_path: Path) -> None
 
 
 def test_a_packed_table_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "MOST_BYTES", 4 << 20)
+    monkeypatch.setattr(reading, "MOST_BYTES", 4 << 20)
     path = tmp_path / "train.tsv"
     path.write_bytes(gzip.compress(b"sentence\tlabel\n" + b"good\t1\n" * (8 << 20)))
     with refused("file-limit", path, "4 MiB"):
