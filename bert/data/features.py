@@ -186,7 +186,7 @@ class FeatureFile:
         return Ragged(self.columns[f"{name}.values"], self.columns[f"{name}.offsets"])
 
     def token_rows(self, ids: str, second: Int64 | None = None, columns: Columns = MappingProxyType({})) -> TokenRows:
-        """Return its rows, whose labels are a column as `ids` is; without `second`, they are one text each."""
+        """Return the rows of word pieces of the column `ids`, with their labels; without `second` each is one text."""
         pieces = self.ragged(ids)
         labels: Labels = self.columns["labels"]
         about = {name: self.settings[name] for name in ("vocab_size", "vocabulary", "pad_id", "max_seq_length")}
