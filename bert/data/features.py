@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -185,14 +184,14 @@ class FeatureFile:
         """Return a column of rows of different lengths."""
         return Ragged(self.columns[f"{name}.values"], self.columns[f"{name}.offsets"])
 
-    def token_rows(self, ids: str, second: Int64 | None = None, columns: Columns = MappingProxyType({})) -> TokenRows:
+    def token_rows(self, ids: str, second: Int64 | None = None, columns: Columns | None = None) -> TokenRows:
         """Return the rows of word pieces of the column `ids`, with their labels; without `second` each is one text."""
         pieces = self.ragged(ids)
         labels: Labels = self.columns["labels"]
         about = {name: self.settings[name] for name in ("vocab_size", "vocabulary", "pad_id", "max_seq_length")}
         begins = pieces.lengths if second is None else second
         return TokenRows(
-            ids=pieces, second=begins, labels=labels, columns=columns, fingerprint=self.fingerprint, **about
+            ids=pieces, second=begins, labels=labels, columns=columns or {}, fingerprint=self.fingerprint, **about
         )
 
 
