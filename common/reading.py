@@ -29,9 +29,8 @@ def read_errors(place: object, remedy: str, kind: type[InputError] = InputError)
 def read_content(path: Path, what: str, remedy: str, packed: bool = False) -> bytes:
     """Return the content of a file that a user names, decompressed where it is gzip and may be (`packed`).
 
-    Raises:
-        InputError: it cannot be read, is truncated or damaged, or has more than MOST_BYTES; `what` it must be and the
-            `remedy` are for the message.
+    Raises InputError: it cannot be read, is truncated or damaged, or has more than MOST_BYTES; `what` it must be and
+    the `remedy` are for the message.
     """
     with read_errors(path, f"{remedy}, or download it again"), path.open("rb") as file:
         is_gzip = packed and file.peek(2)[:2] == b"\x1f\x8b"

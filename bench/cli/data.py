@@ -32,7 +32,6 @@ class DataPretrainOptions(Printed):
 
 def run_pretrain(options: DataPretrainOptions) -> Result:
     """Prepare the data."""
-    from analysis.render.tables import Facts
     from bert.tasks.pretrain.prepare import prepare
 
     summary = prepare(options.prepare, show_stages())
