@@ -120,8 +120,7 @@ def sentence_text(data: Path, scratch: Path) -> list[Path]:
     """Make the books and dumps below `data` sentence text."""
     from bert.corpus.sentences import segment
 
-    found = find_inputs(data)
-    dumps, texts = (identify(paths, data, scratch / "digests.json") for paths in (found.dumps, found.texts))
+    dumps, texts = (identify(paths, data, scratch / "digests.json") for paths in find_inputs(data))
     with Workers(1) as workers:
         done = segment(dumps, texts, folder_of(scratch / "sentences", "sentences"), workers, silent)
     return list(done.files)
@@ -169,12 +168,7 @@ class Bench:
         return took
 
     def ours(self, shards: Sequence[Path], dupe_factor: int, workers: int = 1) -> float:
-        """Make HDF5 shards of sentence text; no process has seen the text before."""
-        hdf5.tokenizer_of.cache_clear()
-        return self.timed(shards, dupe_factor, workers)
-
-    def timed(self, shards: Sequence[Path], dupe_factor: int, workers: int) -> float:
-        """Do it in an earlier pipeline's process, too."""
+        """Make HDF5 shards of sentence text, in an earlier pipeline's process, too; none has seen the text before."""
         config = InstanceConfig(seq_len=SEQ_LEN, max_predictions=MAX_PREDICTIONS, dupe_factor=dupe_factor)
         # A vocabulary as it is when it has just been read: the time to make a tokenizer of it counts.
         vocabulary = Vocabulary(self.vocabulary.pieces, lower_case=True)
@@ -245,7 +239,7 @@ def once(whole: Path, vocabulary: Path, scratch: Path) -> float:
     bench = Bench.__new__(Bench)
     bench.scratch, bench.vocabulary = scratch / "previous", load_vocabulary(vocabulary, lower_case=True)
     bench.scratch.mkdir(exist_ok=True)
-    return bench.timed([whole], 1, 1)
+    return bench.ours([whole], 1)
 
 
 def missed(results: dict[str, Any]) -> list[str]:
