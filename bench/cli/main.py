@@ -76,6 +76,12 @@ def run(argv: list[str]) -> int:
         if error.errno == errno.EPIPE:  # the reader of our output (head, less) has gone
             return 0
         problem = f"cannot write the output: {error.strerror} [write-failed]"
+    except (MemoryError, RuntimeError) as error:
+        from bench.run.resources import ran_out_of_memory
+
+        if not ran_out_of_memory(error):
+            raise
+        problem = "out of memory: use fewer --workers or --devices, or smaller batches [out-of-memory]"
     print(f"bertbench: {problem}", file=sys.stderr)
     return 2
 

@@ -187,14 +187,9 @@ def _embeddings(subject: Subject) -> Part:
 
 
 def _pass(
-    subject: Subject,
-    described: Pass,
-    group: str,
-    forward: Forward,
-    inputs: Sequence[Tensor],
-    shape: str = "",
+    subject: Subject, described: Pass, group: str, forward: Forward, inputs: Sequence[Tensor], shape: str = "",
     further_bytes: int = 0,
-) -> Part:
+) -> Part:  # fmt: skip
     rows = (subject.padded if group == "head" else subject.extent).rows(described.over)
     moved = float(described.traffic(rows, subject.dtype.itemsize) + further_bytes)
     run = _both_ways(subject, forward, inputs)

@@ -73,9 +73,7 @@ def why_incomplete(trial: Trial, directory: TrialDirectory) -> str:
     if not present:
         if "torch" in names:
             why = "no optimizer of torch.optim stepped, and no batch of a DataLoader came between backward passes: put "
-            why += (
-                f"`with bertbench.measure(NAME) as m:` around the loop, m.step() at its end. {_text(notes / 'unseen')}"
-            )
+            why += f"`with bertbench.measure(NAME) as m:` around the loop, with m.step(). {_text(notes / 'unseen')}"
         elif "python" in names:
             why = "the command did not import PyTorch's optimizers"
         else:

@@ -53,6 +53,18 @@ def test_bad_input_is_refused(argv: list[str], code: Code, fact: str) -> None:
         result(*argv)
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])
+def test_too_little_memory_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr("bench.cli.main._command", fail)
+    assert run(["doctor"]) == 2
+    assert "[out-of-memory]" in capsys.readouterr().err
+
+
 def test_help_takes_little_processor_time_and_imports_no_torch() -> None:
     code = (
         "import resource, sys; from bench.cli.main import run; run(['--help']);"
