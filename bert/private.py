@@ -1,4 +1,4 @@
-"""Every use of names that PyTorch and DeepSpeed do not promise to keep, one function each; all have a test.
+"""Names of PyTorch and DeepSpeed that may change from version to version, one function each; all have a test.
 
 PyTorch 2.10 to 2.13, DeepSpeed 0.19.
 """
