@@ -302,8 +302,8 @@ class Knowing(TextClassifier):
 
 
 def test_labels_that_the_model_does_not_know_count_as_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.opened = SimpleNamespace(ready=lambda *_: None)
-    classifier = Knowing(store.opened, ("ham", "spam"), Vocabulary((), True), 8)  # type: ignore[arg-type]
+    model = SimpleNamespace(ready=lambda *_: None)
+    classifier = Knowing(model, ("ham", "spam"), Vocabulary((), True), 8)  # type: ignore[arg-type]
     monkeypatch.setattr("bert.tasks.classify.commands.open_classifier", lambda *_: classifier)
     labels = ["spam", "ham", "", "Spam", "junk", "junk"]
     (tmp_path / "new.csv").write_text("text,label\n" + "".join(f"a b,{label}\n" for label in labels))
