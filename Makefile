@@ -41,7 +41,7 @@ $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "bertbe
 	  { $(BIN)/uv pip install --python $(BIN)/python -e '.[$(1)]' || $(BIN)/pip install -e '.[$(1)]'; }; } >$(INSTALL_LOG) 2>&1 || \
 	  { tail -n 20 $(INSTALL_LOG) >&2; rm $(UNFINISHED); exit 1; }; \
 	rm $(UNFINISHED); \
-	echo "installed in $$SECONDS s"; \
+	echo "installed in $$SECONDS s; source $(BIN)/activate makes bertbench available"; \
 	touch $@
 endef
 COMMA := ,
