@@ -10,7 +10,7 @@ values, GELU its input, and each LayerNorm its input and the dropout mask before
 and fp16, else 4) and dropout masks of m bytes that is 6 e H + 2 e F + 2 (m + 4) H bytes per token and layer.
 
 A fused attention keeps no weights; on CPUs attention keeps, per head, S x S weights of 4 bytes, and in 16 bits each
-norm also what it adds up, 2 H bytes. This is the fast step (bert.speed.registry) at its most, every position a real
+norm also what it adds up, 2 H bytes. This is the fast step (bert.speed) at its most, every position a real
 token: copies of weights replace casts, with gradients in bf16; Triton kernels keep no masks and no float32 activations.
 Without a compiler for its loops the fast step keeps up to 16 % more on a CPU. The plain step keeps what PyTorch does:
 without dropout on a CPU 11 % more in fp32, 22 % in bf16.

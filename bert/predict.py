@@ -11,7 +11,7 @@ from bert.checkpoints.read import STATE_FILE, checkpoint_path, saved_steps
 from bert.model.config import ModelConfig
 from bert.optim.precision import Precision
 from bert.parallel.base import SingleStrategy
-from bert.speed.registry import FAST, apply
+from bert.speed import FAST, apply
 from bert.tasks.base import DataIdentity, Ready, Task
 from bert.train.checkpoint import read
 from bert.train.resume import find_weights, load_weights, unpadded

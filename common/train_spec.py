@@ -30,7 +30,7 @@ class TrainSpec:
     activation_checkpointing: bool = False
     """Whether layers keep only their input and recompute the rest in the backward pass."""
     step: str = "fast"
-    """How bertbench's own model computes a step, one of bert.speed.registry.STEPS; the others' has one way."""
+    """How bertbench's own model computes a step, one of bert.speed.STEPS; the others' has one way."""
     data: str = "synthetic"
     """'synthetic', 'synthetic:<distribution>', a path that the task reads, or 'synthetic:<path>': with its lengths."""
     vocab_size: int = 30522

@@ -14,7 +14,7 @@ from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.sweep.options import COUNT, POSITIVE, STEP
 from bench.sweep.trials import Workload, expand, fastest_trial
-from bert.speed.registry import FAST
+from bert.speed import FAST
 from bert.tasks import known_tasks, task_data
 from common.errors import UsageError
 from records.run import RunDirectory

@@ -8,7 +8,7 @@ from bert.model.config import ModelConfig
 from bert.model.encoder import recompute_activations
 from bert.observer import Observer
 from bert.optim.registry import adamw
-from bert.speed.registry import apply, copy_weights, fuses_optimizer, lacking
+from bert.speed import apply, copy_weights, fuses_optimizer, lacking
 from bert.tasks.base import Task
 from bert.train.feed import Adapt
 from bert.train.settings import check_step

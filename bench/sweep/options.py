@@ -12,7 +12,7 @@ from cyclopts import Parameter, validators
 from bench.machine.devices import Devices, native_bf16
 from bert.model.config import PRESETS
 from bert.parallel import STRATEGIES
-from bert.speed.registry import STEPS
+from bert.speed import STEPS
 from bert.tasks import given_options, known_tasks, task_data
 from bert.tasks.base import Task, TaskOption
 from common.errors import UsageError

@@ -37,7 +37,7 @@ from bert.checkpoints.model_config import read_config
 from bert.model.config import preset_of, shape_in_words
 from bert.parallel import devices_per_rank, options_text
 from bert.parallel.deepspeed_config import read_deepspeed_config, training_values
-from bert.speed.registry import FAST
+from bert.speed import FAST
 from bert.tasks import make_task, resolve_options, task_data
 from bert.tasks.base import DataSource
 from bert.train.settings import GIVEN, TrainSettings, resolve_settings, task_defaults

@@ -31,7 +31,7 @@ from bench.sweep.options import (
 from bert.model.config import PRESETS
 from bert.parallel import OPTIONS, devices_per_rank, options_text
 from bert.parallel.deepspeed_config import read_deepspeed_config
-from bert.speed.registry import FAST
+from bert.speed import FAST
 from bert.tasks import resolve_options, task_data
 from bert.train.settings import check_seed
 from common.errors import InputError, UsageError

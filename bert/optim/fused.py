@@ -111,7 +111,7 @@ class _Fused(torch.optim.Optimizer):
 class FusedAdamW(_Fused, AdamW):
     """PyTorch's AdamW (Loshchilov and Hutter 2019), for float32 and bf16 gradients.
 
-    Its state is that of PyTorch's. `bert.speed.registry.fuses_optimizer` says which parameters it can update.
+    Its state is that of PyTorch's. `bert.speed.fuses_optimizer` says which parameters it can update.
     """
 
     clips = True

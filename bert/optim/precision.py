@@ -9,7 +9,7 @@ from bert.private import Scaler
 from common.errors import UsageError
 
 AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-"""Type of the GEMMs; in fp8 that of those that are not of layers (bert.speed.registry.copy_weights)."""
+"""Type of the GEMMs; in fp8 that of those that are not of layers (bert.speed.copy_weights)."""
 
 
 class Precision:

@@ -32,7 +32,7 @@ def adamw(
 
     Make it after the model has been moved to its device, and has been given copies of its weights (bert.speed.copies)
     if it is to have any. It does not clip: the loop's `max_grad_norm` does. With `fused` the kernels of
-    bert.optim.fused update the parameters (bert.speed.registry.fuses_optimizer).
+    bert.optim.fused update the parameters (bert.speed.fuses_optimizer).
     """
     import torch
 
@@ -61,7 +61,7 @@ def lamb(
     """NVIDIA's LAMB, which clips the gradients itself; the loop's `max_grad_norm` must stay None.
 
     Make it after the model has been moved to its device. With `fused` the kernels of bert.optim.fused update the
-    parameters (bert.speed.registry.fuses_optimizer).
+    parameters (bert.speed.fuses_optimizer).
     """
     groups = parameter_groups(model, weight_decay)
     if fused:

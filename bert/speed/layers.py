@@ -1,6 +1,6 @@
 """The parts of bert.model as a fast step computes them: on real tokens alone, with fused operations.
 
-bert.speed.registry.apply puts these classes in the place of those of a model, whose weights stay where they are.
+bert.speed.apply puts these classes in the place of those of a model, whose weights stay where they are.
 
 Shapes: B sequences, S tokens, T real tokens of all sequences, H hidden width, V padded vocabulary.
 """

@@ -12,7 +12,7 @@ from bert.data.batch import Batch
 from bert.data.batches import PADDINGS, Batches, DataSpec
 from bert.model.config import model_config
 from bert.parallel.base import Strategy
-from bert.speed.registry import FAST
+from bert.speed import FAST
 from bert.tasks import task_data
 from common.train_spec import TrainSpec
 

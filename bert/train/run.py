@@ -22,7 +22,7 @@ from bert.data.batch import Batch
 from bert.model.config import model_config
 from bert.model.encoder import recompute_activations
 from bert.parallel.base import Strategy
-from bert.speed.registry import apply, copy_weights, fuses_optimizer, lacking
+from bert.speed import apply, copy_weights, fuses_optimizer, lacking
 from bert.train.base_run import Run, RunRequest, make_optimizer, step_plan
 from bert.train.checkpoint import (
     Checkpoint,

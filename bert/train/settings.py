@@ -14,7 +14,7 @@ from bert.model.config import model_config
 from bert.optim.registry import DEFAULT_WEIGHT_DECAY, OPTIMIZERS
 from bert.optim.schedule import PHASES, SCHEDULES, Schedule
 from bert.parallel import STRATEGIES, options_text, read_options
-from bert.speed.registry import FAST, STEPS, WHOLE_PARAMETERS
+from bert.speed import FAST, STEPS, WHOLE_PARAMETERS
 from bert.tasks import make_task, task_data
 from common.errors import InputError, UsageError
 from common.flags import flag

@@ -39,11 +39,11 @@ from bert.optim.lamb import Lamb  # noqa: E402
 from bert.optim.precision import Precision  # noqa: E402
 from bert.optim.registry import adamw  # noqa: E402
 from bert.parallel.base import SingleStrategy  # noqa: E402
+from bert.speed import STEPS, apply, copy_weights  # noqa: E402
 from bert.speed.attention import FLASH, TRITON, attend, operator_for  # noqa: E402
 from bert.speed.copies import LOW, copy_of, give_copies, linear  # noqa: E402
 from bert.speed.fp8 import FORMATS, GRADIENT, INPUT, MARGIN, Cast, Fp8Copy, OutputGradient, Quantized, largest, scale_of  # noqa: E402  # noqa: E402
 from bert.speed.kernels import usable  # noqa: E402
-from bert.speed.registry import STEPS, apply, copy_weights  # noqa: E402
 from common.errors import MissingToolError  # noqa: E402
 from common.train_spec import TrainSpec  # noqa: E402
 

@@ -23,7 +23,7 @@ def be_rank(out: str, of: int, accumulation: int) -> int:
     from bert.optim.precision import Precision
     from bert.parallel.base import SingleStrategy
     from bert.parallel.ddp import DdpStrategy
-    from bert.speed.registry import apply
+    from bert.speed import apply
 
     torch.set_num_threads(1)
     strategy = DdpStrategy() if of > 1 and "WORLD" in out else SingleStrategy()

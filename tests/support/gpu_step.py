@@ -32,9 +32,8 @@ from bert.observer import Observer
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw
 from bert.parallel.base import SingleStrategy
-from bert.speed import kernels
+from bert.speed import FAST, apply, copy_weights, kernels
 from bert.speed.copies import copy_of
-from bert.speed.registry import FAST, apply, copy_weights
 from bert.train.loop import dropout_key
 from common.train_spec import TrainSpec
 

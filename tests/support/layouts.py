@@ -6,7 +6,7 @@ from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.model.heads import BertForPretraining
 from bert.optim.precision import Precision
-from bert.speed.registry import apply
+from bert.speed import apply
 
 VOCAB = 96
 SHAPE = ModelConfig(

@@ -22,9 +22,8 @@ from bert.observer import Observer
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw
 from bert.parallel.base import SingleStrategy
-from bert.speed import native
+from bert.speed import apply, copy_weights, native
 from bert.speed.copies import has_low_gradients
-from bert.speed.registry import apply, copy_weights
 from bert.tasks import make_task, resolve_options, task_data
 from bert.train.loop import Training
 from common.train_spec import TrainSpec

@@ -8,7 +8,7 @@ from bert.model.heads import BertForPretraining
 from bert.optim.arena import Arena, segments_of
 from bert.optim.precision import Precision
 from bert.parallel.base import SingleStrategy
-from bert.speed.registry import apply, copy_weights
+from bert.speed import apply, copy_weights
 from common.train_spec import TrainSpec
 
 

@@ -15,10 +15,9 @@ from bert.model.encoder import recompute_activations
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw
 from bert.parallel.base import SingleStrategy
-from bert.speed import fp8
+from bert.speed import apply, copy_weights, fp8
 from bert.speed.copies import copy_of, give_copies, linear
 from bert.speed.fp8 import MARGIN, Fp8Copy, quantize, scale_of, scales_of
-from bert.speed.registry import apply, copy_weights
 from common.train_spec import TrainSpec
 
 LENGTHS = [16, 3, 9, 1]

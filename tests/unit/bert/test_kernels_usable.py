@@ -9,10 +9,9 @@ from bert.model.encoder import Layer
 from bert.observer import Observer
 from bert.optim.registry import OPTIMIZERS
 from bert.parallel import STRATEGIES
-from bert.speed import kernels
+from bert.speed import copy_weights, fuses_optimizer, kernels
 from bert.speed.copies import has_low_gradients
 from bert.speed.elementwise import product
-from bert.speed.registry import copy_weights, fuses_optimizer
 from common.train_spec import TrainSpec
 
 

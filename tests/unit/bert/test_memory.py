@@ -13,8 +13,7 @@ from bert.model.config import PRESETS, shape_in_words
 from bert.model.encoder import recompute_activations
 from bert.model.heads import BertForPretraining
 from bert.optim.precision import Precision
-from bert.speed import native
-from bert.speed.registry import apply
+from bert.speed import apply, native
 from bert.tasks.pretrain.task import PretrainTask
 from common.train_spec import TrainSpec
 

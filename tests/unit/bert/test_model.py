@@ -13,7 +13,7 @@ from bert.data.batch import Batch, BatchCounts
 from bert.model.config import PRESETS, ModelConfig, preset
 from bert.model.encoder import BertEncoder
 from bert.model.heads import BertForPretraining, MaskedWordHead, mean_cross_entropy
-from bert.speed.registry import STEPS, apply
+from bert.speed import STEPS, apply
 
 VOCAB = 101  # not a multiple of 8: three padding rows
 

@@ -21,8 +21,7 @@ from bert.model.config import model_config
 from bert.observer import Observer
 from bert.optim.lamb import Lamb
 from bert.optim.precision import Precision
-from bert.speed import kernels
-from bert.speed.registry import FAST, PLAIN, apply
+from bert.speed import FAST, PLAIN, apply, kernels
 from bert.tasks import evaluation, make_task
 from bert.tasks.base import Ready, Task
 from bert.tasks.evaluation import outputs

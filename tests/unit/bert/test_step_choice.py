@@ -13,7 +13,7 @@ from support.training_runs import settings
 from analysis.load import load_run
 from analysis.render.pages import facts
 from bench.implementations.base import Implementation
-from bert.speed.registry import STEPS, apply, lacking
+from bert.speed import STEPS, apply, lacking
 from bert.train.settings import check_step
 from common.errors import MissingToolError
 from common.train_spec import TrainSpec
@@ -50,7 +50,7 @@ def test_fp8_is_refused_where_it_does_not_work(monkeypatch: pytest.MonkeyPatch) 
 
 def test_without_triton_a_gpu_is_slower_and_a_report_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     missing = MissingToolError("tool-missing", "Triton is not installed")
-    monkeypatch.setattr("bert.speed.registry.triton_missing", lambda: missing)
+    monkeypatch.setattr("bert.speed.triton_missing", lambda: missing)
     assert lacking("fast", "cuda") is missing and lacking("plain", "cuda") is None and lacking("fast", "cpu") is None
     run = RunDirectory(tmp_path)
     for number, lacks in enumerate([str(missing), str(missing), None]):

@@ -19,8 +19,8 @@ from bert.optim.arena import Arena
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw, parameter_groups
 from bert.parallel.base import SingleStrategy
+from bert.speed import copy_weights
 from bert.speed.copies import LOW, _add_all, _add_used, add_embedding, copy_of, give_copies, has_low_gradients, linear
-from bert.speed.registry import copy_weights
 from common.train_spec import TrainSpec
 
 

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from bert.model.encoder import recompute_activations
 from bert.optim.precision import Precision
-from bert.speed import fp8, kernels
+from bert.speed import apply, fp8, kernels
 from bert.speed.copies import LOW, Linear, give_copies
 from bert.speed.elementwise import gelu as gelu_of
 from bert.speed.elementwise import product
 from bert.speed.fp8 import Cast, Fp8Copy, Scales, scale_of
 from bert.speed.kernels import gelu, quantize, vocabulary
-from bert.speed.registry import apply
 
 SEED = 3
 FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2]

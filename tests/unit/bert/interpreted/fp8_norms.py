@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bert.model.encoder import BertEncoder, recompute_activations
 from bert.optim.precision import Precision
-from bert.speed import kernels
+from bert.speed import apply, copy_weights, kernels
 from bert.speed.copies import LOW, Linear, give_copies
 from bert.speed.elementwise import product, residual_norm
 from bert.speed.fp8 import (
@@ -33,7 +33,6 @@ from bert.speed.fp8 import (
     scales_of,
 )
 from bert.speed.kernels import gelu, norm, quantize
-from bert.speed.registry import apply, copy_weights
 from common.train_spec import TrainSpec
 
 SEED = 3
