@@ -56,19 +56,21 @@ DEMANDS = (
 """Name, what, over what, least, most."""
 
 
-def start(vocabulary: Vocabulary) -> None:
+def start(place: tuple[Path, str]) -> None:
     """Make a worker ready, long enough for each worker to get one of these; it has met no word of the data."""
-    vocabulary.encode(["once"])
+    prepare._vocabulary(place[0], True, place[1]).encode(["once"])
     time.sleep(0.2)
 
 
 def ours(source: Path, vocab: Path, scratch: Path, workers: int, mode: Any = "merge", started: bool = True) -> float:
     """Make the features of a dataset; return the seconds."""
     shutil.rmtree(scratch, ignore_errors=True)
+    prepare._vocabulary.cache_clear()
     config = SquadConfig(input=(source,), vocab=vocab, output=scratch, split="training", mode=mode, workers=workers)
     with Workers(workers) as pool:
         if workers > 1 and started:
-            list(pool.map(start, [load_vocabulary(vocab, lower_case=True)] * workers))
+            fingerprint = load_vocabulary(vocab, lower_case=True).fingerprint
+            list(pool.map(start, [(vocab, fingerprint)] * workers))
         own = mock.patch.object(prepare, "Workers", lambda count: nullcontext(pool)) if started else nullcontext()
         with own:
             begun = time.perf_counter()

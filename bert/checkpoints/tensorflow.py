@@ -28,6 +28,8 @@ _FOOTER_BYTES = 48
 _TRAILER_BYTES = 5
 _MASK_DELTA = 0xA282EAD8
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_SLICES = 7
+"""Field of a BundleEntryProto that says how a variable is cut into parts."""
 
 # Numbers of tensorflow/core/framework/types.proto. What is not here (text, resources) is not a weight.
 _TYPES: dict[int, torch.dtype] = {
@@ -73,6 +75,10 @@ def read_variables(prefix: Path, wanted: Callable[[str], bool]) -> tuple[dict[st
             "file-damaged", f"{path} is damaged or not a TensorFlow index ({error}): copy it again"
         ) from error
     names = [name for name, entry in entries.items() if entry.get(1, 0) in _TYPES and wanted(name)]
+    if sliced := [name for name in names if _SLICES in entries[name]]:
+        raise InputError(
+            "model-unsupported", f"{sliced[0]} of {path} is partitioned: save the checkpoint anew with whole variables"
+        )
     tensors = {name: _read(prefix, shards, name, entries[name]).reshape(shapes[name]) for name in names}
     return tensors, tuple(entries.keys() - tensors.keys())
 

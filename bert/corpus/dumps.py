@@ -61,6 +61,11 @@ class DumpUnit:
         data = self.data
         if data is None:
             data = _decompress(self.path, self.start, self.start + self.size)
+            if data.count(b"<page>") != data.count(_END_OF_PAGE):
+                raise InputError(
+                    "file-format",
+                    f"{self.path}: the bz2 stream at byte {self.start} cuts a page: give the .xml (bunzip2)",
+                )
         for page in _PAGE.finditer(data):
             counts.add("pages")
             found = _paragraphs(page[0], self.hidden, counts)

@@ -17,8 +17,8 @@ none, so in the update after it the scale is 1.
 
 Magnitudes are recorded in training only. The optimizers of bert.optim end an update with `cast_weights`: it enters them
 into the history, and casts all weights. Within an update scales are constant: accumulated micro-steps share them, and a
-recomputed layer gets the same numbers again. After the first update every tensor here stays where it is, so that a
-CUDA graph can be replayed; nothing is read back to the host. Ranks have scales of their own.
+recomputed layer gets the same numbers again. After the first update every tensor here stays where it is, and
+nothing is read back to the host. Ranks have scales of their own.
 
 Shapes: T rows, C columns; I input and O output features; K layers, each with an input, a weight and a gradient of its
 output. The operator wants T, I and O multiples of 16: rows are padded with zeros.

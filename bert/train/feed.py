@@ -19,7 +19,7 @@ from common.train_spec import TrainSpec
 Adapt = Callable[[Batch], Batch]
 
 POOL = 8
-"""Successive micro-batches of a fast step on a GPU that get the same number of tokens, so that they fit few graphs."""
+"""Successive micro-batches of a fast step on a GPU that get about the same number of tokens."""
 # Of a pool, so that a reader of shards keeps those in memory that a pool is drawn from.
 _MOST_SAMPLES = 4096
 

@@ -119,3 +119,8 @@ def test_what_cannot_be_is_refused_without_a_traceback(trained: Path, tmp_path: 
     words = ("--checkpoint", tmp_path, "--data", trained / "things.csv", "--text", "what")
     said = called("predict", "classify", *words, code=2).stderr
     check_refusal(said, "path-missing", tmp_path, "*_trained_model")
+    model = shutil.copytree(trained / "things_trained_model", tmp_path / "model")
+    pieces = (model / "vocab.txt").read_text().splitlines()
+    (model / "vocab.txt").write_text("\n".join([*pieces[:-2], pieces[-1], pieces[-2], ""]))
+    words = ("--checkpoint", model, "--data", trained / "things.csv", "--text", "what")
+    check_refusal(called("predict", "classify", *words, code=2).stderr, "vocabulary-mismatch", model / "vocab.txt")

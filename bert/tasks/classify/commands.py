@@ -215,6 +215,8 @@ def open_classifier(folder: Path, host: Host) -> TextClassifier:
         raise InputError("record-foreign", f"{folder} is not of `bertbench train classify`: give another --checkpoint")
     labels, text = tuple(document["labels"]), document["text"]
     vocabulary = load_vocabulary(folder / VOCABULARY_FILE, text["lower_case"])
+    if vocabulary.fingerprint != text["vocabulary"]:
+        raise InputError("vocabulary-mismatch", f"{folder / VOCABULARY_FILE} is not of that model: restore it")
     data = DataIdentity(source=str(folder), vocab_size=len(vocabulary.pieces), vocabulary=vocabulary.fingerprint)
     opened = open_model(folder, ClassifyTask(labels=len(labels)), data, host.note)
     return TextClassifier(opened, labels, vocabulary, text["max_seq_length"])

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -112,7 +112,7 @@ def prepare(config: SquadConfig, progress: Progress) -> list[Summary]:
             max_query_length=config.max_query_length,
             drop_unanswerable_windows=config.drop_unanswerable_windows and split == "training",
         )
-        make = partial(_make, config, dataset, settings, vocabulary, progress)
+        make = partial(_make, config, dataset, settings, progress)
         summaries.append(
             prepare_features(config.output, settings, path, dataset.fingerprint, config.vocab, vocabulary, make)
         )
@@ -131,9 +131,7 @@ def worker_count(config: SquadConfig, dataset: Dataset) -> int:
     return min(config.workers or usual, cpu_count())
 
 
-def _make(
-    config: SquadConfig, dataset: Dataset, settings: Settings, vocabulary: Vocabulary, progress: Progress
-) -> tuple[Columns, Counts]:
+def _make(config: SquadConfig, dataset: Dataset, settings: Settings, progress: Progress) -> tuple[Columns, Counts]:
     """Return the columns of a dataset, and what was counted."""
     count = worker_count(config, dataset)
     counts = Counts()
@@ -141,7 +139,7 @@ def _make(
     units = list(_cut(dataset.paragraphs))
     work = enumerate(map(msgspec.msgpack.encode, units) if count > 1 else units)
     folder = config.output if config.mode == "spill" else None
-    make = partial(_part, settings=settings, vocabulary=vocabulary, folder=folder)
+    make = partial(_part, settings=settings, vocab=config.vocab, folder=folder)
     title = f"features of {dataset.path.name}"
     parts: list[Columns] = []
     try:
@@ -185,12 +183,13 @@ def _cut(paragraphs: Sequence[Paragraph]) -> Iterator[Sequence[Paragraph]]:
 
 
 def _part(
-    unit: tuple[int, Sequence[Paragraph] | bytes], settings: Settings, vocabulary: Vocabulary, folder: Path | None
+    unit: tuple[int, Sequence[Paragraph] | bytes], settings: Settings, vocab: Path, folder: Path | None
 ) -> tuple[Columns | Path, Counts]:
     """Make the columns of a unit; where there is a folder, spill them to a temporary file there."""
     number, paragraphs = unit
     if isinstance(paragraphs, bytes):
         paragraphs = msgspec.msgpack.decode(paragraphs, type=list[Paragraph])
+    vocabulary = _vocabulary(vocab, settings.lower_case, settings.vocabulary)
     columns, counts = make_columns(paragraphs, settings, vocabulary)
     if folder is None:
         return columns, counts
@@ -198,3 +197,9 @@ def _part(
     with storage_errors(path):
         path.write_bytes(packed(columns))
     return path, counts
+
+
+@lru_cache(maxsize=1)
+def _vocabulary(path: Path, lower_case: bool, fingerprint: str) -> Vocabulary:
+    """Return a vocabulary, read once by each process; its tokenizer knows the words it has met."""
+    return load_vocabulary(path, lower_case)

@@ -17,6 +17,7 @@ from bert.data.batch import Batch, BatchCounts
 from bert.data.batches import DataSpec, RowBatches, check_rows, evaluation_rows, row_batch
 from bert.data.rows import TokenRows
 from bert.model.config import preset
+from bert.model.heads import BertForSequenceClassification
 from bert.optim.precision import Precision
 from bert.parallel import make_strategy
 from bert.tasks import TASKS, given_options, make_task, resolve_options
@@ -235,6 +236,12 @@ def folder(tmp_path):
 def task(**options: Any) -> Any:
     source = DataSource("synthetic", "", None, None, VOCAB)
     return make_task(NAME, resolve_options(NAME, given_options(NAME, {"labels": 3, **options}), source))
+
+
+def test_a_batch_without_labels_has_logits_and_no_loss() -> None:
+    rows = replace(made_rows(3), labels=np.empty(0, dtype=np.int64))
+    output = BertForSequenceClassification(SHAPE, 5).eval()(row_batch(rows, np.arange(3)))
+    assert output.loss is None and output.logits.shape == (3, 5)
 
 
 @pytest.mark.parametrize("samples", [0, 5])

@@ -116,6 +116,14 @@ def test_truncated_empty_foreign_and_damaged_indexes_are_refused(tmp_path: Path)
         read_all(tmp_path / "x")
 
 
+def test_partitioned_variables_are_refused_by_name(tmp_path: Path) -> None:
+    rows, files = writer.rows_of({"bert/embeddings/word_embeddings": torch.randn(4, 2)})
+    name, entry = rows[1]
+    writer.write_rows(tmp_path / "x", [rows[0], (name, entry + writer.message(7, b""))], files)
+    with refused("model-unsupported", "bert/embeddings/word_embeddings", "x.index"):
+        read_all(tmp_path / "x")
+
+
 @pytest.mark.parametrize(
     ("name", "expected", "transposed"),
     [

@@ -221,6 +221,14 @@ def test_damage_in_the_first_or_a_later_stream_of_a_range_is_named(part: int, tm
         read(write(tmp_path / "x", bytes(data)))
 
 
+def test_a_stream_that_cuts_a_page_is_named(tmp_path: Path) -> None:
+    parts = page_streams(400, 4)
+    parts[60:62] = [parts[60][:-100], parts[60][-100:] + parts[61]]
+    with refused("file-format", tmp_path / "y", "bunzip2"):
+        for unit in units(write(tmp_path / "y", multistream(parts))):
+            assert [*unit.documents(Counts())]
+
+
 @pytest.mark.parametrize(
     ("data", "code"),
     [
