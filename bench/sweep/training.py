@@ -146,7 +146,7 @@ class TrainOptions:
     precision: Annotated[str, PRECISION] = AUTO
     """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
     fp8_fast_gradients: bool = False
-    """With --precision fp8 also GEMMs of gradients add up in fewer bits: faster on a GPU, which is not measured."""
+    """GEMMs of gradients in fp8 add up in fewer bits, as those of the forward pass do; not measured on a GPU."""
     seed: int | None = None
     """Seed of weights, data order and dropout; default 42."""
     init: Path | None = None
